@@ -1,0 +1,1 @@
+"""trundle: shrink any text-embedding model, keep your index."""

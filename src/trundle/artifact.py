@@ -1,0 +1,143 @@
+"""Folders that appear whole or not at all, and that remember where they came from.
+
+What this is not: it knows nothing of models. A step, a benchmark or an evaluation that must leave a folder behind
+writes it through `whole_folder`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from trundle.errors import BadInput, WriteFailed
+
+LINEAGE_FILE = "trundle.json"
+LINEAGE_FORMAT = 1
+
+VERSIONED = ("trundle", "torch", "transformers", "sentence-transformers", "tokenizers", "numpy", "scikit-learn")
+
+
+def versions(packages: Sequence[str] = VERSIONED) -> dict[str, str]:
+    """The versions a result depends on, for packages that are installed."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lineage:
+    """What made a folder: enough to make it again."""
+
+    source: str
+    steps: tuple[Mapping[str, Any], ...] = ()
+    data: tuple[Mapping[str, Any], ...] = ()
+    seed: int = 0
+    before: Mapping[str, Any] = field(default_factory=dict)
+    after: Mapping[str, Any] = field(default_factory=dict)
+    scores: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=versions)
+    parent: Mapping[str, Any] | None = None
+    format: int = LINEAGE_FORMAT
+
+    def write(self, folder: Path) -> None:
+        """Put the lineage into `folder`."""
+        text = json.dumps(asdict(self), indent=2, sort_keys=True, ensure_ascii=False)
+        (folder / LINEAGE_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def read_lineage(folder: str | Path) -> dict[str, Any] | None:
+    """The lineage of a folder trundle made, or None for any other folder."""
+    path = Path(folder) / LINEAGE_FILE
+    if not path.is_file():
+        return None
+    try:
+        lineage = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{path} is damaged ({error}); delete it, or make the folder again") from error
+    if not isinstance(lineage, dict) or lineage.get("format") != LINEAGE_FORMAT:
+        raise BadInput(f"{path} was written by another version of trundle; make the folder again with this one")
+    return lineage
+
+
+def check_free(target: str | Path, *, replace: bool = False) -> Path:
+    """Refuse an output that would overwrite something, before any heavy work starts."""
+    path = Path(target)
+    if path.is_file():
+        raise BadInput(f"{path} is a file; give a folder to write to")
+    if path.is_dir() and any(path.iterdir()) and not replace:
+        raise BadInput(f"{path} exists already; choose another folder, or say --force to replace it")
+    parent = path.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not os.access(parent, os.W_OK):
+        raise BadInput(f"{parent} can't be written to; choose another folder")
+    return path
+
+
+@contextmanager
+def whole_folder(target: str | Path, *, replace: bool = False) -> Iterator[Path]:
+    """A scratch folder beside `target` that becomes `target` when the block ends, and vanishes if it fails.
+
+    A kill in the middle leaves only a hidden scratch folder, never a half-written result. A folder that is
+    replaced stays in place until the new one is complete.
+    """
+    path = check_free(target, replace=replace).absolute()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    except OSError as error:
+        raise WriteFailed(f"{path} can't be made ({error.strerror}); choose another place") from error
+    try:
+        yield scratch
+        scratch.chmod(0o755)
+        for file in scratch.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+        _swap(scratch, path)
+    except OSError as error:
+        raise WriteFailed(f"{path} could not be written ({error.strerror or error}); free some space and run again") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _swap(scratch: Path, path: Path) -> None:
+    """Put `scratch` in the place of `path` by renames alone."""
+    if not path.exists():
+        scratch.rename(path)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
+    path.rename(old / path.name)
+    try:
+        scratch.rename(path)
+    except OSError:
+        (old / path.name).rename(path)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write one small file so that a reader never sees half of it."""
+    scratch = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+    except OSError as error:
+        raise WriteFailed(f"{path} could not be written ({error.strerror}); free some space and run again") from error
+    finally:
+        scratch.unlink(missing_ok=True)

@@ -1,0 +1,237 @@
+"""Rows out of files, one at a time, each with the place it came from.
+
+A source is written `PATH` or `PATH::role=column,role=column`. PATH is a file or a folder of files:
+
+    .txt              one text a line, in a column called `text`; blank lines are skipped
+    .jsonl, .ndjson   one JSON object a line; a bare JSON string is a row with one column, `text`
+    .csv, .tsv        a header line, then rows; quoted fields may hold line breaks
+    .parquet          read a few rows at a time
+    .gz               after any of the above but .parquet
+
+`role=column` reads `column` as if its name were `role`, and hides every column that is not named. Nothing is ever
+read whole, so a file may be larger than memory. Text is UTF-8, with or without a byte order mark.
+
+What this is not: it does not know what a text or an example is; see `texts` and `tuples`.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trundle.errors import BadInput
+
+BATCH_ROWS = 256
+BUFFER_BYTES = 1 << 20
+LONGEST_FIELD = 2**31 - 1  # the largest limit the csv module takes on every platform
+BYTE_ORDER_MARK = "\ufeff"
+
+Wanted = Callable[[str], bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One row: where it stands, the columns its table has, and the values that were read."""
+
+    place: str
+    columns: tuple[str, ...]
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A source whose files are known to be there; `columns` maps each role to the column that plays it."""
+
+    files: tuple[Path, ...]
+    columns: Mapping[str, str]
+
+
+def parse_source(text: str) -> Source:
+    """Understand one source, and refuse it now if its files are not there or not of a known kind."""
+    path, separator, named = text.rpartition("::")
+    if not separator:
+        path, named = text, ""
+    columns: dict[str, str] = {}
+    for part in named.split(",") if separator else ():
+        role, equals, column = (piece.strip() for piece in part.partition("="))
+        if not (role and equals and column) or role in columns:
+            raise BadInput(f"{text!r} is not a data source; write PATH or PATH::role=column,role=column")
+        columns[role] = column
+    return Source(files=_files(Path(path)), columns=columns)
+
+
+def parse_sources(sources: str | Sequence[str]) -> list[Source]:
+    """Understand one source or several."""
+    return [parse_source(source) for source in ([sources] if isinstance(sources, str) else sources)]
+
+
+def read_rows(source: Source, wanted: Wanted = lambda _column: True) -> Iterator[Row]:
+    """Stream the rows of a source.
+
+    `wanted` says which columns the caller could use: where the format lets others be left unread, they are.
+    Columns named in the source take its place.
+    """
+    named = frozenset(source.columns.values())
+    for file in source.files:
+        row = None
+        for row in READERS[_suffix(file)](file, named.__contains__ if named else wanted):
+            yield _renamed(row, source.columns) if named else row
+        if row is None:
+            raise BadInput(f"{file} has no rows; leave it out, or fill it")
+
+
+def _renamed(row: Row, columns: Mapping[str, str]) -> Row:
+    for column in columns.values():
+        if column not in row.columns:
+            raise BadInput(f"{row.place} has no column {column!r}; name one it has: {', '.join(row.columns)}")
+    return Row(
+        place=row.place,
+        columns=tuple(columns),
+        values={role: row.values[column] for role, column in columns.items()},
+    )
+
+
+def _suffix(path: Path) -> str:
+    """The part of a file's name that says how to read it, without the `.gz`."""
+    plain = path.with_suffix("") if path.suffix.lower() == ".gz" else path
+    suffix = plain.suffix.lower()
+    return "" if plain != path and suffix == ".parquet" else suffix
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    """The file itself, or all known files below a folder in an order that is the same everywhere."""
+    if path.is_dir():
+        below = sorted((file.relative_to(path).parts, file) for file in path.rglob("*") if _suffix(file) in READERS)
+        files = tuple(
+            file for parts, file in below if file.is_file() and not any(part.startswith(".") for part in parts)
+        )
+        if not files:
+            raise BadInput(f"{path} holds no data files; put some there that end in {_known()}")
+        return files
+    if not path.exists():
+        raise BadInput(f"{path} does not exist; give a file that ends in {_known()}, or a folder of them")
+    if _suffix(path) not in READERS:
+        raise BadInput(f"{path} is not a kind of file trundle reads; give one that ends in {_known()}")
+    return (path,)
+
+
+def _known() -> str:
+    return f"{', '.join(READERS)} (or .gz of the text formats)"
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a text file with their line ends; only a line feed ends a line."""
+    zipped = path.suffix.lower() == ".gz"
+    try:
+        with cast("IO[bytes]", gzip.open(path, "rb")) if zipped else path.open("rb") as stream:
+            for number, raw in enumerate(stream, 1):
+                try:
+                    line = raw.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    byte = f"byte 0x{raw[error.start]:02x}"
+                    raise BadInput(f"{path}:{number} is not UTF-8 text ({byte}); save the file as UTF-8") from error
+                yield line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BadInput(f"{path} is not whole gzip data ({error}); make or fetch it again") from error
+    except OSError as error:
+        raise BadInput(f"{path} can't be read ({error.strerror or error}); check the file") from error
+
+
+def _read_text(path: Path, _wanted: Wanted) -> Iterator[Row]:
+    for number, line in enumerate(_lines(path), 1):
+        if line.strip():
+            text = line.removesuffix("\n").removesuffix("\r")
+            yield Row(place=f"{path}:{number}", columns=("text",), values={"text": text})
+
+
+def _read_json_lines(path: Path, _wanted: Wanted) -> Iterator[Row]:
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"{place} is not JSON ({error}); write one JSON object on each line") from error
+        if isinstance(value, str):
+            value = {"text": value}
+        if not isinstance(value, dict):
+            raise BadInput(f"{place} is not a JSON object; write a line such as {{\"text\": \"...\"}}")
+        yield Row(place=place, columns=tuple(value), values=value)
+
+
+def _read_separated(path: Path, separator: str) -> Iterator[Row]:
+    csv.field_size_limit(LONGEST_FIELD)
+    reader = csv.reader(_lines(path), delimiter=separator, strict=True)
+    columns: tuple[str, ...] = ()
+    start = 1
+    try:
+        for fields in reader:
+            place, start = f"{path}:{start}", reader.line_num + 1
+            if not fields:
+                continue
+            if not columns:
+                columns = _without_repeats(path, tuple(fields))
+                continue
+            if len(fields) != len(columns):
+                raise BadInput(
+                    f"{place} has {len(fields)} fields where the header has {len(columns)}; "
+                    "quote a field that holds a separator or a line break"
+                )
+            yield Row(place=place, columns=columns, values=dict(zip(columns, fields, strict=True)))
+    except csv.Error as error:
+        raise BadInput(f"{path}:{start} is not a row ({error}); double the quotes inside a quoted field") from error
+
+
+def _read_csv(path: Path, _wanted: Wanted) -> Iterator[Row]:
+    return _read_separated(path, ",")
+
+
+def _read_tsv(path: Path, _wanted: Wanted) -> Iterator[Row]:
+    return _read_separated(path, "\t")
+
+
+def _read_parquet(path: Path, wanted: Wanted) -> Iterator[Row]:
+    if path.stat().st_size == 0:
+        return
+    number = 0
+    try:
+        with pq.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
+            columns = _without_repeats(path, tuple(file.schema_arrow.names))
+            used = [column for column in columns if wanted(column)]
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=used, use_threads=False):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield Row(place=f"{path} row {number}", columns=columns, values=values)
+    except UnicodeDecodeError as error:
+        place = f"{path} within {BATCH_ROWS} rows after row {number}"
+        raise BadInput(f"{place} is not UTF-8 text ({error.reason}); write the file again from clean text") from error
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"{path} is damaged or not parquet ({reason}); make or fetch it again") from error
+
+
+def _without_repeats(path: Path, columns: tuple[str, ...]) -> tuple[str, ...]:
+    for column in columns:
+        if columns.count(column) > 1:
+            raise BadInput(f"{path} has two columns called {column!r}; rename one of them")
+    return columns
+
+
+READERS: dict[str, Callable[[Path, Wanted], Iterator[Row]]] = {
+    ".txt": _read_text,
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".parquet": _read_parquet,
+}

@@ -1,0 +1,41 @@
+"""What evaluation sees of a model: texts in, array out.
+
+Torch, ONNX, OpenVINO, an endpoint or a cached table of vectors: whoever can fill in these three functions can be
+scored, compared and imitated by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vectors = NDArray[np.float32]
+Encode = Callable[[Sequence[str]], Vectors]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedder:
+    """One model in its three roles; each role adds the model's own prompt for it, if it has one."""
+
+    name: str
+    text: Encode
+    query: Encode
+    document: Encode
+
+
+def asymmetric(queries: Embedder, documents: Embedder) -> Embedder:
+    """Queries by one model, documents by another: a small query encoder on an index that is already there."""
+    return Embedder(
+        name=f"{queries.name} → {documents.name}",
+        text=queries.text,
+        query=queries.query,
+        document=documents.document,
+    )
+
+
+def plain(name: str, encode: Encode) -> Embedder:
+    """A model without prompts: one function for all three roles."""
+    return Embedder(name=name, text=encode, query=encode, document=encode)

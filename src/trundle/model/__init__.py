@@ -1,0 +1,39 @@
+"""Models as they come, are cut, and leave: always a SentenceTransformer."""
+
+from typing import TYPE_CHECKING
+
+from trundle.lazy import lazy
+
+if TYPE_CHECKING:
+    from trundle.model.anatomy import FAMILIES as FAMILIES
+    from trundle.model.encode import embedder as embedder
+    from trundle.model.layout import Layout as Layout
+    from trundle.model.layout import layout_of as layout_of
+    from trundle.model.layout import shrunk as shrunk
+    from trundle.model.loading import load as load
+    from trundle.model.saving import save as save
+    from trundle.model.saving import weight_bytes as weight_bytes
+    from trundle.model.surgery import Cut as Cut
+    from trundle.model.surgery import cut as cut
+    from trundle.model.surgery import cut_backbone as cut_backbone
+    from trundle.model.surgery import transformer_of as transformer_of
+    from trundle.model.surgery import with_modules as with_modules
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "FAMILIES": "anatomy",
+        "embedder": "encode",
+        "Layout": "layout",
+        "layout_of": "layout",
+        "shrunk": "layout",
+        "load": "loading",
+        "save": "saving",
+        "weight_bytes": "saving",
+        "Cut": "surgery",
+        "cut": "surgery",
+        "cut_backbone": "surgery",
+        "transformer_of": "surgery",
+        "with_modules": "surgery",
+    },
+)

@@ -1,0 +1,375 @@
+"""Where things are in a model: one table, one row per family. Nothing else knows an architecture by name.
+
+A row names every parameter of the family and the *axes* it is laid out along. From that alone follow all cuts (slice
+every parameter along the axis that shrinks), all sizes (multiply the axes), and all tied places (whatever shares an
+axis shrinks together).
+
+    vocab, position, type, bucket   rows of lookup tables
+    hidden                          the width of the residual stream
+    q, o                            heads × head width: rows of the query matrix, columns of the output matrix
+    k, v                            key-value heads × head width
+    head                            one head's width (norms inside attention)
+    heads                           the number of heads
+    mlp                             the neurons between the two matrices of an MLP
+    a+b                             two axes one after the other in a fused matrix
+
+To add a family: write its row, add its `model_type`, and add a pico config to the tests' table; the contract matrix
+then checks every claim the row makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trundle.errors import UnknownFamily
+
+Part = Literal["embeddings", "attention", "mlp", "norm", "pooler", "head"]
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A matrix stored as (out, in), as torch does."""
+
+    rows: str
+    columns: str
+    part: Part
+
+    def axes(self, parameter: str) -> Axes:
+        """The axes of `weight` or `bias`."""
+        return (self.rows,) if parameter == "bias" else (self.rows, self.columns)
+
+
+@dataclass(frozen=True)
+class Conv1D:
+    """A matrix stored as (in, out), as GPT-2 does."""
+
+    columns: str
+    rows: str
+    part: Part
+
+    def axes(self, parameter: str) -> Axes:
+        """The axes of `weight` or `bias`."""
+        return (self.rows,) if parameter == "bias" else (self.columns, self.rows)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """LayerNorm or RMSNorm: every parameter lies along one axis."""
+
+    along: str
+    part: Part = "norm"
+
+    def axes(self, parameter: str) -> Axes:  # noqa: ARG002
+        """The axes of `weight` or `bias`."""
+        return (self.along,)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A lookup table: no arithmetic, only memory."""
+
+    rows: str
+    columns: str
+    part: Part = "embeddings"
+
+    def axes(self, parameter: str) -> Axes:  # noqa: ARG002
+        """The axes of `weight`."""
+        return (self.rows, self.columns)
+
+
+Member = Linear | Conv1D | Norm | Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One row: what a family calls its parts and its config entries."""
+
+    name: str
+    model_types: tuple[str, ...]
+    blocks: str
+    """Path of the list of blocks inside the backbone."""
+    outside: Mapping[str, Member]
+    inside: Mapping[str, Member]
+    words: str
+    """Path of the word embedding table."""
+    layers: str = "num_hidden_layers"
+    hidden: str = "hidden_size"
+    heads: str = "num_attention_heads"
+    kv_heads: str | None = None
+    head: str | None = None
+    """Config entry of the head width; None where it is always hidden / heads."""
+    mlp: str = "intermediate_size"
+    vocab: str = "vocab_size"
+    position: str | None = "max_position_embeddings"
+    per_layer: tuple[str, ...] = ()
+    """Config lists with one entry per block."""
+    follows_head: tuple[str, ...] = ()
+    """Config entries that must equal the head width, such as Gemma's attention scale."""
+    final_norm: str | None = None
+    """Path of the norm applied after the last block, in families that have one."""
+    causal: bool = False
+    rotary: bool = False
+    first_block_is_special: bool = False
+    """ModernBERT's first block lacks a norm the others have, so it can't be swapped for another."""
+    extra_axes: Mapping[str, str] = field(default_factory=dict)
+    """Axis → config entry, for axes that only this family has."""
+
+
+BERT_BLOCK: dict[str, Member] = {
+    "attention.self.query": Linear("q", "hidden", "attention"),
+    "attention.self.key": Linear("k", "hidden", "attention"),
+    "attention.self.value": Linear("v", "hidden", "attention"),
+    "attention.output.dense": Linear("hidden", "o", "attention"),
+    "attention.output.LayerNorm": Norm("hidden"),
+    "intermediate.dense": Linear("mlp", "hidden", "mlp"),
+    "output.dense": Linear("hidden", "mlp", "mlp"),
+    "output.LayerNorm": Norm("hidden"),
+}
+
+LLAMA_BLOCK: dict[str, Member] = {
+    "self_attn.q_proj": Linear("q", "hidden", "attention"),
+    "self_attn.k_proj": Linear("k", "hidden", "attention"),
+    "self_attn.v_proj": Linear("v", "hidden", "attention"),
+    "self_attn.o_proj": Linear("hidden", "o", "attention"),
+    "mlp.gate_proj": Linear("mlp", "hidden", "mlp"),
+    "mlp.up_proj": Linear("mlp", "hidden", "mlp"),
+    "mlp.down_proj": Linear("hidden", "mlp", "mlp"),
+    "input_layernorm": Norm("hidden"),
+    "post_attention_layernorm": Norm("hidden"),
+}
+
+HEAD_NORMS: dict[str, Member] = {"self_attn.q_norm": Norm("head"), "self_attn.k_norm": Norm("head")}
+
+BERT_TABLES: dict[str, Member] = {
+    "embeddings.word_embeddings": Table("vocab", "hidden"),
+    "embeddings.position_embeddings": Table("position", "hidden"),
+    "embeddings.token_type_embeddings": Table("type", "hidden"),
+    "embeddings.LayerNorm": Norm("hidden", "embeddings"),
+    "pooler.dense": Linear("hidden", "hidden", "pooler"),
+}
+
+LLAMA_TABLES: dict[str, Member] = {"embed_tokens": Table("vocab", "hidden"), "norm": Norm("hidden")}
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        name="BERT",
+        model_types=("bert",),
+        blocks="encoder.layer",
+        words="embeddings.word_embeddings",
+        outside=BERT_TABLES,
+        inside=BERT_BLOCK,
+        extra_axes={"type": "type_vocab_size"},
+    ),
+    Family(
+        name="RoBERTa",
+        model_types=("roberta", "xlm-roberta", "camembert"),
+        blocks="encoder.layer",
+        words="embeddings.word_embeddings",
+        outside=BERT_TABLES,
+        inside=BERT_BLOCK,
+        extra_axes={"type": "type_vocab_size"},
+    ),
+    Family(
+        name="MPNet",
+        model_types=("mpnet",),
+        blocks="encoder.layer",
+        words="embeddings.word_embeddings",
+        outside={
+            "embeddings.word_embeddings": Table("vocab", "hidden"),
+            "embeddings.position_embeddings": Table("position", "hidden"),
+            "embeddings.LayerNorm": Norm("hidden", "embeddings"),
+            "encoder.relative_attention_bias": Table("bucket", "heads", "attention"),
+            "pooler.dense": Linear("hidden", "hidden", "pooler"),
+        },
+        inside={
+            "attention.attn.q": Linear("q", "hidden", "attention"),
+            "attention.attn.k": Linear("k", "hidden", "attention"),
+            "attention.attn.v": Linear("v", "hidden", "attention"),
+            "attention.attn.o": Linear("hidden", "o", "attention"),
+            "attention.LayerNorm": Norm("hidden"),
+            "intermediate.dense": Linear("mlp", "hidden", "mlp"),
+            "output.dense": Linear("hidden", "mlp", "mlp"),
+            "output.LayerNorm": Norm("hidden"),
+        },
+        extra_axes={"bucket": "relative_attention_num_buckets"},
+    ),
+    Family(
+        name="DistilBERT",
+        model_types=("distilbert",),
+        blocks="transformer.layer",
+        words="embeddings.word_embeddings",
+        layers="n_layers",
+        hidden="dim",
+        heads="n_heads",
+        mlp="hidden_dim",
+        outside={
+            "embeddings.word_embeddings": Table("vocab", "hidden"),
+            "embeddings.position_embeddings": Table("position", "hidden"),
+            "embeddings.LayerNorm": Norm("hidden", "embeddings"),
+        },
+        inside={
+            "attention.q_lin": Linear("q", "hidden", "attention"),
+            "attention.k_lin": Linear("k", "hidden", "attention"),
+            "attention.v_lin": Linear("v", "hidden", "attention"),
+            "attention.out_lin": Linear("hidden", "o", "attention"),
+            "sa_layer_norm": Norm("hidden"),
+            "ffn.lin1": Linear("mlp", "hidden", "mlp"),
+            "ffn.lin2": Linear("hidden", "mlp", "mlp"),
+            "output_layer_norm": Norm("hidden"),
+        },
+    ),
+    Family(
+        name="ModernBERT",
+        model_types=("modernbert",),
+        blocks="layers",
+        words="embeddings.tok_embeddings",
+        position=None,
+        per_layer=("layer_types",),
+        final_norm="final_norm",
+        rotary=True,
+        first_block_is_special=True,
+        outside={
+            "embeddings.tok_embeddings": Table("vocab", "hidden"),
+            "embeddings.norm": Norm("hidden", "embeddings"),
+            "final_norm": Norm("hidden"),
+        },
+        inside={
+            "attn_norm": Norm("hidden"),
+            "attn.Wqkv": Linear("q+k+v", "hidden", "attention"),
+            "attn.Wo": Linear("hidden", "o", "attention"),
+            "mlp_norm": Norm("hidden"),
+            "mlp.Wi": Linear("mlp+mlp", "hidden", "mlp"),
+            "mlp.Wo": Linear("hidden", "mlp", "mlp"),
+        },
+    ),
+    Family(
+        name="Llama",
+        model_types=("llama", "mistral"),
+        blocks="layers",
+        words="embed_tokens",
+        position=None,
+        kv_heads="num_key_value_heads",
+        head="head_dim",
+        final_norm="norm",
+        causal=True,
+        rotary=True,
+        outside=LLAMA_TABLES,
+        inside=LLAMA_BLOCK,
+    ),
+    Family(
+        name="Qwen2",
+        model_types=("qwen2",),
+        blocks="layers",
+        words="embed_tokens",
+        position=None,
+        kv_heads="num_key_value_heads",
+        head="head_dim",
+        per_layer=("layer_types",),
+        final_norm="norm",
+        causal=True,
+        rotary=True,
+        outside=LLAMA_TABLES,
+        inside=LLAMA_BLOCK,
+    ),
+    Family(
+        name="Qwen3",
+        model_types=("qwen3",),
+        blocks="layers",
+        words="embed_tokens",
+        position=None,
+        kv_heads="num_key_value_heads",
+        head="head_dim",
+        per_layer=("layer_types",),
+        final_norm="norm",
+        causal=True,
+        rotary=True,
+        outside=LLAMA_TABLES,
+        inside=LLAMA_BLOCK | HEAD_NORMS,
+    ),
+    Family(
+        name="Gemma 3",
+        model_types=("gemma3_text",),
+        blocks="layers",
+        words="embed_tokens",
+        position=None,
+        kv_heads="num_key_value_heads",
+        head="head_dim",
+        per_layer=("layer_types",),
+        follows_head=("query_pre_attn_scalar",),
+        final_norm="norm",
+        causal=True,
+        rotary=True,
+        outside=LLAMA_TABLES,
+        inside=LLAMA_BLOCK
+        | HEAD_NORMS
+        | {"pre_feedforward_layernorm": Norm("hidden"), "post_feedforward_layernorm": Norm("hidden")},
+    ),
+    Family(
+        name="Phi-3",
+        model_types=("phi3",),
+        blocks="layers",
+        words="embed_tokens",
+        position=None,
+        kv_heads="num_key_value_heads",
+        head="head_dim",
+        final_norm="norm",
+        causal=True,
+        rotary=True,
+        outside=LLAMA_TABLES,
+        inside={
+            "self_attn.qkv_proj": Linear("q+k+v", "hidden", "attention"),
+            "self_attn.o_proj": Linear("hidden", "o", "attention"),
+            "mlp.gate_up_proj": Linear("mlp+mlp", "hidden", "mlp"),
+            "mlp.down_proj": Linear("hidden", "mlp", "mlp"),
+            "input_layernorm": Norm("hidden"),
+            "post_attention_layernorm": Norm("hidden"),
+        },
+    ),
+    Family(
+        name="GPT-2",
+        model_types=("gpt2",),
+        blocks="h",
+        words="wte",
+        layers="n_layer",
+        hidden="n_embd",
+        heads="n_head",
+        mlp="n_inner",
+        position="n_positions",
+        final_norm="ln_f",
+        causal=True,
+        outside={
+            "wte": Table("vocab", "hidden"),
+            "wpe": Table("position", "hidden"),
+            "ln_f": Norm("hidden"),
+        },
+        inside={
+            "ln_1": Norm("hidden"),
+            "attn.c_attn": Conv1D("hidden", "q+k+v", "attention"),
+            "attn.c_proj": Conv1D("o", "hidden", "attention"),
+            "ln_2": Norm("hidden"),
+            "mlp.c_fc": Conv1D("hidden", "mlp", "mlp"),
+            "mlp.c_proj": Conv1D("mlp", "hidden", "mlp"),
+        },
+    ),
+)
+
+BY_MODEL_TYPE: dict[str, Family] = {kind: family for family in FAMILIES for kind in family.model_types}
+
+
+def family_of(model_type: str) -> Family:
+    """The row of a `config.model_type`; an unknown one is told what a row needs."""
+    if model_type not in BY_MODEL_TYPE:
+        raise UnknownFamily(
+            f"trundle has no anatomy row for model type {model_type!r} (it knows {', '.join(sorted(BY_MODEL_TYPE))}); "
+            "add a Family to trundle/model/anatomy.py: the path of its blocks, the axes of every parameter in and "
+            "outside a block, and its config's names for layers, width, heads and MLP width"
+        )
+    return BY_MODEL_TYPE[model_type]
+
+
+def terms(axis: str) -> Iterator[str]:
+    """The plain axes of a fused one, in order."""
+    yield from axis.split("+")

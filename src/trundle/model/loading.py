@@ -1,0 +1,149 @@
+"""The door: whatever the user has becomes a SentenceTransformer.
+
+A sentence-transformers folder is opened as it is. A bare encoder gets mean pooling. A decoder LLM gets
+position-weighted mean pooling (or last-token pooling), a pad token, and leaves its LM head outside. A hub name is
+fetched first and then treated like a folder. Weights are read from safetensors only, and code that comes with a model
+runs only when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from safetensors import SafetensorError, safe_open
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+from trundle.errors import BadModel
+from trundle.model.anatomy import BY_MODEL_TYPE, family_of
+
+PoolingChoice = Literal["mean", "weightedmean", "lasttoken", "cls"]
+
+FETCHED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+NOT_FETCHED = ["onnx/*", "openvino/*", "original/*"]
+
+
+def load(
+    name: str | Path,
+    *,
+    pooling: PoolingChoice | None = None,
+    trust_remote_code: bool = False,
+    device: str | None = None,
+) -> SentenceTransformer:
+    """Open a folder or hub name as a SentenceTransformer, or say in one sentence why it can't be opened.
+
+    `pooling` is for models that come without one: mean for encoders and weightedmean for decoders by default.
+    """
+    folder = _folder(str(name), trust_remote_code)
+    config = _check_folder(folder, trust_remote_code)
+    try:
+        if (folder / "modules.json").is_file():
+            return SentenceTransformer(
+                str(folder),
+                device=device,
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+                model_kwargs={"use_safetensors": True},
+            )
+        return _with_pooling(folder, config, pooling, trust_remote_code, device)
+    except BadModel:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise BadModel(f"{name} can't be opened as an embedding model ({reason}); check the folder or fetch it again") from error
+
+
+def _folder(name: str, trust_remote_code: bool) -> Path:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise BadModel(f"{name} is a file; give the model's folder")
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name.strip():
+        raise BadModel(f"there is no folder {name!r}; give a model folder or a hub name such as all-MiniLM-L6-v2")
+    patterns = [*FETCHED, "*.py"] if trust_remote_code else FETCHED
+    candidates = [name] if "/" in name else [f"sentence-transformers/{name}", name]
+    for candidate in candidates:
+        try:
+            return Path(snapshot_download(candidate, allow_patterns=patterns, ignore_patterns=NOT_FETCHED))
+        except (RepositoryNotFoundError, HFValidationError):
+            continue
+        except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+            raise BadModel(
+                f"{name!r} is not a folder here and the model hub can't be reached; "
+                "give a local model folder, or connect to the network and run again"
+            ) from error
+    raise BadModel(f"{name!r} is neither a folder here nor a model on the hub; check the spelling")
+
+
+def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
+    """Refuse what can't or shouldn't be opened, before anything heavy; return the backbone's config."""
+    if not (folder / "modules.json").is_file() and not (folder / "config.json").is_file():
+        raise BadModel(
+            f"{folder} is not a model folder: it has neither modules.json nor config.json; "
+            "give the folder that model.save_pretrained() wrote"
+        )
+    for file in sorted(folder.rglob("*.safetensors")):
+        try:
+            with safe_open(str(file), framework="np"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise BadModel(f"{file} is cut short or damaged ({error}); fetch or copy the model again") from error
+    place = _backbone_place(folder)
+    if place is None:
+        return {}
+    config = _read_json(place / "config.json") if (place / "config.json").is_file() else {}
+    if config and not any(place.glob("*.safetensors")):
+        pickled = any(place.glob("*.bin")) or any(place.glob("*.pt"))
+        raise BadModel(
+            f"{place} has its weights only as pickle files, which can run code when opened; convert them to safetensors first"
+            if pickled
+            else f"{place} holds no weights (*.safetensors); fetch the whole model"
+        )
+    if "auto_map" in config and config.get("model_type") not in BY_MODEL_TYPE and not trust_remote_code:
+        raise BadModel(f"{folder} brings its own code to run; read it, and say --trust-remote-code if you trust it")
+    return config
+
+
+def _backbone_place(folder: Path) -> Path | None:
+    """Where the transformer's config and weights are, or None where the first module is not a transformer."""
+    modules = folder / "modules.json"
+    if not modules.is_file():
+        return folder
+    first = (_read_json(modules) or [{}])[0]
+    return folder / str(first.get("path", "")) if str(first.get("type", "")).endswith("Transformer") else None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise BadModel(f"{path} can't be read ({error}); fetch or copy the model again") from error
+
+
+def _with_pooling(
+    folder: Path, config: dict[str, Any], pooling: PoolingChoice | None, trust_remote_code: bool, device: str | None
+) -> SentenceTransformer:
+    """Give a bare encoder or a decoder LLM what it lacks to be an embedder."""
+    model_type = str(config.get("model_type"))
+    if pooling is None:
+        pooling = "weightedmean" if family_of(model_type).causal else "mean"
+    transformer = Transformer(
+        str(folder),
+        model_kwargs={"use_safetensors": True, "trust_remote_code": trust_remote_code, "local_files_only": True},
+    )
+    tokenizer = transformer.tokenizer
+    if tokenizer is None:
+        raise BadModel(f"{folder} has no tokenizer; add its tokenizer.json")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None:
+        raise BadModel(f"{folder}'s tokenizer has no pad and no end token; set one in tokenizer_config.json")
+    width = transformer.get_embedding_dimension()
+    return SentenceTransformer(modules=[transformer, Pooling(width, pooling_mode=pooling)], device=device)
+
+

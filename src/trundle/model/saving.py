@@ -1,0 +1,31 @@
+"""A model leaves as a standard folder, whole or not at all, with its lineage and card inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from sentence_transformers import SentenceTransformer
+
+from trundle.artifact import Lineage, whole_folder
+from trundle.errors import WriteFailed
+
+
+def save(
+    model: SentenceTransformer, folder: str | Path, *, lineage: Lineage, card: str, replace: bool = False
+) -> Path:
+    """Write the layout that plain sentence-transformers loads."""
+    target = Path(folder)
+    with whole_folder(target, replace=replace) as scratch:
+        try:
+            model.save_pretrained(str(scratch), create_model_card=False, safe_serialization=True)
+        except SafetensorError as error:
+            raise WriteFailed(f"{target} could not be written ({error}); free some space and run again") from error
+        (scratch / "README.md").write_text(card, encoding="utf-8")
+        lineage.write(scratch)
+    return target
+
+
+def weight_bytes(folder: str | Path) -> int:
+    """What the weights weigh on disk."""
+    return sum(file.stat().st_size for file in Path(folder).rglob("*.safetensors"))

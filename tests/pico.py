@@ -1,0 +1,148 @@
+"""Pico models: one real, tiny model per family, made from its config, with a real tokenizer trained on a few lines.
+
+They are built offline in milliseconds and go through the same code as the large ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+
+TEXTS = [
+    "the quick brown fox jumps over the lazy dog",
+    "a small model that shares the frame of a large one",
+    "queries are short",
+    "documents are longer and say more about the thing that was asked for, with commas, and full stops.",
+    "how do I keep my index when the model changes?",
+    "Größe, naïve café, 東京 and emoji 🙂 appear in real text",
+    "12 layers, 768 wide, 109 million parameters",
+]
+
+LAYERS = 4
+COMMON = {
+    "hidden_size": 32,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+GQA = COMMON | SPECIAL | {"num_key_value_heads": 2}
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("bert", COMMON),
+    "roberta": ("roberta", COMMON | SPECIAL),
+    "xlm-roberta": ("xlm-roberta", COMMON | SPECIAL),
+    "mpnet": ("mpnet", COMMON | SPECIAL),
+    "distilbert": (
+        "distilbert",
+        {"dim": 32, "n_layers": LAYERS, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 64},
+    ),
+    "modernbert": (
+        "modernbert",
+        COMMON | SPECIAL | {"cls_token_id": 2, "sep_token_id": 3, "global_attn_every_n_layers": 3, "local_attention": 8},
+    ),
+    "llama": ("llama", GQA),
+    "mistral": ("mistral", GQA | {"sliding_window": 16}),
+    "qwen2": ("qwen2", GQA),
+    "qwen3": ("qwen3", GQA | {"head_dim": 16}),
+    "gemma3": ("gemma3_text", GQA | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}),
+    "phi3": ("phi3", GQA),
+    "gpt2": ("gpt2", SPECIAL | {"n_embd": 32, "n_layer": LAYERS, "n_head": 4, "n_positions": 64}),
+}
+
+DECODERS = {"llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3", "gpt2"}
+
+
+def wordpiece() -> Tokenizer:
+    """What BERT, DistilBERT and MPNet use."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def byte_level() -> Tokenizer:
+    """What GPT-2, Qwen, Llama 3 and ModernBERT use."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<pad>", "<unk>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+def unigram() -> Tokenizer:
+    """What XLM-R and its multilingual descendants use."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, special_tokens=["<pad>", "<unk>", "<s>", "</s>"], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 2), ("</s>", 3)]
+    )
+    return tokenizer
+
+
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
+    "bert": wordpiece,
+    "distilbert": wordpiece,
+    "mpnet": wordpiece,
+    "xlm-roberta": unigram,
+}
+
+
+def tokenizer_for(family: str) -> PreTrainedTokenizerFast:
+    build = TOKENIZERS.get(family, byte_level)
+    if build is wordpiece:
+        names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    else:
+        names = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=build(), model_max_length=48, **names)
+
+
+def backbone(family: str, **changes: Any) -> torch.nn.Module:
+    """A bare transformers model of the family, with every parameter away from its neutral start."""
+    model_type, settings = CONFIGS[family]
+    config = AutoConfig.for_model(model_type, **(settings | {"vocab_size": len(tokenizer_for(family))} | changes))
+    torch.manual_seed(7)
+    model = AutoModel.from_config(config).eval()
+    with torch.no_grad():
+        for weight in itertools.chain(model.parameters()):
+            weight.add_(0.05 * torch.randn_like(weight))
+    return model
+
+
+def save_backbone(family: str, folder: str, **changes: Any) -> str:
+    """A bare transformers folder: what the door receives for an encoder or a decoder LLM."""
+    backbone(family, **changes).save_pretrained(folder)
+    tokenizer_for(family).save_pretrained(folder)
+    return folder
+
+
+def model(family: str, folder: str, *, normalize: bool = True, **changes: Any) -> SentenceTransformer:
+    """A sentence-transformers model of the family, built by the library alone."""
+    transformer = Transformer(save_backbone(family, folder, **changes))
+    pooling = Pooling(transformer.get_embedding_dimension(), "weightedmean" if family in DECODERS else "mean")
+    return SentenceTransformer(modules=[transformer, pooling, *([Normalize()] if normalize else [])], device="cpu")
