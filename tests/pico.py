@@ -5,15 +5,15 @@ They are built offline in milliseconds and go through the same code as the large
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerFast
 
 TEXTS = [
     "the quick brown fox jumps over the lazy dog",
@@ -113,6 +113,7 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
 }
 
 
+@cache
 def tokenizer_for(family: str) -> PreTrainedTokenizerFast:
     build = TOKENIZERS.get(family, byte_level)
     if build is wordpiece:
@@ -122,14 +123,14 @@ def tokenizer_for(family: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=build(), model_max_length=48, **names)
 
 
-def backbone(family: str, **changes: Any) -> torch.nn.Module:
+def backbone(family: str, **changes: Any) -> PreTrainedModel:
     """A bare transformers model of the family, with every parameter away from its neutral start."""
     model_type, settings = CONFIGS[family]
     config = AutoConfig.for_model(model_type, **(settings | {"vocab_size": len(tokenizer_for(family))} | changes))
     torch.manual_seed(7)
     model = AutoModel.from_config(config).eval()
     with torch.no_grad():
-        for weight in itertools.chain(model.parameters()):
+        for weight in model.parameters():
             weight.add_(0.05 * torch.randn_like(weight))
     return model
 

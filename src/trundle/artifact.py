@@ -23,7 +23,15 @@ from trundle.errors import BadInput, WriteFailed
 LINEAGE_FILE = "trundle.json"
 LINEAGE_FORMAT = 1
 
-VERSIONED = ("trundle", "torch", "transformers", "sentence-transformers", "tokenizers", "numpy", "scikit-learn")
+VERSIONED = (
+    "trundle",
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "tokenizers",
+    "numpy",
+    "scikit-learn",
+)
 
 
 def versions(packages: Sequence[str] = VERSIONED) -> dict[str, str]:
@@ -68,7 +76,9 @@ def read_lineage(folder: str | Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise BadInput(f"{path} is damaged ({error}); delete it, or make the folder again") from error
     if not isinstance(lineage, dict) or lineage.get("format") != LINEAGE_FORMAT:
-        raise BadInput(f"{path} was written by another version of trundle; make the folder again with this one")
+        raise BadInput(
+            f"{path} was written by another version of trundle; make the folder again with this one"
+        )
     return lineage
 
 
@@ -109,7 +119,9 @@ def whole_folder(target: str | Path, *, replace: bool = False) -> Iterator[Path]
                     os.fsync(handle.fileno())
         _swap(scratch, path)
     except OSError as error:
-        raise WriteFailed(f"{path} could not be written ({error.strerror or error}); free some space and run again") from error
+        raise WriteFailed(
+            f"{path} could not be written ({error.strerror or error}); free some space and run again"
+        ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -138,6 +150,8 @@ def write_whole(path: Path, text: str) -> None:
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(path)
     except OSError as error:
-        raise WriteFailed(f"{path} could not be written ({error.strerror}); free some space and run again") from error
+        raise WriteFailed(
+            f"{path} could not be written ({error.strerror}); free some space and run again"
+        ) from error
     finally:
         scratch.unlink(missing_ok=True)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Vectors = NDArray[np.float32]
-Encode = Callable[[Sequence[str]], Vectors]
+Vectors: TypeAlias = "NDArray[np.float32]"
+Encode: TypeAlias = "Callable[[Sequence[str]], Vectors]"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Rooms that open when they are first entered.
 
 `import trundle` and `trundle --help` must not pay for torch. Each room's `__init__` therefore lists its public
-names with the file that holds them, and the file is imported when one of them is first used.
+names with the file that holds them, and the file is imported when one of them is first used. A public name must not be
+the name of a file in the room: importing the file would put the module in its place.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ A source is written `PATH` or `PATH::role=column,role=column`. PATH is a file or
     .parquet          read a few rows at a time
     .gz               after any of the above but .parquet
 
-`role=column` reads `column` as if its name were `role`, and hides every column that is not named. Nothing is ever
-read whole, so a file may be larger than memory. Text is UTF-8, with or without a byte order mark.
+`role=column` reads `column` as if its name were `role`, and hides every column that is not named. Nothing is
+ever read whole, so a file may be larger than memory. Text is UTF-8, with or without a byte order mark.
 
 What this is not: it does not know what a text or an example is; see `texts` and `tuples`.
 """
@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from trundle.errors import BadInput
 
-BATCH_ROWS = 256
+BATCH_ROWS = 64  # texts may be megabytes long
 BUFFER_BYTES = 1 << 20
 LONGEST_FIELD = 2**31 - 1  # the largest limit the csv module takes on every platform
 BYTE_ORDER_MARK = "\ufeff"
@@ -66,6 +66,8 @@ def parse_source(text: str) -> Source:
         if not (role and equals and column) or role in columns:
             raise BadInput(f"{text!r} is not a data source; write PATH or PATH::role=column,role=column")
         columns[role] = column
+    if not path:
+        raise BadInput(f"{text!r} names no file; write PATH or PATH::role=column,role=column")
     return Source(files=_files(Path(path)), columns=columns)
 
 
@@ -110,9 +112,13 @@ def _suffix(path: Path) -> str:
 def _files(path: Path) -> tuple[Path, ...]:
     """The file itself, or all known files below a folder in an order that is the same everywhere."""
     if path.is_dir():
-        below = sorted((file.relative_to(path).parts, file) for file in path.rglob("*") if _suffix(file) in READERS)
+        below = sorted(
+            (file.relative_to(path).parts, file) for file in path.rglob("*") if _suffix(file) in READERS
+        )
         files = tuple(
-            file for parts, file in below if file.is_file() and not any(part.startswith(".") for part in parts)
+            file
+            for parts, file in below
+            if file.is_file() and not any(part.startswith(".") for part in parts)
         )
         if not files:
             raise BadInput(f"{path} holds no data files; put some there that end in {_known()}")
@@ -138,7 +144,9 @@ def _lines(path: Path) -> Iterator[str]:
                     line = raw.decode("utf-8")
                 except UnicodeDecodeError as error:
                     byte = f"byte 0x{raw[error.start]:02x}"
-                    raise BadInput(f"{path}:{number} is not UTF-8 text ({byte}); save the file as UTF-8") from error
+                    raise BadInput(
+                        f"{path}:{number} is not UTF-8 text ({byte}); save the file as UTF-8"
+                    ) from error
                 yield line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(f"{path} is not whole gzip data ({error}); make or fetch it again") from error
@@ -165,7 +173,7 @@ def _read_json_lines(path: Path, _wanted: Wanted) -> Iterator[Row]:
         if isinstance(value, str):
             value = {"text": value}
         if not isinstance(value, dict):
-            raise BadInput(f"{place} is not a JSON object; write a line such as {{\"text\": \"...\"}}")
+            raise BadInput(f'{place} is not a JSON object; write a line such as {{"text": "..."}}')
         yield Row(place=place, columns=tuple(value), values=value)
 
 
@@ -189,7 +197,9 @@ def _read_separated(path: Path, separator: str) -> Iterator[Row]:
                 )
             yield Row(place=place, columns=columns, values=dict(zip(columns, fields, strict=True)))
     except csv.Error as error:
-        raise BadInput(f"{path}:{start} is not a row ({error}); double the quotes inside a quoted field") from error
+        raise BadInput(
+            f"{path}:{start} is not a row ({error}); double the quotes inside a quoted field"
+        ) from error
 
 
 def _read_csv(path: Path, _wanted: Wanted) -> Iterator[Row]:
@@ -201,23 +211,34 @@ def _read_tsv(path: Path, _wanted: Wanted) -> Iterator[Row]:
 
 
 def _read_parquet(path: Path, wanted: Wanted) -> Iterator[Row]:
-    if path.stat().st_size == 0:
-        return
     number = 0
     try:
+        if path.stat().st_size == 0:
+            return
         with pq.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
             columns = _without_repeats(path, tuple(file.schema_arrow.names))
             used = [column for column in columns if wanted(column)]
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=used, use_threads=False):
-                for values in batch.to_pylist():
+                for values in _values(batch):
                     number += 1
                     yield Row(place=f"{path} row {number}", columns=columns, values=values)
     except UnicodeDecodeError as error:
-        place = f"{path} within {BATCH_ROWS} rows after row {number}"
-        raise BadInput(f"{place} is not UTF-8 text ({error.reason}); write the file again from clean text") from error
+        place = f"{path} row {number + 1}"
+        raise BadInput(
+            f"{place} is not UTF-8 text ({error.reason}); write the file again from clean text"
+        ) from error
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"{path} is damaged or not parquet ({reason}); make or fetch it again") from error
+
+
+def _values(batch: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a batch; one that can't be decoded is met only after the good ones before it."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:
+        for index in range(batch.num_rows):
+            yield from batch.slice(index, 1).to_pylist()
 
 
 def _without_repeats(path: Path, columns: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,1 +1,47 @@
-"""Placeholder."""
+"""How good a model is, seen only as texts in and vectors out.
+
+    catalogue   names → tasks                      tasks      a record per kind of task, with its run
+    files       parquet → columns, splits          search     queries, documents, judgements → scores
+    encoding    each distinct text encoded once    ranking    nearest documents, nDCG, recall, MRR
+    scoring     tasks × model → results            metrics    Spearman, accuracy, V-measure, average precision
+    fidelity    how near a student is to a teacher, without labels
+    mteb        any mteb task through the same call (extra `eval`)
+
+What this is not: nothing here loads a model, and nothing but `mteb` imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trundle.lazy import lazy
+
+if TYPE_CHECKING:
+    from trundle.evaluate.catalogue import find_tasks as find_tasks
+    from trundle.evaluate.fidelity import Fidelity as Fidelity
+    from trundle.evaluate.fidelity import measure_fidelity as measure_fidelity
+    from trundle.evaluate.mteb import MtebTask as MtebTask
+    from trundle.evaluate.scoring import Result as Result
+    from trundle.evaluate.scoring import evaluate as evaluate
+    from trundle.evaluate.scoring import mean_score as mean_score
+    from trundle.evaluate.scoring import share_of_teacher as share_of_teacher
+    from trundle.evaluate.tasks import KnownItemTask as KnownItemTask
+    from trundle.evaluate.tasks import Scores as Scores
+    from trundle.evaluate.tasks import Task as Task
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "Fidelity": "fidelity",
+        "KnownItemTask": "tasks",
+        "MtebTask": "mteb",
+        "Result": "scoring",
+        "Scores": "tasks",
+        "Task": "tasks",
+        "evaluate": "scoring",
+        "find_tasks": "catalogue",
+        "mean_score": "scoring",
+        "measure_fidelity": "fidelity",
+        "share_of_teacher": "scoring",
+    },
+)

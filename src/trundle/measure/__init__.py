@@ -1,1 +1,25 @@
-"""Placeholder."""
+"""Looking at a model before anything is decided."""
+
+from typing import TYPE_CHECKING
+
+from trundle.lazy import lazy
+
+if TYPE_CHECKING:
+    from trundle.measure.costs import Cost as Cost
+    from trundle.measure.costs import PartCost as PartCost
+    from trundle.measure.costs import cost as cost
+    from trundle.measure.costs import predict as predict
+    from trundle.measure.savings import Saving as Saving
+    from trundle.measure.savings import list_savings as list_savings
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "Cost": "costs",
+        "PartCost": "costs",
+        "cost": "costs",
+        "predict": "costs",
+        "Saving": "savings",
+        "list_savings": "savings",
+    },
+)

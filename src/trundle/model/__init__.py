@@ -7,6 +7,10 @@ from trundle.lazy import lazy
 if TYPE_CHECKING:
     from trundle.model.anatomy import FAMILIES as FAMILIES
     from trundle.model.encode import embedder as embedder
+    from trundle.model.encode import encode_by_kind as encode_by_kind
+    from trundle.model.heads import normalises as normalises
+    from trundle.model.heads import with_linear_head as with_linear_head
+    from trundle.model.heads import without_head as without_head
     from trundle.model.layout import Layout as Layout
     from trundle.model.layout import layout_of as layout_of
     from trundle.model.layout import shrunk as shrunk
@@ -24,6 +28,10 @@ __getattr__ = lazy(
     {
         "FAMILIES": "anatomy",
         "embedder": "encode",
+        "encode_by_kind": "encode",
+        "normalises": "heads",
+        "with_linear_head": "heads",
+        "without_head": "heads",
         "Layout": "layout",
         "layout_of": "layout",
         "shrunk": "layout",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -36,13 +37,32 @@ def embedder(
         return run
 
     return Embedder(
-        name=name, text=role(model.encode), query=role(model.encode_query), document=role(model.encode_document)
+        name=name,
+        text=role(model.encode),
+        query=role(model.encode_query),
+        document=role(model.encode_document),
     )
 
 
 def _encode(encode: Callable[..., Vectors], texts: list[str], batch_size: int) -> Vectors:
     vectors = encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
     return np.asarray(vectors, dtype=np.float32)
+
+
+def encode_by_kind(embedder: Embedder, texts: Sequence[str], kinds: Sequence[str | None]) -> Vectors:
+    """Each text in its role, so that queries get the query prompt; the order is kept."""
+    if not texts:
+        raise BadInput("there are no texts to encode; check where they come from")
+    roles = {"query": embedder.query, "document": embedder.document}
+    order = sorted(range(len(texts)), key=lambda row: kinds[row] or "")
+    rows, parts = [], []
+    for kind, group in itertools.groupby(order, key=lambda row: kinds[row] or ""):
+        chosen = list(group)
+        rows += chosen
+        parts.append(roles.get(kind, embedder.text)([texts[row] for row in chosen]))
+    vectors = np.empty((len(texts), parts[0].shape[1]), dtype=np.float32)
+    vectors[rows] = np.concatenate(parts)
+    return vectors
 
 
 def check_texts(texts: Sequence[str]) -> None:
@@ -64,7 +84,9 @@ def _check_vectors(vectors: Vectors, texts: Sequence[str], name: str) -> Vectors
     good = np.isfinite(vectors).all(axis=1)
     if not good.all():
         number = int(np.argmin(good))
-        raise BadModel(f"{name} gives a vector with NaN or infinity for text {number + 1} ({texts[number][:60]!r}); check its weights")
+        raise BadModel(
+            f"{name} gives a vector with NaN or infinity for text {number + 1} ({texts[number][:60]!r}); check its weights"
+        )
     empty = ~vectors.any(axis=1)
     if empty.any():
         number = int(np.argmax(empty))

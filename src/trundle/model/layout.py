@@ -140,7 +140,9 @@ def shrunk(
         if count is None:
             continue
         if not 1 <= count <= sizes[axis]:
-            raise ImpossibleCut(f"{count} of {sizes[axis]} can't be kept along {axis!r}; give 1 to {sizes[axis]}")
+            raise ImpossibleCut(
+                f"{count} of {sizes[axis]} can't be kept along {axis!r}; give 1 to {sizes[axis]}"
+            )
         sizes[axis] = count
     sizes = _with_products(sizes)
     if family.head is None and sizes["q"] != sizes["hidden"]:
@@ -149,7 +151,9 @@ def shrunk(
             f"{sizes['heads']} heads × {sizes['head']}; cut hidden and head widths by the same share"
         )
     if family.rotary and sizes["head"] % 2:
-        raise ImpossibleCut(f"rotary positions turn pairs, and head width {sizes['head']} is odd; keep an even number")
+        raise ImpossibleCut(
+            f"rotary positions turn pairs, and head width {sizes['head']} is odd; keep an even number"
+        )
     kept = check_blocks(layout, range(layout.layers) if blocks is None else blocks)
     position = {old: new for new, old in enumerate(kept)}
     parameters = tuple(
@@ -171,9 +175,13 @@ def check_blocks(layout: Layout, blocks: Sequence[int]) -> tuple[int, ...]:
     if not kept:
         raise ImpossibleCut(f"at least 1 of the {layout.layers} layers must be kept")
     if any(not 0 <= block < layout.layers for block in kept):
-        raise ImpossibleCut(f"the model has layers 0 to {layout.layers - 1}, not all of {list(kept)}; choose among those")
+        raise ImpossibleCut(
+            f"the model has layers 0 to {layout.layers - 1}, not all of {list(kept)}; choose among those"
+        )
     if list(kept) != sorted(set(kept)):
         raise ImpossibleCut(f"the layers {list(kept)} must be in rising order, each named once")
     if layout.family.first_block_is_special and kept[0] != 0:
-        raise ImpossibleCut(f"the first layer of a {layout.family.name} model is built unlike the others; keep layer 0")
+        raise ImpossibleCut(
+            f"the first layer of a {layout.family.name} model is built unlike the others; keep layer 0"
+        )
     return kept

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from safetensors import SafetensorError, safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -54,7 +59,9 @@ def load(
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise BadModel(f"{name} can't be opened as an embedding model ({reason}); check the folder or fetch it again") from error
+        raise BadModel(
+            f"{name} can't be opened as an embedding model ({reason}); check the folder or fetch it again"
+        ) from error
 
 
 def _folder(name: str, trust_remote_code: bool) -> Path:
@@ -64,7 +71,9 @@ def _folder(name: str, trust_remote_code: bool) -> Path:
     if path.is_file():
         raise BadModel(f"{name} is a file; give the model's folder")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name.strip():
-        raise BadModel(f"there is no folder {name!r}; give a model folder or a hub name such as all-MiniLM-L6-v2")
+        raise BadModel(
+            f"there is no folder {name!r}; give a model folder or a hub name such as all-MiniLM-L6-v2"
+        )
     patterns = [*FETCHED, "*.py"] if trust_remote_code else FETCHED
     candidates = [name] if "/" in name else [f"sentence-transformers/{name}", name]
     for candidate in candidates:
@@ -92,7 +101,9 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
             with safe_open(str(file), framework="np"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise BadModel(f"{file} is cut short or damaged ({error}); fetch or copy the model again") from error
+            raise BadModel(
+                f"{file} is cut short or damaged ({error}); fetch or copy the model again"
+            ) from error
     place = _backbone_place(folder)
     if place is None:
         return {}
@@ -105,7 +116,9 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
             else f"{place} holds no weights (*.safetensors); fetch the whole model"
         )
     if "auto_map" in config and config.get("model_type") not in BY_MODEL_TYPE and not trust_remote_code:
-        raise BadModel(f"{folder} brings its own code to run; read it, and say --trust-remote-code if you trust it")
+        raise BadModel(
+            f"{folder} brings its own code to run; read it, and say --trust-remote-code if you trust it"
+        )
     return config
 
 
@@ -126,7 +139,11 @@ def _read_json(path: Path) -> Any:
 
 
 def _with_pooling(
-    folder: Path, config: dict[str, Any], pooling: PoolingChoice | None, trust_remote_code: bool, device: str | None
+    folder: Path,
+    config: dict[str, Any],
+    pooling: PoolingChoice | None,
+    trust_remote_code: bool,
+    device: str | None,
 ) -> SentenceTransformer:
     """Give a bare encoder or a decoder LLM what it lacks to be an embedder."""
     model_type = str(config.get("model_type"))
@@ -134,7 +151,11 @@ def _with_pooling(
         pooling = "weightedmean" if family_of(model_type).causal else "mean"
     transformer = Transformer(
         str(folder),
-        model_kwargs={"use_safetensors": True, "trust_remote_code": trust_remote_code, "local_files_only": True},
+        model_kwargs={
+            "use_safetensors": True,
+            "trust_remote_code": trust_remote_code,
+            "local_files_only": True,
+        },
     )
     tokenizer = transformer.tokenizer
     if tokenizer is None:
@@ -145,5 +166,3 @@ def _with_pooling(
         raise BadModel(f"{folder}'s tokenizer has no pad and no end token; set one in tokenizer_config.json")
     width = transformer.get_embedding_dimension()
     return SentenceTransformer(modules=[transformer, Pooling(width, pooling_mode=pooling)], device=device)
-
-

@@ -20,7 +20,9 @@ def save(
         try:
             model.save_pretrained(str(scratch), create_model_card=False, safe_serialization=True)
         except SafetensorError as error:
-            raise WriteFailed(f"{target} could not be written ({error}); free some space and run again") from error
+            raise WriteFailed(
+                f"{target} could not be written ({error}); free some space and run again"
+            ) from error
         (scratch / "README.md").write_text(card, encoding="utf-8")
         lineage.write(scratch)
     return target

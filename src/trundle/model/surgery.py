@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -52,11 +52,15 @@ class Cut:
                 _check_indices(axis, kept, layout.sizes[axis])
         if self.mlp is not None:
             if len(self.mlp) != layout.layers:
-                raise ImpossibleCut(f"neurons are given for {len(self.mlp)} layers of {layout.layers}; give one list per layer")
+                raise ImpossibleCut(
+                    f"neurons are given for {len(self.mlp)} layers of {layout.layers}; give one list per layer"
+                )
             for kept in self.mlp:
                 _check_indices("mlp", kept, layout.sizes["mlp"])
             if len({len(kept) for kept in self.mlp}) > 1:
-                raise ImpossibleCut("the layers would keep different numbers of MLP neurons, which no config can say")
+                raise ImpossibleCut(
+                    "the layers would keep different numbers of MLP neurons, which no config can say"
+                )
         return shrunk(
             layout,
             blocks=self.blocks,
@@ -90,7 +94,7 @@ def with_modules(model: SentenceTransformer, modules: Sequence[nn.Module]) -> Se
     return SentenceTransformer(
         modules=list(modules),
         device=str(model.device),
-        prompts=dict(model.prompts),
+        prompts=cast("dict[str, str]", model.prompts),
         default_prompt_name=model.default_prompt_name,
         similarity_fn_name=model.similarity_fn_name,
         truncate_dim=model.truncate_dim,
@@ -104,7 +108,7 @@ def transformer_of(model: SentenceTransformer) -> Transformer:
         raise BadModel(
             f"the model begins with {type(first).__name__}, not with a torch transformer; give a transformer model"
         )
-    return first
+    return cast("Transformer", first)
 
 
 def cut_backbone(backbone: PreTrainedModel, what: Cut) -> PreTrainedModel:
@@ -115,7 +119,8 @@ def cut_backbone(backbone: PreTrainedModel, what: Cut) -> PreTrainedModel:
     with no_init_weights():
         small = type(backbone)(config)
     if getattr(backbone, "pooler", small) is None:
-        small.pooler = None
+        del small.pooler
+        small.register_module("pooler", None)
     old_names = _names_before(before, what.blocks)
     weights = backbone.state_dict()
     sliced = {
@@ -125,11 +130,16 @@ def cut_backbone(backbone: PreTrainedModel, what: Cut) -> PreTrainedModel:
     missing, unexpected = small.load_state_dict(sliced, strict=False, assign=True)
     strangers = [name for name in missing if name in dict(small.named_parameters())] + list(unexpected)
     if strangers:
-        raise ImpossibleCut(f"the cut model would not have the same parts as the original ({strangers[0]}); keep its layer")
+        raise ImpossibleCut(
+            f"the cut model would not have the same parts as the original ({strangers[0]}); keep its layer"
+        )
     for parameter in after.parameters:
         if tuple(sliced[parameter.name].shape) != after.shape(parameter):
-            raise ImpossibleCut(f"{parameter.name} came out as {tuple(sliced[parameter.name].shape)}, not {after.shape(parameter)}")
-    return small.to(backbone.device).train(backbone.training)
+            raise ImpossibleCut(
+                f"{parameter.name} came out as {tuple(sliced[parameter.name].shape)}, not {after.shape(parameter)}"
+            )
+    small.train(backbone.training)
+    return nn.Module.to(small, backbone.device)
 
 
 def _names_before(before: Layout, blocks: Indices | None) -> list[Parameter]:
@@ -180,7 +190,9 @@ def _new_config(config: PreTrainedConfig, after: Layout, what: Cut) -> PreTraine
             if old_list is None:
                 continue
             if len(old_list) != getattr(config, family.layers):
-                raise BadModel(f"the config's {entry} has {len(old_list)} entries for {getattr(config, family.layers)} layers; mend the config")
+                raise BadModel(
+                    f"the config's {entry} has {len(old_list)} entries for {getattr(config, family.layers)} layers; mend the config"
+                )
             setattr(new, entry, [old_list[block] for block in what.blocks])
         setattr(new, family.layers, after.layers)
     for axis, entry in _entries(family).items():
@@ -201,7 +213,9 @@ def _entries(family: Family) -> dict[str, str]:
 def _refuse_per_dimension_rope(config: PreTrainedConfig) -> None:
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if any(isinstance(value, list) for value in rope.values()):
-        raise ImpossibleCut("this model's rotary scaling lists one factor per head dimension; its head width can't be cut")
+        raise ImpossibleCut(
+            "this model's rotary scaling lists one factor per head dimension; its head width can't be cut"
+        )
 
 
 def _narrow(modules: Sequence[nn.Module], hidden: Indices) -> None:
@@ -216,7 +230,9 @@ def _narrow(modules: Sequence[nn.Module], hidden: Indices) -> None:
             module.pooling_output_dimension = len(kept)
         elif isinstance(module, Dense):
             if module.use_residual:
-                raise ImpossibleCut("the Dense layer after the backbone has a residual path; its input can't be narrowed")
+                raise ImpossibleCut(
+                    "the Dense layer after the backbone has a residual path; its input can't be narrowed"
+                )
             module.linear.weight = nn.Parameter(module.linear.weight.detach()[:, kept].clone())
             module.linear.in_features = module.in_features = len(kept)
             return
@@ -224,7 +240,9 @@ def _narrow(modules: Sequence[nn.Module], hidden: Indices) -> None:
             module.norm = _narrow_norm(module.norm, kept)
             module.dimension = len(kept)
         elif not isinstance(module, Normalize | Dropout):
-            raise ImpossibleCut(f"trundle can't narrow a {type(module).__name__} module; cut layers or neurons instead")
+            raise ImpossibleCut(
+                f"trundle can't narrow a {type(module).__name__} module; cut layers or neurons instead"
+            )
 
 
 def _narrow_norm(norm: nn.LayerNorm, kept: Tensor) -> nn.LayerNorm:

@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""What a run leaves for people to read."""

@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""Ways to make a model smaller, one file each."""

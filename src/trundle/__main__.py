@@ -1,0 +1,5 @@
+"""`python -m trundle`."""
+
+from trundle.cli.app import main
+
+main()

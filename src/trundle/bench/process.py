@@ -1,0 +1,125 @@
+"""The parent's side of one worker: start it, ask it, and be sure that it is gone afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import IO, Any, Self
+
+from trundle.errors import BadModel, TrundleError, UserError
+
+COMMAND = (sys.executable, "-P", "-m", "trundle.bench.worker")
+"""-P: a file in the user's folder must not stand in for a library of the same name."""
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+
+
+class Worker:
+    """One worker process. Leaving the `with` block ends it, whatever happened inside."""
+
+    def __init__(self, label: str, *, threads: int, timeout: float, command: Sequence[str] = COMMAND) -> None:
+        self.label = label
+        self._timeout = timeout
+        self._answers: SimpleQueue[str] = SimpleQueue()
+        # A file, as a pipe that nobody reads would fill up and block the worker.
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        self.started = time.perf_counter()
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))},
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the workers
+        )
+        self._reader = threading.Thread(target=_read, args=(self._process.stdout, self._answers), daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id."""
+        return self._process.pid
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request and wait for its answer; a worker that fails, dies or hangs is one sentence."""
+        pipe = self._process.stdin
+        assert pipe is not None
+        with suppress(BrokenPipeError):  # it died: the answer that does not come tells how
+            pipe.write(json.dumps(request) + "\n")
+            pipe.flush()
+        try:
+            line = self._answers.get(timeout=self._timeout)
+        except Empty:
+            raise TrundleError(
+                f"{self.label} gave no answer within {self._timeout:g} s; "
+                "allow it more time, or leave it out of the bench"
+            ) from None
+        if not line:
+            raise self._died()
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise _failure(self.label, str(reply["error"]), str(reply["kind"]))
+        return reply
+
+    def close(self) -> None:
+        """End the worker; it keeps nothing that could be lost."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for stream in (self._process.stdin, self._process.stdout, self._stderr):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
+
+    def _died(self) -> TrundleError:
+        """How the process ended, by its signal or by the last line it left."""
+        code = self._process.wait()
+        if code == -signal.SIGKILL:
+            return TrundleError(
+                f"the process of {self.label} was killed from outside; "
+                "free some memory, or bench fewer models at once"
+            )
+        self._stderr.seek(0)
+        said = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
+        last = said[-1].strip() if said else signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return TrundleError(f"the process of {self.label} died ({last}); try the model alone to see why")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _read(pipe: IO[str], answers: SimpleQueue[str]) -> None:
+    """Collect answers; an empty one is the end. A thread, so that the parent can stop waiting.
+
+    Lines that are no answer (what an interpreter prints as it starts, a line cut short) are passed over.
+    """
+    for line in pipe:
+        if line.startswith("{") and line.endswith("\n"):
+            answers.put(line)
+    answers.put("")
+
+
+def _failure(label: str, sentence: str, kind: str) -> TrundleError:
+    match kind:
+        case "model":
+            return BadModel(sentence)
+        case "user":
+            return UserError(sentence)
+    return TrundleError(f"{label} failed in the bench ({sentence}); try the model alone to see why")

@@ -1,0 +1,119 @@
+"""The texts every contestant encodes: short ones like queries, long ones like documents.
+
+All texts of a kind have about the same number of words, so a contestant that gets further in its time is not
+handed easier or harder texts. With a BERT-like tokenizer a short text is about 10 tokens and a long one about 200.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+
+from trundle.errors import BadInput
+
+SHORT_WORDS = range(6, 10)
+LONG_WORDS = range(165, 196, 5)
+SHORT_TEXTS = 256
+LONG_TEXTS = 64
+LONGEST_WORD = 30
+PIECE = 2
+"""A longer run is a script without spaces, or no language at all: it counts as words of this many characters."""
+
+PATTERNS = (
+    "The {adjective} {noun} {verb} the {noun} {where}.",
+    "When a {noun} {verb} the {adjective} {noun}, the {noun} {verb} it {where}.",
+    "Most people think that the {noun} {verb} some {adjective} {noun}.",
+    "How often does one {noun} change what the {adjective} {noun} costs {where}?",
+    "In that year the {noun} with the {noun} {verb} every {adjective} {noun} {where}.",
+)
+WORDS = {
+    "noun": (
+        "bank book bridge child city company country doctor engine family farmer field garden house "
+        "island language law letter market model morning music paper patient plan price problem river "
+        "road room school science season story student system teacher team train village war water "
+        "window winter worker world"
+    ),
+    "verb": (
+        "becomes brings builds buys carries changes contains explains finds follows helps holds joins "
+        "keeps leads makes moves needs opens pays reaches sees sells serves shows supports takes teaches "
+        "tests uses visits wants"
+    ),
+    "adjective": (
+        "bright common early empty famous free full great heavy important large late little local long "
+        "modern new old open poor public quiet real rich short simple small strong warm young"
+    ),
+    "where": (
+        "again|at night|by the sea|during the summer|for many years|from the north|in the old town|"
+        "near the station|on the other side|over time|under the new rules|without much help"
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """The texts of one bench."""
+
+    short: tuple[str, ...]
+    long: tuple[str, ...]
+
+    def as_json(self) -> str:
+        """The texts as a worker reads them."""
+        return json.dumps(asdict(self))
+
+    def fingerprint(self) -> str:
+        """Tells two workloads apart without storing them."""
+        return hashlib.sha256(self.as_json().encode()).hexdigest()
+
+
+def workload(texts: Iterable[str] | None = None) -> Workload:
+    """Short and long texts cut from `texts`, or from made-up English; the same input gives the same texts."""
+    words = _invented_words() if texts is None else _given_words(texts)
+    return Workload(
+        short=_cut(words, islice(cycle(SHORT_WORDS), SHORT_TEXTS)),
+        long=_cut(words, islice(cycle(LONG_WORDS), LONG_TEXTS)),
+    )
+
+
+def mean_words(texts: tuple[str, ...]) -> float:
+    """How long texts are on average."""
+    return sum(len(text.split()) for text in texts) / len(texts)
+
+
+def _cut(words: Iterator[str], counts: Iterable[int]) -> tuple[str, ...]:
+    """The next words of a stream as texts of the given numbers of words."""
+    return tuple(" ".join(islice(words, count)) for count in counts)
+
+
+def _given_words(texts: Iterable[str]) -> Iterator[str]:
+    """The words of the user's texts, from the start again when they run out."""
+    enough = SHORT_TEXTS * max(SHORT_WORDS) + LONG_TEXTS * max(LONG_WORDS)
+    words = list(islice((word for text in texts for word in _split(text)), enough))
+    if not words:
+        raise BadInput(
+            "the texts to bench with hold no words; give at least one sentence, or none to use made-up ones"
+        )
+    return cycle(words)
+
+
+def _split(text: object) -> Iterator[str]:
+    if not isinstance(text, str):
+        raise BadInput(f"a text to bench with is a {type(text).__name__}, not a string; convert it first")
+    for word in text.split():
+        if len(word) <= LONGEST_WORD:
+            yield word
+        else:
+            yield from (word[start : start + PIECE] for start in range(0, len(word), PIECE))
+
+
+def _invented_words() -> Iterator[str]:
+    """An endless stream of plain English sentences, word by word."""
+    choices = {kind: words.split("|" if "|" in words else None) for kind, words in WORDS.items()}
+    dice = random.Random(0)
+    while True:
+        sentence = re.sub(r"{(\w+)}", lambda gap: dice.choice(choices[gap[1]]), dice.choice(PATTERNS))
+        yield from sentence.split()

@@ -1,0 +1,55 @@
+"""`trundle`: one verb = parse, one call, one print. Exit code 2 is the user's to mend, 1 is ours."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import typer
+
+from trundle.cli import verbs
+from trundle.cli.step_verbs import step_verb
+from trundle.errors import TrundleError, UserError
+from trundle.steps.catalogue import STEPS
+
+app = typer.Typer(
+    name="trundle",
+    help="Shrink any text-embedding model, keep your index.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (verbs.demo, verbs.inspect, verbs.compress, verbs.recipes, verbs.evaluate, verbs.bench):
+    app.command()(verb)
+for step in STEPS.values():
+    app.command(name=step.name, rich_help_panel="Steps, each alone")(step_verb(step))
+
+
+def main() -> None:
+    """Run a verb; every failure is one sentence."""
+    try:
+        app()
+    except UserError as error:
+        _fail(error, 2)
+    except TrundleError as error:
+        _fail(error, 1)
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; nothing was written\n")
+        sys.exit(130)
+    except Exception as error:
+        if _wants_traceback():
+            traceback.print_exc()
+        name = type(error).__name__
+        _fail(f"trundle itself failed ({name}: {error}); run again with -v and report what it prints", 1)
+
+
+def _fail(sentence: object, code: int) -> None:
+    if isinstance(sentence, Exception) and _wants_traceback():
+        traceback.print_exception(sentence)
+    sys.stderr.write(f"trundle: {sentence}\n")
+    sys.exit(code)
+
+
+def _wants_traceback() -> bool:
+    return "-v" in sys.argv or "--verbose" in sys.argv

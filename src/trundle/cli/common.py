@@ -1,0 +1,73 @@
+"""The flags verbs share, and the one call behind every verb that makes a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trundle.cli import console, figures
+from trundle.errors import BadInput
+
+if TYPE_CHECKING:
+    from trundle.recipe import Recipe
+
+Model = Annotated[str, typer.Argument(help="A model folder or hub name.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the result.")]
+Data = Annotated[
+    list[str] | None,
+    typer.Option("--data", "-d", help="Texts: .txt .jsonl .csv .tsv .parquet, a folder, or 'environment'; repeatable."),
+]
+Seed = Annotated[int, typer.Option(help="Same seed, same bytes.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Plan and forecast only; write nothing.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the libraries underneath say, and tracebacks.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
+
+
+def carry_out(
+    model: str,
+    recipe: Recipe,
+    *,
+    output: Path | None,
+    data: list[str] | None,
+    seed: int,
+    dry_run: bool,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    trust: bool,
+) -> None:
+    """Run a recipe and show what came of it."""
+    if output is None and not dry_run:
+        raise BadInput("say where the result goes with -o FOLDER, or only look with --dry-run")
+    console.calm_libraries(verbose=verbose)
+    from trundle.data.corpus import read_corpus
+    from trundle.pipeline import compress
+
+    progress = console.terminal(quiet=quiet or as_json)
+    run = compress(
+        model,
+        recipe,
+        output=output,
+        corpus=read_corpus(data, seed=seed, progress=progress) if data else None,
+        seed=seed,
+        dry_run=dry_run,
+        replace=force,
+        trust_remote_code=trust,
+        progress=progress,
+    )
+    if as_json:
+        console.show_json(run.as_json())
+        return
+    console.show_table(figures.run(run))
+    if run.fidelity is not None:
+        console.show()
+        console.show_table(figures.fidelity(run.fidelity))
+    if run.output is not None:
+        console.show()
+        console.show(f"Written to {run.output}: SentenceTransformer({str(run.output)!r}) opens it.")

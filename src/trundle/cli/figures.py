@@ -1,0 +1,146 @@
+"""Results as rows of a table: how each verb's numbers are written for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from trundle.cli.console import bar
+
+if TYPE_CHECKING:
+    from trundle.bench.summary import Measured
+    from trundle.demo import DemoResult
+    from trundle.evaluate import Fidelity, Result
+    from trundle.measure import Cost, Saving
+    from trundle.pipeline import Run
+
+Rows = list[tuple[str, ...]]
+
+
+def count(number: float) -> str:
+    """22.7M, 109M, 1.2B, 950."""
+    for size, mark in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            scaled = number / size
+            return f"{scaled:.1f}{mark}" if scaled < 100 else f"{scaled:.0f}{mark}"
+    return f"{number:.0f}"
+
+
+def megabytes(number: float) -> str:
+    """Millions of bytes."""
+    return f"{number / 1e6:,.1f} MB"
+
+
+def parts(cost: Cost) -> Rows:
+    """Where the parameters, bytes and work are."""
+    rows: Rows = [("part", "parameters", "", "", "bytes", "FLOPs/token", "")]
+    total = cost.total
+    for part, figures in cost.parts.items():
+        if not figures.parameters and not figures.flops_per_token:
+            continue
+        share, work = figures.parameters / total.parameters, figures.flops_per_token / total.flops_per_token
+        shown = (bar(share), f"{share:.1%}", megabytes(figures.bytes), count(figures.flops_per_token), f"{work:.1%}")
+        rows.append((part, count(figures.parameters), *shown))
+    rows.append(("all", count(total.parameters), "", "", megabytes(cost.file_bytes), count(total.flops_per_token), ""))
+    return rows
+
+
+def menu(before: Cost, savings: Sequence[Saving]) -> Rows:
+    """What each step could save."""
+    rows: Rows = [("step", "keeps", "parameters", "weights", "smaller", "FLOPs/token", "less work")]
+    for saving in savings:
+        after = saving.after
+        rows.append(
+            (
+                saving.step,
+                saving.says,
+                count(after.parameters),
+                megabytes(after.file_bytes),
+                f"{before.file_bytes / after.file_bytes:.2f}×",
+                count(after.flops_per_token),
+                f"{before.flops_per_token / after.flops_per_token:.2f}×",
+            )
+        )
+    return rows
+
+
+def run(result: Run) -> Rows:
+    """A compression, step by step."""
+    rows: Rows = [("", "layers", "parameters", "weights", "FLOPs/token", "seconds")]
+
+    def line(name: str, cost: Cost, seconds: str) -> tuple[str, ...]:
+        figures = (count(cost.parameters), megabytes(cost.file_bytes), count(cost.flops_per_token))
+        return (name, str(cost.layers), *figures, seconds)
+
+    rows.append(line("before", result.before, ""))
+    for step in result.steps:
+        seconds = f"{step.seconds:.1f}" if step.applied else "planned"
+        rows.append(line(f"after {step.call.step.name}", step.after, seconds))
+    before, after = result.before, result.after
+    ratios = [
+        before.parameters / after.parameters,
+        before.file_bytes / after.file_bytes,
+        before.flops_per_token / after.flops_per_token,
+    ]
+    rows.append(("ratio", "", *(f"{ratio:.2f}×" for ratio in ratios), ""))
+    return rows
+
+
+def fidelity(result: Fidelity) -> Rows:
+    """A model beside its teacher."""
+    return [
+        ("against the original", ""),
+        ("cosine", f"{result.cosine:.4f}"),
+        ("ℓ2 distance", f"{result.distance:.4f}"),
+        (f"agreement@{result.k}, searching the original's index", f"{result.agreement_asymmetric:.1%}"),
+        (f"agreement@{result.k}, own index", f"{result.agreement_standard:.1%}"),
+    ]
+
+
+def scores(results: Sequence[Sequence[Result]], names: Sequence[str]) -> Rows:
+    """Tasks down, models across; the first model is what the others are a share of."""
+    rows: Rows = [("task", "measure", *names)]
+    keys = list(dict.fromkeys((r.task, r.mode, r.main) for column in results for r in column))
+    by_key = [{(r.task, r.mode, r.main): r.score for r in column} for column in results]
+    for key in keys:
+        task, mode, main = key
+        label = task if mode == "standard" else f"{task}, {mode}"
+        rows.append((label, main, *(f"{100 * found[key]:.2f}" if key in found else "–" for found in by_key)))
+    standard = [[key for key in keys if key[1] == "standard" and key in found] for found in by_key]
+    means = [sum(found[key] for key in chosen) / len(chosen) for found, chosen in zip(by_key, standard, strict=True)]
+    if len(keys) > 1:
+        rows.append(("mean, standard", "", *(f"{100 * mean:.2f}" for mean in means)))
+    if len(names) > 1:
+        rows.append(("share of the first", "", *(f"{mean / means[0]:.1%}" for mean in means)))
+    return rows
+
+
+def demo(result: DemoResult) -> Rows:
+    """The original and the small model, side by side."""
+    before, after, near = result.run.before, result.run.after, result.run.fidelity
+    big, small = result.speed.models
+    ndcg = result.ndcg
+    asymmetric, standard = ndcg["asymmetric"], ndcg["standard"]
+    rows: Rows = [("", "original", "small", "small / original")]
+
+    def line(label: str, old: float, new: float, write: Callable[[float], str]) -> None:
+        rows.append((label, write(old), write(new), f"{new / old:.2f}×"))
+
+    def speed(label: str, old: Measured, new: Measured) -> None:
+        line(label, old.value, new.value, lambda rate: f"{rate:,.0f}")
+
+    line("parameters", before.parameters, after.parameters, count)
+    line("weights", before.file_bytes, after.file_bytes, megabytes)
+    speed("texts/s, short", big.short_texts_per_second, small.short_texts_per_second)
+    speed("texts/s, long", big.long_texts_per_second, small.long_texts_per_second)
+    line("nDCG@10, own index (standard)", ndcg["original"], standard, percent)
+    line("nDCG@10, original's index (asymmetric)", ndcg["original"], asymmetric, percent)
+    if near is not None:
+        rows.append((f"agreement@{near.k}, original's index", "", percent(near.agreement_asymmetric), ""))
+        rows.append(("cosine to the original", "", f"{near.cosine:.3f}", ""))
+    return rows
+
+
+def percent(share: float) -> str:
+    """A share of 1, times a hundred."""
+    return f"{100 * share:.1f}"

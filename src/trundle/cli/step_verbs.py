@@ -1,0 +1,81 @@
+"""A verb for each step, its flags made from the step's options class, so that nothing is written twice."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+
+from trundle.cli.common import (
+    Data,
+    DryRun,
+    Force,
+    Json,
+    Model,
+    Output,
+    Quiet,
+    Seed,
+    TrustRemoteCode,
+    Verbose,
+    carry_out,
+)
+from trundle.steps.contract import Step
+
+PLAIN = (bool, int, float, str)
+COMMON: dict[str, tuple[Any, Any]] = {
+    "output": (Output, None),
+    "data": (Data, None),
+    "seed": (Seed, 0),
+    "dry_run": (DryRun, False),
+    "force": (Force, False),
+    "as_json": (Json, False),
+    "quiet": (Quiet, False),
+    "verbose": (Verbose, False),
+    "trust": (TrustRemoteCode, False),
+}
+
+
+def step_verb(step: Step[Any, Any]) -> Callable[..., None]:
+    """A function for typer whose parameters are the step's options and the flags all verbs share."""
+    options = step.options.model_fields
+
+    def verb(model: str, **given: Any) -> None:
+        from trundle.recipe import single
+
+        chosen = {name: value for name in options if (value := given.pop(name)) is not None}
+        carry_out(model, single(step, chosen), **given)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Model)]
+    parameters += [
+        inspect.Parameter(name, keyword, default=None, annotation=_flag(field)) for name, field in options.items()
+    ]
+    parameters += [
+        inspect.Parameter(name, keyword, default=default, annotation=annotation)
+        for name, (annotation, default) in COMMON.items()
+    ]
+    verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    verb.__name__, verb.__doc__ = step.name, step.help
+    return verb
+
+
+def _flag(field: FieldInfo) -> Any:
+    """The flag of one option; its own default is shown but not set, so that only what was given is passed on."""
+    kind = _plain(field.annotation)
+    default = "" if field.default is None or field.is_required() else f" [default: {field.default}]"
+    return Annotated[kind | None, typer.Option(help=f"{field.description}{default}", show_default=False)]
+
+
+def _plain(annotation: Any) -> Any:
+    """The type typer parses; whatever it can't is left as text for the options class to read."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        choices = [choice for choice in get_args(annotation) if choice is not type(None)]
+        return _plain(choices[0]) if len(choices) == 1 else str
+    if get_origin(annotation) is Literal or annotation in PLAIN:
+        return annotation
+    return str

@@ -1,0 +1,190 @@
+"""The verbs that look, measure and carry out recipes. Each one parses, makes one call, prints one result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trundle.cli import console, figures
+from trundle.cli.common import (
+    Data,
+    DryRun,
+    Force,
+    Json,
+    Model,
+    Output,
+    Quiet,
+    Seed,
+    TrustRemoteCode,
+    Verbose,
+    carry_out,
+)
+
+Models = Annotated[list[str], typer.Argument(help="Model folders or hub names; the first is what others are compared with.")]
+
+
+def inspect(model: Model, as_json: Json = False, verbose: Verbose = False, trust: TrustRemoteCode = False) -> None:
+    """Show where a model's parameters, bytes and work are, and what each step could save."""
+    console.calm_libraries(verbose=verbose)
+    from trundle.measure import cost, list_savings
+    from trundle.model import layout_of, load, transformer_of
+
+    opened = load(model, trust_remote_code=trust)
+    layout, now, menu = layout_of(transformer_of(opened).model), cost(opened), list_savings(opened)
+    if as_json:
+        savings = [{"step": saving.step, "keeps": saving.says, **saving.after.as_json()} for saving in menu]
+        console.show_json({"model": model, "family": layout.family.name, **now.as_json(), "savings": savings})
+        return
+    sizes = layout.sizes
+    console.show(
+        f"{model}: {layout.family.name}, {layout.layers} layers, {sizes['hidden']} wide, {sizes['heads']} heads, "
+        f"{sizes['vocab']:,} tokens, vectors of {opened.get_embedding_dimension()}"
+    )
+    console.show()
+    console.show_table(figures.parts(now))
+    console.show()
+    console.show_table(figures.menu(now, menu), title=f"What each step could save (work at {now.length} tokens a text)")
+
+
+def compress(
+    model: Model,
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="A recipe that comes with trundle, or a .yaml file.")],
+    output: Output = None,
+    data: Data = None,
+    change: Annotated[list[str] | None, typer.Option("--set", help="step.option=value, over the recipe's own.")] = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    trust: TrustRemoteCode = False,
+) -> None:
+    """Make a small model out of a large one, by a recipe."""
+    from trundle.recipe import read_recipe
+
+    carry_out(
+        model,
+        read_recipe(recipe, change or []),
+        output=output,
+        data=data,
+        seed=seed,
+        dry_run=dry_run,
+        force=force,
+        as_json=as_json,
+        quiet=quiet,
+        verbose=verbose,
+        trust=trust,
+    )
+
+
+def recipes(as_json: Json = False) -> None:
+    """List the recipes that come with trundle."""
+    from trundle.recipe import read_recipe, recipe_names
+
+    found = [read_recipe(name) for name in recipe_names()]
+    if as_json:
+        console.show_json({recipe.name: recipe.as_json() for recipe in found})
+        return
+    rows = [("recipe", "steps", "")]
+    rows += [(recipe.name, " → ".join(call.step.name for call in recipe.calls), recipe.about) for recipe in found]
+    console.show_table(rows)
+
+
+def evaluate(
+    models: Models,
+    tasks: Annotated[str, typer.Option(help="Comma-separated: names or kinds under --root, paths, or mteb:NAME.")],
+    root: Annotated[Path | None, typer.Option(envvar="TRUNDLE_TASKS", help="Folder of task files.")] = None,
+    teacher: Annotated[str | None, typer.Option(help="Also score each model's queries on this model's documents.")] = None,
+    split: Annotated[str, typer.Option(help="test, or dev to choose settings by.")] = "test",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    trust: TrustRemoteCode = False,
+) -> None:
+    """Score models on tasks, alone and on a teacher's index."""
+    console.calm_libraries(verbose=verbose)
+    import json
+
+    from trundle.artifact import write_whole
+    from trundle.evaluate import evaluate as score
+    from trundle.evaluate import find_tasks
+    from trundle.model import embedder, load
+
+    progress = console.terminal(quiet=quiet or as_json)
+    chosen = find_tasks([name.strip() for name in tasks.split(",") if name.strip()], root, split=split)
+    index = None if teacher is None else embedder(load(teacher, trust_remote_code=trust), name=teacher)
+    results = []
+    for name in models:
+        opened = embedder(load(name, trust_remote_code=trust), name=name)
+        results.append(score(opened, chosen, documents=None if name == teacher else index, progress=progress))
+    flat = [result.as_json() for column in results for result in column]
+    if output is not None:
+        write_whole(output, json.dumps(flat, indent=2, ensure_ascii=False) + "\n")
+    if as_json:
+        console.show_json(flat)
+    else:
+        console.show_table(figures.scores(results, [Path(name).name for name in models]))
+
+
+def bench(
+    models: Models,
+    data: Data = None,
+    rounds: Annotated[int, typer.Option(help="How often each measure is repeated, interleaved between models.")] = 5,
+    seconds: Annotated[float, typer.Option(help="How long each measure runs in each round.")] = 0.5,
+    batch_size: Annotated[int, typer.Option(help="Texts per batch where throughput is measured.")] = 32,
+    threads: Annotated[int | None, typer.Option(help="Threads for each model; all cores by default.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure speed, latency, memory and size of models side by side, each in a process of its own."""
+    from trundle.bench import bench as measure
+    from trundle.bench import rows
+
+    texts = None
+    if data:
+        from trundle.data import read_texts
+
+        texts = (text.text for text in read_texts(data))
+    result = measure(
+        models,
+        texts=texts,
+        rounds=rounds,
+        seconds=seconds,
+        batch_size=batch_size,
+        threads=threads,
+        progress=console.terminal(quiet=quiet or as_json),
+    )
+    if as_json:
+        console.show_json(result.as_dict())
+    else:
+        console.show_table(rows(result))
+
+
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the small model goes.")] = Path("demo/small"),
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Do the main job, start to end, with a real model and the documentation found on this machine."""
+    console.calm_libraries(verbose=verbose)
+    from trundle.demo import run_demo
+
+    result = run_demo(output, replace=force, progress=console.terminal(quiet=quiet or as_json))
+    if as_json:
+        console.show_json(result.as_json())
+        return
+    console.show_table(figures.demo(result))
+    console.show()
+    console.show(f"The small model is in {result.output}. Use it with the index the original built:")
+    console.show()
+    console.show("    from sentence_transformers import SentenceTransformer")
+    console.show(f'    model = SentenceTransformer("{result.output}")')
+    console.show('    model.encode_query("how do I open a file?")')
+
+

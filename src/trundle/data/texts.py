@@ -1,0 +1,137 @@
+"""Texts without labels: what a model is measured on and what it learns to imitate.
+
+In a .txt file every line is a text. In a table the columns are found by name:
+
+    query, question, anchor                              queries
+    positive, passage, document, context, answer,        documents
+      response, negative, negatives, negative_1, ...
+    definition                                           definitions
+    sentence1, sentence2                                 texts of no special kind
+    text, sentence, content, body, abstract,             the first there is, and only where the row has
+      description, title                                   nothing but queries; then it is a document
+
+A column `kind` (query, document, definition, or null) overrides what the names imply. When the names say
+something else, say which is which: `docs.parquet::text=summary`, `faq.csv::query=asked,document=reply`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from trundle.data.source import Row, Source, parse_sources, read_rows
+from trundle.errors import BadInput
+
+Kind = Literal["query", "document", "definition"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+IMPLIED: dict[str, Kind | None] = {
+    "query": "query",
+    "question": "query",
+    "anchor": "query",
+    "positive": "document",
+    "passage": "document",
+    "document": "document",
+    "context": "document",
+    "answer": "document",
+    "response": "document",
+    "definition": "definition",
+    "sentence1": None,
+    "sentence2": None,
+}
+PLAIN = ("text", "sentence", "content", "body", "abstract", "description", "title")
+
+NEGATIVE = re.compile(r"negative(s|_(?P<number>[0-9]+))?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """One text, and the role its model should prompt it for; no kind means no prompt."""
+
+    text: str
+    kind: Kind | None = None
+
+
+def read_texts(sources: str | Sequence[str]) -> Iterator[Text]:
+    """Stream all texts of some sources, in order; a source that is not there is refused at once."""
+    return _texts(parse_sources(sources))
+
+
+def checked_text(value: Any, column: str, place: str) -> str:
+    """A value as a text a tokenizer can take, or an error that says where it stands."""
+    if not isinstance(value, str) or not value.strip():
+        what = (
+            "has no text"
+            if value is None or isinstance(value, str)
+            else f"is a {type(value).__name__}, not a text,"
+        )
+        raise BadInput(f"{place} {what} in column {column!r}; fill it in or delete the row")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        broken = f"half a character, \\u{ord(value[error.start]):04x}, in column {column!r}"
+        mend = "clean it with text.encode('utf-8', 'replace').decode('utf-8')"
+        raise BadInput(f"{place} holds {broken}; {mend}") from error
+    return value
+
+
+def negative_columns(columns: Sequence[str]) -> list[str]:
+    """The columns of negatives: negative, negatives, then the numbered ones by number."""
+    found = ((NEGATIVE.fullmatch(column), column) for column in columns)
+    return [name for _, name in sorted((int(m["number"] or -1), m.string) for m, _ in found if m)]
+
+
+def checked_negatives(value: Any, column: str, place: str) -> tuple[str, ...]:
+    """The negatives in one value: none (null, or an empty field), one, or a list of them."""
+    if value is None or value == "":
+        return ()
+    return tuple(
+        checked_text(item, column, place) for item in (value if isinstance(value, list) else [value])
+    )
+
+
+def _texts(sources: Sequence[Source]) -> Iterator[Text]:
+    plans: dict[tuple[str, ...], dict[str, Kind | None]] = {}
+    for source in sources:
+        for row in read_rows(source, _usable):
+            if row.columns not in plans:
+                plans[row.columns] = _plan(row)
+            yield from _row_texts(row, plans[row.columns])
+
+
+def _usable(column: str) -> bool:
+    return column in IMPLIED or column in PLAIN or column == "kind" or NEGATIVE.fullmatch(column) is not None
+
+
+def _plan(row: Row) -> dict[str, Kind | None]:
+    """Which columns of a table hold texts, and of what kind."""
+    plan = {column: kind for column, kind in IMPLIED.items() if column in row.columns}
+    plan.update(dict.fromkeys(negative_columns(row.columns), "document"))
+    if all(kind == "query" for kind in plan.values()):
+        plain = next((column for column in PLAIN if column in row.columns), None)
+        plan.update({plain: "document" if plan else None} if plain else {})
+    if not plan:
+        there = ", ".join(row.columns) or "none"
+        raise BadInput(
+            f"{row.place} has no column known to hold texts (columns: {there}); "
+            "say which one does, as in FILE::text=COLUMN"
+        )
+    return plan
+
+
+def _row_texts(row: Row, plan: dict[str, Kind | None]) -> Iterator[Text]:
+    stated = row.values.get("kind") or None
+    if stated is not None and stated not in KINDS:
+        raise BadInput(
+            f"{row.place} has the kind {stated!r}; write one of {', '.join(KINDS)}, "
+            "or name the text column alone, as in FILE::text=COLUMN"
+        )
+    for column, implied in plan.items():
+        if NEGATIVE.fullmatch(column):
+            for text in checked_negatives(row.values[column], column, row.place):
+                yield Text(text=text, kind=stated or implied)
+        else:
+            yield Text(text=checked_text(row.values[column], column, row.place), kind=stated or implied)

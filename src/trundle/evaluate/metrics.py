@@ -1,0 +1,105 @@
+"""Measures of frozen vectors against labels: pure functions of arrays, with the settings mteb has by default.
+
+Ranking measures are in `ranking`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import pearsonr, spearmanr
+from sklearn.cluster import MiniBatchKMeans
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, average_precision_score, f1_score, v_measure_score
+
+from trundle.embedder import Vectors
+from trundle.evaluate.ranking import unit
+
+SAMPLES_PER_LABEL = 8
+EXPERIMENTS = 10
+CLASSIFIER_ITERATIONS = 100
+CLUSTERING_BATCH = 500
+
+
+def paired_cosines(left: Vectors, right: Vectors) -> NDArray[np.float32]:
+    """Cosine of each row with its partner; rounded to single precision so that copies of a pair tie."""
+    cosines: NDArray[np.float32] = np.einsum("ij,ij->i", unit(left), unit(right)).astype(np.float32)
+    return cosines
+
+
+def similarity_measures(left: Vectors, right: Vectors, scores: Sequence[float]) -> dict[str, float]:
+    """Spearman and Pearson correlation of cosine with the scores people gave.
+
+    Where every cosine is the same (a collapsed model) there is no correlation: that is a 0, not a NaN.
+    """
+    cosines = paired_cosines(left, right).astype(np.float64)
+    gold = np.asarray(scores, dtype=np.float64)
+    if np.ptp(cosines) == 0 or np.ptp(gold) == 0:
+        return {"spearman": 0.0, "pearson": 0.0}
+    return {
+        "spearman": float(spearmanr(gold, cosines).statistic),
+        "pearson": float(pearsonr(gold, cosines).statistic),
+    }
+
+
+def pair_measures(left: Vectors, right: Vectors, labels: Sequence[int]) -> dict[str, float]:
+    """Average precision of cosine as a detector of the pairs labelled 1."""
+    return {"ap": float(average_precision_score(labels, paired_cosines(left, right)))}
+
+
+def few_shot_samples(
+    labels: Sequence[str], *, seed: int, per_label: int = SAMPLES_PER_LABEL, experiments: int = EXPERIMENTS
+) -> list[list[int]]:
+    """Rows to train on in each experiment: the first few of every label after a shuffle.
+
+    Each experiment shuffles the order the last one left, with the same seed: that is how mteb draws its
+    samples, and only so are figures comparable.
+    """
+    order = list(range(len(labels)))
+    samples = []
+    for _ in range(experiments):
+        np.random.RandomState(seed).shuffle(order)
+        taken: Counter[str] = Counter()
+        sample = []
+        for row in order:
+            if taken[labels[row]] < per_label:
+                taken[labels[row]] += 1
+                sample.append(row)
+        samples.append(sample)
+    return samples
+
+
+def classification_measures(
+    train: Vectors,
+    train_labels: Sequence[str],
+    test: Vectors,
+    test_labels: Sequence[str],
+    samples: Sequence[Sequence[int]],
+) -> dict[str, float]:
+    """Accuracy and macro F1 of logistic regression on frozen vectors, mean over the samples."""
+    labels = np.asarray(train_labels)
+    gold = np.asarray(test_labels)
+    accuracies, f1s = [], []
+    for sample in samples:
+        classifier = LogisticRegression(max_iter=CLASSIFIER_ITERATIONS)
+        with warnings.catch_warnings():
+            # The number of steps is part of the measure; whether they were enough is no news to the caller.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            classifier.fit(train[sample], labels[sample])
+        predicted = classifier.predict(test)
+        accuracies.append(accuracy_score(gold, predicted))
+        f1s.append(f1_score(gold, predicted, average="macro", zero_division=0.0))
+    return {"accuracy": float(np.mean(accuracies)), "f1": float(np.mean(f1s))}
+
+
+def clustering_measures(vectors: Vectors, labels: Sequence[str], *, seed: int) -> dict[str, float]:
+    """V-measure of mini-batch k-means with as many clusters as there are labels."""
+    model = MiniBatchKMeans(
+        n_clusters=len(set(labels)), batch_size=CLUSTERING_BATCH, n_init="auto", random_state=seed
+    )
+    return {"v_measure": float(v_measure_score(list(labels), model.fit(vectors).labels_))}

@@ -1,0 +1,196 @@
+"""What a model costs, by part, and what it would cost after a cut that has not been made.
+
+FLOPs count a multiply and an add as two and every matrix a token meets, at a stated text length: attention between tokens
+grows with it, and what happens once per text (pooler, Dense) is spread over the text's tokens. Sliding windows are
+counted as full attention, which is how they run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sentence_transformers import SentenceTransformer
+
+from trundle.model.anatomy import Part
+from trundle.model.layout import Layout, layout_of, shrunk
+from trundle.model.surgery import transformer_of
+
+PARTS: tuple[Part, ...] = ("embeddings", "attention", "mlp", "norm", "pooler", "head")
+LENGTH = 128
+SAFETENSORS_ALIGNMENT = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartCost:
+    """One part's share."""
+
+    parameters: int = 0
+    bytes: int = 0
+    flops_per_token: float = 0.0
+
+    def __add__(self, other: PartCost) -> PartCost:
+        return PartCost(
+            parameters=self.parameters + other.parameters,
+            bytes=self.bytes + other.bytes,
+            flops_per_token=self.flops_per_token + other.flops_per_token,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """A model's cost by part, at one text length."""
+
+    parts: dict[Part, PartCost]
+    layers: int
+    width: int
+    length: int
+    header_bytes: int
+
+    @property
+    def total(self) -> PartCost:
+        """All parts together."""
+        return sum(self.parts.values(), PartCost())
+
+    @property
+    def parameters(self) -> int:
+        """All weights."""
+        return self.total.parameters
+
+    @property
+    def file_bytes(self) -> int:
+        """What the weights weigh on disk, as safetensors."""
+        return self.total.bytes + self.header_bytes
+
+    @property
+    def flops_per_token(self) -> float:
+        """The work per token."""
+        return self.total.flops_per_token
+
+    def as_json(self) -> dict[str, object]:
+        """The facts, for machines and for the lineage."""
+        return {
+            "parameters": self.parameters,
+            "bytes": self.file_bytes,
+            "flops_per_token": round(self.flops_per_token),
+            "length": self.length,
+            "layers": self.layers,
+            "width": self.width,
+            "parts": {
+                part: {
+                    "parameters": cost.parameters,
+                    "bytes": cost.bytes,
+                    "flops_per_token": round(cost.flops_per_token),
+                }
+                for part, cost in self.parts.items()
+            },
+        }
+
+
+def cost(model: SentenceTransformer, *, length: int = LENGTH) -> Cost:
+    """What the model costs as it is."""
+    return _cost(layout_of(transformer_of(model).model), _heads(model), length)
+
+
+def predict(
+    model: SentenceTransformer,
+    *,
+    blocks: Sequence[int] | None = None,
+    hidden: int | None = None,
+    head: int | None = None,
+    mlp: int | None = None,
+    vocab: int | None = None,
+    dense: tuple[int, int] | None = None,
+    length: int = LENGTH,
+) -> Cost:
+    """What the model would cost after a cut to these counts, with its head replaced by a Dense (in, out) if given."""
+    before = layout_of(transformer_of(model).model)
+    after = shrunk(before, blocks=blocks, hidden=hidden, head=head, mlp=mlp, vocab=vocab)
+    heads = _narrowed(_heads(model), before.sizes["hidden"], after.sizes["hidden"])
+    return _cost(after, heads if dense is None else [_dense(*dense)], length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Head:
+    """The weights of one module after the backbone."""
+
+    shapes: dict[str, tuple[int, ...]]
+    itemsize: int
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    @property
+    def flops_per_text(self) -> float:
+        return sum(2.0 * math.prod(shape) for shape in self.shapes.values() if len(shape) == 2)
+
+
+def _heads(model: SentenceTransformer) -> list[_Head]:
+    found = []
+    for module in list(model)[1:]:
+        weights = dict(module.named_parameters())
+        if weights:
+            shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+            found.append(_Head(shapes=shapes, itemsize=next(iter(weights.values())).element_size()))
+    return found
+
+
+def _dense(columns: int, rows: int) -> _Head:
+    return _Head(shapes={"linear.weight": (rows, columns), "linear.bias": (rows,)}, itemsize=4)
+
+
+def _narrowed(heads: Sequence[_Head], before: int, after: int) -> list[_Head]:
+    """The modules after a backbone that went from one width to another: all until the first matrix feel it."""
+    narrow: list[_Head] = []
+    for head in heads:
+        if any(len(shape) == 2 for head in narrow for shape in head.shapes.values()):
+            narrow.append(head)
+            continue
+        is_matrix = any(len(shape) == 2 for shape in head.shapes.values())
+        shapes = {
+            name: (*shape[:-1], shape[-1] * after // before) if len(shape) == 2 or not is_matrix else shape
+            for name, shape in head.shapes.items()
+        }
+        narrow.append(_Head(shapes=shapes, itemsize=head.itemsize))
+    return narrow
+
+
+def _cost(layout: Layout, heads: Sequence[_Head], length: int) -> Cost:
+    parts = {part: PartCost() for part in PARTS}
+    for parameter in layout.parameters:
+        count = layout.numel(parameter)
+        share = 0.0
+        if parameter.multiplies:
+            share = 2.0 * count / (length if parameter.part == "pooler" else 1)
+        parts[parameter.part] += PartCost(
+            parameters=count, bytes=count * parameter.itemsize, flops_per_token=share
+        )
+    between_tokens = 4.0 * length * layout.sizes["q"] * layout.layers
+    parts["attention"] += PartCost(flops_per_token=between_tokens)
+    for head in heads:
+        parts["head"] += PartCost(
+            parameters=head.parameters,
+            bytes=head.parameters * head.itemsize,
+            flops_per_token=head.flops_per_text / length,
+        )
+    files = [{p.name: layout.shape(p) for p in layout.parameters}, *(head.shapes for head in heads)]
+    return Cost(
+        parts=parts,
+        layers=layout.layers,
+        width=layout.sizes["hidden"],
+        length=length,
+        header_bytes=sum(_header_bytes(shapes) for shapes in files),
+    )
+
+
+def _header_bytes(shapes: dict[str, tuple[int, ...]]) -> int:
+    """About what a safetensors file spends on saying what is in it."""
+    table = {
+        name: {"dtype": "F32", "shape": shape, "data_offsets": [10**8, 10**8]}
+        for name, shape in shapes.items()
+    }
+    text = json.dumps({"__metadata__": {"format": "pt"}, **table}, separators=(",", ":"))
+    return SAFETENSORS_ALIGNMENT + -(-len(text) // SAFETENSORS_ALIGNMENT) * SAFETENSORS_ALIGNMENT

@@ -1,0 +1,195 @@
+"""The spine: load, then plan and apply each step, measure against the original, save with lineage.
+
+The only room that knows several others. It decides nothing about any method.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+
+from trundle.artifact import Lineage, check_free, read_lineage
+from trundle.data.corpus import Corpus
+from trundle.data.sampling import distinct, sample
+from trundle.data.texts import Text
+from trundle.embedder import Embedder
+from trundle.evaluate import Fidelity, measure_fidelity
+from trundle.evaluate.encoding import Memory
+from trundle.measure import Cost, cost
+from trundle.model import embedder, load, save
+from trundle.progress import SILENT, Progress
+from trundle.recipe import Call, Recipe
+from trundle.report.card import model_card
+from trundle.steps.contract import Context
+
+MEASURED_TEXTS = 2000
+AGREEMENT_AT = 10
+QUERY_SHARE = 4
+"""Where texts have no kind, one in this many stands in for a query."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRun:
+    """One step as it went."""
+
+    call: Call
+    says: str
+    plan: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    after: Cost
+    applied: bool
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """For the lineage: what would lead to the same model again, so no times."""
+        options = self.call.options.model_dump(mode="json")
+        return {"step": self.call.step.name, "options": options, "plan": self.plan, "says": self.says, "facts": self.facts}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What went in, what was done, what came out."""
+
+    source: str
+    recipe: Recipe
+    before: Cost
+    after: Cost
+    steps: tuple[StepRun, ...]
+    fidelity: Fidelity | None
+    output: Path | None
+    original: Embedder
+    result: Embedder
+    """Both models as texts → vectors; what was encoded once is remembered."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "source": self.source,
+            "recipe": self.recipe.as_json(),
+            "before": self.before.as_json(),
+            "after": self.after.as_json(),
+            "steps": [step.as_json() | {"seconds": round(step.seconds, 2), "applied": step.applied} for step in self.steps],
+            "fidelity": None if self.fidelity is None else self.fidelity.as_json(),
+            "output": None if self.output is None else str(self.output),
+        }
+
+
+def compress(
+    source: str,
+    recipe: Recipe,
+    *,
+    output: str | Path | None,
+    corpus: Corpus | None = None,
+    seed: int = 0,
+    dry_run: bool = False,
+    replace: bool = False,
+    trust_remote_code: bool = False,
+    progress: Progress = SILENT,
+) -> Run:
+    """Make a small model out of a large one.
+
+    A dry run plans every step and says what it would save; steps that only cut are carried out in memory, so that
+    the next plan is made on what they leave, and steps that learn from texts are not.
+    """
+    if output is not None and not dry_run:
+        check_free(output, replace=replace)
+    original = load(source, trust_remote_code=trust_remote_code)
+    context = Context(original=original, corpus=corpus, seed=seed, progress=progress)
+    model, steps = original, []
+    for call in recipe.calls:
+        model, step = _take(call, model, context, dry_run=dry_run)
+        progress.say(f"{call.step.name}: {step.says}")
+        steps.append(step)
+    before, after = cost(original), steps[-1].after
+    memory = Memory(progress)
+    teacher = memory.remember(embedder(original, name="original"), "original: encoding")
+    student = memory.remember(embedder(model, name="result"), "result: encoding")
+    fidelity = None
+    if not dry_run and corpus is not None:
+        fidelity = measure_against(teacher, student, corpus, seed=seed, progress=progress)
+    if output is not None and not dry_run:
+        lineage = Lineage(
+            source=source,
+            steps=tuple(step.as_json() for step in steps),
+            data=() if corpus is None else corpus.facts(),
+            seed=seed,
+            before=before.as_json(),
+            after=after.as_json(),
+            scores={} if fidelity is None else headline(fidelity),
+            parent=read_lineage(source),
+        )
+        save(model, output, lineage=lineage, card=model_card(Path(output).name, lineage), replace=replace)
+    return Run(
+        source=source,
+        recipe=recipe,
+        before=before,
+        after=after,
+        steps=tuple(steps),
+        fidelity=fidelity,
+        output=None if output is None or dry_run else Path(output),
+        original=teacher,
+        result=student,
+    )
+
+
+def _take(
+    call: Call, model: SentenceTransformer, context: Context, *, dry_run: bool
+) -> tuple[SentenceTransformer, StepRun]:
+    began = time.monotonic()
+    plan = call.step.plan(model, call.options, context)
+    expected = call.step.forecast(model, plan)
+    only_planned = dry_run and call.step.needs_texts
+    facts: Mapping[str, Any] = {}
+    if not only_planned:
+        applied = call.step.apply(model, plan, context)
+        model, facts = applied.model, applied.facts
+    return model, StepRun(
+        call=call,
+        says=str(plan),
+        plan=plan.model_dump(mode="json"),
+        facts=facts,
+        after=expected if only_planned else cost(model),
+        applied=not only_planned,
+        seconds=time.monotonic() - began,
+    )
+
+
+def measure_against(
+    original: Embedder, result: Embedder, corpus: Corpus, *, seed: int, progress: Progress = SILENT
+) -> Fidelity | None:
+    """How near the new model is to the original on held-out texts; None where that can't be told."""
+    texts = sample(distinct(corpus.held_out(), key=lambda text: text.text), MEASURED_TEXTS, seed=seed)
+    queries, documents = queries_and_documents(texts)
+    if not queries or len(documents) <= AGREEMENT_AT:
+        progress.say(f"not compared with the original: only {len(texts)} texts are held out; give more with --data")
+        return None
+    if original.text(queries[:1]).shape != result.text(queries[:1]).shape:
+        progress.say("not compared with the original: the vectors have another width; add the step align to mend that")
+        return None
+    return measure_fidelity(result, original, queries, documents, k=AGREEMENT_AT, progress=progress)
+
+
+def queries_and_documents(texts: Sequence[Text]) -> tuple[list[str], list[str]]:
+    """Sort texts by role; where no kind is known, some texts stand in as queries."""
+    queries = [text.text for text in texts if text.kind == "query"]
+    documents = [text.text for text in texts if text.kind != "query"]
+    if not queries:
+        queries, documents = documents[::QUERY_SHARE], [t for i, t in enumerate(documents) if i % QUERY_SHARE]
+    elif not documents:
+        documents, queries = queries[1::2], queries[::2]
+    return queries, documents
+
+
+def headline(fidelity: Fidelity) -> dict[str, float]:
+    """The few figures worth keeping with the model."""
+    return {
+        "cosine to the original": round(fidelity.cosine, 4),
+        "l2 distance to the original": round(fidelity.distance, 4),
+        f"agreement@{fidelity.k}, searching the original's index": round(fidelity.agreement_asymmetric, 4),
+        f"agreement@{fidelity.k}, own index": round(fidelity.agreement_standard, 4),
+    }

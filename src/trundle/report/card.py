@@ -1,0 +1,67 @@
+"""The model card: what the folder is, where it came from, and how to use it, in the hub's form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from trundle.artifact import Lineage
+
+
+def model_card(name: str, lineage: Lineage, *, similarity: str = "cosine") -> str:
+    """A card from the lineage alone, so that it can't say anything the lineage does not."""
+    front = {
+        "library_name": "sentence-transformers",
+        "pipeline_tag": "sentence-similarity",
+        "tags": ["sentence-transformers", "feature-extraction", "sentence-similarity", "trundle"],
+    }
+    parts = [
+        f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
+        f"# {name}",
+        f"A smaller model made from `{lineage.source}` with [trundle](https://pypi.org/project/trundle/).",
+        _sizes(lineage.before, lineage.after),
+        _steps(lineage),
+        _scores(lineage.scores),
+        _use(name, similarity),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _sizes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    rows = [("parameters", "parameters", 1e6, "M"), ("weights on disk", "bytes", 1e6, " MB")]
+    rows += [("FLOPs per token", "flops_per_token", 1e6, "M")]
+    lines = ["| | before | after | ratio |", "|---|---:|---:|---:|"]
+    for label, key, unit, mark in rows:
+        if key in before and key in after:
+            ratio = before[key] / max(after[key], 1)
+            lines.append(f"| {label} | {before[key] / unit:,.1f}{mark} | {after[key] / unit:,.1f}{mark} | {ratio:.2f}× |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _steps(lineage: Lineage) -> str:
+    if not lineage.steps:
+        return ""
+    lines = [f"{number}. **{step['step']}**: {step['says']}" for number, step in enumerate(lineage.steps, start=1)]
+    return "## How it was made\n\n" + "\n".join(lines) + "\n\nThe whole lineage is in `trundle.json`."
+
+
+def _scores(scores: Mapping[str, Any]) -> str:
+    rows = [f"| {name} | {value:.4f} |" for name, value in scores.items() if isinstance(value, int | float)]
+    if not rows:
+        return ""
+    return "## Measured against the original on held-out texts\n\n| | |\n|---|---:|\n" + "\n".join(rows)
+
+
+def _use(name: str, similarity: str) -> str:
+    return f"""## Use
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+vectors = model.encode(["a text", "another text"])
+```
+
+Compare vectors by {similarity} similarity."""

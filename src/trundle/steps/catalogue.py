@@ -1,0 +1,10 @@
+"""The steps there are: one literal table, in the order they are usually taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trundle.steps import align, depth
+from trundle.steps.contract import Step
+
+STEPS: dict[str, Step[Any, Any]] = {step.name: step for step in (depth.STEP, align.STEP)}

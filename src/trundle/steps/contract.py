@@ -1,0 +1,89 @@
+"""What every step is: options in, a plan that prints and replays, a model out.
+
+A step file says what it does in its docstring, lists its options in one class, decides in `plan`, acts in `apply`, and
+ends with one `Step` record. The command line, recipes and the contract matrix are made from that record alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+
+from trundle.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from trundle.data.corpus import Corpus
+    from trundle.measure.costs import Cost
+
+
+class Options(BaseModel):
+    """A step's options: frozen, by keyword, unknown ones refused, each with one line of help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Plan(BaseModel, ABC):
+    """What a step has decided: prints as one line, survives JSON, and leads to the same model when replayed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @abstractmethod
+    def __str__(self) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a step may use besides the model: the model that came in the door, the user's texts, a seed."""
+
+    original: SentenceTransformer
+    corpus: Corpus | None = None
+    seed: int = 0
+    progress: Progress = SILENT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Applied:
+    """The model a step made, and what is worth keeping of how it went."""
+
+    model: SentenceTransformer
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+O = TypeVar("O", bound=Options)  # noqa: E741
+P = TypeVar("P", bound=Plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Generic[O, P]):
+    """One way to make a model smaller or better."""
+
+    name: str
+    help: str
+    options: type[O]
+    plans: type[P]
+    plan: Callable[[SentenceTransformer, O, Context], P]
+    forecast: Callable[[SentenceTransformer, P], Cost]
+    """What the model will cost after `apply`, by arithmetic alone."""
+    apply: Callable[[SentenceTransformer, P, Context], Applied]
+    needs_texts: bool = False
+    """Whether it learns from the user's texts; such a step is not applied in a dry run."""
+
+
+def exact_fraction(value: object) -> object:
+    """Read '30%', '1/3' and 0.3 as the exact fraction a person means: 0.9 is nine tenths, not its binary neighbour."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        return Fraction(value.strip().removesuffix("%")) / 100
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return Fraction(str(value).strip())
+    return value
+
+
+ExactFraction = Annotated[Fraction, BeforeValidator(exact_fraction), PlainSerializer(str)]
+"""A share given by a person, kept exact."""

@@ -1,0 +1,49 @@
+"""The one training loop, what it is fed, how its learning rate moves, and the losses that need no labels."""
+
+from typing import TYPE_CHECKING
+
+from trundle.lazy import lazy
+
+if TYPE_CHECKING:
+    from trundle.train.batches import Batches as Batches
+    from trundle.train.batches import ByLength as ByLength
+    from trundle.train.batches import Order as Order
+    from trundle.train.batches import tokenised as tokenised
+    from trundle.train.loop import TrainResult as TrainResult
+    from trundle.train.loop import TrainSettings as TrainSettings
+    from trundle.train.loop import train as train
+    from trundle.train.losses import Heads as Heads
+    from trundle.train.losses import distilbert as distilbert
+    from trundle.train.losses import leaf as leaf
+    from trundle.train.losses import minilm as minilm
+    from trundle.train.losses import tinybert as tinybert
+    from trundle.train.losses import uniform_layers as uniform_layers
+    from trundle.train.ridge import LinearMap as LinearMap
+    from trundle.train.ridge import fit_ridge as fit_ridge
+    from trundle.train.schedule import constant as constant
+    from trundle.train.schedule import leaf_cycles as leaf_cycles
+    from trundle.train.schedule import linear as linear
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "Batches": "batches",
+        "ByLength": "batches",
+        "Order": "batches",
+        "tokenised": "batches",
+        "TrainResult": "loop",
+        "TrainSettings": "loop",
+        "train": "loop",
+        "Heads": "losses",
+        "distilbert": "losses",
+        "leaf": "losses",
+        "minilm": "losses",
+        "tinybert": "losses",
+        "uniform_layers": "losses",
+        "LinearMap": "ridge",
+        "fit_ridge": "ridge",
+        "constant": "schedule",
+        "leaf_cycles": "schedule",
+        "linear": "schedule",
+    },
+)

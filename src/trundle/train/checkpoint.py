@@ -1,0 +1,101 @@
+"""What a run leaves on disk while it goes: checkpoints that appear whole, and a line per record.
+
+What this is not: it knows nothing of losses or batches. It stores what the loop hands it and gives it back.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trundle.artifact import whole_folder, write_whole
+from trundle.errors import BadInput
+
+METRICS_FILE = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+STATE_FILE = "state.pt"
+
+
+def copies(model: nn.Module) -> dict[str, Tensor]:
+    """Every tensor that training can change, in main memory; frozen weights stay where they are."""
+    trained = ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
+    return {
+        name: tensor.detach().to("cpu", copy=True) for name, tensor in chain(trained, model.named_buffers())
+    }
+
+
+def put_back(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Overwrite in place, so that an optimizer keeps hold of the same tensors."""
+    places = dict(chain(model.named_parameters(), model.named_buffers()))
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            places[name].copy_(tensor)
+
+
+def check_unused(folder: Path) -> None:
+    """Refuse a folder in which another run stands, before anything is written."""
+    if (folder / METRICS_FILE).exists() or (folder / CHECKPOINTS).exists():
+        raise BadInput(f"{folder} holds an earlier training; resume it, or choose another folder")
+
+
+def write_checkpoint(folder: Path, step: int, content: Mapping[str, Any]) -> None:
+    """Store a checkpoint, then drop the older ones: at every moment there is a whole one."""
+    place = folder / CHECKPOINTS / f"step-{step:09d}"
+    with whole_folder(place, replace=True) as scratch:
+        try:
+            torch.save(dict(content), scratch / STATE_FILE)
+        except RuntimeError as error:  # torch's own writer says so when the disk is full
+            raise OSError(str(error).splitlines()[0]) from error
+    for old in place.parent.iterdir():
+        if old != place:
+            shutil.rmtree(old)
+
+
+def read_checkpoint(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The newest checkpoint, or None; one that was made with other settings is refused, by name."""
+    places = sorted((folder / CHECKPOINTS).glob("step-*"))
+    if not places:
+        return None
+    file = places[-1] / STATE_FILE
+    try:
+        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        stored = content["identity"]
+    except Exception as error:
+        raise BadInput(f"{file} is damaged; delete {folder / CHECKPOINTS} and start again") from error
+    for name, value in identity.items():
+        if stored.get(name) != value:
+            raise BadInput(
+                f"{folder} was started with {name} {stored.get(name)}, not {value}; "
+                "resume it with the same, or choose another folder"
+            )
+    return content
+
+
+def keep_metrics(folder: Path, *, up_to: int) -> None:
+    """Drop the lines after step `up_to`, and one a kill cut short: the resumed run writes them again."""
+    path = folder / METRICS_FILE
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            if json.loads(line)["step"] > up_to:
+                break
+        except ValueError:
+            break
+        kept.append(line)
+    write_whole(path, "".join(kept))
+
+
+def add_metrics(folder: Path, line: Mapping[str, Any]) -> None:
+    """Add one line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / METRICS_FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(dict(line)) + "\n")

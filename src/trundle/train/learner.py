@@ -1,0 +1,162 @@
+"""A module that learns: one optimizer step, one look at held-out batches, on whatever device there is.
+
+What this is not: it has no idea of time, order or disk. The loop tells it when.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs  # type: ignore[import-untyped]
+from accelerate.utils import gather_object, recursively_apply, send_to_device  # type: ignore[import-untyped]
+from torch import Tensor, nn
+
+from trundle.errors import BadInput
+from trundle.train.batches import Batches, Loaded, load_pieces
+from trundle.train.checkpoint import copies, put_back
+
+B = TypeVar("B")
+Precision = Literal["fp32", "bf16"]
+
+
+class _Objective(nn.Module, Generic[B]):
+    """The objective as a module's forward, so that several processes meet in one backward pass."""
+
+    def __init__(
+        self, model: nn.Module, objective: Callable[[B], Tensor], device: str, *, bf16: bool
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._objective = objective
+        self._device = device
+        self._bf16 = bf16
+
+    def forward(self, batch: B) -> Tensor:
+        with torch.autocast(self._device, dtype=torch.bfloat16, enabled=self._bf16):
+            return self._objective(batch).float()
+
+
+class Learner(Generic[B]):
+    """A model with its objective and optimizer, in one or several processes."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Callable[[B], Tensor],
+        *,
+        precision: Precision,
+        weight_decay: float,
+        clip_norm: float | None,
+        dropout: bool,
+    ) -> None:
+        # A backbone may hold weights that its objective never reaches, such as a pooler nobody asks.
+        parallel = DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=False)
+        on_cpu = not torch.accelerator.is_available()
+        self._accelerator = Accelerator(mixed_precision="no", cpu=on_cpu, kwargs_handlers=[parallel])
+        self.device: torch.device = self._accelerator.device
+        self.rank: int = self._accelerator.process_index
+        self.processes: int = self._accelerator.num_processes
+        self.model = model
+        self._module = _Objective(model, objective, self.device.type, bf16=precision == "bf16")
+        self._parallel = self._accelerator.prepare_model(self._module)
+        self._weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self._optimizer = _adamw(self._weights, weight_decay, self.device)
+        self._clip_norm = clip_norm
+        self._dropout = dropout
+        self._losses: list[Tensor] = []
+        self._norms: list[Tensor] = []
+
+    def load(self, batches: Batches[B], number: int, *, pieces: int) -> Loaded[B]:
+        """What this process needs of a batch, in memory that a GPU can fetch from by itself."""
+        loaded = load_pieces(batches, number, pieces=pieces, rank=self.rank, processes=self.processes)
+        if self.device.type != "cuda":
+            return loaded
+        return Loaded(pieces=recursively_apply(torch.Tensor.pin_memory, loaded.pieces), texts=loaded.texts)
+
+    def load_all(self, batches: Batches[B]) -> list[tuple[B, int]]:
+        """What this process needs of one epoch, each batch with its number of texts."""
+        mine = range(self.rank, batches.order.per_epoch, self.processes)
+        return [(batches.load(texts), len(texts)) for texts in map(batches.order.batch, mine)]
+
+    def step(self, loaded: Loaded[B], rate: float) -> None:
+        """One optimizer step. Nothing here waits for the device: the losses are read later, many at once."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._module.train(self._dropout)
+        total = torch.zeros((), device=self.device)
+        for number, (batch, weight) in enumerate(loaded.pieces, start=1):
+            last = number == len(loaded.pieces)
+            with nullcontext() if last else self._accelerator.no_sync(self._parallel):
+                loss = self._parallel(send_to_device(batch, self.device, non_blocking=True)) * weight
+                self._accelerator.backward(loss)
+            total += loss.detach()
+        if self._clip_norm is not None:
+            self._norms.append(self._accelerator.clip_grad_norm_(self._weights, self._clip_norm))
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._losses.append(total)
+
+    def mean_loss(self, step: int) -> float:
+        """The mean loss of the steps since it was last asked for, up to `step`; one that went wrong is named."""
+        losses: list[float] = self._accelerator.reduce(torch.stack(self._losses), "mean").tolist()
+        norms = torch.stack(self._norms).tolist() if self._norms else losses
+        for number, values in enumerate(zip(losses, norms, strict=True), start=step - len(losses) + 1):
+            if not all(map(math.isfinite, values)):
+                raise BadInput(
+                    f"the loss or its gradient became NaN or infinite at step {number}; "
+                    "try a lower learning rate, a longer warm-up or fp32, and look for damaged targets"
+                )
+        self._losses, self._norms = [], []
+        return sum(losses) / len(losses)
+
+    def validate(self, held_out: Sequence[tuple[B, int]], step: int) -> float:
+        """The mean loss over the texts of all processes' held-out batches, without dropout."""
+        self._module.eval()
+        total = torch.zeros(2, device=self.device)
+        with torch.no_grad():
+            for batch, texts in held_out:
+                loss = self._module(send_to_device(batch, self.device))
+                total += torch.stack([loss * texts, torch.full_like(loss, texts)])
+        summed, count = self._accelerator.reduce(total, "sum").tolist()
+        if not math.isfinite(summed):
+            raise BadInput(
+                f"the validation loss is NaN or infinite at step {step}; look for damaged texts or targets"
+            )
+        return float(summed / count)
+
+    def state(self) -> dict[str, Any]:
+        """All that decides how the training goes on: weights, optimizer, and every process's dice."""
+        dice = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            dice["cuda"] = torch.cuda.get_rng_state(self.device)
+        return {
+            "weights": copies(self.model),
+            "optimizer": self._optimizer.state_dict(),
+            "dice": gather_object([dice]),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a stored state."""
+        put_back(self.model, state["weights"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        dice = state["dice"][self.rank]
+        torch.set_rng_state(dice["cpu"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(dice["cuda"], self.device)
+
+
+def _adamw(
+    weights: Sequence[nn.Parameter], weight_decay: float, device: torch.device
+) -> torch.optim.Optimizer:
+    """AdamW; biases and norms, which have one axis, are not pulled to zero."""
+    if not weights:
+        raise BadInput("every weight of the model is frozen; leave some of them to train")
+    groups = [
+        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": weight_decay},
+        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, fused=device.type in ("cpu", "cuda"))

@@ -1,0 +1,319 @@
+"""The one training loop: a module, an objective and batches go in, the best weights come out.
+
+It runs on the CPU, on a GPU, or in several processes (`accelerate launch`, `torchrun`), and a run that was killed goes
+on from its last checkpoint to the same weights.
+
+What this is not: it knows no method. What is learned is in the objective, from which texts is in the batches.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
+from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
+from torch import Tensor, nn
+
+from trundle.errors import BadInput
+from trundle.progress import SILENT, Progress
+from trundle.train.batches import Batches, Feed, Loaded
+from trundle.train.checkpoint import (
+    add_metrics,
+    check_unused,
+    copies,
+    keep_metrics,
+    put_back,
+    read_checkpoint,
+    write_checkpoint,
+)
+from trundle.train.learner import Learner, Precision
+from trundle.train.schedule import Shape, constant, learning_rate, steps_that_fit
+
+B = TypeVar("B")
+Ended = Literal["steps", "minutes", "patience"]
+OnValidation = Callable[[int, float], Mapping[str, float]]
+
+SETTLED = 2
+"""Steps before the speed is measured: the first ones are slow."""
+WATCHED = 20
+"""Steps in which the fit to a time budget is renewed every time; later on only now and then."""
+UNKNOWN_STEPS = 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """How a run goes. One of `steps` and `minutes` must be given; with both, whichever is reached first.
+
+    `accumulate` cuts a batch into pieces that need less memory and give the same step. `patience` is the number of
+    validations in a row without a better one after which the run ends.
+    """
+
+    steps: int | None = None
+    minutes: float | None = None
+    learning_rate: float = 1e-4
+    warmup: int = 0
+    weight_decay: float = 0.01
+    clip_norm: float | None = 1.0
+    accumulate: int = 1
+    precision: Precision = "fp32"
+    dropout: bool = True
+    validate_every: int = 500
+    checkpoint_every: int = 500
+    record_every: int = 20
+    patience: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps is None and self.minutes is None:
+            raise BadInput("a training needs an end; give steps or minutes")
+        for name in ("steps", "minutes", "learning_rate", "clip_norm", "patience"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise BadInput(f"{name} is {value}; give a number above 0")
+        for name in ("accumulate", "validate_every", "checkpoint_every", "record_every"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} is {getattr(self, name)}; give at least 1")
+        for name in ("warmup", "weight_decay", "seed"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise BadInput(f"{name} is {getattr(self, name)}; give 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """How a run went; the weights are in the module that was given."""
+
+    steps: int
+    loss: float
+    validation: float | None
+    best_step: int
+    seconds: float
+    ended: Ended
+
+
+@dataclass(kw_only=True)
+class _State:
+    """Where a run stands, apart from its tensors."""
+
+    step: int = 0
+    steps: int
+    seconds: float = 0.0
+    loss: float = math.nan
+    best: float = math.inf
+    best_step: int = 0
+    stale: int = 0
+
+
+def train(
+    model: nn.Module,
+    objective: Callable[[B], Tensor],
+    batches: Batches[B],
+    settings: TrainSettings,
+    *,
+    shape: Shape = constant,
+    validation: Batches[B] | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
+    after_step: Callable[[int], None] | None = None,
+    on_validation: OnValidation | None = None,
+    progress: Progress = SILENT,
+    label: str = "training",
+    clock: Callable[[], float] = time.monotonic,
+) -> TrainResult:
+    """Train `model` in place and leave it with its best weights by validation, or its last ones without validation.
+
+    `objective` uses the model and gives the mean loss over the texts of a batch (tensors in dicts, tuples or lists).
+    One epoch of `validation` is measured before the first step, every `validate_every` steps and at the end;
+    `on_validation(step, loss)` may then add measures to the metrics file. `after_step(step)` is called when the weights
+    have changed. Checkpoints and metrics go to `folder`; `resume` goes on from the last checkpoint there, if any.
+    """
+    learner = Learner(
+        model,
+        objective,
+        precision=settings.precision,
+        weight_decay=settings.weight_decay,
+        clip_norm=settings.clip_norm,
+        dropout=settings.dropout,
+    )
+    main = learner.rank == 0
+    run = _Run(
+        learner=learner,
+        batches=batches,
+        settings=settings,
+        shape=shape,
+        folder=folder,
+        after_step=after_step,
+        on_validation=on_validation if main else None,
+        progress=progress if main else SILENT,
+        clock=clock,
+        held_out=[] if validation is None else learner.load_all(validation),
+        state=_State(steps=settings.steps or UNKNOWN_STEPS),
+    )
+    with torch.random.fork_rng([learner.device.index or 0] if learner.device.type == "cuda" else []):
+        torch.manual_seed(settings.seed + learner.rank)
+        run.open_folder(resume=resume)
+        return run.go(label)
+
+
+@dataclass(kw_only=True, eq=False)
+class _Run(Generic[B]):
+    """One call of `train`: what it works with and where it stands."""
+
+    learner: Learner[B]
+    batches: Batches[B]
+    settings: TrainSettings
+    shape: Shape
+    folder: Path | None
+    after_step: Callable[[int], None] | None
+    on_validation: OnValidation | None
+    progress: Progress
+    clock: Callable[[], float]
+    held_out: list[tuple[B, int]]
+    state: _State
+    best_weights: dict[str, Tensor] | None = None
+    texts: int = 0
+    look_seconds: float = 0.0
+    looked: float = 0.0
+
+    def open_folder(self, *, resume: bool) -> None:
+        """Make sure of an unused folder, or go back to where its last checkpoint stands."""
+        if self.folder is None:
+            return
+        if not resume:
+            check_unused(self.folder)
+            return
+        content = read_checkpoint(self.folder, self._identity())
+        if content is not None:
+            self.state = _State(**content["state"])
+            self.best_weights = content["best_weights"]
+            self.learner.restore(content["learner"])
+        if self.learner.rank == 0:
+            keep_metrics(self.folder, up_to=self.state.step if content else -1)
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for a run to be resumed."""
+        counts = {"processes": self.learner.processes, "batches per epoch": self.batches.order.per_epoch}
+        return asdict(self.settings) | counts
+
+    def go(self, label: str) -> TrainResult:
+        """Step, look, write down, until one of the ends is reached."""
+        state, settings = self.state, self.settings
+        self.started = self.clock() - state.seconds
+        self.first, self.written, shown = state.step, self._elapsed(), 0
+        total = settings.steps if settings.minutes is None else math.ceil(settings.minutes * 60)
+        with Feed(self._load, start=state.step) as feed, self.progress.task(label, total) as advance:
+            if state.step == 0 and self.held_out:
+                self._write_down(self._look())
+            while self._ended() is None:
+                self._step(feed.take())
+                last = state.step >= state.steps
+                look = self.held_out and (last or state.step % settings.validate_every == 0)
+                save = self.folder and state.step % settings.checkpoint_every == 0
+                if last or look or save or state.step % settings.record_every == 0:
+                    state.loss = self.learner.mean_loss(state.step)
+                    with feed.paused():
+                        self._write_down(self._look() if look else {})
+                if save:
+                    self._save()
+                reached = state.step if settings.minutes is None else int(self._elapsed())
+                advance(reached - shown)
+                shown = reached
+        if self.best_weights is not None:
+            put_back(self.learner.model, self.best_weights)
+        self.learner.model.eval()
+        return TrainResult(
+            steps=state.step,
+            loss=state.loss,
+            validation=state.best if self.held_out else None,
+            best_step=state.best_step if self.held_out else state.step,
+            seconds=self._elapsed(),
+            ended=self._ended() or "steps",
+        )
+
+    def _ended(self) -> Ended | None:
+        if self.settings.patience is not None and self.state.stale >= self.settings.patience:
+            return "patience"
+        if self.state.step >= self.state.steps:
+            return "steps" if self.state.steps == self.settings.steps else "minutes"
+        return None
+
+    def _elapsed(self) -> float:
+        return self.clock() - self.started
+
+    def _rate(self, step: int) -> float:
+        peak, warmup = self.settings.learning_rate, self.settings.warmup
+        return learning_rate(step, self.state.steps, peak=peak, warmup=warmup, shape=self.shape)
+
+    def _load(self, number: int) -> Loaded[B]:
+        return self.learner.load(self.batches, number, pieces=self.settings.accumulate)
+
+    def _step(self, loaded: Loaded[B]) -> None:
+        self.rate = self._rate(self.state.step)
+        self.learner.step(loaded, self.rate)
+        self.state.step += 1
+        self.texts += loaded.texts
+        if self.after_step is not None:
+            self.after_step(self.state.step)
+        if self.settings.minutes is not None:
+            self._fit(self.settings.minutes * 60)
+
+    def _fit(self, budget: float) -> None:
+        """Set the number of steps to what the time allows, so that the learning rate still ends low."""
+        state, settings = self.state, self.settings
+        if state.step - self.first <= SETTLED:
+            self.settled, self.looked = (state.step, self._elapsed()), 0.0
+        elif state.step - self.first <= WATCHED or state.step % settings.record_every == 0:
+            step, seconds = self.settled
+            per_step = (self._elapsed() - seconds - self.looked) / (state.step - step)
+            per_step += self.look_seconds / settings.validate_every
+            left = budget - self._elapsed() - self.look_seconds
+            agreed = [steps_that_fit(state.step, seconds_left=left, seconds_per_step=per_step)]
+            broadcast_object_list(agreed)
+            state.steps = min(agreed[0], settings.steps or UNKNOWN_STEPS)
+
+    def _look(self) -> dict[str, Any]:
+        """The validation loss and what else is measured with it; the best weights so far are kept."""
+        state, began = self.state, self.clock()
+        found = self.learner.validate(self.held_out, state.step)
+        state.stale += 1
+        if found < state.best:
+            state.best, state.best_step, state.stale = found, state.step, 0
+            self.best_weights = copies(self.learner.model)
+        measures = {} if self.on_validation is None else dict(self.on_validation(state.step, found))
+        loss = f"loss {state.loss:.4f}, " if state.step else ""
+        self.progress.say(f"step {state.step:,}: {loss}validation {found:.4f}, best {state.best:.4f}")
+        self.look_seconds = self.clock() - began
+        self.looked += self.look_seconds
+        return {"validation": found} | ({"measures": measures} if measures else {})
+
+    def _write_down(self, found: dict[str, Any]) -> None:
+        """One line for the report; the speed is that of the steps alone."""
+        state, now = self.state, self._elapsed()
+        stepping = now - self.written - (self.look_seconds if found else 0.0)
+        line = {
+            "step": state.step,
+            "epoch": state.step / self.batches.order.per_epoch,
+            "loss": state.loss if state.step else None,
+            "lr": self.rate if state.step else None,
+            "validation": None,
+            "seconds": now,
+            "texts_per_second": self.texts / stepping if self.texts and stepping > 0 else None,
+        }
+        if self.folder is not None and self.learner.rank == 0:
+            add_metrics(self.folder, line | found)
+        self.texts, self.written = 0, now
+
+    def _save(self) -> None:
+        self.state.seconds = self._elapsed()
+        content = {
+            "identity": self._identity(),
+            "state": asdict(self.state),
+            "learner": self.learner.state(),
+            "best_weights": self.best_weights,
+        }
+        if self.folder is not None and self.learner.rank == 0:
+            write_checkpoint(self.folder, self.state.step, content)

@@ -1,0 +1,152 @@
+"""A whole bench of two real, tiny models, and of one that is none."""
+
+from __future__ import annotations
+
+import json
+import string
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from transformers import BertConfig, BertModel, BertTokenizer
+
+from trundle.bench import BenchResult, bench, caution, rows
+from trundle.bench.results import TABLE, names
+from trundle.errors import BadInput, BadModel
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = ["the", "a", "in", "old", "new", "house", "river", "school", "changes", "brings", ".", ",", "?"]
+LETTERS = [*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase)]
+
+
+def make_model(folder: Path, layers: int) -> str:
+    """A BERT too small to be good for anything, in the standard layout."""
+    vocabulary = {token: number for number, token in enumerate(SPECIAL + WORDS + LETTERS)}
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    bare = folder / "bare"
+    BertModel(config).save_pretrained(bare)
+    BertTokenizer(vocab=vocabulary).save_pretrained(bare)
+    model = SentenceTransformer(
+        modules=[Transformer(str(bare)), Pooling(32, "mean"), Normalize()], device="cpu"
+    )
+    saved = folder / f"{layers}-layers"
+    model.save_pretrained(str(saved))
+    return str(saved)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return [make_model(tmp_path_factory.mktemp("model"), layers) for layers in (2, 1)]
+
+
+@pytest.fixture(scope="module")
+def result(models: list[str]) -> BenchResult:
+    return bench(models, rounds=2, seconds=0.05, batch_size=8, threads=1)
+
+
+def test_sizes_are_those_of_the_models(models: list[str], result: BenchResult) -> None:
+    for folder, figures in zip(models, result.models, strict=True):
+        model = SentenceTransformer(folder, device="cpu")
+        assert figures.model == folder
+        assert figures.parameters == sum(parameter.numel() for parameter in model.parameters())
+        assert figures.dimensions == model.get_embedding_dimension()
+        assert figures.max_tokens == model.max_seq_length
+        assert figures.weights_bytes == (Path(folder) / "model.safetensors").stat().st_size
+        assert figures.folder_bytes == sum(
+            file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()
+        )
+
+
+def test_every_measure_has_its_rounds(result: BenchResult) -> None:
+    for figures in result.models:
+        for measured in (
+            figures.short_texts_per_second,
+            figures.long_texts_per_second,
+            figures.short_latency_p50,
+            figures.long_latency_p50,
+        ):
+            assert len(measured.rounds) == 2
+            assert min(measured.rounds) > 0
+        for p50, p95 in (
+            (figures.short_latency_p50, figures.short_latency_p95),
+            (figures.long_latency_p50, figures.long_latency_p95),
+        ):
+            assert all(low <= high for low, high in zip(p50.rounds, p95.rounds, strict=True))
+        assert figures.start_seconds.value > figures.load_seconds.value > 0
+        assert figures.peak_memory_bytes > figures.own_memory_bytes > figures.bare_memory_bytes > 0
+
+
+def test_the_result_is_json_with_what_is_needed_to_repeat_it(result: BenchResult) -> None:
+    stored = json.loads(json.dumps(result.as_dict()))
+    first, second = stored["models"]
+    assert set(first["ratios_to_first"].values()) == {1.0}
+    assert second["ratios_to_first"]["parameters"] == second["parameters"] / first["parameters"]
+    assert second["ratios_to_first"]["long texts/s"] == pytest.approx(
+        second["long_texts_per_second"]["value"] / first["long_texts_per_second"]["value"]
+    )
+    assert stored["settings"]["threads"] == 1
+    assert stored["settings"]["batch_size"] == 8
+    assert len(stored["settings"]["texts_fingerprint"]) == 64
+    assert stored["machine"]["cpu"]
+    assert stored["machine"]["memory_bytes"] > 1e8
+    assert {"python", "torch", "sentence-transformers"} <= set(stored["versions"])
+
+
+def test_the_table_has_a_column_per_model(result: BenchResult) -> None:
+    heading, *lines = rows(result)
+    assert heading == ("", "2-layers", "1-layers")
+    assert [line[0] for line in lines] == [row.label for row in TABLE]
+    assert {len(line) for line in lines} == {3}
+    parameters = lines[0]
+    assert parameters[1] == f"{result.models[0].parameters:,}"
+    assert parameters[2].endswith(f"({result.models[1].parameters / result.models[0].parameters:.2f}×)")
+
+
+def test_figures_that_are_not_known_are_left_open(result: BenchResult) -> None:
+    unknown = replace(result, models=(result.models[0], replace(result.models[1], weights_bytes=None)))
+    assert rows(unknown)[2][2] == "–"
+
+
+def test_caution_when_others_take_the_cores(result: BenchResult) -> None:
+    machine = replace(result.machine, cores=4)
+    assert caution(replace(result, machine=machine, other_cores=2.9)) is None
+    assert caution(replace(result, machine=machine, other_cores=None)) is None
+    assert "3.5 of 4 cores" in str(caution(replace(result, machine=machine, other_cores=3.5)))
+
+
+def test_names_are_short_unless_they_would_be_mistaken() -> None:
+    assert names(["a/small", "b/small", "c/large"]) == ["a/small", "b/small", "large"]
+
+
+def test_a_folder_that_is_no_model_ends_the_bench(models: list[str], tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match="not a model folder"):
+        bench([models[0], str(tmp_path)], rounds=1, seconds=0.01)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rounds": 0}, {"seconds": float("nan")}, {"threads": -1}, {"timeout": float("inf")}]
+)
+def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(BadInput, match="give a number above zero"):
+        bench(["unused"], **wrong)  # type: ignore[arg-type]
+
+
+def test_the_parent_stays_without_torch() -> None:
+    script = (
+        "import sys\nfrom trundle.bench import bench, rows\nfrom trundle.errors import BadInput\n"
+        "try:\n    bench([])\nexcept BadInput as error:\n    print(error)\n"
+        "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "there is no model to bench; give at least one folder or hub name\n[]\n"

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pico
+import pytest
+from sentence_transformers import SentenceTransformer
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def pico_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A saved sentence-transformers folder per family, made once."""
+    made: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in made:
+            base = tmp_path_factory.mktemp(family)
+            made[family] = base / "model"
+            pico.model(family, str(base / "backbone")).save_pretrained(str(made[family]))
+        return made[family]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pico_model(pico_folders: Callable[[str], Path]) -> Callable[[str], SentenceTransformer]:
+    """A loaded pico model per family. Tests must not change it: steps promise not to."""
+    made: dict[str, SentenceTransformer] = {}
+
+    def model(family: str) -> SentenceTransformer:
+        if family not in made:
+            made[family] = SentenceTransformer(str(pico_folders(family)), device="cpu")
+        return made[family]
+
+    return model
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    if not SHARED.is_dir():
+        pytest.skip("needs the shared data sets beside the checkout")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The real demo model, from its package."""
+    from trundle.demo import demo_model
+    from trundle.errors import MissingExtra
+
+    try:
+        return demo_model()
+    except MissingExtra:
+        pytest.skip("needs the demo model: pip install 'trundle[demo]'")

@@ -1,0 +1,98 @@
+"""Student beside teacher, on vectors small enough to check by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trundle.embedder import Embedder, plain
+from trundle.errors import BadInput
+from trundle.evaluate import measure_fidelity
+from trundle.evaluate.fidelity import agreement, distances, errors_by_text
+
+DOCUMENTS = {"east": (1, 0), "north": (0, 1), "west": (-1, 0), "north-east": (1, 1)}
+TEACHER = {"q": (2, 1), **DOCUMENTS}
+
+
+def table(name: str, vectors: dict[str, tuple[float, ...]]) -> Embedder:
+    return plain(name, lambda texts: np.array([vectors[text] for text in texts], dtype=np.float32))
+
+
+def test_a_copy_of_the_teacher_agrees_in_everything():
+    found = measure_fidelity(table("copy", TEACHER), table("teacher", TEACHER), ["q"], list(DOCUMENTS), k=2)
+    assert (found.cosine, found.distance) == (pytest.approx(1), 0)
+    assert (found.agreement_asymmetric, found.agreement_standard) == (1, 1)
+    assert (found.student, found.teacher, found.queries, found.documents, found.k) == (
+        "copy",
+        "teacher",
+        1,
+        4,
+        2,
+    )
+
+
+@pytest.mark.parametrize(("k", "shared"), [(2, 0), (3, 2 / 3)])
+def test_a_turned_space_agrees_with_itself_but_not_with_the_teachers_index(k, shared):
+    # Turned by 90 degrees: (x, y) → (−y, x). For q the teacher finds north-east, east, north, and so does the
+    # student among its own vectors; but on the teacher's, its query (−1, 2) finds north, west, north-east.
+    turned = {text: (-y, x) for text, (x, y) in TEACHER.items()}
+    found = measure_fidelity(table("turned", turned), table("teacher", TEACHER), ["q"], list(DOCUMENTS), k=k)
+    assert found.agreement_standard == 1
+    assert found.agreement_asymmetric == pytest.approx(shared)
+    assert found.cosine == pytest.approx(0, abs=1e-7)
+    # Each vector moves by √2 of its length: √5, 1, 1, 1, √2.
+    assert found.distance == pytest.approx(2**0.5 * (5**0.5 + 3 + 2**0.5) / 5)
+
+
+def test_the_best_and_worst_texts_come_with_their_errors():
+    student = {**TEACHER, "west": (2, 0), "east": (1, 0.5)}
+    found = measure_fidelity(
+        table("s", student), table("t", TEACHER), ["q"], list(DOCUMENTS), k=1, examples=2
+    )
+    assert [(error.text, error.distance) for error in found.farthest] == [("west", 3.0), ("east", 0.5)]
+    assert [error.cosine for error in found.farthest] == pytest.approx([-1, 2 / 5**0.5])
+    assert [(error.text, error.distance) for error in found.closest] == [("q", 0.0), ("north", 0.0)]
+    assert json.loads(json.dumps(found.as_json()))["farthest"][0]["text"] == "west"
+
+
+def test_repeated_texts_count_once():
+    found = measure_fidelity(table("s", TEACHER), table("t", TEACHER), ["q", "q"], [*DOCUMENTS, "east"], k=1)
+    assert (found.queries, found.documents) == (1, 4)
+
+
+def test_agreement_counts_shared_documents_whatever_their_order():
+    teacher = np.array([[1, 2, 3], [4, 5, 6]])
+    student = np.array([[3, 1, 9], [7, 8, 9]])
+    assert agreement(teacher, student) == pytest.approx((2 / 3 + 0) / 2)
+    assert agreement(teacher, teacher[:, ::-1]) == 1
+
+
+@given(st.integers(0, 1000))
+def test_distance_is_zero_only_to_itself_and_the_same_both_ways(seed):
+    one, other = np.random.default_rng(seed).normal(size=(2, 5, 3)).astype(np.float32)
+    assert not distances(one, one).any()
+    assert (distances(one, other) > 0).all()
+    assert distances(one, other) == pytest.approx(distances(other, one))
+
+
+def test_more_examples_than_texts_gives_all_of_them():
+    vectors = np.eye(2, dtype=np.float32)
+    best, worst = errors_by_text(["a", "b"], vectors, vectors * 2, 10)
+    assert [error.text for error in best] == ["a", "b"]
+    assert [error.text for error in worst] == ["b", "a"]
+
+
+def test_differing_widths_are_refused_with_the_mend():
+    wide = {text: (*vector, 0) for text, vector in TEACHER.items()}
+    with pytest.raises(BadInput, match=r"2 and of 3 dimensions.*align"):
+        measure_fidelity(table("s", TEACHER), table("t", wide), ["q"], list(DOCUMENTS), k=1)
+
+
+@pytest.mark.parametrize(("queries", "k"), [([], 1), (["q"], 0), (["q"], 4)])
+def test_what_says_nothing_is_refused(queries, k):
+    with pytest.raises(BadInput, match="give"):
+        measure_fidelity(table("s", TEACHER), table("t", TEACHER), queries, list(DOCUMENTS), k=k)

@@ -1,0 +1,41 @@
+"""Every task in the shared data, where that folder lies beside the repository."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from trundle.evaluate import evaluate, find_tasks
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the shared data is not beside this checkout")
+
+NOTES = {
+    "ArguAna": "1401 queries ranked without the document that is the query itself",
+    "QNLI": "no test split, dev is used",
+    "RTE": "no test split, dev is used",
+}
+TASKS = find_tasks(["all"], DATA) if DATA.is_dir() else []
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{task.kind}-{task.name}")
+def test_it_runs(task, words):
+    [result] = evaluate(words, [task])
+    assert result.texts > 400
+    assert -1 <= result.score <= 1
+    assert all(math.isfinite(value) for value in result.measures.values())
+    assert result.note == NOTES.get(task.name, "")
+    rows = pq.read_table(task.path / "queries.parquet" if task.kind == "retrieval" else task.path)
+    splits = set(rows["split"].to_pylist()) if "split" in rows.column_names else {"all"}
+    assert result.split == ("test" if "test" in splits else "dev" if "dev" in splits else "all")
+
+
+def test_dev_splits_can_be_chosen_on(words):
+    [result] = evaluate(words, find_tasks(["STSBenchmark"], DATA, split="dev"))
+    assert result.split == "dev"
+    [test] = evaluate(words, find_tasks(["STSBenchmark"], DATA))
+    assert test.fingerprint != result.fingerprint

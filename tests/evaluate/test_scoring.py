@@ -1,0 +1,187 @@
+"""Results: what they hold, what is encoded to get them, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trundle.embedder import Embedder, plain
+from trundle.errors import BadInput, BadModel
+from trundle.evaluate import KnownItemTask, Result, evaluate, find_tasks, mean_score, share_of_teacher
+
+KNOWN = KnownItemTask(name="known", pairs=[("one", "first one"), ("two", "second two")])
+
+
+def counting(embedder: Embedder, seen: Counter[tuple[str, str]]) -> Embedder:
+    def role(name, encode):
+        def count(texts):
+            seen.update((name, text) for text in texts)
+            return encode(texts)
+
+        return count
+
+    return Embedder(
+        name=embedder.name,
+        text=role("text", embedder.text),
+        query=role("query", embedder.query),
+        document=role("document", embedder.document),
+    )
+
+
+def test_a_result_says_everything_and_survives_json(root: Path, words):
+    for result in evaluate(words, find_tasks(["all"], root), seed=7):
+        assert Result(**json.loads(json.dumps(result.as_json(), allow_nan=False))) == result
+        assert result.score == result.measures[result.main]
+        assert (result.model, result.mode, result.documents, result.seed) == (
+            "bag of words",
+            "standard",
+            None,
+            7,
+        )
+        assert result.seconds > 0
+        assert {"python", "numpy", "scikit-learn", "scipy"} <= result.versions.keys()
+        assert len(result.fingerprint) == 32
+        assert result.settings
+
+
+def test_the_same_seed_gives_the_same_figures(root: Path, words):
+    tasks = find_tasks(["all"], root)
+    first, second = evaluate(words, tasks), evaluate(words, tasks)
+    assert [(r.fingerprint, r.measures) for r in first] == [(r.fingerprint, r.measures) for r in second]
+
+
+def test_each_text_is_encoded_once_in_each_role(root: Path, words):
+    seen: Counter[tuple[str, str]] = Counter()
+    tasks = [
+        *find_tasks(["sts", "retrieval", "pairs"], root),
+        *find_tasks(["sts"], root, split="dev"),
+        KNOWN,
+        KNOWN,
+    ]
+    evaluate(counting(words, seen), tasks, documents=counting(words, seen))
+    # Teacher and student are two models here, so a document is encoded by each of them.
+    assert {count for (role, _), count in seen.items() if role != "document"} == {1}
+    assert {count for (role, _), count in seen.items() if role == "document"} == {2}
+
+
+def test_roles_with_one_function_share_their_vectors(words):
+    calls: Counter[str] = Counter()
+
+    def encode(texts):
+        calls.update(texts)
+        return words.text(texts)
+
+    evaluate(plain("one", encode), [KnownItemTask(name="known", pairs=[("same", "same"), ("x", "y")])])
+    assert set(calls.values()) == {1}
+
+
+def test_texts_are_given_longest_first_in_slices(words):
+    batches: list[list[str]] = []
+
+    def encode(texts):
+        batches.append(list(texts))
+        return words.text(texts)
+
+    pairs = [(f"q{n}", "d" * (n % 50) + str(n)) for n in range(3000)]
+    evaluate(plain("slices", encode), [KnownItemTask(name="known", pairs=pairs)])
+    assert [len(batch) for batch in batches] == [2048, 952, 2048, 952]
+    for batch in batches:
+        assert [len(text) for text in batch] == sorted((len(text) for text in batch), reverse=True)
+    assert len(batches[0][-1]) >= len(batches[1][0])
+
+
+def test_asymmetric_results_stand_beside_the_standard_ones(root: Path):
+    student = plain("student", lambda texts: np.array([[len(t), 1] for t in texts], np.float32))
+    teacher = plain(
+        "teacher", lambda texts: np.array([[t.count("a"), t.count("o")] for t in texts], np.float32)
+    )
+    results = evaluate(student, [*find_tasks(["sts"], root), KNOWN], documents=teacher)
+    assert [(r.task, r.mode, r.model, r.documents) for r in results] == [
+        ("Likeness", "standard", "student", None),
+        ("known", "standard", "student", None),
+        ("known", "asymmetric", "student", "teacher"),
+    ]
+    crossed = Embedder(name="x", text=student.text, query=student.query, document=teacher.document)
+    assert results[2].measures == KNOWN.run(crossed, seed=42).measures
+
+
+def test_means_count_each_task_once_in_its_mode(root: Path, words):
+    results = evaluate(words, [*find_tasks(["sts"], root), KNOWN], documents=words)
+    scored = [replace(result, score=score) for result, score in zip(results, (0.2, 0.4, 0.8), strict=True)]
+    assert mean_score(scored) == pytest.approx(0.3)
+    assert mean_score(scored, "asymmetric") == pytest.approx(0.5)
+    assert mean_score(scored[::-1], "asymmetric") == pytest.approx(0.5)
+    teacher = [replace(result, score=0.6) for result in results if result.mode == "standard"]
+    assert share_of_teacher(scored, teacher) == pytest.approx(0.5)
+    assert share_of_teacher(scored, teacher, "asymmetric") == pytest.approx(0.5 / 0.6)
+
+
+def test_shares_are_taken_over_the_same_data_only(root: Path, words):
+    results = evaluate(words, [*find_tasks(["sts"], root), KNOWN])
+    with pytest.raises(BadInput, match="known"):
+        share_of_teacher(results, results[:1])
+    with pytest.raises(BadInput, match="Likeness"):
+        share_of_teacher(results, [replace(results[0], fingerprint="other"), results[1]])
+    with pytest.raises(BadInput, match="mean score is 0"):
+        share_of_teacher(results, [replace(result, score=0.0) for result in results])
+    with pytest.raises(BadInput, match="no results"):
+        mean_score([])
+
+
+def test_no_tasks_is_refused(words):
+    with pytest.raises(BadInput, match="name at least one"):
+        evaluate(words, [])
+
+
+def test_vectors_that_are_not_numbers_are_refused():
+    broken = plain("broken", lambda texts: np.full((len(texts), 2), np.nan, np.float32))
+    with pytest.raises(BadModel, match=r"broken gave NaN or infinity for 2 of 2 texts.*load it in float32"):
+        evaluate(broken, [KNOWN])
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (2,), (2, 2, 2)])
+def test_an_array_that_is_not_a_row_for_each_text_is_refused(shape):
+    with pytest.raises(BadModel, match="one row for each"):
+        evaluate(plain("odd", lambda _texts: np.ones(shape, np.float32)), [KNOWN])
+
+
+def test_a_width_that_changes_between_calls_is_refused():
+    def encode(texts):
+        return np.ones((len(texts), len(texts)), np.float32)
+
+    with pytest.raises(BadModel, match="differing widths"):
+        evaluate(
+            plain("odd", encode), [KNOWN, KnownItemTask(name="more", pairs=[*KNOWN.pairs, ("three", "x")])]
+        )
+
+
+def test_a_student_of_another_width_is_told_to_align_first():
+    narrow = plain("narrow", lambda texts: np.ones((len(texts), 2), np.float32))
+    wide = plain("wide", lambda texts: np.ones((len(texts), 5), np.float32))
+    with pytest.raises(BadInput, match=r"2 and of 5 dimensions.*align the student"):
+        evaluate(narrow, [KNOWN], documents=wide)
+
+
+def test_progress_counts_every_text_and_says_every_score(words):
+    shown: Counter[str] = Counter()
+    said: list[str] = []
+
+    class Listening:
+        @contextmanager
+        def task(self, label, total):
+            before = shown[label]
+            yield lambda units: shown.update({label: units})
+            assert shown[label] - before == total
+
+        def say(self, line):
+            said.append(line)
+
+    evaluate(words, [KNOWN], documents=plain("teacher", words.text), progress=Listening())
+    assert shown == {"known": 4}
+    assert said == ["known (standard, all): ndcg@10 1.0000", "known (asymmetric, all): ndcg@10 1.0000"]

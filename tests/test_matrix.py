@@ -1,0 +1,145 @@
+"""The contract matrix: every step × every family, on pico models.
+
+Each step shrinks what it says; its result survives a save and a plain sentence-transformers load with the same
+vectors; at zero strength it is the identity; its plan survives JSON and replays; same seed, same bytes.
+A new step adds a row to CASES; a new family adds a row to the pico table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pico
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from trundle.artifact import Lineage
+from trundle.data import Text
+from trundle.data.corpus import Corpus
+from trundle.measure import cost
+from trundle.model import cut_backbone, save, transformer_of
+from trundle.model.surgery import Cut
+from trundle.recipe import make_options
+from trundle.steps.catalogue import STEPS
+from trundle.steps.contract import Context
+
+TEXTS = [Text(text=f"{text} {number}", kind=None) for number in range(6) for text in pico.TEXTS]
+CORPUS = Corpus(train=lambda: iter(TEXTS), held_out=lambda: iter(()), facts=lambda: ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Options that change the model, and options at zero strength that must not."""
+
+    options: dict[str, Any]
+    identity: dict[str, Any] | None
+    shrinks: bool
+
+
+CASES = {
+    "depth": Case(options={"keep": 2}, identity={"keep": pico.LAYERS}, shrinks=True),
+    "align": Case(options={"texts": 40}, identity=None, shrinks=False),
+}
+
+MATRIX = [pytest.param(step, family, id=f"{step}-{family}") for step in CASES for family in pico.CONFIGS]
+
+
+def context_for(step: str, model: SentenceTransformer, seed: int = 3) -> tuple[SentenceTransformer, Context]:
+    """The model a step is given. align heals what another step cut, so it gets a model with two layers fewer."""
+    if step != "align":
+        return model, Context(original=model, corpus=CORPUS, seed=seed)
+    small = STEPS["depth"].apply(model, STEPS["depth"].plans(blocks=(0, 1), of=pico.LAYERS), Context(original=model))
+    return small.model, Context(original=model, corpus=CORPUS, seed=seed)
+
+
+def weights_of(model: SentenceTransformer) -> dict[str, Any]:
+    return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+
+
+def test_every_step_has_a_case() -> None:
+    assert set(CASES) == set(STEPS)
+
+
+@pytest.mark.parametrize(("step", "family"), MATRIX)
+def test_contract(
+    step: str, family: str, pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
+) -> None:
+    case, tool = CASES[step], STEPS[step]
+    given, context = context_for(step, pico_model(family))
+    untouched = weights_of(given)
+    plan = tool.plan(given, make_options(tool, case.options), context)
+    result = tool.apply(given, plan, context).model
+
+    # shrinks what it says, and what it says is what is there
+    assert cost(result).parameters == sum(weight.numel() for weight in result.parameters())
+    assert tool.forecast(given, plan).as_json() == cost(result).as_json()
+    assert (cost(result).parameters < cost(given).parameters) is case.shrinks
+
+    # the model it was given is as it was
+    assert all((weight == untouched[name]).all() for name, weight in given.state_dict().items())
+
+    # save → plain load → same vectors
+    folder = save(result, tmp_path / "one", lineage=Lineage(source=family), card="")
+    reloaded = SentenceTransformer(str(folder), device="cpu")
+    np.testing.assert_allclose(reloaded.encode(pico.TEXTS), result.encode(pico.TEXTS), atol=1e-6)
+
+    # the plan survives JSON and replays; same seed, same bytes
+    replayed = tool.plans.model_validate_json(plan.model_dump_json())
+    assert replayed == plan
+    assert str(replayed).strip()
+    again = tool.apply(given, replayed, context).model
+    save(again, tmp_path / "two", lineage=Lineage(source=family), card="")
+    first, second = (sorted(p for p in (tmp_path / name).rglob("*") if p.is_file()) for name in ("one", "two"))
+    assert [p.relative_to(tmp_path / "one") for p in first] == [p.relative_to(tmp_path / "two") for p in second]
+    for one, two in zip(first, second, strict=True):
+        assert one.read_bytes() == two.read_bytes(), one.name
+
+
+@pytest.mark.parametrize(("step", "family"), MATRIX)
+def test_zero_strength_is_the_identity(
+    step: str, family: str, pico_model: Callable[[str], SentenceTransformer]
+) -> None:
+    case, tool = CASES[step], STEPS[step]
+    if case.identity is None:
+        pytest.skip(f"{step} has no zero strength")
+    given, context = context_for(step, pico_model(family))
+    result = tool.apply(given, tool.plan(given, make_options(tool, case.identity), context), context).model
+    np.testing.assert_array_equal(result.encode(pico.TEXTS), given.encode(pico.TEXTS))
+
+
+@pytest.mark.parametrize("family", pico.CONFIGS)
+def test_plain_transformers_opens_the_backbone(family: str, tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    small = cut_backbone(pico.backbone(family), Cut(blocks=(0, 1, 3)))
+    small.save_pretrained(tmp_path)
+    reloaded, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert reloaded.config.num_hidden_layers == 3
+    assert len(transformer_layers(reloaded)) == 3
+    for name, weight in small.named_parameters():
+        assert (dict(reloaded.named_parameters())[name] == weight).all()
+
+
+def transformer_layers(backbone: Any) -> Any:
+    from trundle.model.anatomy import family_of
+
+    return backbone.get_submodule(family_of(backbone.config.model_type).blocks)
+
+
+def test_align_brings_a_cut_model_nearer(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    original = pico_model("bert")
+    small, context = context_for("align", original)
+    tool = STEPS["align"]
+    aligned = tool.apply(small, tool.plan(small, make_options(tool, {}), context), context).model
+
+    def similarity(model: SentenceTransformer) -> float:
+        return float(np.mean(np.sum(model.encode(pico.TEXTS) * original.encode(pico.TEXTS), axis=1)))
+
+    assert similarity(aligned) > similarity(small)
+    assert transformer_of(aligned).model.config.num_hidden_layers == 2

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trundle.errors import BadInput
+from trundle.train.batches import AHEAD, Batches, ByLength, Feed, Indices, load_pieces, share
+
+LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=400)
+
+
+def epoch(order: ByLength, number: int) -> list[Indices]:
+    return [order.batch(number * order.per_epoch + place) for place in range(order.per_epoch)]
+
+
+@given(lengths=LENGTHS, batch_size=st.integers(1, 40), seed=st.integers(0, 2**31), number=st.integers(0, 3))
+def test_each_epoch_covers_every_text_once(lengths: list[int], batch_size: int, seed: int, number: int):
+    if len(lengths) < batch_size:
+        with pytest.raises(BadInput, match="fewer than one batch"):
+            ByLength(lengths, batch_size=batch_size, seed=seed)
+        return
+    batches = epoch(ByLength(lengths, batch_size=batch_size, seed=seed), number)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
+    sizes = {len(batch) for batch in batches}
+    assert max(sizes) <= batch_size
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(batch_size=st.integers(1, 16), seed=st.integers(0, 99), numbers=st.permutations(range(12)))
+def test_a_batch_depends_on_seed_and_number_alone(batch_size: int, seed: int, numbers: list[int]):
+    lengths = np.arange(50) % 7
+    straight = ByLength(lengths, batch_size=batch_size, seed=seed)
+    jumping = ByLength(lengths, batch_size=batch_size, seed=seed)
+    expected = [straight.batch(number).tolist() for number in range(12)]
+    assert {number: jumping.batch(number).tolist() for number in numbers} == dict(enumerate(expected))
+
+
+@given(size=st.integers(1, 64), pieces=st.integers(1, 4), processes=st.integers(1, 4))
+def test_shares_are_disjoint_and_complete(size: int, pieces: int, processes: int):
+    batch = np.arange(100, 100 + size)
+    if size < pieces * processes:
+        with pytest.raises(BadInput, match="larger batch"):
+            share(batch, piece=0, pieces=pieces, rank=0, processes=processes)
+        return
+    shares = [
+        share(batch, piece=piece, pieces=pieces, rank=rank, processes=processes)
+        for piece in range(pieces)
+        for rank in range(processes)
+    ]
+    assert all(len(part) for part in shares)
+    assert sorted(np.concatenate(shares).tolist()) == batch.tolist()
+
+
+@given(size=st.integers(6, 64), pieces=st.integers(1, 3), processes=st.integers(1, 2))
+def test_weighted_means_of_the_pieces_are_the_mean_of_the_batch(size: int, pieces: int, processes: int):
+    values = np.random.default_rng(size).normal(size=size)
+    batches = Batches(order=ByLength(np.ones(size), batch_size=size), load=lambda texts: values[texts].mean())
+    by_process = [
+        sum(
+            mean * weight
+            for mean, weight in load_pieces(batches, 0, pieces=pieces, rank=rank, processes=processes).pieces
+        )
+        for rank in range(processes)
+    ]
+    assert np.mean(by_process) == pytest.approx(values.mean())
+
+
+def test_epochs_and_seeds_differ():
+    lengths = np.ones(100)
+    first, second = (np.concatenate(epoch(ByLength(lengths, batch_size=10), number)) for number in (0, 1))
+    other = np.concatenate(epoch(ByLength(lengths, batch_size=10, seed=1), 0))
+    assert first.tolist() != second.tolist()
+    assert first.tolist() != other.tolist()
+
+
+def test_weights_say_how_often_a_kind_comes():
+    kinds = [0] * 10 + [1] * 40 + [2] * 5
+    order = ByLength(np.ones(55), batch_size=5, kinds=kinds, weights=(2.5, 0.5, 0.0))
+    epochs = [Counter(np.concatenate(epoch(order, number)).tolist()) for number in range(2)]
+    for counts in epochs:
+        assert {counts[text] for text in range(10)} == {2, 3}
+        assert sum(counts[text] for text in range(10)) == 25
+        assert sum(counts[text] for text in range(10, 50)) == 20
+    both = epochs[0] + epochs[1]
+    assert {both[text] for text in range(10)} == {5}, "over two epochs the halves even out"
+    assert {both[text] for text in range(10, 50)} == {1}
+    assert not any(both[text] for text in range(50, 55))
+
+
+@pytest.mark.parametrize(
+    ("changes", "mend"),
+    [
+        ({"batch_size": 0}, "at least 1"),
+        ({"seed": -1}, "at least 1 and 0"),
+        ({"kinds": [0, 1]}, "one for each text"),
+        ({"kinds": [0, 0, 0, 1]}, "for each kind"),
+        ({"weights": (-1.0,)}, "0 or more"),
+        ({"weights": (0.25,)}, "fewer than one batch"),
+    ],
+)
+def test_bad_orders_are_refused(changes: dict[str, object], mend: str):
+    with pytest.raises(BadInput, match=mend):
+        ByLength([3, 1, 2, 4], **({"batch_size": 2} | changes))
+
+
+def test_a_million_texts_waste_little_padding():
+    lengths = np.random.default_rng(0).lognormal(3.5, 0.8, 1_000_000).astype(np.int32) + 1
+    order = ByLength(lengths, batch_size=32)
+    seen = np.zeros(len(lengths), np.int8)
+    padded = 0
+    for number in range(order.per_epoch):
+        batch = order.batch(number)
+        seen[batch] += 1
+        padded += len(batch) * int(lengths[batch].max())
+    assert (seen == 1).all()
+    assert padded < 1.05 * lengths.sum()
+
+
+def test_the_feed_loads_ahead_in_another_thread():
+    loaded: list[int] = []
+    ahead = threading.Event()
+
+    def load(number: int) -> tuple[int, str]:
+        loaded.append(number)
+        if number == 7 + AHEAD:
+            ahead.set()
+        return number, threading.current_thread().name
+
+    with Feed(load, start=7) as feed:
+        assert feed.take()[0] == 7
+        assert ahead.wait(10), "later batches are loaded before they are asked for"
+        with feed.paused():
+            so_far = list(loaded)
+            number, thread = feed.take()
+            assert loaded == so_far, "nothing is loaded in a pause"
+        assert number == 8
+        assert thread != threading.current_thread().name
+        assert feed.take()[0] == 9
+
+
+def test_an_error_in_loading_reaches_the_training():
+    def load(number: int) -> int:
+        if number == 1:
+            raise BadInput("text 5 is damaged")
+        return number
+
+    with Feed(load, start=0) as feed:
+        assert feed.take() == 0
+        with pytest.raises(BadInput, match="text 5"):
+            feed.take()
