@@ -1,4 +1,4 @@
-"""The store of teacher vectors: nothing asked twice, nothing lost, nothing mixed, whatever happens in between."""
+"""The store of teacher vectors: nothing asked twice, lost or mixed, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trundle.data.seen import Seen
 from trundle.data.shards import MANIFEST, read_manifest
 from trundle.data.targets import Targets, open_targets
 from trundle.data.teacher_id import model_id
-from trundle.data.texts import Text
+from trundle.data.texts import Kind, Text
 from trundle.data.vector_table import teacher_from_parquet
 from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput, BadModel, UserError, WriteFailed
@@ -94,7 +94,7 @@ def build(folder: Path, texts: Any, teacher: Teacher | None = None, **options: A
 
 
 def some(count: int) -> list[Text]:
-    kinds = ("query", "document", "definition", None)
+    kinds: tuple[Kind | None, ...] = ("query", "document", "definition", None)
     return [Text(text=f"text {'x' * (i * 7 % 11)} {i}", kind=kinds[i % 4]) for i in range(count)]
 
 
@@ -294,7 +294,7 @@ def test_a_stop_at_any_write_loses_at_most_one_shard(
         if left is not None and left.complete:
             assert_holds(open_targets(folder), texts)
         else:
-            with pytest.raises(BadInput, match="not finished|no teacher vectors"):
+            with pytest.raises(BadInput, match=r"not finished|no teacher vectors"):
                 open_targets(folder)
         assert_holds(build(folder, texts, second), texts)
         assert first.asked + second.asked <= len(texts) + 4
@@ -496,7 +496,7 @@ def listed(texts: Sequence[Text], kind: Any = None) -> Any:
 )
 def test_a_table_becomes_targets(tmp_path: Path, kind: Any) -> None:
     texts = some(30)
-    columns = {"text": [text.text for text in texts], "kind": [text.kind for text in texts]}
+    columns: dict[str, Any] = {"text": [text.text for text in texts], "kind": [text.kind for text in texts]}
     teacher = teacher_from_parquet(
         table(tmp_path / "t.parquet", listed(texts, kind), column="embedding", **columns)
     )
@@ -538,7 +538,7 @@ def test_a_table_without_kinds_keeps_the_first_of_a_repeat(tmp_path: Path) -> No
 def test_a_bad_row_of_a_table_is_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     rows = [{"text": f"{i}", "vector": [1.0, i], "kind": None} for i in range(12)]
     rows[8].update(row)
-    columns = {name: [row[name] for row in rows] for name in ("text", "kind")}
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in ("text", "kind")}
     vectors = pa.array([row["vector"] for row in rows], type=pa.list_(pa.float64()))
     teacher = teacher_from_parquet(table(tmp_path / "t.parquet", vectors, **columns))
     with pytest.raises(BadInput, match=message):

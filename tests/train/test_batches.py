@@ -109,7 +109,7 @@ def test_bad_orders_are_refused(changes: dict[str, object], mend: str):
 
 
 def test_a_million_texts_waste_little_padding():
-    lengths = np.random.default_rng(0).lognormal(3.5, 0.8, 1_000_000).astype(np.int32) + 1
+    lengths = np.random.default_rng(0).lognormal(3.5, 0.8, 1_000_000).clip(1, 256).astype(np.int32)
     order = ByLength(lengths, batch_size=32)
     seen = np.zeros(len(lengths), np.int8)
     padded = 0
@@ -118,7 +118,7 @@ def test_a_million_texts_waste_little_padding():
         seen[batch] += 1
         padded += len(batch) * int(lengths[batch].max())
     assert (seen == 1).all()
-    assert padded < 1.05 * lengths.sum()
+    assert padded < 1.03 * lengths.sum()
 
 
 def test_the_feed_loads_ahead_in_another_thread():

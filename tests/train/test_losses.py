@@ -39,7 +39,9 @@ def test_leaf_has_the_right_slope():
     for row, column in [(0, 0), (1, 3), (3, 5)]:
         moved = torch.zeros(4, 6)
         moved[row, column] = step
-        rise = leaf((student + moved).double(), target.double()) - leaf((student - moved).double(), target.double())
+        rise = leaf((student + moved).double(), target.double()) - leaf(
+            (student - moved).double(), target.double()
+        )
         assert student.grad is not None
         assert student.grad[row, column].item() == pytest.approx(rise.item() / (2 * step), abs=1e-3)
 
@@ -94,21 +96,29 @@ def test_minilm_is_torchs_divergence_of_both_relations_with_heads_of_other_width
 
 def test_tinybert_is_torchs_squared_error_through_the_map():
     layers = uniform_layers(2, 4)
-    ours, theirs = ([noise(seed, TEXTS, TOKENS, 8) for seed in range(first, first + n)] for first, n in ((0, 3), (20, 5)))
+    ours, theirs = (
+        [noise(seed, TEXTS, TOKENS, 8) for seed in range(first, first + n)] for first, n in ((0, 3), (20, 5))
+    )
     scores, their_scores = (
-        [noise(seed, TEXTS, HEADS, TOKENS, TOKENS) for seed in range(first, first + n)] for first, n in ((40, 2), (60, 4))
+        [noise(seed, TEXTS, HEADS, TOKENS, TOKENS) for seed in range(first, first + n)]
+        for first, n in ((40, 2), (60, 4))
     )
     real = MASK.bool()
     pairs = real[:, None, :, None].expand(-1, HEADS, -1, TOKENS) & real[:, None, None, :]
     expected = sum(functional.mse_loss(ours[i][real], theirs[j][real]) for i, j in [(0, 0), (1, 2), (2, 4)])
-    expected += sum(functional.mse_loss(scores[i][pairs], their_scores[j][pairs]) for i, j in [(0, 1), (1, 3)])
+    expected += sum(
+        functional.mse_loss(scores[i][pairs], their_scores[j][pairs]) for i, j in [(0, 1), (1, 3)]
+    )
     torch.testing.assert_close(tinybert(ours, theirs, scores, their_scores, MASK, layers=layers), expected)
 
 
 def test_padding_neither_counts_nor_spoils_the_slope():
     """Whatever stands in the padding, also infinity, the losses and their slopes stay the same and finite."""
     states, scores = noise(0, TEXTS, TOKENS, 8), noise(1, TEXTS, HEADS, TOKENS, TOKENS)
-    target, target_scores = noise(2, TEXTS, TOKENS, 8).detach(), noise(3, TEXTS, HEADS, TOKENS, TOKENS).detach()
+    target, target_scores = (
+        noise(2, TEXTS, TOKENS, 8).detach(),
+        noise(3, TEXTS, HEADS, TOKENS, TOKENS).detach(),
+    )
     padding = ~MASK.bool()
     spoiled = target_scores.masked_fill(padding[:, None, None, :], -math.inf)
     clean = tinybert([states] * 2, [target] * 2, [scores], [target_scores], MASK, layers=[1])

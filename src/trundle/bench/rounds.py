@@ -60,6 +60,8 @@ def bench(
     often each model is loaded in a fresh process. `threads` is the same for every model, all usable cores by
     default. `timeout` is the longest wait for one answer. Give `texts` to measure with words of your own.
     """
+    if not models:
+        raise BadInput("there is no model to bench; give at least one folder or hub name")
     work = workload(texts)
     settings = Settings(
         rounds=_positive("rounds", rounds),
@@ -76,8 +78,6 @@ def bench(
         long_texts=len(work.long),
         long_mean_words=mean_words(work.long),
     )
-    if not models:
-        raise BadInput("there is no model to bench; give at least one folder or hub name")
     contestants = [Contestant(model=model, engine="torch") for model in models]
     race(contestants, work, settings, progress)
     return BenchResult(

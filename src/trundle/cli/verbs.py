@@ -43,9 +43,10 @@ def inspect(model: Model, as_json: Json = False, verbose: Verbose = False, trust
         f"{sizes['vocab']:,} tokens, vectors of {opened.get_embedding_dimension()}"
     )
     console.show()
-    console.show_table(figures.parts(now))
+    console.show_table(figures.parts(now), texts=(0, 2))
     console.show()
-    console.show_table(figures.menu(now, menu), title=f"What each step could save (work at {now.length} tokens a text)")
+    title = f"What each step could save (work at {now.length} tokens a text)"
+    console.show_table(figures.menu(now, menu), title=title, texts=(0, 1))
 
 
 def compress(
@@ -90,7 +91,7 @@ def recipes(as_json: Json = False) -> None:
         return
     rows = [("recipe", "steps", "")]
     rows += [(recipe.name, " → ".join(call.step.name for call in recipe.calls), recipe.about) for recipe in found]
-    console.show_table(rows)
+    console.show_table(rows, texts=(0, 1, 2))
 
 
 def evaluate(
@@ -127,7 +128,7 @@ def evaluate(
     if as_json:
         console.show_json(flat)
     else:
-        console.show_table(figures.scores(results, [Path(name).name for name in models]))
+        console.show_table(figures.scores(results, [Path(name).name for name in models]), texts=(0, 1))
 
 
 def bench(

@@ -34,7 +34,10 @@ class Corpus:
 
 
 def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILENT) -> Corpus:
-    """Files, folders and `environment`, streamed one after the other."""
+    """Files, folders and `environment`, streamed one after the other; what can't be read is refused at once."""
+    for source in sources:
+        if source != ENVIRONMENT:
+            next(read_texts(source), None)
 
     @cache
     def documented() -> tuple[list[Documented], list[Documented]]:

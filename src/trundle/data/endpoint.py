@@ -162,7 +162,7 @@ def _vector(value: object, text: str, url: str) -> Vectors:
 
 
 def _checked_url(url: str) -> str:
-    """The address without its last slash; it gets written down, so one that could carry a secret is refused."""
+    """The address without its last slash; as it gets written down, it must not carry a secret."""
     try:
         parts = urlsplit(url)
         plain = (

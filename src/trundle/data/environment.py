@@ -29,27 +29,44 @@ GENERIC = 3
 
 OURSELVES = "trundle"
 SKIPPED_FOLDERS = frozenset(
-    ("test", "tests", "vendor", "vendored", "extern", "external", "externals", "third_party", "site-packages")
+    (
+        "test",
+        "tests",
+        "vendor",
+        "vendored",
+        "extern",
+        "external",
+        "externals",
+        "third_party",
+        "site-packages",
+        "dist-packages",
+    )
 )
+SUMMARY = re.compile(rb'"""[^"]{10,400}?\n[ \t]*\n[ \t]*[^\s"]')
+BYTES_PER_SUMMARY = 4000
+"""A file with fewer summaries than one in so many bytes costs more to parse than it gives."""
 SKIPPED_FILE = re.compile(r"test_.*|.*_test|conftest|setup")
 
-GOOD_QUERY = re.compile(r"[A-Za-z0-9(\"'][^\\{}|<>=]*(?<!as|by|if|is|of|or|to)(?<!and|are|for|the)[^:;,\s]")
+BAD_QUERY = re.compile(
+    r"^[^\w(\"']|[\\{}|<>=]|https?:|[:;,]$|\b(and|are|as|by|for|from|if|in|is|of|or|that|the|to|where|with)$"
+)
 LEGAL = re.compile(r"copyright|all rights reserved|permission is hereby", re.IGNORECASE)
 NOT_A_SUMMARY = re.compile(r"[\w.]+\(.*\)(\s*->.*)?|!!!.*|\.\..*", re.DOTALL)
 
 NOT_PROSE = re.compile(
-    r"\.\. *(\[|_|\||(code|code-block|sourcecode|testcode|testsetup|plot|math|image|figure|ipython|literalinclude"
+    r"\.\. *(\[|_|\||(code|code-block|sourcecode|testcode|testsetup|doctest|plot|math|image|figure|ipython|literalinclude"
     r"|versionadded|versionchanged|deprecated|module|currentmodule|autosummary|toctree) *::).*|:r?type\b.*"
 )
-HEADING = re.compile(r"(Examples?|References|Notes?|See also):*", re.IGNORECASE)
+HEADING = re.compile(r"[#* ]*(Usage|Examples?|References)[:.* ]*", re.IGNORECASE)
 UNDERLINE = re.compile(r"([-=~^*#+_.`'\"])\1{2,}")
-FIELD = re.compile(r":(param|arg|argument|keyword|raises|ivar|cvar)\b *([^:]*):")
+FIELD = re.compile(r":(?:param|arg|argument|keyword|ivar|cvar)\b *([^:]*):")
+RETURNS = re.compile(r":(?:returns?|yields?):")
 INLINE = (
     (re.compile(r":(?:\w+:)+`~?\.?([^`<]*?)(?: *<[^`]*>)?`"), r"\1"),  # :class:`~a.b <c>` → a.b
     (re.compile(r"`([^`<]+?) *<[^`>]*>`_+"), r"\1"),  # `words <address>`_ → words
     (re.compile(r"\[([^\][]*)\]\([^)\s]*\)"), r"\1"),  # [words](address) → words
     (re.compile(r"\[(`[^`]*`)\]"), r"\1"),  # [`name`] → `name`
-    (re.compile(r"``([^`\n]*)``|`([^`\n]*)`_*"), r"\1\2"),  # `name`, ``code`` → the inside
+    (re.compile(r"``([^`\n]*)``|`~?([^`\n]*)`_*"), r"\1\2"),  # `name`, ``code`` → the inside
     (re.compile(r"\*\*([^*\n]+)\*\*"), r"\1"),  # **loud** → loud
     (re.compile(r"\|(@?[A-Za-z][\w.]{3,}(?:\(\))?)\|"), r"\1"),  # |substituted| → substituted
     (re.compile(r"\.\. *([\w-]+) *::"), r"\1:"),  # .. note:: → note:
@@ -136,7 +153,9 @@ def split_by_package(
     if not 0 < share < 1:
         raise BadInput(f"a share of {share} can't be held out; give a number between 0 and 1")
     if len(sizes) < 2:
-        raise BadInput("pairs of one package can't be split by package; install more packages, or give other data")
+        raise BadInput(
+            "pairs of one package can't be split by package; install more packages, or give other data"
+        )
     room = share * len(pairs)
     held: set[str] = set()
     for package in sorted(sizes, key=lambda package: _digest(f"{seed}:{package}")):
@@ -191,7 +210,7 @@ def _package_pairs(package: Package) -> Iterator[Documented]:
             source = (package.folder / file).read_bytes()
         except OSError:
             continue
-        if b'"""' in source or b"'''" in source:
+        if len(SUMMARY.findall(source)) * BYTES_PER_SUMMARY >= len(source):
             for name, docstring in _docstrings(source, file):
                 pair = documented(package.name, name, docstring)
                 if pair is not None:
@@ -237,7 +256,7 @@ def documented(package: str, name: str, docstring: str) -> Documented | None:
     while paragraphs and NOT_A_SUMMARY.fullmatch(paragraphs[0].strip()):
         paragraphs.pop(0)
     query = _plain(_prose(paragraphs[:1]))
-    if not GOOD_QUERY.fullmatch(query) or len(query.split()) not in QUERY_WORDS:
+    if BAD_QUERY.search(query) or len(query.split()) not in QUERY_WORDS:
         return None
     document = _plain(_prose(paragraphs[1:]))
     if len(_words(document).split()) < LEAST_DOCUMENT_WORDS or LEGAL.search(query) or LEGAL.search(document):
@@ -282,4 +301,4 @@ def _prose_lines(lines: Iterable[str]) -> Iterator[str]:
         if bare.endswith("::") and not bare.startswith(".."):
             block = indent
             bare = bare.removesuffix(":")
-        yield FIELD.sub(r"\2:", bare.lstrip("#"))
+        yield RETURNS.sub("Returns:", FIELD.sub(r"\1:", bare.lstrip("#")))

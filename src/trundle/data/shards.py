@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -168,17 +167,21 @@ def has_size(path: Path, stored: Stored) -> bool:
     return path.is_file() and path.stat().st_size == stored.size
 
 
-def mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """The array at the end of a file, seen through the page cache.
-
-    Arrow closes the file after mapping it; numpy would hold one of the few open files a process may have.
-    """
-    size = dtype.itemsize * int(np.prod(shape))
-    if size == 0:
-        return np.empty(shape, dtype=dtype)
-    with pa.memory_map(str(path)) as file:
-        file.seek(file.size() - size)
-        return np.frombuffer(file.read_buffer(size), dtype=dtype).reshape(shape)
+def read_pieces(path: Path, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Some bytes of a file, given as (start, size)."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise BadInput(
+            f"{path} can't be read ({error.strerror}); build the folder again to mend it"
+        ) from error
+    try:
+        found = [os.pread(file, size, start) for start, size in pieces]
+    finally:
+        os.close(file)
+    if any(len(piece) != size for piece, (_, size) in zip(found, pieces, strict=True)):
+        raise BadInput(f"{path} is cut short; build the folder again to mend it")
+    return found
 
 
 def _narrowed(vectors: Vectors, dtype: Dtype, texts: Sequence[Text]) -> NDArray[Any]:

@@ -1,46 +1,55 @@
 """Teacher vectors, computed once and read from disk ever after.
 
-Nothing is held in memory but 4 bytes a text: vectors and texts are seen through memory maps. Pages that were
-touched count as the process's own until they are let go, so the maps are dropped every so often: reading a
-million texts in random order takes no more memory than reading a thousand.
+Memory holds 13 bytes a text: where it lies, its length and its kind. Vectors and texts are read by position
+when asked for, and the system's page cache keeps what is read often. They are not memory-mapped: a kernel
+that caches files in large pages counts up to 2 MB to the process for each row it looks at, so that one pass
+in random order would seem to hold the whole folder; reading by position is also faster.
 
 What this is not: it makes no vectors; see `labelling` for models and endpoints, `vector_table` for parquet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trundle.data.shards import INDEX, KIND_CODES, Manifest, Part, has_size, mapped, part_path, read_manifest
+from trundle.data.shards import (
+    KIND_CODES,
+    Manifest,
+    Part,
+    has_size,
+    part_path,
+    read_manifest,
+    read_pieces,
+)
 from trundle.data.texts import Kind, Text
 from trundle.embedder import Vectors
 from trundle.errors import BadInput
 
-ROWS_BEFORE_RELEASE = 1024
-"""Reading a row maps at most about 64 kB around it, in each of three files."""
-
 
 class Targets:
-    """A finished folder of texts and their teacher vectors, numbered from 0."""
+    """A finished folder of texts and their teacher vectors, numbered from 0.
+
+    Holds no open file: it may be used from several threads, and by processes that inherit or unpickle it.
+    """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        shards = range(len(manifest.shards))
+        self._index = np.concatenate([np.load(part_path(folder, shard, "index")) for shard in shards])
+        self._paths: dict[Part, list[Path]] = {
+            part: [part_path(folder, shard, part) for shard in shards] for part in ("texts", "vectors")
+        }
         self._starts = np.cumsum([0, *(shard.count for shard in manifest.shards)])
-        self._maps: dict[tuple[int, Part], NDArray[Any]] = {}
-        self._rows_read = 0
-        self._lengths: NDArray[np.uint32] = np.concatenate(
-            [self._index(number)["length"] for number in range(len(manifest.shards))]
-        )
-        self._maps.clear()
 
     def __len__(self) -> int:
-        return self.manifest.count
+        return len(self._index)
 
     @property
     def width(self) -> int:
@@ -55,7 +64,8 @@ class Targets:
     @property
     def lengths(self) -> NDArray[np.uint32]:
         """Characters of each text, to put texts of like length into one batch."""
-        return self._lengths
+        lengths: NDArray[np.uint32] = self._index["length"]
+        return lengths
 
     def text(self, position: int) -> str:
         """One text."""
@@ -67,63 +77,57 @@ class Targets:
 
     def texts(self, positions: ArrayLike) -> list[str]:
         """Texts in the order asked for."""
-        return [self._text(shard, row) for shard, row in self._places(positions)]
+        wanted = self._checked(positions)
+        first = wanted == self._starts[self._shards(wanted)]
+        starts = np.where(first, 0, self._index["end"][wanted - 1])
+        sizes = self._index["end"][wanted] - starts
+        return [raw.decode("utf-8") for raw in self._read("texts", wanted, starts, sizes)]
 
     def kinds(self, positions: ArrayLike) -> list[Kind | None]:
         """Kinds in the order asked for."""
-        return [KIND_CODES[self._index(shard)["kind"][row]] for shard, row in self._places(positions)]
+        return [KIND_CODES[code] for code in self._index["kind"][self._checked(positions)]]
 
     def vectors(self, positions: ArrayLike) -> Vectors:
         """Vectors in the order asked for, one row each."""
-        places = self._places(positions)
-        rows = np.empty((len(places), self.width), dtype=np.float32)
-        for at, (shard, row) in enumerate(places):
-            rows[at] = self._vectors(shard)[row]
-        return rows
+        wanted = self._checked(positions)
+        shards = self._shards(wanted)
+        dtype = np.dtype(self.manifest.dtype)
+        row_bytes = self.width * dtype.itemsize
+        headers = np.array([shard.vectors.size - shard.count * row_bytes for shard in self.manifest.shards])
+        starts = headers[shards] + (wanted - self._starts[shards]) * row_bytes
+        raw = self._read("vectors", wanted, starts, np.full(len(wanted), row_bytes))
+        return np.frombuffer(b"".join(raw), dtype=dtype).reshape(-1, self.width).astype(np.float32)
 
     def shards(self) -> Iterator[tuple[list[Text], Vectors]]:
         """Everything in order, one shard at a time."""
-        for shard, start in enumerate(self._starts[:-1]):
-            positions = np.arange(start, self._starts[shard + 1])
+        for start, end in pairwise(self._starts):
+            positions = np.arange(start, end)
             texts = zip(self.texts(positions), self.kinds(positions), strict=True)
-            yield (
-                [Text(text=text, kind=kind) for text, kind in texts],
-                self._vectors(shard).astype(np.float32),
-            )
-            self._maps.clear()
+            yield [Text(text=text, kind=kind) for text, kind in texts], self.vectors(positions)
 
-    def _places(self, positions: ArrayLike) -> list[tuple[int, int]]:
-        """Shard and row of each position; also lets old maps go when enough was read through them."""
+    def _checked(self, positions: ArrayLike) -> NDArray[np.int64]:
         wanted = np.asarray(positions, dtype=np.int64).reshape(-1)
-        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
+        if wanted.size and (wanted.min() < 0 or wanted.max() >= len(self)):
             raise IndexError(f"positions run from 0 to {len(self) - 1}")
-        self._rows_read += wanted.size
-        if self._rows_read > ROWS_BEFORE_RELEASE:
-            self._maps.clear()
-            self._rows_read = 0
-        shards = np.searchsorted(self._starts, wanted, side="right") - 1
-        return list(zip(shards.tolist(), (wanted - self._starts[shards]).tolist(), strict=True))
+        return wanted
 
-    def _text(self, shard: int, row: int) -> str:
-        ends = self._index(shard)["end"]
-        start = int(ends[row - 1]) if row else 0
-        return self._bytes(shard)[start : int(ends[row])].tobytes().decode("utf-8")
+    def _shards(self, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.searchsorted(self._starts, wanted, side="right") - 1
 
-    def _index(self, shard: int) -> NDArray[Any]:
-        return self._mapped(shard, "index", INDEX, (self.manifest.shards[shard].count,))
-
-    def _bytes(self, shard: int) -> NDArray[np.uint8]:
-        stored = self.manifest.shards[shard].files["texts"]
-        return self._mapped(shard, "texts", np.dtype(np.uint8), (stored.size,))
-
-    def _vectors(self, shard: int) -> NDArray[Any]:
-        shape = (self.manifest.shards[shard].count, self.width)
-        return self._mapped(shard, "vectors", np.dtype(self.manifest.dtype), shape)
-
-    def _mapped(self, shard: int, part: Part, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
-        if (shard, part) not in self._maps:
-            self._maps[shard, part] = mapped(part_path(self.folder, shard, part), dtype, tuple(shape))
-        return self._maps[shard, part]
+    def _read(
+        self, part: Part, wanted: NDArray[np.int64], starts: NDArray[np.integer], sizes: NDArray[np.integer]
+    ) -> list[bytes]:
+        """One piece of a part for each position; each shard's file is opened once."""
+        pieces = list(zip(starts.tolist(), sizes.tolist(), strict=True))
+        by_shard: defaultdict[int, list[int]] = defaultdict(list)
+        for row, shard in enumerate(self._shards(wanted).tolist()):
+            by_shard[shard].append(row)
+        found = [b""] * len(pieces)
+        for shard, rows in by_shard.items():
+            read = read_pieces(self._paths[part][shard], [pieces[row] for row in rows])
+            for row, piece in zip(rows, read, strict=True):
+                found[row] = piece
+        return found
 
 
 def open_targets(folder: str | Path) -> Targets:

@@ -7,8 +7,8 @@ In a .txt file every line is a text. In a table the columns are found by name:
       response, negative, negatives, negative_1, ...
     definition                                           definitions
     sentence1, sentence2                                 texts of no special kind
-    text, sentence, content, body, abstract,             the first there is, and only where the row has
-      description, title                                   nothing but queries; then it is a document
+    text, sentence, content, body, abstract,             the first there is, if the table has none of the above
+      description, title                                   but a query; a document where it has one
 
 A column `kind` (query, document, definition, or null) overrides what the names imply. When the names say
 something else, say which is which: `docs.parquet::text=summary`, `faq.csv::query=asked,document=reply`.
@@ -63,11 +63,8 @@ def read_texts(sources: str | Sequence[str]) -> Iterator[Text]:
 def checked_text(value: Any, column: str, place: str) -> str:
     """A value as a text a tokenizer can take, or an error that says where it stands."""
     if not isinstance(value, str) or not value.strip():
-        what = (
-            "has no text"
-            if value is None or isinstance(value, str)
-            else f"is a {type(value).__name__}, not a text,"
-        )
+        empty = value is None or isinstance(value, str)
+        what = "has no text" if empty else f"holds {type(value).__name__} instead of text"
         raise BadInput(f"{place} {what} in column {column!r}; fill it in or delete the row")
     try:
         value.encode("utf-8")
@@ -80,8 +77,8 @@ def checked_text(value: Any, column: str, place: str) -> str:
 
 def negative_columns(columns: Sequence[str]) -> list[str]:
     """The columns of negatives: negative, negatives, then the numbered ones by number."""
-    found = ((NEGATIVE.fullmatch(column), column) for column in columns)
-    return [name for _, name in sorted((int(m["number"] or -1), m.string) for m, _ in found if m)]
+    matches = [match for match in map(NEGATIVE.fullmatch, columns) if match]
+    return [match.string for match in sorted(matches, key=lambda match: int(match["number"] or -1))]
 
 
 def checked_negatives(value: Any, column: str, place: str) -> tuple[str, ...]:

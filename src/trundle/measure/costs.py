@@ -21,6 +21,8 @@ from trundle.model.surgery import transformer_of
 PARTS: tuple[Part, ...] = ("embeddings", "attention", "mlp", "norm", "pooler", "head")
 LENGTH = 128
 SAFETENSORS_ALIGNMENT = 8
+DTYPES = {1: "F8_E4M3", 2: "BF16", 4: "F32", 8: "F64"}
+"""Names by size, for the length of a header only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,21 +178,24 @@ def _cost(layout: Layout, heads: Sequence[_Head], length: int) -> Cost:
             bytes=head.parameters * head.itemsize,
             flops_per_token=head.flops_per_text / length,
         )
-    files = [{p.name: layout.shape(p) for p in layout.parameters}, *(head.shapes for head in heads)]
+    backbone = {parameter.name: layout.shape(parameter) for parameter in layout.parameters}
+    files = [(backbone, layout.parameters[0].itemsize), *((head.shapes, head.itemsize) for head in heads)]
     return Cost(
         parts=parts,
         layers=layout.layers,
         width=layout.sizes["hidden"],
         length=length,
-        header_bytes=sum(_header_bytes(shapes) for shapes in files),
+        header_bytes=sum(_header_bytes(shapes, itemsize) for shapes, itemsize in files),
     )
 
 
-def _header_bytes(shapes: dict[str, tuple[int, ...]]) -> int:
-    """About what a safetensors file spends on saying what is in it."""
-    table = {
-        name: {"dtype": "F32", "shape": shape, "data_offsets": [10**8, 10**8]}
-        for name, shape in shapes.items()
-    }
-    text = json.dumps({"__metadata__": {"format": "pt"}, **table}, separators=(",", ":"))
+def _header_bytes(shapes: dict[str, tuple[int, ...]], itemsize: int) -> int:
+    """What a safetensors file spends on saying what is in it: its JSON table, padded."""
+    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name in sorted(shapes):
+        end = offset + math.prod(shapes[name]) * itemsize
+        table[name] = {"dtype": DTYPES[itemsize], "shape": shapes[name], "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(table, separators=(",", ":"))
     return SAFETENSORS_ALIGNMENT + -(-len(text) // SAFETENSORS_ALIGNMENT) * SAFETENSORS_ALIGNMENT

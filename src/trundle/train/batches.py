@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Indices = NDArray[np.int64]
 B = TypeVar("B")
 
-POOL = 64
+POOL = 128
 """Batches sorted by length together: enough for little padding, few enough that batches differ in every epoch."""
 
 AHEAD = 4

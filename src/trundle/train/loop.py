@@ -209,6 +209,8 @@ class _Run(Generic[B]):
             if state.step == 0 and self.held_out:
                 self._write_down(self._look())
             while self._ended() is None:
+                if settings.minutes is not None:
+                    self._fit(settings.minutes * 60)
                 self._step(feed.take())
                 last = state.step >= state.steps
                 look = self.held_out and (last or state.step % settings.validate_every == 0)
@@ -258,8 +260,6 @@ class _Run(Generic[B]):
         self.texts += loaded.texts
         if self.after_step is not None:
             self.after_step(self.state.step)
-        if self.settings.minutes is not None:
-            self._fit(self.settings.minutes * 60)
 
     def _fit(self, budget: float) -> None:
         """Set the number of steps to what the time allows, so that the learning rate still ends low."""
@@ -273,7 +273,7 @@ class _Run(Generic[B]):
             left = budget - self._elapsed() - self.look_seconds
             agreed = [steps_that_fit(state.step, seconds_left=left, seconds_per_step=per_step)]
             broadcast_object_list(agreed)
-            state.steps = min(agreed[0], settings.steps or UNKNOWN_STEPS)
+            state.steps = min(max(agreed[0], state.step + 1), settings.steps or UNKNOWN_STEPS)
 
     def _look(self) -> dict[str, Any]:
         """The validation loss and what else is measured with it; the best weights so far are kept."""

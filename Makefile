@@ -1,0 +1,43 @@
+# The two commands of the README, and what they are made of. Everything happens in a venv made here.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint types imports unit format benchmarks clean
+
+demo: $(READY)
+	$(BIN)/trundle demo --force
+
+test: lint types imports unit
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+imports: $(READY)
+	$(BIN)/lint-imports
+
+unit: $(READY)
+	$(BIN)/pytest -n auto
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmarks: $(READY)
+	$(BIN)/python benchmarks/import_time.py
+	$(BIN)/python benchmarks/evaluators.py
+	$(BIN)/python benchmarks/bench_overhead.py
+
+clean:
+	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,eval,dev]'
+	touch $@

@@ -1,0 +1,165 @@
+"""The command line as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pico
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from trundle.cli import app as cli
+from trundle.steps.catalogue import STEPS
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run `trundle …` in this process: exit code, stdout, stderr."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["trundle", *words])
+        monkeypatch.setattr("warnings.simplefilter", lambda *_: None)
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> str:
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(f"{text} {number}" for number in range(30) for text in pico.TEXTS), encoding="utf-8")
+    return str(file)
+
+
+def test_importing_trundle_and_asking_for_help_load_no_torch() -> None:
+    script = (
+        "import sys, trundle\nassert 'torch' not in sys.modules\nsys.argv = ['trundle', '--help']\n"
+        "from trundle.cli.app import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+        "assert not {'torch', 'transformers', 'sklearn', 'numpy', 'pyarrow'} & set(sys.modules), 'heavy imports'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_step_help_is_made_from_its_options(run: Callable[..., tuple[int, str, str]]) -> None:
+    for name, step in STEPS.items():
+        code, out, _ = run(name, "--help")
+        assert code == 0
+        for option in step.options.model_fields:
+            assert f"--{option.replace('_', '-')}" in out
+        for common in ("--data", "--output", "--seed", "--dry-run", "--json"):
+            assert common in out
+
+
+def test_inspect(run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path]) -> None:
+    folder = pico_folders("qwen3")
+    code, out, _ = run("inspect", str(folder))
+    assert code == 0
+    assert "Qwen3, 4 layers, 32 wide" in out
+    assert "embeddings" in out
+    assert "█" in out
+    assert "2 of 4 layers" in out
+    code, out, _ = run("inspect", str(folder), "--json")
+    truth = sum(weight.numel() for weight in SentenceTransformer(str(folder), device="cpu").parameters())
+    assert json.loads(out)["parameters"] == truth
+
+
+def test_depth_alone(run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
+    code, out, err = run("depth", str(pico_folders("gpt2")), "--keep", "1", "-o", str(tmp_path / "one"))
+    assert code == 0
+    assert "keep 1 of 4 layers" in err
+    assert "Written to" in out
+    assert len(SentenceTransformer(str(tmp_path / "one"), device="cpu")[0].model.h) == 1
+
+
+def test_compress_by_recipe(
+    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
+) -> None:
+    model, out_folder = str(pico_folders("bert")), str(tmp_path / "small")
+    words = ["compress", model, "--recipe", "half", "--data", texts, "--set", "depth.fraction=75%", "--set", "align.texts=60"]
+    code, out, _ = run(*words, "-o", out_folder, "--json")
+    assert code == 0
+    content = json.loads(out)
+    assert content["after"]["layers"] == 1
+    assert content["fidelity"]["agreement_asymmetric"] > 0
+    code, out, err = run(*words, "-o", out_folder)
+    assert code == 2
+    assert "exists already" in err
+    code, out, err = run(*words, "-o", out_folder, "--force", "-q")
+    assert code == 0
+    assert "agreement@10" in out
+    assert err == ""
+
+
+def test_evaluate(
+    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], shared_data: Path, tmp_path: Path
+) -> None:
+    one, two = str(pico_folders("bert")), str(pico_folders("mpnet"))
+    results = tmp_path / "results.json"
+    words = ["--tasks", "STS17-en-en,CACM", "--root", str(shared_data), "--teacher", one, "-o", str(results)]
+    code, out, _ = run("evaluate", one, two, *words)
+    assert code == 0
+    assert "STS17-en-en" in out
+    assert "CACM, asymmetric" in out
+    assert "share of the first" in out
+    assert {row["task"] for row in json.loads(results.read_text())} == {"STS17-en-en", "CACM"}
+
+
+def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = run("recipes")
+    assert code == 0
+    assert "depth → align" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["inspect", "no/such/folder"], "there is no folder"),
+        (["inspect", "nobody/model"], "hub can't be reached"),
+        (["depth", "MODEL", "--keep", "3"], "-o FOLDER"),
+        (["depth", "MODEL", "--keep", "-2", "-o", "OUT"], "-2 can't be kept"),
+        (["depth", "MODEL", "--keep", "99", "-o", "OUT"], "99 can't be kept"),
+        (["depth", "MODEL", "--fraction", "most", "-o", "OUT"], "can't be"),
+        (["depth", "MODEL", "--keep", "few", "-o", "OUT"], "Invalid value for '--keep'"),
+        (["depth", "MODEL", "-o", "OUT"], "say how many"),
+        (["align", "MODEL", "-o", "OUT", "--data", "missing.txt"], "missing.txt"),
+        (["align", "MODEL", "-o", "OUT", "--data", "EMPTY"], "EMPTY"),
+        (["compress", "MODEL", "--recipe", "nope", "-o", "OUT"], "no recipe 'nope'"),
+        (["compress", "MODEL", "--recipe", "half", "-o", "OUT"], "--data"),
+        (["evaluate", "MODEL", "--tasks", "nope", "--root", "."], "nope"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_2(
+    words: list[str],
+    says: str,
+    run: Callable[..., tuple[int, str, str]],
+    pico_folders: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    places = {"MODEL": str(pico_folders("bert")), "OUT": str(tmp_path / "out"), "EMPTY": str(tmp_path / "empty.txt")}
+    code, _, err = run(*[places.get(word, word) for word in words])
+    assert code == 2
+    assert says.replace("EMPTY", "empty.txt") in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_our_own_failures_exit_1(run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("trundle.model.loading._folder", broken)
+    code, _, err = run("inspect", "anything")
+    assert code == 1
+    assert "trundle itself failed (RuntimeError: a bug)" in err

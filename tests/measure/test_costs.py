@@ -1,0 +1,97 @@
+"""Predicted costs against the truth: numel, the saved file, and torch's own FLOP counter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pico
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModel
+
+from trundle.measure import cost, list_savings, predict
+from trundle.model import cut, layout_of, shrunk, weight_bytes
+from trundle.model.surgery import Cut
+
+LENGTH = 24
+
+
+@pytest.mark.parametrize("family", pico.CONFIGS)
+def test_parameters_and_bytes_are_the_truth(
+    family: str, pico_model: Callable[[str], SentenceTransformer], pico_folders: Callable[[str], Path]
+) -> None:
+    model = pico_model(family)
+    now = cost(model)
+    assert now.parameters == sum(weight.numel() for weight in model.parameters())
+    assert now.file_bytes == weight_bytes(pico_folders(family))
+
+
+@pytest.mark.parametrize("family", pico.CONFIGS)
+def test_flops_are_what_torch_counts(family: str, tmp_path: Path) -> None:
+    """In eager attention every product is a plain matrix product that torch's counter sees."""
+    model = pico.model(family, str(tmp_path))
+    model[0].model.set_attn_implementation("eager")
+    ids = torch.randint(4, 50, (1, LENGTH))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    assert cost(model, length=LENGTH).flops_per_token * LENGTH == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("family", pico.CONFIGS)
+def test_a_planned_cut_costs_what_the_built_one_does(
+    family: str, pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
+) -> None:
+    model = pico_model(family)
+    sizes = layout_of(model[0].model).sizes
+    hidden, head, mlp = sizes["hidden"] // 2, sizes["head"] // 2, 7
+    planned = predict(model, blocks=(0, 2), hidden=hidden, head=head, mlp=mlp, vocab=50)
+    built = cut(
+        model,
+        Cut(
+            blocks=(0, 2),
+            hidden=tuple(range(hidden)),
+            head=tuple(range(head)),
+            mlp=(tuple(range(mlp)),) * pico.LAYERS,
+            vocab=tuple(range(50)),
+        ),
+    )
+    assert planned.as_json() == cost(built).as_json()
+    assert planned.parameters == sum(weight.numel() for weight in built.parameters())
+    built.save_pretrained(str(tmp_path / "built"), create_model_card=False)
+    assert planned.file_bytes == weight_bytes(tmp_path / "built")
+
+
+def test_the_sizes_published_for_nested_students() -> None:
+    """Qwen1.5-0.5B's shapes on the meta device: 464.0M, then 206.8M / 97.1M, with the MLP scaled 154.9M / 58.2M."""
+    config = AutoConfig.for_model(
+        "qwen2",
+        vocab_size=151_936,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        layout = layout_of(AutoModel.from_config(config))
+
+    def millions(**sizes: int) -> float:
+        small = shrunk(layout, **sizes)  # type: ignore[arg-type]
+        return round(sum(small.numel(parameter) for parameter in small.parameters) / 1e6, 1)
+
+    assert millions() == 464.0
+    assert [millions(hidden=1024 // n, head=64 // n) for n in (2, 4)] == [206.8, 97.1]
+    assert [millions(hidden=1024 // n, head=64 // n, mlp=2816 // n) for n in (2, 4)] == [154.9, 58.2]
+
+
+def test_the_menu_tells_what_would_be_left(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    model = pico_model("bert")
+    menu = {(saving.step, saving.says): saving.after for saving in list_savings(model)}
+    half = menu["depth", "2 of 4 layers"]
+    built = cut(model, Cut(blocks=(0, 1)))
+    assert half.parameters == sum(weight.numel() for weight in built.parameters())
+    assert {step for step, _ in menu} == {"depth", "width", "vocabulary", "weights"}

@@ -1,0 +1,168 @@
+"""The door: what opens, what is refused, and with which sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pico
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from trundle.errors import BadInput, BadModel, UnknownFamily
+from trundle.model import embedder, load
+from trundle.model.anatomy import BY_MODEL_TYPE, family_of
+
+
+@pytest.fixture
+def folder(pico_folders: Callable[[str], Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pico_folders("bert"), tmp_path / "model"))
+
+
+def test_a_sentence_transformers_folder_opens_as_it_is(folder: Path) -> None:
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    np.testing.assert_array_equal(load(folder).encode(pico.TEXTS), theirs.encode(pico.TEXTS))
+
+
+@pytest.mark.parametrize("family", pico.CONFIGS)
+def test_a_bare_model_becomes_an_embedder(family: str, tmp_path: Path) -> None:
+    model = load(pico.save_backbone(family, str(tmp_path)), device="cpu")
+    wanted = "weightedmean" if family in pico.DECODERS else "mean"
+    assert isinstance(model[1], Pooling)
+    assert model[1].pooling_mode == wanted
+    assert model.encode(pico.TEXTS).shape == (len(pico.TEXTS), 32)
+
+
+def test_pooling_is_the_weighted_mean_it_says(tmp_path: Path) -> None:
+    """w_i = i / Σi over real tokens, against transformers' own hidden states, alone and padded."""
+    model = load(pico.save_backbone("llama", str(tmp_path)), device="cpu")
+    vectors = model.encode(pico.TEXTS[:3])
+    for text, vector in zip(pico.TEXTS[:3], vectors, strict=True):
+        tokens = model.tokenizer(text, return_tensors="pt")
+        with torch.no_grad():
+            states = model[0].model(**tokens).last_hidden_state[0]
+        weights = torch.arange(1, len(states) + 1, dtype=torch.float32)
+        expected = (weights[:, None] * states).sum(0) / weights.sum()
+        np.testing.assert_allclose(vector, expected.numpy(), atol=1e-5)
+
+
+def test_last_token_pooling_on_request(tmp_path: Path) -> None:
+    model = load(pico.save_backbone("qwen2", str(tmp_path)), pooling="lasttoken", device="cpu")
+    tokens = model.tokenizer(pico.TEXTS[0], return_tensors="pt")
+    with torch.no_grad():
+        expected = model[0].model(**tokens).last_hidden_state[0, -1]
+    np.testing.assert_allclose(model.encode(pico.TEXTS[:2])[0], expected.numpy(), atol=1e-5)
+
+
+def test_a_decoder_without_pad_token_gets_one(tmp_path: Path) -> None:
+    pico.save_backbone("gpt2", str(tmp_path))
+    settings = tmp_path / "tokenizer_config.json"
+    content = json.loads(settings.read_text())
+    content.pop("pad_token")
+    settings.write_text(json.dumps(content))
+    model = load(tmp_path, device="cpu")
+    assert model.tokenizer.pad_token == model.tokenizer.eos_token
+
+
+def test_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match="there is no folder"):
+        load(tmp_path / "nothing")
+
+
+def test_a_hub_name_offline() -> None:
+    with pytest.raises(BadModel, match="model hub can't be reached; give a local model folder"):
+        load("nobody/such-model")
+
+
+def test_a_file_is_not_a_model(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"x")
+    with pytest.raises(BadModel, match="is a file; give the model's folder"):
+        load(tmp_path / "model.bin")
+
+
+def test_a_folder_that_is_not_a_model(tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match=r"neither modules.json nor config.json"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("left", [0, 4, 100, -100])
+def test_weights_cut_short(folder: Path, left: int) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:left])
+    with pytest.raises(BadModel, match="cut short or damaged"):
+        load(folder)
+
+
+def test_missing_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(BadModel, match="holds no weights"):
+        load(folder)
+
+
+def test_pickled_weights_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"x": torch.zeros(1)}, folder / "pytorch_model.bin")
+    with pytest.raises(BadModel, match="pickle files"):
+        load(folder)
+
+
+def test_broken_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    with pytest.raises(BadModel, match=r"config.json can't be read"):
+        load(folder)
+
+
+def test_code_that_comes_with_a_model_does_not_run(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "custom", "auto_map": {"AutoModel": "evil.Model", "AutoConfig": "evil.Config"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text("raise SystemExit('ran')")
+    with pytest.raises(BadModel, match="brings its own code to run"):
+        load(folder)
+
+
+def test_an_unknown_family_is_told_what_a_row_needs() -> None:
+    with pytest.raises(UnknownFamily, match="add a Family to"):
+        family_of("mamba")
+    assert "bert" in BY_MODEL_TYPE
+
+
+def test_texts_that_are_not_texts(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    encode = embedder(pico_model("bert")).text
+    with pytest.raises(BadInput, match="text 2 is a int"):
+        encode(["fine", 7])  # type: ignore[list-item]
+    with pytest.raises(BadInput, match="text 1 holds half of a character pair"):
+        encode(["broken \ud800 text"])
+    assert encode([]).shape == (0, 32)
+
+
+@pytest.mark.parametrize("text", ["", "   ", "nul \x00 inside", "x" * 1_000_000, "word " * 200_000])
+def test_odd_texts_still_have_vectors(text: str, pico_model: Callable[[str], SentenceTransformer]) -> None:
+    vectors = embedder(pico_model("bert")).text([text, "a plain text"])
+    assert np.isfinite(vectors).all()
+
+
+def test_a_text_with_nothing_to_pool_is_named(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    with pytest.raises(BadInput, match="has nothing to embed"):
+        embedder(pico_model("llama")).text(["fine", ""])
+
+
+def test_nan_weights_are_named(folder: Path) -> None:
+    model = load(folder)
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(BadModel, match="NaN or infinity for text 1"):
+        embedder(model, name="broken").text(["a text"])
+
+
+def test_prompts_reach_their_role(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    plain = pico_model("bert")
+    prompted = SentenceTransformer(modules=list(plain), prompts={"query": "queries are ", "document": ""}, device="cpu")
+    roles = embedder(prompted)
+    np.testing.assert_allclose(roles.query(["short"]), plain.encode(["queries are short"]), atol=1e-6)
+    np.testing.assert_allclose(roles.document(["short"]), plain.encode(["short"]), atol=1e-6)

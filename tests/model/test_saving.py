@@ -1,0 +1,114 @@
+"""Folders appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from trundle.artifact import Lineage, check_free, read_lineage, whole_folder
+from trundle.errors import BadInput, WriteFailed
+from trundle.model import save, weight_bytes
+
+LINEAGE = Lineage(source="somewhere", seed=4)
+
+
+def test_lineage_and_card_are_inside(pico_model: Callable[[str], SentenceTransformer], tmp_path: Path) -> None:
+    folder = save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="# card\n")
+    lineage = read_lineage(folder)
+    assert lineage is not None
+    assert lineage["source"] == "somewhere"
+    assert lineage["versions"]["torch"]
+    assert (folder / "README.md").read_text() == "# card\n"
+    assert weight_bytes(folder) == (folder / "model.safetensors").stat().st_size
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_nothing_is_overwritten_unless_asked(pico_model: Callable[[str], SentenceTransformer], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("precious")
+    with pytest.raises(BadInput, match="exists already"):
+        save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="")
+    assert (tmp_path / "out" / "mine.txt").read_text() == "precious"
+    save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="", replace=True)
+    assert not (tmp_path / "out" / "mine.txt").exists()
+    assert (tmp_path / "out" / "modules.json").exists()
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("precious")
+
+    def write() -> None:
+        with whole_folder(tmp_path / "out", replace=True) as scratch:
+            (scratch / "half").write_text("half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(WriteFailed, match="No space left on device"):
+        write()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "mine.txt").read_text() == "precious"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_really_full_device(pico_model: Callable[[str], SentenceTransformer], tmp_path: Path) -> None:
+    """The library's own writer meets a full device in the middle of the weights."""
+    from trundle.model import saving
+
+    model = pico_model("bert")
+    real = SentenceTransformer.save_pretrained
+
+    def onto_full_device(self: SentenceTransformer, path: str, **settings: object) -> None:
+        (Path(path) / "model.safetensors").symlink_to("/dev/full")
+        with (Path(path) / "model.safetensors").open("wb") as handle:
+            handle.write(b"0" * 10_000_000)
+        real(self, path, **settings)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saving.SentenceTransformer, "save_pretrained", onto_full_device)
+        with pytest.raises(WriteFailed, match="free some space"):
+            save(model, tmp_path / "out", lineage=LINEAGE, card="")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kill_while_saving_leaves_no_result(tmp_path: Path) -> None:
+    """SIGKILL in the middle: the target is absent, and a later save of the same name works."""
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom trundle.artifact import whole_folder\n"
+        f"with whole_folder({str(tmp_path / 'out')!r}) as scratch:\n"
+        "    (scratch / 'half').write_text('half')\n    print('writing', flush=True)\n    time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "writing"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert not (tmp_path / "out").exists()
+    with whole_folder(tmp_path / "out") as scratch:
+        (scratch / "whole").write_text("whole")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["whole"]
+
+
+def test_a_target_that_can_not_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BadInput, match="is a file"):
+        check_free(tmp_path / "file")
+
+
+def test_lineage_of_other_folders(tmp_path: Path) -> None:
+    assert read_lineage(tmp_path) is None
+    (tmp_path / "trundle.json").write_text("{")
+    with pytest.raises(BadInput, match="damaged"):
+        read_lineage(tmp_path)
+    (tmp_path / "trundle.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(BadInput, match="another version of trundle"):
+        read_lineage(tmp_path)

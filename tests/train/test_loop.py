@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pico
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+from trundle.errors import BadInput, BadModel
+from trundle.train.batches import Batches, ByLength, Indices, tokenised
+from trundle.train.loop import TrainResult, TrainSettings, train
+from trundle.train.losses import leaf
+from trundle.train.schedule import linear
+
+WORDS = " ".join(pico.TEXTS).split()
+Batch = tuple[dict[str, Any], Tensor]
+
+
+def some_texts(count: int, seed: int) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, rng.integers(1, 12))) for _ in range(count)]
+
+
+class Toy:
+    """A two-layer pico BERT that learns the vectors of a four-layer one."""
+
+    def __init__(self, folder: Path, teacher: SentenceTransformer) -> None:
+        self.model = pico.model("bert", str(folder), num_hidden_layers=2)
+        self.teacher = teacher
+
+    def batches(self, texts: list[str], *, batch_size: int = 8, sign: float = 1.0) -> Batches[Batch]:
+        features = tokenised(self.model, texts)
+        vectors = sign * torch.from_numpy(self.teacher.encode(texts))
+
+        def load(indices: Indices) -> Batch:
+            return features(indices), vectors[indices]
+
+        return Batches(order=ByLength([len(text) for text in texts], batch_size=batch_size), load=load)
+
+    def objective(self, batch: Batch) -> Tensor:
+        features, target = batch
+        return leaf(self.model(features)["sentence_embedding"], target)
+
+    def train(self, settings: TrainSettings, **more: Any) -> TrainResult:
+        more = {"validation": self.batches(some_texts(20, seed=1))} | more
+        return train(self.model, self.objective, self.batches(some_texts(37, seed=0)), settings, **more)
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: weight.detach().clone() for name, weight in self.model.state_dict().items()}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny tensors gain nothing from threads, which only wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def toy(tmp_path: Path, pico_model: Callable[[str], SentenceTransformer]) -> Callable[[], Toy]:
+    def make() -> Toy:
+        return Toy(tmp_path / "student", pico_model("bert"))
+
+    return make
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+SHORT = TrainSettings(steps=24, learning_rate=3e-3, validate_every=6, checkpoint_every=10, record_every=4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_student_comes_nearer_to_its_teacher(toy: Callable[[], Toy], tmp_path: Path, precision: str):
+    student = toy()
+    settings = TrainSettings(steps=60, learning_rate=3e-3, warmup=5, validate_every=20, precision=precision)
+    result = student.train(settings, shape=linear(end=0.1), folder=tmp_path / "run")
+    found = lines(tmp_path / "run")
+    held_out = [line["validation"] for line in found if line["validation"] is not None]
+    assert len(held_out) == 4
+    assert held_out[-1] < 0.8 * held_out[0]
+    assert result.validation == min(held_out)
+    assert found[-1]["loss"] < 0.8 * found[1]["loss"]
+    assert found[-1]["lr"] == pytest.approx(3e-4)
+    assert found[-1]["epoch"] == 60 / 5
+    texts = some_texts(20, seed=1)
+    distance = np.linalg.norm(student.model.encode(texts) - student.teacher.encode(texts), axis=1).mean()
+    assert distance == pytest.approx(result.validation, rel=1e-4 if precision == "fp32" else 0.02)
+
+
+def test_lines_are_written_where_they_are_due(toy: Callable[[], Toy], tmp_path: Path):
+    toy().train(SHORT, folder=tmp_path / "run")
+    found = lines(tmp_path / "run")
+    assert [line["step"] for line in found] == [0, 4, 6, 8, 10, 12, 16, 18, 20, 24]
+    assert [line["step"] for line in found if line["validation"] is not None] == [0, 6, 12, 18, 24]
+    assert list(found[1]) == ["step", "epoch", "loss", "lr", "validation", "seconds", "texts_per_second"]
+
+
+def test_a_resumed_run_ends_with_the_same_bits(toy: Callable[[], Toy], tmp_path: Path):
+    """Dropout, optimizer, learning rate, batch order and the best weights all go on as if nothing had happened."""
+    straight = toy()
+    straight.train(SHORT, shape=linear(), folder=tmp_path / "straight")
+
+    def stop(step: int) -> None:
+        if step == 17:
+            raise KeyboardInterrupt
+
+    broken = toy()
+    with pytest.raises(KeyboardInterrupt):
+        broken.train(SHORT, shape=linear(), folder=tmp_path / "broken", after_step=stop)
+    with (tmp_path / "broken" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 17, "lo')
+    resumed = toy()
+    resumed.train(SHORT, shape=linear(), folder=tmp_path / "broken", resume=True)
+    assert same(straight.weights(), resumed.weights())
+    timed = {"seconds", "texts_per_second"}
+    logs = [
+        [
+            {name: value for name, value in line.items() if name not in timed}
+            for line in lines(tmp_path / name)
+        ]
+        for name in ("straight", "broken")
+    ]
+    assert logs[0] == logs[1]
+    assert [place.name for place in (tmp_path / "broken" / "checkpoints").iterdir()] == ["step-000000020"]
+
+
+def test_resuming_without_a_checkpoint_starts_at_the_beginning(toy: Callable[[], Toy], tmp_path: Path):
+    one, other = toy(), toy()
+    one.train(SHORT)
+    other.train(SHORT, folder=tmp_path / "run", resume=True)
+    assert same(one.weights(), other.weights())
+
+
+def test_a_run_is_not_resumed_with_other_settings(toy: Callable[[], Toy], tmp_path: Path):
+    student = toy()
+    student.train(SHORT, folder=tmp_path / "run")
+    other = TrainSettings(steps=24, learning_rate=1e-3, validate_every=6, checkpoint_every=10, record_every=4)
+    with pytest.raises(
+        BadInput, match=r"started with learning_rate 0.003, not 0.001; resume it with the same"
+    ):
+        student.train(other, folder=tmp_path / "run", resume=True)
+    with pytest.raises(BadInput, match="holds an earlier training; resume it"):
+        student.train(SHORT, folder=tmp_path / "run")
+    state = next((tmp_path / "run" / "checkpoints").rglob("state.pt"))
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(BadInput, match="damaged; delete"):
+        student.train(SHORT, folder=tmp_path / "run", resume=True)
+
+
+def test_pieces_of_a_batch_give_the_step_of_the_whole(toy: Callable[[], Toy]):
+    """Batches of 7 and 8 texts, cut into 3 pieces of unlike size."""
+    whole, cut = toy(), toy()
+    settings = {"steps": 8, "learning_rate": 1e-3, "dropout": False}
+    whole.train(TrainSettings(**settings), validation=None)
+    cut.train(TrainSettings(**settings, accumulate=3), validation=None)
+    for name, weight in whole.weights().items():
+        if name.endswith("key.bias"):
+            continue  # softmax does not feel it: its slope is rounding noise, which Adam enlarges
+        torch.testing.assert_close(weight, cut.weights()[name], atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_the_loop_is_what_a_bare_torch_loop_does(toy: Callable[[], Toy]):
+    """One process, no extras: the same bits as a few lines of torch."""
+    ours, bare = toy(), toy()
+    ours.train(TrainSettings(steps=6, learning_rate=1e-3, weight_decay=0.0, dropout=False), validation=None)
+    batches = bare.batches(some_texts(37, seed=0))
+    optimizer = torch.optim.AdamW(bare.model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
+    bare.model.eval()
+    for step in range(6):
+        loss = bare.objective(batches.load(batches.order.batch(step)))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(bare.model.parameters(), 1.0)
+        optimizer.step()
+    assert same(bare.weights(), ours.weights())
+
+
+def test_patience_ends_a_run_that_gets_worse_and_gives_the_best_weights_back(toy: Callable[[], Toy]):
+    student = toy()
+    before = student.weights()
+    against = student.batches(some_texts(20, seed=1), sign=-1.0)
+    settings = TrainSettings(steps=500, learning_rate=3e-3, validate_every=10, patience=3)
+    result = student.train(settings, validation=against)
+    assert (result.steps, result.best_step, result.ended) == (30, 0, "patience")
+    assert same(before, student.weights())
+
+
+class Clock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.now = 100.0
+        self.seconds = seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+    def tick(self, step: int) -> None:
+        self.now += self.seconds[min(step - 1, len(self.seconds) - 1)]
+
+
+def test_minutes_become_steps_and_the_rate_still_ends_low(toy: Callable[[], Toy], tmp_path: Path):
+    clock = Clock(5.0, 5.0, 1.0)
+    settings = TrainSettings(minutes=1.0, learning_rate=1e-3, validate_every=1000)
+    result = toy().train(
+        settings, shape=linear(end=0.1), folder=tmp_path / "run", after_step=clock.tick, clock=clock
+    )
+    assert (result.steps, result.seconds, result.ended) == (52, 60.0, "minutes")
+    assert lines(tmp_path / "run")[-1]["lr"] == pytest.approx(1e-4)
+    assert lines(tmp_path / "run")[-1]["validation"] is not None
+
+
+def test_minutes_leave_time_for_looking(toy: Callable[[], Toy]):
+    clock = Clock(1.0)
+
+    def look(step: int, loss: float) -> dict[str, float]:
+        clock.now += 4.0
+        return {}
+
+    settings = TrainSettings(minutes=2.0, validate_every=10)
+    result = toy().train(settings, on_validation=look, after_step=clock.tick, clock=clock)
+    assert 110 <= result.seconds <= 121
+
+
+def test_minutes_hold_when_the_machine_slows_down(toy: Callable[[], Toy]):
+    clock = Clock(*[0.5] * 40, 1.0)
+    result = toy().train(TrainSettings(minutes=1.5), validation=None, after_step=clock.tick, clock=clock)
+    assert 85 <= result.seconds <= 92
+    assert 105 <= result.steps <= 112
+
+
+def test_steps_and_minutes_together_end_with_the_first(toy: Callable[[], Toy]):
+    clock = Clock(1.0)
+    result = toy().train(TrainSettings(steps=25, minutes=1.0), after_step=clock.tick, clock=clock)
+    assert (result.steps, result.ended) == (25, "steps")
+
+
+def test_a_loss_that_is_not_a_number_is_named_by_its_step(toy: Callable[[], Toy], tmp_path: Path):
+    student = toy()
+    calls = 0
+
+    def objective(batch: Batch) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return student.objective(batch) * (torch.nan if calls == 7 else 1.0)
+
+    settings = TrainSettings(steps=50, checkpoint_every=10)
+    with pytest.raises(BadInput, match=r"at step 7; try a lower learning rate"):
+        train(student.model, objective, student.batches(some_texts(37, 0)), settings, folder=tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists(), "nothing spoiled is stored"
+
+
+def test_a_slope_that_is_not_a_number_is_named_too(toy: Callable[[], Toy]):
+    student = toy()
+
+    def objective(batch: Batch) -> Tensor:
+        loss = student.objective(batch)
+        return loss + (loss - loss).sqrt()
+
+    with pytest.raises(BadInput, match="gradient became NaN or infinite at step 1;"):
+        train(student.model, objective, student.batches(some_texts(37, 0)), TrainSettings(steps=5))
+
+
+def test_after_step_can_keep_a_mask(toy: Callable[[], Toy]):
+    student = toy()
+    weight = student.model[0].auto_model.encoder.layer[0].intermediate.dense.weight
+    mask = torch.rand_like(weight) > 0.5
+    weight.data.mul_(mask)
+    student.train(SHORT, after_step=lambda step: weight.data.mul_(mask))
+    assert not weight[~mask].any()
+    assert weight[mask].all()
+
+
+def test_on_validation_adds_measures_while_batches_are_loaded(toy: Callable[[], Toy], tmp_path: Path):
+    student = toy()
+
+    def agree(step: int, loss: float) -> dict[str, float]:
+        return {"width": float(student.model.encode(["a text", "another, longer text"]).shape[1])}
+
+    student.train(SHORT, on_validation=agree, folder=tmp_path / "run")
+    looked = [line for line in lines(tmp_path / "run") if line["validation"] is not None]
+    assert [line["measures"] for line in looked] == [{"width": 32.0}] * 5
+
+
+def test_frozen_weights_stay_and_are_not_stored(toy: Callable[[], Toy], tmp_path: Path):
+    student = toy()
+    before = student.weights()
+    layer = student.model[0].auto_model.encoder.layer[1].requires_grad_(False)
+    student.train(SHORT, folder=tmp_path / "run")
+    after = student.weights()
+    changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
+    assert changed
+    assert not any("layer.1." in name for name in changed)
+    state = torch.load(next((tmp_path / "run").rglob("state.pt")), weights_only=True)
+    assert not any("layer.1." in name for name in state["learner"]["weights"])
+    assert any("layer.0." in name for name in state["learner"]["weights"])
+    assert sum(weight.numel() for weight in layer.parameters())
+    student.model.requires_grad_(False)
+    with pytest.raises(BadInput, match="every weight of the model is frozen"):
+        student.train(SHORT)
+
+
+def test_training_leaves_the_callers_dice_alone(toy: Callable[[], Toy]):
+    student = toy()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    student.train(TrainSettings(steps=3))
+    assert torch.equal(torch.rand(3), expected)
+
+
+class Told:
+    """A progress display that remembers."""
+
+    def __init__(self) -> None:
+        self.tasks: list[tuple[str, int | None]] = []
+        self.units = 0
+        self.said: list[str] = []
+
+    @contextmanager
+    def task(self, label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+        self.tasks.append((label, total))
+
+        def advance(units: int) -> None:
+            self.units += units
+
+        yield advance
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+
+def test_progress_is_told(toy: Callable[[], Toy]):
+    told = Told()
+    toy().train(SHORT, progress=told, label="aligning")
+    assert told.tasks == [("aligning", 24)]
+    assert told.units == 24
+    assert len(told.said) == 5
+    assert told.said[0].startswith("step 0: validation ")
+    assert told.said[-1].startswith("step 24: loss ")
+    told, clock = Told(), Clock(1.0)
+    toy().train(TrainSettings(minutes=0.5), progress=told, after_step=clock.tick, clock=clock)
+    assert (told.tasks, told.units) == ([("training", 30)], 30)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"steps": 0},
+        {"minutes": -1.0},
+        {"steps": 5, "learning_rate": float("nan")},
+        {"steps": 5, "learning_rate": float("inf")},
+        {"steps": 5, "accumulate": 0},
+        {"steps": 5, "warmup": -1},
+        {"steps": 5, "seed": -1},
+        {"steps": 5, "patience": 0},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]):
+    with pytest.raises(BadInput, match="give"):
+        TrainSettings(**settings)
+
+
+def test_a_slow_tokenizer_is_refused(toy: Callable[[], Toy], monkeypatch: pytest.MonkeyPatch):
+    student = toy()
+    monkeypatch.setattr(type(student.model.tokenizer), "is_fast", False)
+    with pytest.raises(BadModel, match=r"tokenizer\.json"):
+        tokenised(student.model, ["a"])

@@ -1,0 +1,166 @@
+"""Runs that are killed, and runs of two processes. This file is also the program they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import PartialState
+from torch import Tensor, nn
+
+from trundle.errors import WriteFailed
+from trundle.train.batches import Batches, ByLength, Indices
+from trundle.train.checkpoint import write_checkpoint
+from trundle.train.loop import TrainResult, TrainSettings, train
+
+Batch = tuple[Tensor, Tensor]
+TEXTS = 45
+
+
+class Net(nn.Module):
+    """Small, with dropout, and with a part that the objective never reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 4))
+        self.pooler = nn.Linear(4, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(inputs)
+
+
+def learn(net: Net, folder: Path, *, dropout: bool, resume: bool = False) -> TrainResult:
+    """Batches of 7 and 8 texts, so that two processes get unlike shares."""
+    rng = np.random.default_rng(0)
+    inputs, targets = (
+        torch.from_numpy(rng.normal(size=(TEXTS, width)).astype(np.float32)) for width in (6, 4)
+    )
+
+    def load(texts: Indices) -> Batch:
+        return inputs[texts], targets[texts]
+
+    def objective(batch: Batch) -> Tensor:
+        return (net(batch[0]) - batch[1]).norm(dim=1).mean()
+
+    batches = Batches(order=ByLength(np.arange(TEXTS), batch_size=8), load=load)
+    settings = TrainSettings(
+        steps=30,
+        learning_rate=1e-2,
+        dropout=dropout,
+        accumulate=2,
+        validate_every=9,
+        checkpoint_every=10,
+        record_every=1,
+    )
+    return train(net, objective, batches, settings, validation=batches, folder=folder, resume=resume)
+
+
+def weights(net: Net) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in net.state_dict().items()}
+
+
+def run_and_die(folder: Path) -> None:
+    """Kill this process in the middle of writing its second checkpoint."""
+    save = torch.save
+
+    def half(content: dict[str, Any], path: Path) -> None:
+        save(content, path)
+        if content["state"]["step"] == 20:
+            os.truncate(path, path.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.save = half  # type: ignore[assignment]
+    learn(Net(), folder, dropout=True)
+
+
+def run_together(folder: Path) -> None:
+    """What each of two processes does."""
+    state = PartialState(cpu=True)
+    (folder / f"started-{state.process_index}-of-{state.num_processes}").touch()
+    net = Net()
+    result = learn(net, folder / "run", dropout=False)
+    torch.save(
+        {"weights": weights(net), "best_step": result.best_step}, folder / f"end-{state.process_index}.pt"
+    )
+    state.destroy_process_group()
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path):
+    died = call(__file__, "die", str(tmp_path / "killed"))
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    places = sorted(place.name for place in (tmp_path / "killed" / "checkpoints").iterdir())
+    assert places[0].startswith(".step-000000020."), "the scratch folder of the broken checkpoint"
+    assert places[1:] == ["step-000000010"]
+    assert lines(tmp_path / "killed")[-1]["step"] == 20
+    straight, resumed = Net(), Net()
+    learn(straight, tmp_path / "straight", dropout=True)
+    result = learn(resumed, tmp_path / "killed", dropout=True, resume=True)
+    assert result.steps == 30
+    for name, weight in weights(straight).items():
+        assert torch.equal(weight, weights(resumed)[name]), name
+    losses = [[line["loss"] for line in lines(tmp_path / name)] for name in ("straight", "killed")]
+    assert losses[0] == losses[1]
+    assert [place.name for place in (tmp_path / "killed" / "checkpoints").iterdir()] == ["step-000000030"]
+
+
+def test_two_processes_do_what_one_does(tmp_path: Path):
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    ran = call(*launch, __file__, "together", str(tmp_path))
+    if len(list(tmp_path.glob("started-*-of-2"))) < 2:
+        pytest.skip(f"two processes can't find each other on this machine: {ran.stderr[-300:]}")
+    assert ran.returncode == 0, ran.stderr
+    alone = Net()
+    result = learn(alone, tmp_path / "alone", dropout=False)
+    ends = [torch.load(tmp_path / f"end-{rank}.pt", weights_only=True) for rank in (0, 1)]
+    for name, weight in weights(alone).items():
+        assert torch.equal(ends[0]["weights"][name], ends[1]["weights"][name]), name
+        torch.testing.assert_close(weight, ends[0]["weights"][name], atol=1e-5, rtol=1e-4, msg=name)
+    assert ends[0]["best_step"] == ends[1]["best_step"] == result.best_step
+    together, one = lines(tmp_path / "run"), lines(tmp_path / "alone")
+    assert len(together) == len(one) == 31
+    for ours, theirs in zip(together[1:], one[1:], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+    looked = [[line["validation"] for line in log if line["validation"]] for log in (together, one)]
+    assert looked[0] == pytest.approx(looked[1], rel=1e-4)
+
+
+def test_a_full_disk_is_one_sentence_and_keeps_the_last_checkpoint(tmp_path: Path):
+    resource = pytest.importorskip("resource", reason="file size limits are a Unix thing")
+    write_checkpoint(tmp_path, 10, {"weights": torch.zeros(10)})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(WriteFailed, match="free some space"):
+            write_checkpoint(tmp_path, 20, {"weights": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [place.name for place in (tmp_path / "checkpoints").iterdir()] == ["step-000000010"]
+
+
+if __name__ == "__main__":
+    {"die": run_and_die, "together": run_together}[sys.argv[1]](Path(sys.argv[2]))

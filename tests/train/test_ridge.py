@@ -1,0 +1,57 @@
+"""The closed-form map against scikit-learn's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+
+from trundle.errors import BadInput
+from trundle.train.ridge import fit_ridge, mean_cosine
+
+RNG = np.random.default_rng(5)
+INPUTS = RNG.normal(size=(300, 12)).astype(np.float32) + 3
+TARGETS = (INPUTS @ RNG.normal(size=(12, 20)) + 0.3 * RNG.normal(size=(300, 20)) - 1).astype(np.float32)
+
+
+@pytest.mark.parametrize("strength", [1e-6, 1e-2, 10.0])
+def test_equals_scikit_learn(strength: float) -> None:
+    found = fit_ridge(INPUTS, TARGETS, seed=0, strengths=[strength])
+    centred = INPUTS - INPUTS.mean(axis=0)
+    penalty = strength * np.linalg.eigvalsh(centred.T.astype(np.float64) @ centred).mean()
+    theirs = Ridge(alpha=penalty).fit(INPUTS.astype(np.float64), TARGETS.astype(np.float64))
+    np.testing.assert_allclose(found.weight, theirs.coef_, atol=1e-4)
+    np.testing.assert_allclose(found.bias, theirs.intercept_, atol=1e-3)
+
+
+def test_recovers_an_exact_map_between_spaces() -> None:
+    exact = (INPUTS @ RNG.normal(size=(12, 20)) + 2).astype(np.float32)
+    found = fit_ridge(INPUTS, exact, seed=0)
+    np.testing.assert_allclose(found(INPUTS), exact, atol=1e-2)
+    assert found.held_out_cosine > 0.9999
+
+
+def test_noise_asks_for_a_stronger_penalty() -> None:
+    """With fewer rows than it takes to pin the map down, the weakest penalty must not win."""
+    wide = RNG.normal(size=(40, 36)).astype(np.float32)
+    noisy = (wide @ RNG.normal(size=(36, 5)) + 20 * RNG.normal(size=(40, 5))).astype(np.float32)
+    assert fit_ridge(wide, noisy, seed=0).strength > 1e-3
+
+
+def test_constant_inputs_do_no_harm() -> None:
+    still = np.ones((50, 4), dtype=np.float32)
+    found = fit_ridge(still, TARGETS[:50], seed=0)
+    assert np.isfinite(found.weight).all()
+    np.testing.assert_allclose(found(still)[0], TARGETS[:50].mean(axis=0), atol=1e-4)
+
+
+def test_too_few_rows_and_rows_that_do_not_match() -> None:
+    with pytest.raises(BadInput, match="9 texts are too few"):
+        fit_ridge(INPUTS[:9], TARGETS[:9], seed=0)
+    with pytest.raises(BadInput, match="300 inputs for 299 targets"):
+        fit_ridge(INPUTS, TARGETS[:299], seed=0)
+
+
+def test_mean_cosine_counts_a_zero_row_as_nothing() -> None:
+    one = np.array([[1.0, 0.0], [0.0, 0.0]])
+    assert mean_cosine(one, np.array([[2.0, 0.0], [1.0, 1.0]])) == pytest.approx(0.5)
