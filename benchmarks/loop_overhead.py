@@ -24,9 +24,7 @@ from torch import Tensor
 from trundle.train import Batches, ByLength, TrainSettings, leaf, tokenised, train
 
 Batch = tuple[dict[str, Any], Tensor]
-WORDS = (
-    "the index stays when a small model learns to speak the language of a large one in its own space".split()
-)
+WORDS = ("shrink", "any", "text", "embedding", "model", "and", "keep", "your", "index")
 
 
 def main() -> None:
@@ -58,7 +56,7 @@ def student_and_batches(
     texts = [
         " ".join(rng.choice(WORDS, rng.integers(5, 60))) for _ in range(options.steps * options.batch_size)
     ]
-    width = model.get_embedding_dimension()
+    width = model.get_embedding_dimension() or 0
     targets = torch.from_numpy(rng.normal(size=(len(texts), width)).astype(np.float32))
     features = tokenised(model, texts)
     order = ByLength([len(text) for text in texts], batch_size=options.batch_size)
@@ -86,7 +84,7 @@ def bare(options: argparse.Namespace, number: int) -> float:
     for batch in ready:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.precision == "bf16"):
             loss = loss_of(model, batch)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -100,7 +98,7 @@ def looped(options: argparse.Namespace, number: int) -> float:
     settings = TrainSettings(steps=options.steps, precision=options.precision)
     with tempfile.TemporaryDirectory() as folder:
         result = train(model, lambda batch: loss_of(model, batch), batches, settings, folder=Path(folder))
-    return options.steps / result.seconds
+    return float(options.steps / result.seconds)
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ def open_model(model, *, threads, batch_size):
         nonlocal calls
         calls += 1
         if model == "chatty":
-            print("chatter")
-            os.write(1, b"more chatter {}\\n")
+            print(json.dumps({"texts": -1, "seconds": 1, "samples": [-1], "facts": {}}), flush=True)
+            os.write(1, b"{}\\n")
             subprocess.run(["echo", "chatter of a child"], check=True)
             assert sys.stdin.read() == ""
         if model == "dies later" and calls > 8:

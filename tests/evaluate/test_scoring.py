@@ -139,6 +139,11 @@ def test_no_tasks_is_refused(words):
         evaluate(words, [])
 
 
+def test_a_text_that_is_no_string_is_refused(words):
+    with pytest.raises(BadInput, match="numbers holds a int among its texts"):
+        evaluate(words, [KnownItemTask(name="numbers", pairs=[("one", 1)])])
+
+
 def test_vectors_that_are_not_numbers_are_refused():
     broken = plain("broken", lambda texts: np.full((len(texts), 2), np.nan, np.float32))
     with pytest.raises(BadModel, match=r"broken gave NaN or infinity for 2 of 2 texts.*load it in float32"):

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pico
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
+import pico
 from trundle.errors import BadInput, BadModel
 from trundle.train.batches import Batches, ByLength, Indices, tokenised
 from trundle.train.loop import TrainResult, TrainSettings, train
@@ -281,7 +281,7 @@ def test_after_step_can_keep_a_mask(toy: Callable[[], Toy]):
     weight = student.model[0].auto_model.encoder.layer[0].intermediate.dense.weight
     mask = torch.rand_like(weight) > 0.5
     weight.data.mul_(mask)
-    student.train(SHORT, after_step=lambda step: weight.data.mul_(mask))
+    student.train(SHORT, after_step=lambda _step: weight.data.mul_(mask))
     assert not weight[~mask].any()
     assert weight[mask].all()
 

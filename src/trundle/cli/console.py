@@ -30,7 +30,7 @@ class Terminal:
     """Progress for a person: bars with time left while work goes on, and the lines worth keeping."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     @contextmanager
     def task(self, label: str, total: int | None) -> Iterator[Advance]:
@@ -43,7 +43,8 @@ class Terminal:
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        with Bars(*columns, console=self._console, transient=True) as bars:
+        hidden = not self._console.is_terminal
+        with Bars(*columns, console=self._console, transient=True, disable=hidden) as bars:
             shown = bars.add_task(label, total=total)
             yield lambda units: bars.advance(shown, units)
 

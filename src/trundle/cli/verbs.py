@@ -143,7 +143,7 @@ def bench(
 ) -> None:
     """Measure speed, latency, memory and size of models side by side, each in a process of its own."""
     from trundle.bench import bench as measure
-    from trundle.bench import rows
+    from trundle.bench import caution, rows
 
     texts = None
     if data:
@@ -163,6 +163,8 @@ def bench(
         console.show_json(result.as_dict())
     else:
         console.show_table(rows(result))
+        if warning := caution(result):
+            console.show(warning)
 
 
 def demo(

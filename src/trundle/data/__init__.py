@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING
 from trundle.lazy import lazy
 
 if TYPE_CHECKING:
+    from trundle.data.corpus import Corpus as Corpus
+    from trundle.data.corpus import read_corpus as read_corpus
+    from trundle.data.endpoint import endpoint_id as endpoint_id
+    from trundle.data.endpoint import endpoint_teacher as endpoint_teacher
     from trundle.data.environment import Documented as Documented
     from trundle.data.environment import environment_pairs as environment_pairs
     from trundle.data.environment import split_by_package as split_by_package
+    from trundle.data.labelling import build_targets as build_targets
     from trundle.data.sampling import Fingerprinted as Fingerprinted
     from trundle.data.sampling import distinct as distinct
     from trundle.data.sampling import fingerprint as fingerprint
@@ -20,18 +25,29 @@ if TYPE_CHECKING:
     from trundle.data.source import Source as Source
     from trundle.data.source import parse_source as parse_source
     from trundle.data.source import read_rows as read_rows
+    from trundle.data.targets import Targets as Targets
+    from trundle.data.targets import open_targets as open_targets
+    from trundle.data.teacher_id import model_id as model_id
+    from trundle.data.teacher_id import table_id as table_id
     from trundle.data.texts import Kind as Kind
     from trundle.data.texts import Text as Text
     from trundle.data.texts import read_texts as read_texts
     from trundle.data.tuples import Example as Example
     from trundle.data.tuples import read_examples as read_examples
+    from trundle.data.vector_table import TableTeacher as TableTeacher
+    from trundle.data.vector_table import teacher_from_parquet as teacher_from_parquet
 
 __getattr__ = lazy(
     __name__,
     {
+        "Corpus": "corpus",
+        "read_corpus": "corpus",
+        "endpoint_id": "endpoint",
+        "endpoint_teacher": "endpoint",
         "Documented": "environment",
         "environment_pairs": "environment",
         "split_by_package": "environment",
+        "build_targets": "labelling",
         "Fingerprinted": "sampling",
         "distinct": "sampling",
         "fingerprint": "sampling",
@@ -42,10 +58,16 @@ __getattr__ = lazy(
         "Source": "source",
         "parse_source": "source",
         "read_rows": "source",
+        "Targets": "targets",
+        "open_targets": "targets",
+        "model_id": "teacher_id",
+        "table_id": "teacher_id",
         "Kind": "texts",
         "Text": "texts",
         "read_texts": "texts",
         "Example": "tuples",
         "read_examples": "tuples",
+        "TableTeacher": "vector_table",
+        "teacher_from_parquet": "vector_table",
     },
 )

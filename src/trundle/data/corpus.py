@@ -18,7 +18,7 @@ from trundle.data.texts import Text, read_texts
 from trundle.progress import SILENT, Progress
 
 ENVIRONMENT = "environment"
-HELD_OUT_SHARE = 0.1
+HELD_OUT_SHARE = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)

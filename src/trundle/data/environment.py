@@ -23,7 +23,7 @@ from trundle.progress import SILENT, Progress
 
 QUERY_WORDS = range(3, 31)
 LEAST_DOCUMENT_WORDS = 8
-LONGEST_DOCUMENT = 1500
+LONGEST_DOCUMENT = 800
 GENERIC = 3
 """A summary that this many things share says too little to find any of them."""
 

@@ -11,6 +11,8 @@ A source is written `PATH` or `PATH::role=column,role=column`. PATH is a file or
 `role=column` reads `column` as if its name were `role`, and hides every column that is not named. Nothing is
 ever read whole, so a file may be larger than memory. Text is UTF-8, with or without a byte order mark.
 
+A table with a column called `split` says which of its rows are for measuring: only those of the split `train` are read.
+
 What this is not: it does not know what a text or an example is; see `texts` and `tuples`.
 """
 
@@ -34,6 +36,8 @@ BATCH_ROWS = 64  # texts may be megabytes long
 BUFFER_BYTES = 1 << 20
 LONGEST_FIELD = 2**31 - 1  # the largest limit the csv module takes on every platform
 BYTE_ORDER_MARK = "\ufeff"
+
+SPLIT, TRAIN = "split", "train"
 
 Wanted = Callable[[str], bool]
 
@@ -83,12 +87,20 @@ def read_rows(source: Source, wanted: Wanted = lambda _column: True) -> Iterator
     Columns named in the source take its place.
     """
     named = frozenset(source.columns.values())
+
+    def needed(column: str) -> bool:
+        return column == SPLIT or (column in named if named else wanted(column))
+
     for file in source.files:
-        row = None
-        for row in READERS[_suffix(file)](file, named.__contains__ if named else wanted):
-            yield _renamed(row, source.columns) if named else row
+        row, used = None, 0
+        for row in READERS[_suffix(file)](file, needed):
+            if row.values.get(SPLIT, TRAIN) == TRAIN:
+                used += 1
+                yield _renamed(row, source.columns) if named else row
         if row is None:
             raise BadInput(f"{file} has no rows; leave it out, or fill it")
+        if not used:
+            raise BadInput(f"{file} has no rows of the split {TRAIN!r}, and the others only measure; leave it out")
 
 
 def _renamed(row: Row, columns: Mapping[str, str]) -> Row:
@@ -169,7 +181,8 @@ def _read_json_lines(path: Path, _wanted: Wanted) -> Iterator[Row]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise BadInput(f"{place} is not JSON ({error}); write one JSON object on each line") from error
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else error
+            raise BadInput(f"{place} is not JSON ({reason}); write one JSON object on each line") from error
         if isinstance(value, str):
             value = {"text": value}
         if not isinstance(value, dict):

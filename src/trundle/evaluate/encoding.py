@@ -33,6 +33,11 @@ class Memory:
         def remembered(texts: Sequence[str]) -> Vectors:
             if len(texts) == 0:
                 raise BadInput(f"{label} has no texts to encode; give it at least one")
+            for text in texts:
+                if not isinstance(text, str):
+                    raise BadInput(
+                        f"{label} holds a {type(text).__name__} among its texts; make it a string first"
+                    )
             table = self._tables.setdefault(encode, {})
             # Longest first, as sentence-transformers sorts within one call: slices pad no more than the whole.
             new = sorted({text for text in texts if text not in table}, key=lambda text: (-len(text), text))

@@ -47,7 +47,7 @@ def similarity_measures(left: Vectors, right: Vectors, scores: Sequence[float]) 
     }
 
 
-def pair_measures(left: Vectors, right: Vectors, labels: Sequence[int]) -> dict[str, float]:
+def pair_measures(left: Vectors, right: Vectors, labels: Sequence[float]) -> dict[str, float]:
     """Average precision of cosine as a detector of the pairs labelled 1."""
     return {"ap": float(average_precision_score(labels, paired_cosines(left, right)))}
 

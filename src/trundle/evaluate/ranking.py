@@ -78,12 +78,12 @@ def _best_columns(scores: NDArray[np.float32], k: int) -> Positions:
     return np.take_along_axis(columns, order, axis=1)
 
 
-def ranking_measures(gains: NDArray[np.float64], judged: Sequence[Sequence[int]]) -> dict[str, float]:
+def ranking_measures(gains: NDArray[np.float64], judged: Sequence[Sequence[float]]) -> dict[str, float]:
     """Means over queries of nDCG@10, recall@10, recall@100 and MRR@10.
 
     `gains` holds the grade of the document at each rank (0 where it was not judged), `judged` all grades of
     each query, of documents that are not in the collection too: they count in the ideal. Gains are linear, and
-    grades under 1 count nothing. Every query needs a positive grade.
+    grades of 0 or less count nothing. Every query needs a positive grade.
     """
     gains = np.maximum(gains, 0)
     discount = 1 / np.log2(np.arange(2, 12))

@@ -23,8 +23,8 @@ class Search:
 
     queries: tuple[str, ...]
     documents: tuple[str, ...]
-    grades: tuple[Mapping[int, int], ...]  # per query: document → grade
-    judged: tuple[tuple[int, ...], ...]  # per query: every grade given, of absent documents too
+    grades: tuple[Mapping[int, float], ...]  # per query: document → grade
+    judged: tuple[tuple[float, ...], ...]  # per query: every grade given, of absent documents too
     own: tuple[int, ...]  # per query: the document that is the query itself, or −1
     note: str
     fingerprint: str
@@ -34,7 +34,7 @@ class Search:
         cls,
         queries: Mapping[str, str],
         documents: Mapping[str, str],
-        judgements: Iterable[tuple[str, str, int]],
+        judgements: Iterable[tuple[str, str, float]],
         name: str,
     ) -> Search:
         """Put a collection in order.
@@ -46,7 +46,7 @@ class Search:
           out of that ranking unless it was judged relevant. The id alone proves nothing: many collections
           number queries and documents alike.
         """
-        by_query: dict[str, dict[str, int]] = {}
+        by_query: dict[str, dict[str, float]] = {}
         for query, document, grade in judgements:
             if query in queries:
                 by_query.setdefault(query, {})[document] = grade
@@ -103,7 +103,7 @@ class Search:
 
 
 def _own_document(
-    query: str, queries: Mapping[str, str], documents: Mapping[str, str], grades: Mapping[str, int]
+    query: str, queries: Mapping[str, str], documents: Mapping[str, str], grades: Mapping[str, float]
 ) -> bool:
     """Whether the document with the query's id is the query itself."""
     if query not in documents or grades.get(query, 0) > 0:

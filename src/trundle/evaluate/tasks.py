@@ -96,7 +96,7 @@ class PairTask(FileTask):
         table = read_columns(self.path, ("sentence1", "sentence2", "label"), ("split",))
         rows, split, note = choose_split(table, self.split, self.path)
         left, right = texts_of(rows, "sentence1", self.path), texts_of(rows, "sentence2", self.path)
-        labels = [int(label) for label in numbers_of(rows, "label", self.path)]
+        labels = numbers_of(rows, "label", self.path)
         if set(labels) != {0, 1}:
             raise BadInput(
                 f"{self.path} must have the labels 0 and 1 in its {split} split; it has {set(labels)}"
@@ -215,7 +215,7 @@ class RetrievalTask(FileTask):
             zip(
                 texts_of(judgements, "query-id", judgement_file),
                 texts_of(judgements, "corpus-id", judgement_file),
-                map(int, numbers_of(judgements, "score", judgement_file)),
+                numbers_of(judgements, "score", judgement_file),
                 strict=True,
             ),
             str(self.path),
