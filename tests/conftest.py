@@ -2,18 +2,23 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRUNDLE_CACHE"] = tempfile.mkdtemp(prefix="trundle-tests-")
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # pico models gain nothing from threads, and test workers share the cores
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # pico models gain nothing from threads, and test workers share the cores
 sys.path.insert(0, str(Path(__file__).parent))
 
-import pico
 import pytest
 from sentence_transformers import SentenceTransformer
+
+import pico
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

@@ -47,7 +47,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "modernbert": (
         "modernbert",
-        COMMON | SPECIAL | {"cls_token_id": 2, "sep_token_id": 3, "global_attn_every_n_layers": 3, "local_attention": 8},
+        COMMON
+        | SPECIAL
+        | {"cls_token_id": 2, "sep_token_id": 3, "global_attn_every_n_layers": 3, "local_attention": 8},
     ),
     "llama": ("llama", GQA),
     "mistral": ("mistral", GQA | {"sliding_window": 16}),
@@ -66,7 +68,9 @@ def wordpiece() -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=300, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    )
     tokenizer.train_from_iterator(TEXTS, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
@@ -96,7 +100,10 @@ def unigram() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
-        vocab_size=200, special_tokens=["<pad>", "<unk>", "<s>", "</s>"], unk_token="<unk>", show_progress=False
+        vocab_size=200,
+        special_tokens=["<pad>", "<unk>", "<s>", "</s>"],
+        unk_token="<unk>",
+        show_progress=False,
     )
     tokenizer.train_from_iterator(TEXTS, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -126,7 +133,9 @@ def tokenizer_for(family: str) -> PreTrainedTokenizerFast:
 def backbone(family: str, **changes: Any) -> PreTrainedModel:
     """A bare transformers model of the family, with every parameter away from its neutral start."""
     model_type, settings = CONFIGS[family]
-    config = AutoConfig.for_model(model_type, **(settings | {"vocab_size": len(tokenizer_for(family))} | changes))
+    config = AutoConfig.for_model(
+        model_type, **(settings | {"vocab_size": len(tokenizer_for(family))} | changes)
+    )
     torch.manual_seed(7)
     model = AutoModel.from_config(config).eval()
     with torch.no_grad():
@@ -146,4 +155,6 @@ def model(family: str, folder: str, *, normalize: bool = True, **changes: Any) -
     """A sentence-transformers model of the family, built by the library alone."""
     transformer = Transformer(save_backbone(family, folder, **changes))
     pooling = Pooling(transformer.get_embedding_dimension(), "weightedmean" if family in DECODERS else "mean")
-    return SentenceTransformer(modules=[transformer, pooling, *([Normalize()] if normalize else [])], device="cpu")
+    return SentenceTransformer(
+        modules=[transformer, pooling, *([Normalize()] if normalize else [])], device="cpu"
+    )

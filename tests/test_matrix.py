@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pico
 import pytest
 from sentence_transformers import SentenceTransformer
 
+import pico
 from trundle.artifact import Lineage
 from trundle.data import Text
 from trundle.data.corpus import Corpus
@@ -28,7 +28,9 @@ from trundle.steps.catalogue import STEPS
 from trundle.steps.contract import Context
 
 TEXTS = [Text(text=f"{text} {number}", kind=None) for number in range(6) for text in pico.TEXTS]
-CORPUS = Corpus(train=lambda: iter(TEXTS), held_out=lambda: iter(()), facts=lambda: ())
+CORPUS = Corpus(
+    train=lambda: iter(TEXTS), validation=lambda: iter(()), held_out=lambda: iter(()), facts=lambda: ()
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class Case:
 
 CASES = {
     "depth": Case(options={"keep": 2}, identity={"keep": pico.LAYERS}, shrinks=True),
-    "align": Case(options={"texts": 40}, identity=None, shrinks=False),
+    "align": Case(options={"texts": 40, "steps": 2, "batch_size": 8}, identity=None, shrinks=False),
 }
 
 MATRIX = [pytest.param(step, family, id=f"{step}-{family}") for step in CASES for family in pico.CONFIGS]
@@ -52,7 +54,9 @@ def context_for(step: str, model: SentenceTransformer, seed: int = 3) -> tuple[S
     """The model a step is given. align heals what another step cut, so it gets a model with two layers fewer."""
     if step != "align":
         return model, Context(original=model, corpus=CORPUS, seed=seed)
-    small = STEPS["depth"].apply(model, STEPS["depth"].plans(blocks=(0, 1), of=pico.LAYERS), Context(original=model))
+    small = STEPS["depth"].apply(
+        model, STEPS["depth"].plans(blocks=(0, 1), of=pico.LAYERS), Context(original=model)
+    )
     return small.model, Context(original=model, corpus=CORPUS, seed=seed)
 
 
@@ -93,8 +97,12 @@ def test_contract(
     assert str(replayed).strip()
     again = tool.apply(given, replayed, context).model
     save(again, tmp_path / "two", lineage=Lineage(source=family), card="")
-    first, second = (sorted(p for p in (tmp_path / name).rglob("*") if p.is_file()) for name in ("one", "two"))
-    assert [p.relative_to(tmp_path / "one") for p in first] == [p.relative_to(tmp_path / "two") for p in second]
+    first, second = (
+        sorted(p for p in (tmp_path / name).rglob("*") if p.is_file()) for name in ("one", "two")
+    )
+    assert [p.relative_to(tmp_path / "one") for p in first] == [
+        p.relative_to(tmp_path / "two") for p in second
+    ]
     for one, two in zip(first, second, strict=True):
         assert one.read_bytes() == two.read_bytes(), one.name
 
@@ -136,7 +144,7 @@ def test_align_brings_a_cut_model_nearer(pico_model: Callable[[str], SentenceTra
     original = pico_model("bert")
     small, context = context_for("align", original)
     tool = STEPS["align"]
-    aligned = tool.apply(small, tool.plan(small, make_options(tool, {}), context), context).model
+    aligned = tool.apply(small, tool.plan(small, make_options(tool, {"steps": 0}), context), context).model
 
     def similarity(model: SentenceTransformer) -> float:
         return float(np.mean(np.sum(model.encode(pico.TEXTS) * original.encode(pico.TEXTS), axis=1)))

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pico
 import pytest
 from sentence_transformers import SentenceTransformer
 
+import pico
 from trundle.artifact import read_lineage
 from trundle.data import Text
 from trundle.data.corpus import read_corpus
@@ -21,7 +21,9 @@ from trundle.recipe import parse_recipe, read_recipe
 @pytest.fixture
 def texts(tmp_path: Path) -> str:
     file = tmp_path / "texts.txt"
-    file.write_text("\n".join(f"{text} {number}" for number in range(40) for text in pico.TEXTS), encoding="utf-8")
+    file.write_text(
+        "\n".join(f"{text} {number}" for number in range(40) for text in pico.TEXTS), encoding="utf-8"
+    )
     return str(file)
 
 
@@ -51,8 +53,14 @@ def test_start_to_end(pico_folders: Callable[[str], Path], texts: str, tmp_path:
 def test_a_second_run_on_the_result_remembers_the_first(
     pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
 ) -> None:
-    compress(str(pico_folders("bert")), parse_recipe("steps: [depth: {keep: 3}]", name="x"), output=tmp_path / "three")
-    compress(str(tmp_path / "three"), parse_recipe("steps: [depth: {keep: 1}]", name="x"), output=tmp_path / "one")
+    compress(
+        str(pico_folders("bert")),
+        parse_recipe("steps: [depth: {keep: 3}]", name="x"),
+        output=tmp_path / "three",
+    )
+    compress(
+        str(tmp_path / "three"), parse_recipe("steps: [depth: {keep: 1}]", name="x"), output=tmp_path / "one"
+    )
     lineage = read_lineage(tmp_path / "one")
     assert lineage is not None
     assert lineage["parent"]["after"]["layers"] == 3
@@ -70,7 +78,7 @@ def test_a_dry_run_writes_nothing_and_forecasts_the_truth(
     assert dry.after.as_json() == real.after.as_json()
 
 
-def test_refusals_come_before_work(pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
+def test_refusals_come_before_work(pico_folders: Callable[[str], Path], texts: str, tmp_path: Path) -> None:
     source, half = str(pico_folders("bert")), read_recipe("half")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("x")
@@ -78,9 +86,9 @@ def test_refusals_come_before_work(pico_folders: Callable[[str], Path], tmp_path
         compress(source, half, output=tmp_path / "taken")
     with pytest.raises(BadInput, match="say where they are with --data"):
         compress(source, half, output=tmp_path / "out")
+    alone, corpus = parse_recipe("steps: [align: {}]", name="x"), read_corpus([texts], seed=0)
     with pytest.raises(BadInput, match="--teacher"):
-        recipe = parse_recipe("steps: [align: {}]", name="x")
-        compress(source, recipe, output=tmp_path / "out", corpus=read_corpus([str(tmp_path)], seed=0))
+        compress(source, alone, output=tmp_path / "out", corpus=corpus)
     assert not (tmp_path / "out").exists()
 
 
@@ -107,9 +115,11 @@ def test_align_to_a_named_teacher_of_another_kind(
 ) -> None:
     """Another family, tokenizer and pooling: the student lands in the teacher's space, normalised as the teacher is."""
     teacher = pico_folders("llama")
-    recipe = parse_recipe(f"steps: [align: {{texts: 200, teacher: '{teacher}'}}]", name="x")
+    recipe = parse_recipe(f"steps: [align: {{texts: 200, steps: 0, teacher: '{teacher}'}}]", name="x")
     compress(str(pico_folders("bert")), recipe, output=tmp_path / "out", corpus=read_corpus([texts], seed=0))
-    student, large = (SentenceTransformer(str(folder), device="cpu") for folder in (tmp_path / "out", teacher))
+    student, large = (
+        SentenceTransformer(str(folder), device="cpu") for folder in (tmp_path / "out", teacher)
+    )
     ours, theirs = student.encode(pico.TEXTS), large.encode(pico.TEXTS)
     np.testing.assert_allclose(np.linalg.norm(ours, axis=1), 1, atol=1e-5)
     assert np.mean(np.sum(ours * theirs, axis=1)) > np.mean(np.sum(np.roll(ours, 1, axis=0) * theirs, axis=1))

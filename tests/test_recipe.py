@@ -66,7 +66,11 @@ def test_bad_recipes_are_one_sentence(text: str, says: str) -> None:
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [("keep=3", "step.option=value"), ("depth.keep", "step.option=value"), ("width.keep=3", "has no step 'width'")],
+    [
+        ("keep=3", "step.option=value"),
+        ("depth.keep", "step.option=value"),
+        ("width.keep=3", "has no step 'width'"),
+    ],
 )
 def test_bad_changes(change: str, says: str) -> None:
     with pytest.raises(BadRecipe, match=says):

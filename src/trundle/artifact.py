@@ -82,6 +82,13 @@ def read_lineage(folder: str | Path) -> dict[str, Any] | None:
     return lineage
 
 
+def cache_folder() -> Path:
+    """Where costly intermediate results are kept: $TRUNDLE_CACHE, or a folder among the user's other caches."""
+    given = os.environ.get("TRUNDLE_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(given).expanduser() if given else base / "trundle"
+
+
 def check_free(target: str | Path, *, replace: bool = False) -> Path:
     """Refuse an output that would overwrite something, before any heavy work starts."""
     path = Path(target)

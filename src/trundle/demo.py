@@ -28,7 +28,7 @@ RECIPE = """
 about: The first three layers of six, mapped back into the original's space.
 steps:
   - depth: {keep: 3}
-  - align: {texts: 2500}
+  - align: {steps: 0, texts: 2500}
 """
 MEASURED_PAIRS = 800
 SEED = 0
@@ -67,17 +67,28 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
     )
     corpus = Corpus(
         train=lambda: as_texts(train),
+        validation=lambda: iter(()),
         held_out=lambda: as_texts(measured),
-        facts=lambda: ({"source": ENVIRONMENT, "texts": 2 * len(train), "fingerprint": fingerprint(as_texts(train))},),
+        facts=lambda: (
+            {"source": ENVIRONMENT, "texts": 2 * len(train), "fingerprint": fingerprint(as_texts(train))},
+        ),
     )
     recipe = parse_recipe(RECIPE, name="demo")
-    run = compress(str(model), recipe, output=output, corpus=corpus, seed=SEED, replace=replace, progress=progress)
-    task = KnownItemTask(name="find the documentation", pairs=[(pair.query, pair.document) for pair in measured])
+    run = compress(
+        str(model), recipe, output=output, corpus=corpus, seed=SEED, replace=replace, progress=progress
+    )
+    task = KnownItemTask(
+        name="find the documentation", pairs=[(pair.query, pair.document) for pair in measured]
+    )
     alone = evaluate(run.original, [task], progress=progress)
     small = evaluate(run.result, [task], documents=run.original, progress=progress)
     ndcg = {"original": alone[0].score} | {result.mode: result.score for result in small}
     speed = bench(
-        [str(model), str(output)], texts=(pair.document for pair in measured), rounds=3, seconds=0.4, progress=progress
+        [str(model), str(output)],
+        texts=(pair.document for pair in measured),
+        rounds=3,
+        seconds=0.4,
+        progress=progress,
     )
     return DemoResult(run=run, ndcg=ndcg, speed=speed, pairs=(len(train), len(measured)), output=output)
 

@@ -48,7 +48,13 @@ class StepRun:
     def as_json(self) -> dict[str, Any]:
         """For the lineage: what would lead to the same model again, so no times."""
         options = self.call.options.model_dump(mode="json")
-        return {"step": self.call.step.name, "options": options, "plan": self.plan, "says": self.says, "facts": self.facts}
+        return {
+            "step": self.call.step.name,
+            "options": options,
+            "plan": self.plan,
+            "says": self.says,
+            "facts": self.facts,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +79,10 @@ class Run:
             "recipe": self.recipe.as_json(),
             "before": self.before.as_json(),
             "after": self.after.as_json(),
-            "steps": [step.as_json() | {"seconds": round(step.seconds, 2), "applied": step.applied} for step in self.steps],
+            "steps": [
+                step.as_json() | {"seconds": round(step.seconds, 2), "applied": step.applied}
+                for step in self.steps
+            ],
             "fidelity": None if self.fidelity is None else self.fidelity.as_json(),
             "output": None if self.output is None else str(self.output),
         }
@@ -101,8 +110,10 @@ def compress(
     original = load(source, trust_remote_code=trust_remote_code)
     context = Context(original=original, corpus=corpus, seed=seed, progress=progress)
     model, steps = original, []
+    files: dict[str, str] = {}
     for call in recipe.calls:
-        model, step = _take(call, model, context, dry_run=dry_run)
+        model, step, made = _take(call, model, context, dry_run=dry_run)
+        files |= made
         progress.say(f"{call.step.name}: {step.says}")
         steps.append(step)
     before, after = cost(original), steps[-1].after
@@ -123,7 +134,8 @@ def compress(
             scores={} if fidelity is None else headline(fidelity),
             parent=read_lineage(source),
         )
-        save(model, output, lineage=lineage, card=model_card(Path(output).name, lineage), replace=replace)
+        card = model_card(Path(output).name, lineage)
+        save(model, output, lineage=lineage, card=card, files=files, replace=replace)
     return Run(
         source=source,
         recipe=recipe,
@@ -139,16 +151,17 @@ def compress(
 
 def _take(
     call: Call, model: SentenceTransformer, context: Context, *, dry_run: bool
-) -> tuple[SentenceTransformer, StepRun]:
+) -> tuple[SentenceTransformer, StepRun, Mapping[str, str]]:
     began = time.monotonic()
     plan = call.step.plan(model, call.options, context)
     expected = call.step.forecast(model, plan)
     only_planned = dry_run and call.step.needs_texts
     facts: Mapping[str, Any] = {}
+    files: Mapping[str, str] = {}
     if not only_planned:
         applied = call.step.apply(model, plan, context)
-        model, facts = applied.model, applied.facts
-    return model, StepRun(
+        model, facts, files = applied.model, applied.facts, applied.files
+    step = StepRun(
         call=call,
         says=str(plan),
         plan=plan.model_dump(mode="json"),
@@ -157,6 +170,7 @@ def _take(
         applied=not only_planned,
         seconds=time.monotonic() - began,
     )
+    return model, step, files
 
 
 def measure_against(
@@ -166,10 +180,14 @@ def measure_against(
     texts = sample(distinct(corpus.held_out(), key=lambda text: text.text), MEASURED_TEXTS, seed=seed)
     queries, documents = queries_and_documents(texts)
     if not queries or len(documents) <= AGREEMENT_AT:
-        progress.say(f"not compared with the original: only {len(texts)} texts are held out; give more with --data")
+        progress.say(
+            f"not compared with the original: only {len(texts)} texts are held out; give more with --data"
+        )
         return None
     if original.text(queries[:1]).shape != result.text(queries[:1]).shape:
-        progress.say("not compared with the original: the vectors have another width; add the step align to mend that")
+        progress.say(
+            "not compared with the original: the vectors have another width; add the step align to mend that"
+        )
         return None
     return measure_fidelity(result, original, queries, documents, k=AGREEMENT_AT, progress=progress)
 

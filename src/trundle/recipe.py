@@ -1,9 +1,9 @@
 """A recipe is a list of steps, from YAML or Python, refused before anything heavy starts if it makes no sense.
 
-    about: one line
-    steps:
-      - depth: {keep: 3}
-      - align: {texts: 4096}
+about: one line
+steps:
+  - depth: {keep: 3}
+  - align: {texts: 4096}
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Recipe:
 
 def recipe_names() -> list[str]:
     """The recipes that come with trundle."""
-    return sorted(file.name.removesuffix(".yaml") for file in SHIPPED.iterdir() if file.name.endswith(".yaml"))
+    return sorted(
+        file.name.removesuffix(".yaml") for file in SHIPPED.iterdir() if file.name.endswith(".yaml")
+    )
 
 
 def read_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
@@ -65,8 +67,12 @@ def read_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
             raise BadRecipe(f"the recipe {path} can't be read ({error}); check the path") from error
         return parse_recipe(text, name=path.stem, changes=changes)
     if str(name) not in recipe_names():
-        raise BadRecipe(f"there is no recipe {str(name)!r}; {_instead(str(name), recipe_names())}, or give a .yaml file")
-    return parse_recipe((SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), name=str(name), changes=changes)
+        raise BadRecipe(
+            f"there is no recipe {str(name)!r}; {_instead(str(name), recipe_names())}, or give a .yaml file"
+        )
+    return parse_recipe(
+        (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), name=str(name), changes=changes
+    )
 
 
 def parse_recipe(text: str, *, name: str, changes: Sequence[str] = ()) -> Recipe:
@@ -74,22 +80,32 @@ def parse_recipe(text: str, *, name: str, changes: Sequence[str] = ()) -> Recipe
     try:
         content = yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:
-        raise BadRecipe(f"the recipe {name} is not valid YAML ({' '.join(str(error).split())}); mend that line") from error
+        raise BadRecipe(
+            f"the recipe {name} is not valid YAML ({' '.join(str(error).split())}); mend that line"
+        ) from error
     if not isinstance(content, dict) or not isinstance(content.get("steps"), list) or not content["steps"]:
-        raise BadRecipe(f"the recipe {name} has no steps; write 'steps:' with a list such as '- depth: {{keep: 3}}'")
+        raise BadRecipe(
+            f"the recipe {name} has no steps; write 'steps:' with a list such as '- depth: {{keep: 3}}'"
+        )
     unknown = set(content) - {"about", "steps"}
     if unknown:
-        raise BadRecipe(f"the recipe {name} has an unknown key {min(map(str, unknown))!r}; it may have 'about' and 'steps'")
+        raise BadRecipe(
+            f"the recipe {name} has an unknown key {min(map(str, unknown))!r}; it may have 'about' and 'steps'"
+        )
     rows = [_row(row, name) for row in content["steps"]]
     for change in changes:
         _change(rows, change, name)
-    calls = tuple(Call(step=STEPS[step], options=make_options(STEPS[step], options)) for step, options in rows)
+    calls = tuple(
+        Call(step=STEPS[step], options=make_options(STEPS[step], options)) for step, options in rows
+    )
     return Recipe(name=name, about=str(content.get("about", "")), calls=calls)
 
 
 def single(step: Step[Any, Any], options: Mapping[str, Any]) -> Recipe:
     """A recipe of one step: what a step's own verb runs."""
-    return Recipe(name=step.name, about=step.help, calls=(Call(step=step, options=make_options(step, options)),))
+    return Recipe(
+        name=step.name, about=step.help, calls=(Call(step=step, options=make_options(step, options)),)
+    )
 
 
 def make_options(step: Step[Any, Any], given: Mapping[str, Any]) -> Options:
@@ -102,7 +118,9 @@ def make_options(step: Step[Any, Any], given: Mapping[str, Any]) -> Options:
         checked: Options = step.options.model_validate(dict(given))
     except (ValidationError, ValueError, ZeroDivisionError) as error:
         if not isinstance(error, ValidationError):
-            raise BadRecipe(f"{step.name} has an option that can't be read ({error}); give a number") from error
+            raise BadRecipe(
+                f"{step.name} has an option that can't be read ({error}); give a number"
+            ) from error
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"][:1])
         raise BadRecipe(f"{step.name}.{place} can't be {first['input']!r}: {first['msg'].lower()}") from error
@@ -113,12 +131,16 @@ def _row(row: object, name: str) -> tuple[str, dict[str, Any]]:
     if isinstance(row, str):
         row = {row: None}
     if not isinstance(row, dict) or len(row) != 1:
-        raise BadRecipe(f"each step of the recipe {name} is one name with its options, such as '- depth: {{keep: 3}}'")
+        raise BadRecipe(
+            f"each step of the recipe {name} is one name with its options, such as '- depth: {{keep: 3}}'"
+        )
     step, options = next(iter(row.items()))
     if step not in STEPS:
         raise BadRecipe(f"the recipe {name} has an unknown step {step!r}; {_instead(str(step), STEPS)}")
     if options is not None and not isinstance(options, dict):
-        raise BadRecipe(f"the options of {step} in the recipe {name} must be 'option: value' pairs, not {options!r}")
+        raise BadRecipe(
+            f"the options of {step} in the recipe {name} must be 'option: value' pairs, not {options!r}"
+        )
     return step, dict(options or {})
 
 
@@ -145,7 +167,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=deep)
             if key in seen:
                 raise yaml.YAMLError(f"the key {key!r} stands twice at {key_node.start_mark}")
             seen.add(key)

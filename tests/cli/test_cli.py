@@ -8,16 +8,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pico
 import pytest
 from sentence_transformers import SentenceTransformer
 
+import pico
 from trundle.cli import app as cli
 from trundle.steps.catalogue import STEPS
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
     """Run `trundle …` in this process: exit code, stdout, stderr."""
 
     def call(*words: str) -> tuple[int, str, str]:
@@ -37,7 +39,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> C
 @pytest.fixture
 def texts(tmp_path: Path) -> str:
     file = tmp_path / "texts.txt"
-    file.write_text("\n".join(f"{text} {number}" for number in range(30) for text in pico.TEXTS), encoding="utf-8")
+    file.write_text(
+        "\n".join(f"{text} {number}" for number in range(30) for text in pico.TEXTS), encoding="utf-8"
+    )
     return str(file)
 
 
@@ -73,7 +77,9 @@ def test_inspect(run: Callable[..., tuple[int, str, str]], pico_folders: Callabl
     assert json.loads(out)["parameters"] == truth
 
 
-def test_depth_alone(run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
+def test_depth_alone(
+    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
     code, out, err = run("depth", str(pico_folders("gpt2")), "--keep", "1", "-o", str(tmp_path / "one"))
     assert code == 0
     assert "keep 1 of 4 layers" in err
@@ -85,7 +91,18 @@ def test_compress_by_recipe(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
 ) -> None:
     model, out_folder = str(pico_folders("bert")), str(tmp_path / "small")
-    words = ["compress", model, "--recipe", "half", "--data", texts, "--set", "depth.fraction=75%", "--set", "align.texts=60"]
+    words = [
+        "compress",
+        model,
+        "--recipe",
+        "half",
+        "--data",
+        texts,
+        "--set",
+        "depth.fraction=75%",
+        "--set",
+        "align.texts=60",
+    ]
     code, out, _ = run(*words, "-o", out_folder, "--json")
     assert code == 0
     content = json.loads(out)
@@ -101,7 +118,10 @@ def test_compress_by_recipe(
 
 
 def test_evaluate(
-    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], shared_data: Path, tmp_path: Path
+    run: Callable[..., tuple[int, str, str]],
+    pico_folders: Callable[[str], Path],
+    shared_data: Path,
+    tmp_path: Path,
 ) -> None:
     one, two = str(pico_folders("bert")), str(pico_folders("mpnet"))
     results = tmp_path / "results.json"
@@ -147,7 +167,11 @@ def test_mistakes_are_one_sentence_and_exit_2(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "empty.txt").write_text("")
-    places = {"MODEL": str(pico_folders("bert")), "OUT": str(tmp_path / "out"), "EMPTY": str(tmp_path / "empty.txt")}
+    places = {
+        "MODEL": str(pico_folders("bert")),
+        "OUT": str(tmp_path / "out"),
+        "EMPTY": str(tmp_path / "empty.txt"),
+    }
     code, _, err = run(*[places.get(word, word) for word in words])
     assert code == 2
     assert says.replace("EMPTY", "empty.txt") in err
@@ -155,7 +179,9 @@ def test_mistakes_are_one_sentence_and_exit_2(
     assert not (tmp_path / "out").exists()
 
 
-def test_our_own_failures_exit_1(run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_failures_exit_1(
+    run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 

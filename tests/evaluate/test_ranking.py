@@ -125,6 +125,12 @@ def test_a_document_is_left_out_only_if_it_is_the_query_again():
     assert left_out == ["pigs can fly", None, None]
 
 
+def test_a_query_that_is_a_document_does_not_find_itself():
+    search = Search.build({"1": "pigs fly"}, {"1": "pigs fly", "2": "pigs swim"}, [("1", "2", 1)], "self")
+    found = search.measures(table({"pigs fly": np.array([1, 0]), "pigs swim": np.array([0, 1])}))
+    assert found["mrr@10"] == 1
+
+
 def test_queries_without_a_positive_judgement_are_left_out_and_said():
     search = Search.build(
         {"a": "a", "b": "b"}, {"d": "d"}, [("a", "d", 1), ("a", "e", 1), ("b", "d", 0)], "few"

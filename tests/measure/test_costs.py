@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pico
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel
 
+import pico
 from trundle.measure import cost, list_savings, predict
 from trundle.model import cut, layout_of, shrunk, weight_bytes
 from trundle.model.surgery import Cut

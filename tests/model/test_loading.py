@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pico
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+import pico
 from trundle.errors import BadInput, BadModel, UnknownFamily
 from trundle.model import embedder, load
 from trundle.model.anatomy import BY_MODEL_TYPE, family_of
@@ -162,7 +162,9 @@ def test_nan_weights_are_named(folder: Path) -> None:
 
 def test_prompts_reach_their_role(pico_model: Callable[[str], SentenceTransformer]) -> None:
     plain = pico_model("bert")
-    prompted = SentenceTransformer(modules=list(plain), prompts={"query": "queries are ", "document": ""}, device="cpu")
+    prompted = SentenceTransformer(
+        modules=list(plain), prompts={"query": "queries are ", "document": ""}, device="cpu"
+    )
     roles = embedder(prompted)
     np.testing.assert_allclose(roles.query(["short"]), plain.encode(["queries are short"]), atol=1e-6)
     np.testing.assert_allclose(roles.document(["short"]), plain.encode(["short"]), atol=1e-6)

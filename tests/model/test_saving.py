@@ -21,7 +21,9 @@ from trundle.model import save, weight_bytes
 LINEAGE = Lineage(source="somewhere", seed=4)
 
 
-def test_lineage_and_card_are_inside(pico_model: Callable[[str], SentenceTransformer], tmp_path: Path) -> None:
+def test_lineage_and_card_are_inside(
+    pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
+) -> None:
     folder = save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="# card\n")
     lineage = read_lineage(folder)
     assert lineage is not None
@@ -32,7 +34,9 @@ def test_lineage_and_card_are_inside(pico_model: Callable[[str], SentenceTransfo
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_nothing_is_overwritten_unless_asked(pico_model: Callable[[str], SentenceTransformer], tmp_path: Path) -> None:
+def test_nothing_is_overwritten_unless_asked(
+    pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
+) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("precious")
     with pytest.raises(BadInput, match="exists already"):

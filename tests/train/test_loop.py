@@ -110,10 +110,16 @@ def test_lines_are_written_where_they_are_due(toy: Callable[[], Toy], tmp_path: 
     assert list(found[1]) == ["step", "epoch", "loss", "lr", "validation", "seconds", "texts_per_second"]
 
 
-def test_a_resumed_run_ends_with_the_same_bits(toy: Callable[[], Toy], tmp_path: Path):
+@pytest.mark.parametrize("sign", [1.0, -1.0], ids=["best at the end", "best at the start"])
+def test_a_resumed_run_ends_with_the_same_bits(toy: Callable[[], Toy], tmp_path: Path, sign: float):
     """Dropout, optimizer, learning rate, batch order and the best weights all go on as if nothing had happened."""
+
+    def run(student: Toy, name: str, **more: Any) -> None:
+        held_out = student.batches(some_texts(20, seed=1), sign=sign)
+        student.train(SHORT, shape=linear(), validation=held_out, folder=tmp_path / name, **more)
+
     straight = toy()
-    straight.train(SHORT, shape=linear(), folder=tmp_path / "straight")
+    run(straight, "straight")
 
     def stop(step: int) -> None:
         if step == 17:
@@ -121,11 +127,11 @@ def test_a_resumed_run_ends_with_the_same_bits(toy: Callable[[], Toy], tmp_path:
 
     broken = toy()
     with pytest.raises(KeyboardInterrupt):
-        broken.train(SHORT, shape=linear(), folder=tmp_path / "broken", after_step=stop)
+        run(broken, "broken", after_step=stop)
     with (tmp_path / "broken" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 17, "lo')
     resumed = toy()
-    resumed.train(SHORT, shape=linear(), folder=tmp_path / "broken", resume=True)
+    run(resumed, "broken", resume=True)
     assert same(straight.weights(), resumed.weights())
     timed = {"seconds", "texts_per_second"}
     logs = [

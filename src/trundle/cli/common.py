@@ -17,15 +17,21 @@ Model = Annotated[str, typer.Argument(help="A model folder or hub name.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the result.")]
 Data = Annotated[
     list[str] | None,
-    typer.Option("--data", "-d", help="Texts: .txt .jsonl .csv .tsv .parquet, a folder, or 'environment'; repeatable."),
+    typer.Option(
+        "--data", "-d", help="Texts: .txt .jsonl .csv .tsv .parquet, a folder, or 'environment'; repeatable."
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Same seed, same bytes.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Plan and forecast only; write nothing.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the libraries underneath say, and tracebacks.")]
-TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show what the libraries underneath say, and tracebacks.")
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+]
 
 
 def carry_out(

@@ -77,10 +77,14 @@ def show(line: str = "") -> None:
     _stdout().print(line, markup=False)
 
 
-def show_table(rows: Sequence[Sequence[str]], *, title: str | None = None, texts: Sequence[int] = (0,)) -> None:
+def show_table(
+    rows: Sequence[Sequence[str]], *, title: str | None = None, texts: Sequence[int] = (0,)
+) -> None:
     """Rows with a heading; the columns named in `texts` are read from the left, the others are figures."""
     heading, *body = rows
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    table = Table(
+        title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
+    )
     for number, name in enumerate(heading):
         table.add_column(name, justify="left" if number in texts else "right", no_wrap=number not in texts)
     for row in body:

@@ -39,9 +39,17 @@ def parts(cost: Cost) -> Rows:
         if not figures.parameters and not figures.flops_per_token:
             continue
         share, work = figures.parameters / total.parameters, figures.flops_per_token / total.flops_per_token
-        shown = (bar(share), f"{share:.1%}", megabytes(figures.bytes), count(figures.flops_per_token), f"{work:.1%}")
+        shown = (
+            bar(share),
+            f"{share:.1%}",
+            megabytes(figures.bytes),
+            count(figures.flops_per_token),
+            f"{work:.1%}",
+        )
         rows.append((part, count(figures.parameters), *shown))
-    rows.append(("all", count(total.parameters), "", "", megabytes(cost.file_bytes), count(total.flops_per_token), ""))
+    rows.append(
+        ("all", count(total.parameters), "", "", megabytes(cost.file_bytes), count(total.flops_per_token), "")
+    )
     return rows
 
 
@@ -107,7 +115,10 @@ def scores(results: Sequence[Sequence[Result]], names: Sequence[str]) -> Rows:
         label = task if mode == "standard" else f"{task}, {mode}"
         rows.append((label, main, *(f"{100 * found[key]:.2f}" if key in found else "–" for found in by_key)))
     standard = [[key for key in keys if key[1] == "standard" and key in found] for found in by_key]
-    means = [sum(found[key] for key in chosen) / len(chosen) for found, chosen in zip(by_key, standard, strict=True)]
+    means = [
+        sum(found[key] for key in chosen) / len(chosen)
+        for found, chosen in zip(by_key, standard, strict=True)
+    ]
     if len(keys) > 1:
         rows.append(("mean, standard", "", *(f"{100 * mean:.2f}" for mean in means)))
     if len(names) > 1:

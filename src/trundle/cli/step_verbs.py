@@ -52,7 +52,8 @@ def step_verb(step: Step[Any, Any]) -> Callable[..., None]:
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Model)]
     parameters += [
-        inspect.Parameter(name, keyword, default=None, annotation=_flag(field)) for name, field in options.items()
+        inspect.Parameter(name, keyword, default=None, annotation=_flag(field))
+        for name, field in options.items()
     ]
     parameters += [
         inspect.Parameter(name, keyword, default=default, annotation=annotation)

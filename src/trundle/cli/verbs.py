@@ -22,10 +22,14 @@ from trundle.cli.common import (
     carry_out,
 )
 
-Models = Annotated[list[str], typer.Argument(help="Model folders or hub names; the first is what others are compared with.")]
+Models = Annotated[
+    list[str], typer.Argument(help="Model folders or hub names; the first is what others are compared with.")
+]
 
 
-def inspect(model: Model, as_json: Json = False, verbose: Verbose = False, trust: TrustRemoteCode = False) -> None:
+def inspect(
+    model: Model, as_json: Json = False, verbose: Verbose = False, trust: TrustRemoteCode = False
+) -> None:
     """Show where a model's parameters, bytes and work are, and what each step could save."""
     console.calm_libraries(verbose=verbose)
     from trundle.measure import cost, list_savings
@@ -51,10 +55,14 @@ def inspect(model: Model, as_json: Json = False, verbose: Verbose = False, trust
 
 def compress(
     model: Model,
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="A recipe that comes with trundle, or a .yaml file.")],
+    recipe: Annotated[
+        str, typer.Option("--recipe", "-r", help="A recipe that comes with trundle, or a .yaml file.")
+    ],
     output: Output = None,
     data: Data = None,
-    change: Annotated[list[str] | None, typer.Option("--set", help="step.option=value, over the recipe's own.")] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="step.option=value, over the recipe's own.")
+    ] = None,
     seed: Seed = 0,
     dry_run: DryRun = False,
     force: Force = False,
@@ -90,17 +98,25 @@ def recipes(as_json: Json = False) -> None:
         console.show_json({recipe.name: recipe.as_json() for recipe in found})
         return
     rows = [("recipe", "steps", "")]
-    rows += [(recipe.name, " → ".join(call.step.name for call in recipe.calls), recipe.about) for recipe in found]
+    rows += [
+        (recipe.name, " → ".join(call.step.name for call in recipe.calls), recipe.about) for recipe in found
+    ]
     console.show_table(rows, texts=(0, 1, 2))
 
 
 def evaluate(
     models: Models,
-    tasks: Annotated[str, typer.Option(help="Comma-separated: names or kinds under --root, paths, or mteb:NAME.")],
+    tasks: Annotated[
+        str, typer.Option(help="Comma-separated: names or kinds under --root, paths, or mteb:NAME.")
+    ],
     root: Annotated[Path | None, typer.Option(envvar="TRUNDLE_TASKS", help="Folder of task files.")] = None,
-    teacher: Annotated[str | None, typer.Option(help="Also score each model's queries on this model's documents.")] = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="Also score each model's queries on this model's documents.")
+    ] = None,
     split: Annotated[str, typer.Option(help="test, or dev to choose settings by.")] = "test",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -134,7 +150,9 @@ def evaluate(
 def bench(
     models: Models,
     data: Data = None,
-    rounds: Annotated[int, typer.Option(help="How often each measure is repeated, interleaved between models.")] = 5,
+    rounds: Annotated[
+        int, typer.Option(help="How often each measure is repeated, interleaved between models.")
+    ] = 5,
     seconds: Annotated[float, typer.Option(help="How long each measure runs in each round.")] = 0.5,
     batch_size: Annotated[int, typer.Option(help="Texts per batch where throughput is measured.")] = 32,
     threads: Annotated[int | None, typer.Option(help="Threads for each model; all cores by default.")] = None,
@@ -168,7 +186,9 @@ def bench(
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the small model goes.")] = Path("demo/small"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the small model goes.")] = Path(
+        "demo/small"
+    ),
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -189,5 +209,3 @@ def demo(
     console.show("    from sentence_transformers import SentenceTransformer")
     console.show(f'    model = SentenceTransformer("{result.output}")')
     console.show('    model.encode_query("how do I open a file?")')
-
-

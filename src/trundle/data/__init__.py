@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from trundle.lazy import lazy
 
 if TYPE_CHECKING:
+    from trundle.data.augment import augmented as augmented
+    from trundle.data.augment import check_augmentations as check_augmentations
     from trundle.data.corpus import Corpus as Corpus
     from trundle.data.corpus import read_corpus as read_corpus
     from trundle.data.endpoint import endpoint_id as endpoint_id
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from trundle.data.environment import environment_pairs as environment_pairs
     from trundle.data.environment import split_by_package as split_by_package
     from trundle.data.labelling import build_targets as build_targets
+    from trundle.data.labelling import encode_by_role as encode_by_role
     from trundle.data.sampling import Fingerprinted as Fingerprinted
     from trundle.data.sampling import distinct as distinct
     from trundle.data.sampling import fingerprint as fingerprint
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from trundle.data.source import read_rows as read_rows
     from trundle.data.targets import Targets as Targets
     from trundle.data.targets import open_targets as open_targets
-    from trundle.data.teacher_id import model_id as model_id
     from trundle.data.teacher_id import table_id as table_id
     from trundle.data.texts import Kind as Kind
     from trundle.data.texts import Text as Text
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 __getattr__ = lazy(
     __name__,
     {
+        "augmented": "augment",
+        "check_augmentations": "augment",
         "Corpus": "corpus",
         "read_corpus": "corpus",
         "endpoint_id": "endpoint",
@@ -48,6 +52,7 @@ __getattr__ = lazy(
         "environment_pairs": "environment",
         "split_by_package": "environment",
         "build_targets": "labelling",
+        "encode_by_role": "labelling",
         "Fingerprinted": "sampling",
         "distinct": "sampling",
         "fingerprint": "sampling",
@@ -60,7 +65,6 @@ __getattr__ = lazy(
         "read_rows": "source",
         "Targets": "targets",
         "open_targets": "targets",
-        "model_id": "teacher_id",
         "table_id": "teacher_id",
         "Kind": "texts",
         "Text": "texts",

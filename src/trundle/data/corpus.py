@@ -1,7 +1,7 @@
-"""The user's texts as steps see them: a part to learn from, and a part that only measures.
+"""The user's texts as steps see them: a part to learn from, a part to choose by, and a part that only measures.
 
-Which side a text falls on is a hash of the text itself, so equal texts never end up on both sides. The documentation
-found in this Python environment is a source like any other, called `environment`; it is split by package.
+Which part a text falls into is a hash of the text itself, so equal texts never end up in two. The documentation found
+in this Python environment is a source like any other, called `environment`; its parts are whole packages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from trundle.data.environment import Documented, environment_pairs, split_by_package
 from trundle.data.sampling import Fingerprinted, held_out
@@ -19,6 +19,10 @@ from trundle.progress import SILENT, Progress
 
 ENVIRONMENT = "environment"
 HELD_OUT_SHARE = 0.15
+ENOUGH_HELD_OUT = 16_000
+"""Of a large corpus no more than about this many texts are kept from training."""
+
+Part = Literal["train", "validation", "held_out"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +31,10 @@ class Corpus:
 
     train: Callable[[], Iterator[Text]]
     """The texts a step may learn from."""
+    validation: Callable[[], Iterator[Text]]
+    """The texts a step may choose by: when to stop, which checkpoint to keep."""
     held_out: Callable[[], Iterator[Text]]
-    """The texts that only measure."""
+    """The texts that only measure the result."""
     facts: Callable[[], tuple[Mapping[str, Any], ...]]
     """What the lineage keeps: each source with the number of its texts and a fingerprint of their content."""
 
@@ -40,22 +46,46 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
             next(read_texts(source), None)
 
     @cache
-    def documented() -> tuple[list[Documented], list[Documented]]:
-        return split_by_package(environment_pairs(progress=progress), HELD_OUT_SHARE, seed)
+    def documented() -> dict[Part, list[Documented]]:
+        train, others = split_by_package(environment_pairs(progress=progress), HELD_OUT_SHARE, seed)
+        validation, measured = split_by_package(others, 0.5, seed)
+        return {"train": train, "validation": validation, "held_out": measured}
 
-    def texts_of(source: str, side: bool | None) -> Iterator[Text]:
+    def all_texts(source: str) -> Iterator[Text]:
         if source == ENVIRONMENT:
-            train, measured = documented()
-            return as_texts(train + measured if side is None else measured if side else train)
-        return _on_side(read_texts(source), side, seed)
+            return as_texts(itertools.chain.from_iterable(documented().values()))
+        return read_texts(source)
 
-    def side(measured: bool) -> Iterator[Text]:
-        return itertools.chain.from_iterable(texts_of(source, measured) for source in sources)
-
+    @cache
     def facts() -> tuple[Mapping[str, Any], ...]:
-        return tuple(_facts(source, texts_of(source, None)) for source in sources)
+        return tuple(_facts(source, all_texts(source)) for source in sources)
 
-    return Corpus(train=lambda: side(False), held_out=lambda: side(True), facts=cache(facts))
+    def part(wanted: Part) -> Iterator[Text]:
+        share = kept_back(sum(int(fact["texts"]) for fact in facts()))
+        for source in sources:
+            if source == ENVIRONMENT:
+                yield from as_texts(documented()[wanted])
+            else:
+                yield from (text for text in read_texts(source) if part_of(text.text, share, seed) == wanted)
+
+    return Corpus(
+        train=lambda: part("train"),
+        validation=lambda: part("validation"),
+        held_out=lambda: part("held_out"),
+        facts=facts,
+    )
+
+
+def kept_back(texts: int) -> float:
+    """What share of so many texts is not trained on."""
+    return min(HELD_OUT_SHARE, ENOUGH_HELD_OUT / max(texts, 1))
+
+
+def part_of(text: str, share: float, seed: int) -> Part:
+    """Which part a text belongs to; half of what is kept back validates, half measures."""
+    if not held_out(text, share, seed):
+        return "train"
+    return "validation" if held_out(text, 0.5, seed + 1) else "held_out"
 
 
 def as_texts(pairs: Iterable[Documented]) -> Iterator[Text]:
@@ -63,10 +93,6 @@ def as_texts(pairs: Iterable[Documented]) -> Iterator[Text]:
     for pair in pairs:
         yield Text(text=pair.query, kind="query")
         yield Text(text=pair.document, kind="document")
-
-
-def _on_side(texts: Iterable[Text], side: bool | None, seed: int) -> Iterator[Text]:
-    return (text for text in texts if side is None or held_out(text.text, HELD_OUT_SHARE, seed) is side)
 
 
 def _facts(source: str, texts: Iterable[Text]) -> Mapping[str, Any]:

@@ -107,7 +107,9 @@ def store(
     return open_targets(path)
 
 
-def encode_by_role(teacher: Embedder, texts: Sequence[Text], advance: Advance) -> Vectors:
+def encode_by_role(
+    teacher: Embedder, texts: Sequence[Text], advance: Advance = lambda _units: None
+) -> Vectors:
     """The teacher's vectors in the order of the texts; it is asked in order of length, role by role."""
     vectors: Vectors | None = None
     encoders: dict[Role, Encode] = {

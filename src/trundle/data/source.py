@@ -100,7 +100,9 @@ def read_rows(source: Source, wanted: Wanted = lambda _column: True) -> Iterator
         if row is None:
             raise BadInput(f"{file} has no rows; leave it out, or fill it")
         if not used:
-            raise BadInput(f"{file} has no rows of the split {TRAIN!r}, and the others only measure; leave it out")
+            raise BadInput(
+                f"{file} has no rows of the split {TRAIN!r}, and the others only measure; leave it out"
+            )
 
 
 def _renamed(row: Row, columns: Mapping[str, str]) -> Row:

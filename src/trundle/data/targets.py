@@ -98,12 +98,24 @@ class Targets:
         raw = self._read("vectors", wanted, starts, np.full(len(wanted), row_bytes))
         return np.frombuffer(b"".join(raw), dtype=dtype).reshape(-1, self.width).astype(np.float32)
 
+    def chosen(self, positions: ArrayLike) -> list[Text]:
+        """Texts with their kinds, in the order asked for."""
+        pairs = zip(self.texts(positions), self.kinds(positions), strict=True)
+        return [Text(text=text, kind=kind) for text, kind in pairs]
+
+    def split(self, held_out: int, *, seed: int) -> tuple[Targets, Targets | None]:
+        """Texts to train on, and about so many (at most a tenth) to validate by; None where that leaves none."""
+        count = min(held_out, len(self) // 10)
+        if not count:
+            return self, None
+        order = np.random.default_rng(seed).permutation(len(self))
+        return TargetsPart(self, np.sort(order[count:])), TargetsPart(self, np.sort(order[:count]))
+
     def shards(self) -> Iterator[tuple[list[Text], Vectors]]:
         """Everything in order, one shard at a time."""
         for start, end in pairwise(self._starts):
             positions = np.arange(start, end)
-            texts = zip(self.texts(positions), self.kinds(positions), strict=True)
-            yield [Text(text=text, kind=kind) for text, kind in texts], self.vectors(positions)
+            yield self.chosen(positions), self.vectors(positions)
 
     def _checked(self, positions: ArrayLike) -> NDArray[np.int64]:
         wanted = np.asarray(positions, dtype=np.int64).reshape(-1)
@@ -128,6 +140,26 @@ class Targets:
             for row, piece in zip(rows, read, strict=True):
                 found[row] = piece
         return found
+
+
+class TargetsPart(Targets):
+    """Some texts of a folder, seen as a whole."""
+
+    def __init__(self, whole: Targets, positions: NDArray[np.int64]) -> None:
+        super().__init__(whole.folder, whole.manifest)
+        self._positions = positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @property
+    def lengths(self) -> NDArray[np.uint32]:
+        """Characters of each text."""
+        return super().lengths[self._positions]
+
+    def _checked(self, positions: ArrayLike) -> NDArray[np.int64]:
+        """Positions in the folder."""
+        return self._positions[super()._checked(positions)]
 
 
 def open_targets(folder: str | Path) -> Targets:

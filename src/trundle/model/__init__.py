@@ -7,10 +7,14 @@ from trundle.lazy import lazy
 if TYPE_CHECKING:
     from trundle.model.anatomy import FAMILIES as FAMILIES
     from trundle.model.encode import embedder as embedder
-    from trundle.model.encode import encode_by_kind as encode_by_kind
+    from trundle.model.heads import copy_of as copy_of
     from trundle.model.heads import normalises as normalises
     from trundle.model.heads import with_linear_head as with_linear_head
+    from trundle.model.heads import with_mean_pooling as with_mean_pooling
+    from trundle.model.heads import with_new_head as with_new_head
+    from trundle.model.heads import with_prompts as with_prompts
     from trundle.model.heads import without_head as without_head
+    from trundle.model.identity import model_digest as model_digest
     from trundle.model.layout import Layout as Layout
     from trundle.model.layout import layout_of as layout_of
     from trundle.model.layout import shrunk as shrunk
@@ -28,10 +32,14 @@ __getattr__ = lazy(
     {
         "FAMILIES": "anatomy",
         "embedder": "encode",
-        "encode_by_kind": "encode",
         "normalises": "heads",
         "with_linear_head": "heads",
         "without_head": "heads",
+        "copy_of": "heads",
+        "with_mean_pooling": "heads",
+        "with_new_head": "heads",
+        "with_prompts": "heads",
+        "model_digest": "identity",
         "Layout": "layout",
         "layout_of": "layout",
         "shrunk": "layout",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 from sentence_transformers import SentenceTransformer
 
 from trundle.embedder import Embedder, Encode, Vectors
@@ -17,9 +17,18 @@ CHUNK = 4096
 
 
 def embedder(
-    model: SentenceTransformer, *, name: str = "model", batch_size: int = 32, progress: Progress = SILENT
+    model: SentenceTransformer,
+    *,
+    name: str = "model",
+    batch_size: int = 32,
+    half_on_gpu: bool = False,
+    progress: Progress = SILENT,
 ) -> Embedder:
-    """The model's three roles, each with the model's own prompt for it."""
+    """The model's three roles, each with the model's own prompt for it.
+
+    `half_on_gpu` computes in half precision where there is a GPU: for vectors that are stored so anyway.
+    """
+    half = half_on_gpu and model.device.type == "cuda"
 
     def role(encode: Callable[..., Vectors]) -> Encode:
         def run(texts: Sequence[str]) -> Vectors:
@@ -28,7 +37,8 @@ def embedder(
                 parts = []
                 for start in range(0, len(texts), CHUNK):
                     chunk = list(texts[start : start + CHUNK])
-                    parts.append(_encode(encode, chunk, batch_size))
+                    with torch.autocast("cuda", dtype=torch.float16, enabled=half):
+                        parts.append(_encode(encode, chunk, batch_size))
                     advance(len(chunk))
             if not parts:
                 return np.zeros((0, model.get_embedding_dimension() or 0), dtype=np.float32)
@@ -47,22 +57,6 @@ def embedder(
 def _encode(encode: Callable[..., Vectors], texts: list[str], batch_size: int) -> Vectors:
     vectors = encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
     return np.asarray(vectors, dtype=np.float32)
-
-
-def encode_by_kind(embedder: Embedder, texts: Sequence[str], kinds: Sequence[str | None]) -> Vectors:
-    """Each text in its role, so that queries get the query prompt; the order is kept."""
-    if not texts:
-        raise BadInput("there are no texts to encode; check where they come from")
-    roles = {"query": embedder.query, "document": embedder.document}
-    order = sorted(range(len(texts)), key=lambda row: kinds[row] or "")
-    rows, parts = [], []
-    for kind, group in itertools.groupby(order, key=lambda row: kinds[row] or ""):
-        chosen = list(group)
-        rows += chosen
-        parts.append(roles.get(kind, embedder.text)([texts[row] for row in chosen]))
-    vectors = np.empty((len(texts), parts[0].shape[1]), dtype=np.float32)
-    vectors[rows] = np.concatenate(parts)
-    return vectors
 
 
 def check_texts(texts: Sequence[str]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 from torch import nn
 
 from trundle.model.surgery import with_modules
@@ -30,6 +33,40 @@ def without_head(model: SentenceTransformer) -> SentenceTransformer:
     while len(modules) > 1 and is_linear(modules[-1]):
         modules.pop()
     return with_modules(model, modules)
+
+
+def with_new_head(
+    model: SentenceTransformer, width: int, *, normalise: bool, seed: int
+) -> SentenceTransformer:
+    """The model with its linear head replaced by one that knows nothing yet."""
+    columns = without_head(model).get_embedding_dimension() or 0
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        linear = nn.Linear(columns, width)
+    return with_linear_head(
+        model, linear.weight.detach().numpy(), linear.bias.detach().numpy(), normalise=normalise
+    )
+
+
+def with_mean_pooling(model: SentenceTransformer) -> SentenceTransformer:
+    """The model with the mean over tokens as its pooled vector."""
+    modules = [
+        Pooling(module.embedding_dimension, pooling_mode="mean") if isinstance(module, Pooling) else module
+        for module in model
+    ]
+    return with_modules(model, modules)
+
+
+def with_prompts(model: SentenceTransformer, prompts: Mapping[str, str | None]) -> SentenceTransformer:
+    """The model asked the way another one is, if that one has prompts at all."""
+    if any(prompts.values()):
+        model.prompts = dict(prompts)
+    return model
+
+
+def copy_of(model: SentenceTransformer) -> SentenceTransformer:
+    """A model that can be trained without touching the one it came from."""
+    return copy.deepcopy(model)
 
 
 def with_linear_head(

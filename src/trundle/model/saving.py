@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -12,9 +13,15 @@ from trundle.errors import WriteFailed
 
 
 def save(
-    model: SentenceTransformer, folder: str | Path, *, lineage: Lineage, card: str, replace: bool = False
+    model: SentenceTransformer,
+    folder: str | Path,
+    *,
+    lineage: Lineage,
+    card: str,
+    files: Mapping[str, str] | None = None,
+    replace: bool = False,
 ) -> Path:
-    """Write the layout that plain sentence-transformers loads."""
+    """Write the layout that plain sentence-transformers loads, and text files beside it."""
     target = Path(folder)
     with whole_folder(target, replace=replace) as scratch:
         try:
@@ -23,7 +30,8 @@ def save(
             raise WriteFailed(
                 f"{target} could not be written ({error}); free some space and run again"
             ) from error
-        (scratch / "README.md").write_text(card, encoding="utf-8")
+        for name, text in {"README.md": card, **(files or {})}.items():
+            (scratch / name).write_text(text, encoding="utf-8")
         lineage.write(scratch)
     return target
 

@@ -36,14 +36,18 @@ def _sizes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     for label, key, unit, mark in rows:
         if key in before and key in after:
             ratio = before[key] / max(after[key], 1)
-            lines.append(f"| {label} | {before[key] / unit:,.1f}{mark} | {after[key] / unit:,.1f}{mark} | {ratio:.2f}× |")
+            lines.append(
+                f"| {label} | {before[key] / unit:,.1f}{mark} | {after[key] / unit:,.1f}{mark} | {ratio:.2f}× |"
+            )
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def _steps(lineage: Lineage) -> str:
     if not lineage.steps:
         return ""
-    lines = [f"{number}. **{step['step']}**: {step['says']}" for number, step in enumerate(lineage.steps, start=1)]
+    lines = [
+        f"{number}. **{step['step']}**: {step['says']}" for number, step in enumerate(lineage.steps, start=1)
+    ]
     return "## How it was made\n\n" + "\n".join(lines) + "\n\nThe whole lineage is in `trundle.json`."
 
 

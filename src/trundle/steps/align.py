@@ -1,16 +1,23 @@
-"""align: bring a model into its teacher's vector space with a linear map found in closed form.
+"""align: train a model into its teacher's vector space, so that the index the teacher built stays valid (LEAF).
 
-Ridge regression of the teacher's vectors on the model's pooled vectors, over a few thousand of the user's texts; no
-labels, no training, seconds of work. The map is saved in the model as a Dense layer with identity activation, followed
-by normalisation if and only if the teacher normalises. The teacher is the model that came in the door, or another one.
+No labels and no negatives: the loss is the distance ‖y − ŷ‖₂ between the two models' vectors of a text. The student is
+any model: what an earlier step cut out of the teacher, or another backbone, tokenizer and width. It gets a linear layer
+into the teacher's width, started in closed form by ridge regression, and normalisation if and only if the teacher
+normalises; then everything is trained. With `steps: 0` the closed form is all that is done: seconds, and already usable.
 
-    - align: {texts: 4096}
-    - align: {teacher: path/to/large-model}
+    - align: {minutes: 30}
+    - align: {teacher: path/to/large-model, steps: 20000, augment: "sentences,spans"}
+
+Paper: LEAF: Knowledge Distillation of Text Embedding Models with Teacher-Aligned Representations.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import shutil
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -20,84 +27,238 @@ import trundle.model as body
 import trundle.train as train
 from trundle.errors import BadInput
 from trundle.steps.contract import Applied, Context, Options, Plan, Step
+from trundle.steps.teacher import Teacher, find_teacher
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from trundle.data import Targets
     from trundle.measure import Cost
+
+RIDGE_TEXTS = 8192
+VALIDATION_BATCHES = 128
+CYCLES, EPOCHS = 3, 10
+LAST_RATE = 0.1
+LOOKS = 20
+"""How often a run of known length is validated."""
 
 
 class AlignOptions(Options):
-    """Whose space, and how many texts to find it with."""
+    """Whose space, from which texts, and for how long."""
 
-    texts: int = Field(4096, ge=10, description="How many of the training texts to fit the map on.")
-    teacher: str | None = Field(None, description="Model whose space to enter; default: the model that came in.")
+    teacher: str | None = Field(
+        None,
+        description="Folder, hub name, endpoint URL or .parquet of (text, vector); default: the model that came in.",
+    )
+    teacher_model: str | None = Field(None, description="Which model of an endpoint to learn from.")
+    steps: int | None = Field(
+        None, ge=0, description="Optimizer steps; 0: only the closed-form start. Default: 30 epochs."
+    )
+    minutes: float | None = Field(None, gt=0, description="Train for this long instead.")
+    texts: int | None = Field(None, ge=10, description="Use at most this many of the training texts.")
+    augment: str = Field(
+        "", description="More texts made from yours: sentences, spans, prefixes, words, joins."
+    )
+    query_weight: float = Field(1.0, gt=0, description="How often a query comes, compared with another text.")
+    batch_size: int = Field(32, ge=1, description="Texts per step; small batches win.")
+    learning_rate: float = Field(1e-4, gt=0, description="The highest learning rate; it falls to a tenth.")
+    warmup: int = Field(0, ge=0, description="Steps in which the learning rate rises.")
+    start: Literal["ridge", "random", "keep"] = Field(
+        "ridge", description="How the linear layer into the space begins."
+    )
+    pooling: Literal["keep", "mean"] = Field("keep", description="The student's pooling: its own, or mean.")
+    dropout: bool = Field(False, description="Train with the model's own dropout.")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
+    )
+    patience: int | None = Field(
+        None, ge=1, description="Stop after so many validations without a better one."
+    )
 
 
 class AlignPlan(Plan):
-    """The map to be found."""
+    """The space to enter and the way there."""
 
-    texts: int
-    teacher: str | None
+    options: AlignOptions
+    teacher: str
     inputs: int
     outputs: int
     normalise: bool
 
     def __str__(self) -> str:
-        whose = self.teacher or "the original model"
-        return f"fit a linear map {self.inputs} → {self.outputs} into the space of {whose} on {self.texts:,} texts"
+        asked = self.options
+        if asked.steps == 0:
+            how = "in closed form"
+        elif asked.minutes is not None:
+            how = f"training for {asked.minutes:g} minutes"
+        else:
+            how = f"training for {asked.steps or f'{CYCLES} × {EPOCHS} epochs'}{' steps' if asked.steps else ''}"
+        return f"{self.inputs} → {self.outputs} into the space of {self.teacher}, {how}"
 
 
 def plan(model: SentenceTransformer, options: AlignOptions, context: Context) -> AlignPlan:
-    """Look at both ends of the map."""
-    if context.corpus is None:
+    """Look at both ends of the way."""
+    data.check_augmentations(_names(options.augment))
+    teacher = find_teacher(model, options.teacher, options.teacher_model, context)
+    if context.corpus is None and teacher.table is None:
         raise BadInput("align learns from texts; say where they are with --data")
-    teacher = _teacher(model, options.teacher, context)
+    inputs = body.without_head(model).get_embedding_dimension() or 0
+    if options.start == "keep" and model.get_embedding_dimension() != teacher.width:
+        raise BadInput(
+            f"the model's vectors are not {teacher.width} wide like its teacher's; use start: ridge"
+        )
     return AlignPlan(
-        texts=options.texts,
-        teacher=options.teacher,
-        inputs=body.without_head(model).get_embedding_dimension() or 0,
-        outputs=teacher.get_embedding_dimension() or 0,
-        normalise=body.normalises(teacher),
+        options=options,
+        teacher=teacher.name,
+        inputs=inputs,
+        outputs=teacher.width,
+        normalise=teacher.normalises,
     )
 
 
 def forecast(model: SentenceTransformer, plan: AlignPlan) -> Cost:
     """The model with its linear head in place."""
+    if plan.options.start == "keep":
+        return measure.cost(model)
     return measure.predict(model, dense=(plan.inputs, plan.outputs))
 
 
 def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Applied:
-    """Encode the texts with both models and put the best linear map between them into the model."""
-    assert context.corpus is not None
-    distinct = data.distinct(context.corpus.train(), key=lambda text: text.text)
-    texts = list(data.sample(distinct, plan.texts, seed=context.seed))
-    teacher = body.embedder(_teacher(model, plan.teacher, context), name="teacher", progress=context.progress)
-    student = body.embedder(body.without_head(model), name="student", progress=context.progress)
-    strings, kinds = [text.text for text in texts], [text.kind for text in texts]
-    found = train.fit_ridge(
-        body.encode_by_kind(student, strings, kinds), body.encode_by_kind(teacher, strings, kinds), seed=context.seed
-    )
-    aligned = body.with_linear_head(model, found.weight, found.bias, normalise=plan.normalise)
-    facts = {
-        "texts": len(texts),
-        "ridge_strength": found.strength,
-        "held_out_cosine": round(found.held_out_cosine, 4),
+    """Ask the teacher once, start in closed form, train."""
+    options = plan.options
+    teacher = find_teacher(model, options.teacher, options.teacher_model, context)
+    targets, validation = _targets(teacher, options, context)
+    student = body.with_prompts(body.copy_of(model), teacher.prompts)
+    if options.pooling == "mean":
+        student = body.with_mean_pooling(student)
+    facts: dict[str, Any] = {
+        "texts": len(targets),
+        "validation_texts": 0 if validation is None else len(validation),
     }
-    return Applied(model=aligned, facts=facts)
+    student, started = _started(student, plan, targets, context)
+    facts |= started
+    if options.steps == 0:
+        return Applied(model=student, facts=facts)
+    task = train.make_alignment(
+        student,
+        targets,
+        validation,
+        batch_size=options.batch_size,
+        query_weight=options.query_weight,
+        seed=context.seed,
+    )
+    settings = _settings(options, task.batches.order.per_epoch, context.seed)
+    run = (
+        context.cache / "runs" / _key(plan.model_dump(mode="json"), str(settings), body.model_digest(student))
+    )
+    result = train.train(
+        student,
+        task.objective,
+        task.batches,
+        settings,
+        shape=train.leaf_cycles(task.batches.order.per_epoch, epochs=EPOCHS, cycles=CYCLES, end=LAST_RATE),
+        validation=task.validation,
+        folder=run,
+        resume=True,
+        progress=context.progress,
+        label="align",
+    )
+    facts |= {
+        "steps": result.steps,
+        "loss": result.loss,
+        "validation": result.validation,
+        "best_step": result.best_step,
+    }
+    metrics = (run / train.METRICS_FILE).read_text(encoding="utf-8")
+    shutil.rmtree(run, ignore_errors=True)
+    return Applied(model=student, facts=facts, files={"align.jsonl": metrics})
 
 
-def _teacher(model: SentenceTransformer, name: str | None, context: Context) -> SentenceTransformer:
-    if name is not None:
-        return body.load(name)
-    if context.original is model:
-        raise BadInput("align needs a teacher other than the model itself; name the large model with --teacher")
-    return context.original
+def _names(augment: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in augment.split(",") if name.strip())
+
+
+def _targets(teacher: Teacher, options: AlignOptions, context: Context) -> tuple[Targets, Targets | None]:
+    """The teacher's vectors for the training and the validation texts, computed at most once."""
+    if teacher.table is not None:
+        everything = teacher.table.targets(_store(context, "table", teacher), progress=context.progress)
+        return everything.split(VALIDATION_BATCHES * options.batch_size, seed=context.seed)
+    assert context.corpus is not None
+    assert teacher.embedder is not None
+    names = _names(options.augment)
+    prompts = {role: prompt for role, prompt in teacher.prompts.items() if prompt}
+
+    def build(label: str, texts: Any) -> Targets:
+        assert teacher.embedder is not None
+        return data.build_targets(
+            texts,
+            teacher.embedder,
+            teacher_id=teacher.identity(),
+            folder=_store(context, label, teacher),
+            prompts=prompts,
+            progress=context.progress,
+        )
+
+    chosen = data.distinct(context.corpus.train(), key=lambda text: text.text)
+    if options.texts is not None:
+        chosen = iter(data.sample(chosen, options.texts, seed=context.seed))
+    content = _key(context.corpus.facts(), options.texts, names, context.seed)
+    targets = build(f"train {content}", data.augmented(chosen, names, seed=context.seed))
+    kept = data.sample(
+        context.corpus.validation(), VALIDATION_BATCHES * options.batch_size, seed=context.seed
+    )
+    if options.steps == 0 or len(kept) < options.batch_size:
+        return targets, None
+    return targets, build(f"validation {content} {len(kept)}", kept)
+
+
+def _store(context: Context, label: str, teacher: Teacher) -> Path:
+    return context.cache / "targets" / _key(label, teacher.identity(), dict(teacher.prompts))
+
+
+def _key(*parts: Any) -> str:
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _started(
+    student: SentenceTransformer, plan: AlignPlan, targets: Targets, context: Context
+) -> tuple[SentenceTransformer, dict[str, Any]]:
+    """The student with its linear layer in place."""
+    if plan.options.start == "keep":
+        return student, {}
+    if plan.options.start == "random":
+        return body.with_new_head(student, plan.outputs, normalise=plan.normalise, seed=context.seed), {}
+    positions = data.sample(range(len(targets)), RIDGE_TEXTS, seed=context.seed)
+    pooled = body.embedder(body.without_head(student), name="student", progress=context.progress)
+    inputs = data.encode_by_role(pooled, targets.chosen(positions))
+    found = train.fit_ridge(inputs, targets.vectors(positions), seed=context.seed)
+    student = body.with_linear_head(student, found.weight, found.bias, normalise=plan.normalise)
+    return student, {"ridge_strength": found.strength, "ridge_cosine": round(found.held_out_cosine, 4)}
+
+
+def _settings(options: AlignOptions, epoch_steps: int, seed: int) -> Any:
+    steps = options.steps
+    if steps is None and options.minutes is None:
+        steps = CYCLES * EPOCHS * epoch_steps
+    every = 500 if steps is None else max(1, steps // LOOKS)
+    return train.TrainSettings(
+        steps=steps,
+        minutes=options.minutes,
+        learning_rate=options.learning_rate,
+        warmup=options.warmup,
+        dropout=options.dropout,
+        precision=train.best_precision() if options.precision == "auto" else options.precision,
+        validate_every=every,
+        checkpoint_every=every,
+        patience=options.patience,
+        seed=seed,
+    )
 
 
 STEP = Step(
     name="align",
-    help="Bring the model into its teacher's vector space, without labels.",
+    help="Train the model into its teacher's vector space, without labels.",
     options=AlignOptions,
     plans=AlignPlan,
     plan=plan,

@@ -10,10 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
+from trundle.artifact import cache_folder
 from trundle.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ class Context:
     original: SentenceTransformer
     corpus: Corpus | None = None
     seed: int = 0
+    cache: Path = field(default_factory=cache_folder)
+    """Where teacher vectors and unfinished trainings are kept between runs."""
     progress: Progress = SILENT
 
 
@@ -54,6 +58,8 @@ class Applied:
 
     model: SentenceTransformer
     facts: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Text files to keep in the model's folder, such as a training's metrics."""
 
 
 O = TypeVar("O", bound=Options)  # noqa: E741

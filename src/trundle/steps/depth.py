@@ -30,7 +30,9 @@ class DepthOptions(Options):
     """How many layers stay."""
 
     keep: int | None = Field(None, description="How many layers to keep, from the first on.")
-    fraction: ExactFraction | None = Field(None, description="Share of the layers to drop instead, such as 50%.")
+    fraction: ExactFraction | None = Field(
+        None, description="Share of the layers to drop instead, such as 50%."
+    )
 
 
 class DepthPlan(Plan):
@@ -60,7 +62,9 @@ def plan(model: SentenceTransformer, options: DepthOptions, context: Context) ->
     else:
         assert options.fraction is not None
         if not 0 <= options.fraction < 1:
-            raise ImpossibleCut(f"the share of layers to drop must be at least 0 and under 1, not {options.fraction}")
+            raise ImpossibleCut(
+                f"the share of layers to drop must be at least 0 and under 1, not {options.fraction}"
+            )
         keep = layers_left(layers, options.fraction)
     if not 1 <= keep <= layers:
         raise ImpossibleCut(f"the model has {layers} layers, so {keep} can't be kept; give 1 to {layers}")

@@ -5,10 +5,14 @@ from typing import TYPE_CHECKING
 from trundle.lazy import lazy
 
 if TYPE_CHECKING:
+    from trundle.train.alignment import Alignment as Alignment
+    from trundle.train.alignment import make_alignment as make_alignment
     from trundle.train.batches import Batches as Batches
     from trundle.train.batches import ByLength as ByLength
     from trundle.train.batches import Order as Order
     from trundle.train.batches import tokenised as tokenised
+    from trundle.train.checkpoint import METRICS_FILE as METRICS_FILE
+    from trundle.train.learner import best_precision as best_precision
     from trundle.train.loop import TrainResult as TrainResult
     from trundle.train.loop import TrainSettings as TrainSettings
     from trundle.train.loop import train as train
@@ -27,6 +31,10 @@ if TYPE_CHECKING:
 __getattr__ = lazy(
     __name__,
     {
+        "Alignment": "alignment",
+        "make_alignment": "alignment",
+        "METRICS_FILE": "checkpoint",
+        "best_precision": "learner",
         "Batches": "batches",
         "ByLength": "batches",
         "Order": "batches",

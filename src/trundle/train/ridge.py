@@ -31,6 +31,7 @@ class LinearMap:
     held_out_cosine: float
 
     def __call__(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The inputs in the other space."""
         return inputs @ self.weight.T + self.bias
 
 

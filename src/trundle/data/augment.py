@@ -1,0 +1,96 @@
+"""More texts out of the texts there are: a teacher can label anything, so texts are free.
+
+Each kind of making is a function from one text (or a few) to new ones, drawn with a generator seeded by the text itself,
+so that the same corpus always gives the same texts in any order of reading.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from random import Random
+
+from trundle.data.texts import Text
+from trundle.errors import BadInput
+
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(])")
+SENTENCE_WORDS = range(4, 60)
+SENTENCES_PER_TEXT = 2
+SPAN_WORDS = (4, 24)
+LONG_ENOUGH = 12
+"""Words a text must have before pieces are cut from it."""
+JOINED = 3
+SHORT = 12
+WORD = re.compile(r"[A-Za-z][A-Za-z'-]{2,}")
+
+
+def sentences(text: Text, random: Random) -> Iterator[Text]:
+    """A few whole sentences of a longer text."""
+    found = [part.strip() for part in SENTENCE_END.split(text.text)]
+    usable = [part for part in found if len(part.split()) in SENTENCE_WORDS]
+    if len(found) > 1:
+        for part in random.sample(usable, min(SENTENCES_PER_TEXT, len(usable))):
+            yield Text(text=part, kind="document")
+
+
+def spans(text: Text, random: Random) -> Iterator[Text]:
+    """A run of words from anywhere in a longer text: what a query often is."""
+    words = text.text.split()
+    if len(words) > LONG_ENOUGH:
+        size = random.randint(SPAN_WORDS[0], min(SPAN_WORDS[1], len(words) - 1))
+        start = random.randrange(len(words) - size)
+        yield Text(text=" ".join(words[start : start + size]), kind="query")
+
+
+def prefixes(text: Text, random: Random) -> Iterator[Text]:
+    """The beginning of a text, as somebody who is still typing has it."""
+    words = text.text.split()
+    if len(words) >= 4:
+        yield Text(text=" ".join(words[: random.randint(2, len(words) - 1)][: SPAN_WORDS[1]]), kind=text.kind)
+
+
+def words(text: Text, random: Random) -> Iterator[Text]:
+    """One word of the text by itself."""
+    found = WORD.findall(text.text)
+    if found:
+        yield Text(text=random.choice(found), kind="query")
+
+
+PIECES: dict[str, Callable[[Text, Random], Iterator[Text]]] = {
+    "sentences": sentences,
+    "spans": spans,
+    "prefixes": prefixes,
+    "words": words,
+}
+JOINS = "joins"
+AUGMENTATIONS = (*PIECES, JOINS)
+
+
+def check_augmentations(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, if each is known."""
+    for name in names:
+        if name not in AUGMENTATIONS:
+            raise BadInput(f"there is no augmentation {name!r}; there is {', '.join(AUGMENTATIONS)}")
+    return tuple(names)
+
+
+def augmented(texts: Iterable[Text], names: Sequence[str], *, seed: int) -> Iterator[Text]:
+    """Every text, and after it what is made from it."""
+    chosen = [PIECES[name] for name in PIECES if name in names]
+    waiting: list[str] = []
+    for text in texts:
+        yield text
+        random = Random(_seed_of(text, seed))
+        for make in chosen:
+            yield from make(text, random)
+        if JOINS in names and len(text.text.split()) <= SHORT:
+            waiting.append(text.text)
+            if len(waiting) == JOINED:
+                yield Text(text=" ".join(waiting), kind="document")
+                waiting = []
+
+
+def _seed_of(text: Text, seed: int) -> int:
+    digest = blake2b(f"{seed}\0{text.text}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")

@@ -1,0 +1,27 @@
+"""Which prompt a model puts before a text of a kind: the same choice sentence-transformers makes when encoding."""
+
+from __future__ import annotations
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from trundle.errors import BadModel
+
+DOCUMENT_NAMES = ("document", "passage", "corpus")
+
+
+def prompts_by_role(model: SentenceTransformer) -> dict[str, str]:
+    """The prompt for each of the roles text, query and document; empty where there is none."""
+    prompts = model.prompts
+    default = prompts.get(model.default_prompt_name or "") or ""
+    document = next((prompts[name] for name in DOCUMENT_NAMES if name in prompts), default)
+    return {"text": default, "query": prompts.get("query", default) or "", "document": document or ""}
+
+
+def check_prompts_are_pooled(model: SentenceTransformer) -> None:
+    """Refuse the one arrangement training can't imitate: prompts that are read but not pooled."""
+    hidden = any(isinstance(module, Pooling) and not module.include_prompt for module in model)
+    if hidden and any(prompts_by_role(model).values()):
+        raise BadModel(
+            "the model leaves its prompts out of pooling, which align can't train; set include_prompt to true"
+        )

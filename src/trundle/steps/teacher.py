@@ -1,0 +1,104 @@
+"""Whoever a student learns from: the original model, another folder or hub name, an endpoint, or a table of vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trundle.data as data
+import trundle.model as body
+from trundle.errors import BadInput
+from trundle.steps.contract import Context
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from trundle.data import TableTeacher
+    from trundle.embedder import Embedder, Vectors
+
+PROBE = "What does the teacher's vector of a text look like?"
+UNIT = 5e-3
+"""How far from 1 a length may be for a vector to count as normalised: half precision rounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teacher:
+    """A source of vectors that can be told apart from others."""
+
+    name: str
+    identity: Callable[[], str]
+    width: int
+    normalises: bool
+    prompts: Mapping[str, str | None]
+    """The prompts a student must carry to be asked the same way."""
+    embedder: Embedder | None = None
+    """None for a table, which knows the vectors of its own texts only."""
+    table: TableTeacher | None = None
+
+
+def find_teacher(
+    model: SentenceTransformer, name: str | None, endpoint_model: str | None, context: Context
+) -> Teacher:
+    """The teacher a name stands for; without a name, the model that came in the door."""
+    if name is None:
+        if context.original is model:
+            raise BadInput(
+                "align needs a teacher other than the model itself; name the large model with --teacher"
+            )
+        return _from_model(context.original, "the original model", context)
+    if name.startswith(("http://", "https://")):
+        if endpoint_model is None:
+            raise BadInput(
+                "an endpoint serves several models; name the one to learn from with --teacher-model"
+            )
+        return _from_endpoint(name, endpoint_model)
+    if Path(name).suffix == ".parquet":
+        return _from_table(name)
+    return _from_model(body.load(name), name, context)
+
+
+def _from_model(model: SentenceTransformer, name: str, context: Context) -> Teacher:
+    return Teacher(
+        name=name,
+        identity=lambda: body.model_digest(model),
+        width=model.get_embedding_dimension() or 0,
+        normalises=body.normalises(model),
+        prompts=model.prompts,
+        embedder=body.embedder(
+            model, name="teacher", batch_size=64, half_on_gpu=True, progress=context.progress
+        ),
+    )
+
+
+def _from_endpoint(url: str, endpoint_model: str) -> Teacher:
+    embedder = data.endpoint_teacher(url, endpoint_model)
+    probe = embedder.text([PROBE])[0]
+    return Teacher(
+        name=endpoint_model,
+        identity=lambda: data.endpoint_id(url, endpoint_model),
+        width=len(probe),
+        normalises=_is_unit(probe),
+        prompts={},
+        embedder=embedder,
+    )
+
+
+def _from_table(path: str) -> Teacher:
+    table = data.teacher_from_parquet(path)
+    _, probe = next(table.items())
+    assert probe is not None
+    return Teacher(
+        name=path,
+        identity=lambda: table.teacher_id,
+        width=len(probe),
+        normalises=_is_unit(probe),
+        prompts={},
+        table=table,
+    )
+
+
+def _is_unit(vector: Vectors) -> bool:
+    length = float((vector**2).sum()) ** 0.5
+    return abs(length - 1) < UNIT
