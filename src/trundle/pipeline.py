@@ -25,7 +25,7 @@ from trundle.model import embedder, load, save
 from trundle.progress import SILENT, Progress
 from trundle.recipe import Call, Recipe
 from trundle.report.card import model_card
-from trundle.steps.contract import Context
+from trundle.steps.contract import Applied, Context
 
 MEASURED_TEXTS = 2000
 AGREEMENT_AT = 10
@@ -111,14 +111,16 @@ def compress(
     context = Context(original=original, corpus=corpus, seed=seed, progress=progress)
     model, steps = original, []
     files: dict[str, str] = {}
+    space: Embedder | None = None
     for call in recipe.calls:
-        model, step, made = _take(call, model, context, dry_run=dry_run)
-        files |= made
+        applied, step = _take(call, model, context, dry_run=dry_run)
+        model, space = applied.model, applied.space or space
+        files |= applied.files
         progress.say(f"{call.step.name}: {step.says}")
         steps.append(step)
     before, after = cost(original), steps[-1].after
     memory = Memory(progress)
-    teacher = memory.remember(embedder(original, name="original"), "original: encoding")
+    teacher = memory.remember(space or embedder(original, name="original"), "original: encoding")
     student = memory.remember(embedder(model, name="result"), "result: encoding")
     fidelity = None
     if not dry_run and corpus is not None:
@@ -151,26 +153,21 @@ def compress(
 
 def _take(
     call: Call, model: SentenceTransformer, context: Context, *, dry_run: bool
-) -> tuple[SentenceTransformer, StepRun, Mapping[str, str]]:
+) -> tuple[Applied, StepRun]:
     began = time.monotonic()
     plan = call.step.plan(model, call.options, context)
     expected = call.step.forecast(model, plan)
     only_planned = dry_run and call.step.needs_texts
-    facts: Mapping[str, Any] = {}
-    files: Mapping[str, str] = {}
-    if not only_planned:
-        applied = call.step.apply(model, plan, context)
-        model, facts, files = applied.model, applied.facts, applied.files
-    step = StepRun(
+    applied = Applied(model=model) if only_planned else call.step.apply(model, plan, context)
+    return applied, StepRun(
         call=call,
         says=str(plan),
         plan=plan.model_dump(mode="json"),
-        facts=facts,
-        after=expected if only_planned else cost(model),
+        facts=applied.facts,
+        after=expected if only_planned else cost(applied.model),
         applied=not only_planned,
         seconds=time.monotonic() - began,
     )
-    return model, step, files
 
 
 def measure_against(

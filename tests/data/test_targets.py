@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +27,6 @@ from trundle.data.labelling import build_targets
 from trundle.data.seen import Seen
 from trundle.data.shards import MANIFEST, read_manifest
 from trundle.data.targets import Targets, open_targets
-from trundle.data.teacher_id import model_id
 from trundle.data.texts import Kind, Text
 from trundle.data.vector_table import teacher_from_parquet
 from trundle.embedder import Embedder, Vectors
@@ -448,30 +446,6 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
         (tmp_path / "good" / MANIFEST).write_text(damage)
         with pytest.raises(BadInput, match="is damaged"):
             build(tmp_path / "good", some(2))
-
-
-def test_a_model_is_known_by_its_content(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    (model / "1_Pooling").mkdir(parents=True)
-    (model / "config.json").write_text("{}")
-    (model / "1_Pooling" / "config.json").write_text('{"pooling": "mean"}')
-    (model / "model.safetensors").write_bytes(bytes(1000))
-    first = model_id(model)
-    copy = shutil.copytree(model, tmp_path / "copy")
-    (copy / "README.md").write_text("another card")
-    (copy / "trundle.json").write_text("another past")
-    assert model_id(copy) == first
-    seen = {first}
-    for name, content in (("config.json", b"{ }"), ("1_Pooling/config.json", b"{}"), ("vocab.txt", b"a")):
-        (copy / name).write_bytes(content)
-        seen.add(model_id(copy))
-    stat = (copy / "model.safetensors").stat()
-    (copy / "model.safetensors").write_bytes(bytes(999) + b"\1")
-    os.utime(copy / "model.safetensors", ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    seen.add(model_id(copy))
-    assert len(seen) == 5
-    with pytest.raises(BadModel, match="no safetensors"):
-        model_id(tmp_path / "nowhere")
 
 
 def table(path: Path, vectors: Any, *, column: str = "vector", **columns: Any) -> Path:

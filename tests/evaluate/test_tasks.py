@@ -144,6 +144,21 @@ def test_a_corpus_without_titles_and_judgements_without_splits_will_do(root: Pat
     assert (scores.split, scores.measures["ndcg@10"]) == ("all", 1.0)
 
 
+def test_queries_of_other_splits_are_no_part_of_a_collection(root: Path, write, words):
+    [task] = find_tasks(["Small"], root)
+    before = task.run(words, seed=1)
+    write(
+        "retrieval/Small/queries",
+        {
+            "_id": ["q1", "q2", "q3"],
+            "text": ["cats purr", "dogs", "rain"],
+            "split": ["test", "test", "train"],
+        },
+    )
+    after = task.run(words, seed=1)
+    assert (after.note, after.fingerprint) == ("", before.fingerprint)
+
+
 def test_the_fingerprint_is_of_the_rows_used(root: Path, write, words):
     [task] = find_tasks(["Likeness"], root)
     before = task.run(words, seed=1).fingerprint

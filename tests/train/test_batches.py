@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from collections import Counter
 
 import numpy as np
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trundle.errors import BadInput
-from trundle.train.batches import AHEAD, Batches, ByLength, Feed, Indices, load_pieces, share
+from trundle.train.batches import Batches, ByLength, Indices, load_pieces, share
 
 LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=400)
 
@@ -119,37 +118,3 @@ def test_a_million_texts_waste_little_padding():
         padded += len(batch) * int(lengths[batch].max())
     assert (seen == 1).all()
     assert padded < 1.03 * lengths.sum()
-
-
-def test_the_feed_loads_ahead_in_another_thread():
-    loaded: list[int] = []
-    ahead = threading.Event()
-
-    def load(number: int) -> tuple[int, str]:
-        loaded.append(number)
-        if number == 7 + AHEAD:
-            ahead.set()
-        return number, threading.current_thread().name
-
-    with Feed(load, start=7) as feed:
-        assert feed.take()[0] == 7
-        assert ahead.wait(10), "later batches are loaded before they are asked for"
-        with feed.paused():
-            so_far = list(loaded)
-            number, thread = feed.take()
-            assert loaded == so_far, "nothing is loaded in a pause"
-        assert number == 8
-        assert thread != threading.current_thread().name
-        assert feed.take()[0] == 9
-
-
-def test_an_error_in_loading_reaches_the_training():
-    def load(number: int) -> int:
-        if number == 1:
-            raise BadInput("text 5 is damaged")
-        return number
-
-    with Feed(load, start=0) as feed:
-        assert feed.take() == 0
-        with pytest.raises(BadInput, match="text 5"):
-            feed.take()

@@ -65,7 +65,7 @@ def learn(net: Net, folder: Path, *, dropout: bool, resume: bool = False) -> Tra
 
 
 def weights(net: Net) -> dict[str, Tensor]:
-    return {name: weight.detach().clone() for name, weight in net.state_dict().items()}
+    return {name: weight.detach().cpu().clone() for name, weight in net.state_dict().items()}
 
 
 def run_and_die(folder: Path) -> None:
@@ -95,7 +95,7 @@ def run_together(folder: Path) -> None:
 
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *arguments],
         env=environment,

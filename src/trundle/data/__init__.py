@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trundle.data.augment import check_augmentations as check_augmentations
     from trundle.data.corpus import Corpus as Corpus
     from trundle.data.corpus import read_corpus as read_corpus
+    from trundle.data.digest import table_id as table_id
     from trundle.data.endpoint import endpoint_id as endpoint_id
     from trundle.data.endpoint import endpoint_teacher as endpoint_teacher
     from trundle.data.environment import Documented as Documented
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from trundle.data.source import read_rows as read_rows
     from trundle.data.targets import Targets as Targets
     from trundle.data.targets import open_targets as open_targets
-    from trundle.data.teacher_id import table_id as table_id
     from trundle.data.texts import Kind as Kind
     from trundle.data.texts import Text as Text
     from trundle.data.texts import read_texts as read_texts
@@ -65,7 +65,7 @@ __getattr__ = lazy(
         "read_rows": "source",
         "Targets": "targets",
         "open_targets": "targets",
-        "table_id": "teacher_id",
+        "table_id": "digest",
         "Kind": "texts",
         "Text": "texts",
         "read_texts": "texts",

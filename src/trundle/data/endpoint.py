@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from trundle.data.digest import DIGEST_BYTES
 from trundle.data.posting import Pace, Poster
-from trundle.data.teacher_id import DIGEST_BYTES
 from trundle.embedder import Embedder, Encode, Vectors
 from trundle.errors import BadInput, BadModel
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trundle.artifact import write_whole
-from trundle.data.teacher_id import DIGEST_BYTES, content_digest
+from trundle.data.digest import DIGEST_BYTES, content_digest
 from trundle.data.texts import Kind, Text
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, WriteFailed

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from trundle.data.digest import table_id
 from trundle.data.labelling import SHARD_SIZE, Item, store
 from trundle.data.shards import Dtype, Manifest
 from trundle.data.source import BUFFER_BYTES
 from trundle.data.targets import Targets
-from trundle.data.teacher_id import table_id
 from trundle.data.texts import KINDS, Text, checked_text
 from trundle.embedder import Vectors
 from trundle.errors import BadInput

@@ -21,6 +21,7 @@ from trundle.model.surgery import transformer_of
 PARTS: tuple[Part, ...] = ("embeddings", "attention", "mlp", "norm", "pooler", "head")
 LENGTH = 128
 SAFETENSORS_ALIGNMENT = 8
+BACKBONE_METADATA: dict[str, object] = {"__metadata__": {"format": "pt"}}
 DTYPES = {1: "F8_E4M3", 2: "BF16", 4: "F32", 8: "F64"}
 """Names by size, for the length of a header only."""
 
@@ -179,19 +180,20 @@ def _cost(layout: Layout, heads: Sequence[_Head], length: int) -> Cost:
             flops_per_token=head.flops_per_text / length,
         )
     backbone = {parameter.name: layout.shape(parameter) for parameter in layout.parameters}
-    files = [(backbone, layout.parameters[0].itemsize), *((head.shapes, head.itemsize) for head in heads)]
+    headers = [_header_bytes(backbone, layout.parameters[0].itemsize, BACKBONE_METADATA)]
+    headers += [_header_bytes(head.shapes, head.itemsize, {}) for head in heads]
     return Cost(
         parts=parts,
         layers=layout.layers,
         width=layout.sizes["hidden"],
         length=length,
-        header_bytes=sum(_header_bytes(shapes, itemsize) for shapes, itemsize in files),
+        header_bytes=sum(headers),
     )
 
 
-def _header_bytes(shapes: dict[str, tuple[int, ...]], itemsize: int) -> int:
+def _header_bytes(shapes: dict[str, tuple[int, ...]], itemsize: int, metadata: dict[str, object]) -> int:
     """What a safetensors file spends on saying what is in it: its JSON table, padded."""
-    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    table = dict(metadata)
     offset = 0
     for name in sorted(shapes):
         end = offset + math.prod(shapes[name]) * itemsize

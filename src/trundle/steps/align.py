@@ -138,7 +138,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     student, started = _started(student, plan, targets, context)
     facts |= started
     if options.steps == 0:
-        return Applied(model=student, facts=facts)
+        return Applied(model=student, space=teacher.embedder, facts=facts)
     task = train.make_alignment(
         student,
         targets,
@@ -171,7 +171,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     }
     metrics = (run / train.METRICS_FILE).read_text(encoding="utf-8")
     shutil.rmtree(run, ignore_errors=True)
-    return Applied(model=student, facts=facts, files={"align.jsonl": metrics})
+    return Applied(model=student, space=teacher.embedder, facts=facts, files={"align.jsonl": metrics})
 
 
 def _names(augment: str) -> tuple[str, ...]:

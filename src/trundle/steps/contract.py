@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from trundle.data.corpus import Corpus
+    from trundle.embedder import Embedder
     from trundle.measure.costs import Cost
 
 
@@ -57,6 +58,8 @@ class Applied:
     """The model a step made, and what is worth keeping of how it went."""
 
     model: SentenceTransformer
+    space: Embedder | None = None
+    """Whose vector space the model is in now, where that is another one's than the original's."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     """Text files to keep in the model's folder, such as a training's metrics."""

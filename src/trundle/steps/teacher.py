@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trundle.embedder import Embedder, Vectors
 
 PROBE = "What does the teacher's vector of a text look like?"
+CPU_BATCH, GPU_BATCH = 32, 256
 UNIT = 5e-3
 """How far from 1 a length may be for a vector to count as normalised: half precision rounds."""
 
@@ -67,7 +68,11 @@ def _from_model(model: SentenceTransformer, name: str, context: Context) -> Teac
         normalises=body.normalises(model),
         prompts=model.prompts,
         embedder=body.embedder(
-            model, name="teacher", batch_size=64, half_on_gpu=True, progress=context.progress
+            model,
+            name="teacher",
+            batch_size=GPU_BATCH if model.device.type == "cuda" else CPU_BATCH,
+            half_on_gpu=True,
+            progress=context.progress,
         ),
     )
 
@@ -101,4 +106,4 @@ def _from_table(path: str) -> Teacher:
 
 def _is_unit(vector: Vectors) -> bool:
     length = float((vector**2).sum()) ** 0.5
-    return abs(length - 1) < UNIT
+    return bool(abs(length - 1) < UNIT)

@@ -66,7 +66,7 @@ class Learner(Generic[B]):
         self.rank: int = self._accelerator.process_index
         self.processes: int = self._accelerator.num_processes
         self.model = model
-        self._module = _Objective(model, objective, self.device.type, bf16=precision == "bf16")
+        self._module = _Objective(model, objective, self.device.type, bf16=precision == "bf16").train(dropout)
         self._parallel = self._accelerator.prepare_model(self._module)
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._optimizer = _adamw(self._weights, weight_decay, self.device)
@@ -91,19 +91,20 @@ class Learner(Generic[B]):
         """One optimizer step. Nothing here waits for the device: the losses are read later, many at once."""
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        self._module.train(self._dropout)
-        total = torch.zeros((), device=self.device)
+        if self.model.training is not self._dropout:
+            self._module.train(self._dropout)
+        losses = []
         for number, (batch, weight) in enumerate(loaded.pieces, start=1):
             last = number == len(loaded.pieces)
             with nullcontext() if last else self._accelerator.no_sync(self._parallel):
                 loss = self._parallel(send_to_device(batch, self.device, non_blocking=True)) * weight
                 self._accelerator.backward(loss)
-            total += loss.detach()
+            losses.append(loss.detach())
         if self._clip_norm is not None:
             self._norms.append(self._accelerator.clip_grad_norm_(self._weights, self._clip_norm))
         self._optimizer.step()
         self._optimizer.zero_grad()
-        self._losses.append(total)
+        self._losses.append(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
 
     def mean_loss(self, step: int) -> float:
         """The mean loss of the steps since it was last asked for, up to `step`; one that went wrong is named."""

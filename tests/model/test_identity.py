@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from sentence_transformers import SentenceTransformer
+
+from trundle.model import model_digest
+from trundle.model.prompts import prompts_by_role
+
+
+def test_a_copy_is_the_same_model_and_a_changed_one_is_not(pico_folders: Callable[[str], Path]) -> None:
+    one, two = (SentenceTransformer(str(pico_folders("bert")), device="cpu") for _ in range(2))
+    assert model_digest(one) == model_digest(two)
+    with torch.no_grad():
+        list(two.parameters())[-1].add_(1e-3)
+    assert model_digest(one) != model_digest(two)
+    three = SentenceTransformer(str(pico_folders("bert")), device="cpu")
+    three.max_seq_length = 5
+    assert model_digest(one) != model_digest(three)
+    four = SentenceTransformer(str(pico_folders("bert")), device="cpu")
+    four[1].pooling_mode = "cls"
+    assert model_digest(one) != model_digest(four)
+
+
+def test_prompts_are_those_the_library_uses(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    """Against encode_query, encode_document and encode themselves."""
+    modules = list(pico_model("bert"))
+    plain = pico_model("bert")
+    for prompts, default in (
+        ({"query": "find ", "passage": "text "}, None),
+        ({"query": "find ", "document": "say "}, "document"),
+        ({"other": "x "}, "other"),
+        ({}, None),
+    ):
+        model = SentenceTransformer(
+            modules=modules, prompts=dict(prompts), default_prompt_name=default, device="cpu"
+        )
+        found = prompts_by_role(model)
+        for role, encode in (
+            ("text", model.encode),
+            ("query", model.encode_query),
+            ("document", model.encode_document),
+        ):
+            torch.testing.assert_close(
+                torch.tensor(encode(["a dog"])), torch.tensor(plain.encode([found[role] + "a dog"]))
+            )

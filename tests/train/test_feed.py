@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+import pico
+from trundle.errors import BadInput, BadModel
+from trundle.train.batches import AHEAD, Feed, tokenised
+
+TEXTS = [*pico.TEXTS, "", " ", "word " * 500, "a\tb\nc"]
+
+
+def test_the_feed_loads_ahead_in_another_thread():
+    loaded: list[int] = []
+    ahead = threading.Event()
+
+    def load(number: int) -> tuple[int, str]:
+        loaded.append(number)
+        if number == 7 + AHEAD:
+            ahead.set()
+        return number, threading.current_thread().name
+
+    with Feed(load, start=7) as feed:
+        assert feed.take()[0] == 7
+        assert ahead.wait(10), "later batches are loaded before they are asked for"
+        with feed.paused():
+            so_far = list(loaded)
+            number, thread = feed.take()
+            assert loaded == so_far, "nothing is loaded in a pause"
+        assert number == 8
+        assert thread != threading.current_thread().name
+        assert feed.take()[0] == 9
+
+
+def test_an_error_in_loading_reaches_the_training():
+    def load(number: int) -> int:
+        if number == 1:
+            raise BadInput("text 5 is damaged")
+        return number
+
+    with Feed(load, start=0) as feed:
+        assert feed.take() == 0
+        with pytest.raises(BadInput, match="text 5"):
+            feed.take()
+
+
+def check(model: SentenceTransformer) -> None:
+    load = tokenised(model, TEXTS)
+    for indices in ([0], [3, 1, 9], list(range(len(TEXTS)))):
+        ours, theirs = load(np.array(indices)), model.preprocess([TEXTS[index] for index in indices])
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            assert torch.equal(ours[name], value) if torch.is_tensor(value) else ours[name] == value, name
+
+
+@pytest.mark.parametrize("family", sorted(pico.CONFIGS))
+def test_tokens_are_those_of_the_model(
+    family: str, pico_model: Callable[[str], SentenceTransformer], monkeypatch: pytest.MonkeyPatch
+):
+    """By the short cut, which every family can take: without it the model would be asked again."""
+    model = pico_model(family)
+    check(model)
+    load = tokenised(model, TEXTS)
+    monkeypatch.setattr(model, "preprocess", None)
+    assert load(np.array([0, 1]))["input_ids"].shape[0] == 2
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_and_truncation_on_either_side(tmp_path: Path, side: str):
+    model = pico.model("llama", str(tmp_path))
+    model.tokenizer.padding_side = model.tokenizer.truncation_side = side
+    model.max_seq_length = 11
+    check(model)
+
+
+def test_a_model_that_does_something_else_is_asked_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = pico.model("bert", str(tmp_path))
+    theirs = model.preprocess
+
+    def shouting(texts: list[str]) -> dict[str, object]:
+        return theirs([text.upper() + "!" for text in texts])
+
+    monkeypatch.setattr(model, "preprocess", shouting)
+    check(model)
+    static = SentenceTransformer(modules=[StaticEmbedding(pico.wordpiece(), embedding_dim=8)], device="cpu")
+    check(static)
+
+
+def test_the_models_own_tokenizer_is_left_as_it_was(tmp_path: Path):
+    model = pico.model("bert", str(tmp_path))
+    model.encode(["a text"])
+    before = model.tokenizer.backend_tokenizer.to_str()
+    load = tokenised(model, TEXTS)
+    model.encode(["a text"])
+    load(np.array([0, 9]))
+    assert model.tokenizer.backend_tokenizer.to_str() == before
+
+
+def test_a_slow_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = pico.model("bert", str(tmp_path))
+    monkeypatch.setattr(type(model.tokenizer), "is_fast", False)
+    with pytest.raises(BadModel, match=r"tokenizer\.json"):
+        tokenised(model, ["a"])
