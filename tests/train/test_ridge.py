@@ -7,7 +7,7 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from trundle.errors import BadInput
-from trundle.train.ridge import fit_ridge, mean_cosine
+from trundle.train.ridge import fit_ridge, mean_cosine, strongest_good
 
 RNG = np.random.default_rng(5)
 INPUTS = RNG.normal(size=(300, 12)).astype(np.float32) + 3
@@ -36,6 +36,13 @@ def test_noise_asks_for_a_stronger_penalty() -> None:
     wide = RNG.normal(size=(40, 36)).astype(np.float32)
     noisy = (wide @ RNG.normal(size=(36, 5)) + 20 * RNG.normal(size=(40, 5))).astype(np.float32)
     assert fit_ridge(wide, noisy, seed=0).strength > 1e-3
+
+
+def test_a_rounding_error_does_not_choose_between_equals() -> None:
+    strengths = [1e-6, 1e-3, 1.0, 10.0]
+    assert strongest_good([0.9, 0.9 + 1e-9, 0.9 - 1e-9, 0.5], strengths) == 2
+    assert strongest_good([0.9 + 1e-9, 0.9, 0.9, 0.5], strengths) == 2
+    assert strongest_good([0.95, 0.9, 0.9, 0.5], strengths) == 0
 
 
 def test_constant_inputs_do_no_harm() -> None:

@@ -79,8 +79,8 @@ def with_linear_head(
         columns,
         rows,
         activation_function=nn.Identity(),
-        init_weight=torch.from_numpy(np.ascontiguousarray(weight)),
-        init_bias=torch.from_numpy(np.ascontiguousarray(bias)),
+        init_weight=torch.tensor(weight),
+        init_bias=torch.tensor(bias),
     )
     dtype = next(body.parameters()).dtype
     return with_modules(body, [*body, dense.to(dtype), *([Normalize()] if normalise else [])])

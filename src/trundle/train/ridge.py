@@ -17,6 +17,9 @@ from trundle.errors import BadInput
 STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 2))
 """Penalties tried, as shares of the mean variance of the inputs."""
 
+AS_GOOD = 1e-4
+"""Cosines this near to each other count as equal."""
+
 HELD_OUT_SHARE = 0.1
 FEWEST = 10
 
@@ -52,7 +55,7 @@ def fit_ridge(
     test, train = order[:held], order[held:]
     solver = _Solver(inputs[train], targets[train])
     scores = [mean_cosine(solver.predict(inputs[test], strength), targets[test]) for strength in strengths]
-    best = int(np.argmax(scores))
+    best = strongest_good(scores, strengths)
     weight, bias = _Solver(inputs, targets).solve(strengths[best])
     return LinearMap(
         weight=weight.T.astype(np.float32),
@@ -60,6 +63,12 @@ def fit_ridge(
         strength=strengths[best],
         held_out_cosine=float(scores[best]),
     )
+
+
+def strongest_good(scores: Sequence[float], strengths: Sequence[float]) -> int:
+    """The strongest penalty that is as good as the best: a rounding error must not decide between equals."""
+    good = [number for number, score in enumerate(scores) if score >= max(scores) - AS_GOOD]
+    return max(good, key=lambda number: strengths[number])
 
 
 class _Solver:
