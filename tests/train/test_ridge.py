@@ -40,8 +40,8 @@ def test_noise_asks_for_a_stronger_penalty() -> None:
 
 def test_a_rounding_error_does_not_choose_between_equals() -> None:
     strengths = [1e-6, 1e-3, 1.0, 10.0]
-    assert strongest_good([0.9, 0.9 + 1e-9, 0.9 - 1e-9, 0.5], strengths) == 2
-    assert strongest_good([0.9 + 1e-9, 0.9, 0.9, 0.5], strengths) == 2
+    assert strongest_good([0.9, 0.9 + 1e-12, 0.9 - 1e-12, 0.5], strengths) == 2
+    assert strongest_good([0.9 + 1e-12, 0.9, 0.9, 0.5], strengths) == 2
     assert strongest_good([0.95, 0.9, 0.9, 0.5], strengths) == 0
 
 

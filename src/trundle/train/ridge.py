@@ -17,7 +17,7 @@ from trundle.errors import BadInput
 STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 2))
 """Penalties tried, as shares of the mean variance of the inputs."""
 
-AS_GOOD = 1e-4
+AS_GOOD = 1e-9
 """Cosines this near to each other count as equal."""
 
 HELD_OUT_SHARE = 0.1
