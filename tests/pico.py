@@ -40,6 +40,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", COMMON),
     "roberta": ("roberta", COMMON | SPECIAL),
     "xlm-roberta": ("xlm-roberta", COMMON | SPECIAL),
+    "camembert": ("camembert", COMMON | SPECIAL),
     "mpnet": ("mpnet", COMMON | SPECIAL),
     "distilbert": (
         "distilbert",

@@ -17,7 +17,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 import pico
 from trundle.errors import BadModel, ImpossibleCut
 from trundle.model import cut, cut_backbone, layout_of, shrunk
-from trundle.model.anatomy import family_of
+from trundle.model.anatomy import BY_MODEL_TYPE, family_of
 from trundle.model.surgery import Cut
 
 FAMILIES = list(pico.CONFIGS)
@@ -226,3 +226,7 @@ def test_weights_that_do_not_fit_the_config_are_named() -> None:
     backbone.config.intermediate_size = 40
     with pytest.raises(BadModel, match=r"intermediate.dense.weight has shape \(48, 32\)"):
         layout_of(backbone)
+
+
+def test_every_model_type_of_the_table_has_a_pico_model() -> None:
+    assert {model_type for model_type, _ in pico.CONFIGS.values()} == set(BY_MODEL_TYPE)

@@ -20,7 +20,7 @@ then checks every claim the row makes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from trundle.errors import UnknownFamily
@@ -93,8 +93,6 @@ class Family:
     """Path of the list of blocks inside the backbone."""
     outside: Mapping[str, Member]
     inside: Mapping[str, Member]
-    words: str
-    """Path of the word embedding table."""
     layers: str = "num_hidden_layers"
     hidden: str = "hidden_size"
     heads: str = "num_attention_heads"
@@ -153,30 +151,36 @@ BERT_TABLES: dict[str, Member] = {
 
 LLAMA_TABLES: dict[str, Member] = {"embed_tokens": Table("vocab", "hidden"), "norm": Norm("hidden")}
 
+BERT = Family(
+    name="BERT",
+    model_types=("bert",),
+    blocks="encoder.layer",
+    outside=BERT_TABLES,
+    inside=BERT_BLOCK,
+    extra_axes={"type": "type_vocab_size"},
+)
+
+LLAMA = Family(
+    name="Llama",
+    model_types=("llama", "mistral"),
+    blocks="layers",
+    position=None,
+    kv_heads="num_key_value_heads",
+    head="head_dim",
+    final_norm="norm",
+    causal=True,
+    rotary=True,
+    outside=LLAMA_TABLES,
+    inside=LLAMA_BLOCK,
+)
+
 FAMILIES: tuple[Family, ...] = (
-    Family(
-        name="BERT",
-        model_types=("bert",),
-        blocks="encoder.layer",
-        words="embeddings.word_embeddings",
-        outside=BERT_TABLES,
-        inside=BERT_BLOCK,
-        extra_axes={"type": "type_vocab_size"},
-    ),
-    Family(
-        name="RoBERTa",
-        model_types=("roberta", "xlm-roberta", "camembert"),
-        blocks="encoder.layer",
-        words="embeddings.word_embeddings",
-        outside=BERT_TABLES,
-        inside=BERT_BLOCK,
-        extra_axes={"type": "type_vocab_size"},
-    ),
+    BERT,
+    replace(BERT, name="RoBERTa", model_types=("roberta", "xlm-roberta", "camembert")),
     Family(
         name="MPNet",
         model_types=("mpnet",),
         blocks="encoder.layer",
-        words="embeddings.word_embeddings",
         outside={
             "embeddings.word_embeddings": Table("vocab", "hidden"),
             "embeddings.position_embeddings": Table("position", "hidden"),
@@ -200,7 +204,6 @@ FAMILIES: tuple[Family, ...] = (
         name="DistilBERT",
         model_types=("distilbert",),
         blocks="transformer.layer",
-        words="embeddings.word_embeddings",
         layers="n_layers",
         hidden="dim",
         heads="n_heads",
@@ -225,7 +228,6 @@ FAMILIES: tuple[Family, ...] = (
         name="ModernBERT",
         model_types=("modernbert",),
         blocks="layers",
-        words="embeddings.tok_embeddings",
         position=None,
         per_layer=("layer_types",),
         final_norm="final_norm",
@@ -245,80 +247,29 @@ FAMILIES: tuple[Family, ...] = (
             "mlp.Wo": Linear("hidden", "mlp", "mlp"),
         },
     ),
-    Family(
-        name="Llama",
-        model_types=("llama", "mistral"),
-        blocks="layers",
-        words="embed_tokens",
-        position=None,
-        kv_heads="num_key_value_heads",
-        head="head_dim",
-        final_norm="norm",
-        causal=True,
-        rotary=True,
-        outside=LLAMA_TABLES,
-        inside=LLAMA_BLOCK,
-    ),
-    Family(
-        name="Qwen2",
-        model_types=("qwen2",),
-        blocks="layers",
-        words="embed_tokens",
-        position=None,
-        kv_heads="num_key_value_heads",
-        head="head_dim",
-        per_layer=("layer_types",),
-        final_norm="norm",
-        causal=True,
-        rotary=True,
-        outside=LLAMA_TABLES,
-        inside=LLAMA_BLOCK,
-    ),
-    Family(
+    LLAMA,
+    replace(LLAMA, name="Qwen2", model_types=("qwen2",), per_layer=("layer_types",)),
+    replace(
+        LLAMA,
         name="Qwen3",
         model_types=("qwen3",),
-        blocks="layers",
-        words="embed_tokens",
-        position=None,
-        kv_heads="num_key_value_heads",
-        head="head_dim",
         per_layer=("layer_types",),
-        final_norm="norm",
-        causal=True,
-        rotary=True,
-        outside=LLAMA_TABLES,
         inside=LLAMA_BLOCK | HEAD_NORMS,
     ),
-    Family(
+    replace(
+        LLAMA,
         name="Gemma 3",
         model_types=("gemma3_text",),
-        blocks="layers",
-        words="embed_tokens",
-        position=None,
-        kv_heads="num_key_value_heads",
-        head="head_dim",
         per_layer=("layer_types",),
         follows_head=("query_pre_attn_scalar",),
-        final_norm="norm",
-        causal=True,
-        rotary=True,
-        outside=LLAMA_TABLES,
         inside=LLAMA_BLOCK
         | HEAD_NORMS
         | {"pre_feedforward_layernorm": Norm("hidden"), "post_feedforward_layernorm": Norm("hidden")},
     ),
-    Family(
+    replace(
+        LLAMA,
         name="Phi-3",
         model_types=("phi3",),
-        blocks="layers",
-        words="embed_tokens",
-        position=None,
-        kv_heads="num_key_value_heads",
-        head="head_dim",
-        final_norm="norm",
-        causal=True,
-        rotary=True,
-        outside=LLAMA_TABLES,
         inside={
             "self_attn.qkv_proj": Linear("q+k+v", "hidden", "attention"),
             "self_attn.o_proj": Linear("hidden", "o", "attention"),
@@ -332,7 +283,6 @@ FAMILIES: tuple[Family, ...] = (
         name="GPT-2",
         model_types=("gpt2",),
         blocks="h",
-        words="wte",
         layers="n_layer",
         hidden="n_embd",
         heads="n_head",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -20,7 +21,7 @@ def model_card(name: str, lineage: Lineage, *, similarity: str = "cosine") -> st
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {name}",
-        f"A smaller model made from `{lineage.source}` with [trundle](https://pypi.org/project/trundle/).",
+        f"A smaller model made from `{Path(lineage.source).name}` with trundle.",
         _sizes(lineage.before, lineage.after),
         _steps(lineage),
         _scores(lineage.scores),
