@@ -29,6 +29,11 @@ EXAMPLES = [
 ]
 
 
+def test_there_is_something_to_check() -> None:
+    assert len(COMMANDS) >= 5
+    assert EXAMPLES
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_documented_commands_parse(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -52,6 +57,11 @@ def test_documented_python_runs(
     (tmp_path / "texts.txt").write_text("\n".join(lines), encoding="utf-8")
     exec(compile(example.replace("path/to/model", str(pico_folders("bert"))), "example", "exec"), {})
     assert (tmp_path / "small" / "modules.json").is_file()
+
+
+def test_no_page_is_unfinished() -> None:
+    for page in PAGES:
+        assert not re.search(r"pending|[A-Z]+_TABLE|TODO", page.read_text(encoding="utf-8")), page.name
 
 
 def test_links_lead_somewhere() -> None:

@@ -8,7 +8,7 @@ A new step adds a row to CASES; a new family adds a row to the pico table.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,10 @@ from trundle.steps.contract import Context
 
 TEXTS = [Text(text=f"{text} {number}", kind=None) for number in range(6) for text in pico.TEXTS]
 CORPUS = Corpus(
-    train=lambda: iter(TEXTS), validation=lambda: iter(()), held_out=lambda: iter(()), facts=lambda: ()
+    train=lambda: iter(TEXTS),
+    validation=lambda: iter(TEXTS[:12]),
+    held_out=lambda: iter(()),
+    facts=lambda: (),
 )
 
 
@@ -76,7 +79,7 @@ def test_contract(
     given, context = context_for(step, pico_model(family))
     untouched = weights_of(given)
     plan = tool.plan(given, make_options(tool, case.options), context)
-    result = tool.apply(given, plan, context).model
+    result = tool.apply(given, plan, replace(context, cache=tmp_path / "cache one")).model
 
     # shrinks what it says, and what it says is what is there
     assert cost(result).parameters == sum(weight.numel() for weight in result.parameters())
@@ -95,7 +98,7 @@ def test_contract(
     replayed = tool.plans.model_validate_json(plan.model_dump_json())
     assert replayed == plan
     assert str(replayed).strip()
-    again = tool.apply(given, replayed, context).model
+    again = tool.apply(given, replayed, replace(context, cache=tmp_path / "cache two")).model
     save(again, tmp_path / "two", lineage=Lineage(source=family), card="")
     first, second = (
         sorted(p for p in (tmp_path / name).rglob("*") if p.is_file()) for name in ("one", "two")

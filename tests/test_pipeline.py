@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.artifact import read_lineage
-from trundle.data import Text
-from trundle.data.corpus import read_corpus
-from trundle.errors import BadInput, ImpossibleCut
-from trundle.pipeline import compress, queries_and_documents
-from trundle.recipe import parse_recipe, read_recipe
+from trundle.artifact import cache_folder, read_lineage
+from trundle.data import Text, read_texts
+from trundle.data.corpus import Corpus, read_corpus
+from trundle.errors import BadInput, ImpossibleCut, WriteFailed
+from trundle.model import weight_bytes
+from trundle.pipeline import Run, compress, queries_and_documents
+from trundle.recipe import parse_recipe, read_recipe, single
+from trundle.steps.catalogue import STEPS
 
 
 @pytest.fixture
@@ -132,3 +139,168 @@ def test_roles_of_texts_without_a_kind() -> None:
     assert not set(queries) & set(documents)
     queries, documents = queries_and_documents([Text(text=str(n), kind="query") for n in range(4)])
     assert (queries, documents) == (["0", "2"], ["1", "3"])
+
+
+@pytest.fixture
+def small_and_teacher(pico_folders: Callable[[str], Path], tmp_path: Path) -> tuple[str, str]:
+    """Two of four layers, and the model they come from."""
+    compress(
+        str(pico_folders("bert")),
+        parse_recipe("steps: [depth: {keep: 2}]", name="x"),
+        output=tmp_path / "two",
+    )
+    return str(tmp_path / "two"), str(pico_folders("bert"))
+
+
+def align(student: str, output: Path, corpus: Corpus | None, **options: object) -> Run:
+    return compress(student, single(STEPS["align"], options), output=output, corpus=corpus)
+
+
+def test_training_brings_a_student_nearer(
+    small_and_teacher: tuple[str, str], texts: str, tmp_path: Path
+) -> None:
+    small, teacher = small_and_teacher
+    corpus = read_corpus([texts], seed=0)
+    start = align(small, tmp_path / "start", corpus, teacher=teacher, steps=0, start="random")
+    trained = align(
+        small,
+        tmp_path / "trained",
+        corpus,
+        teacher=teacher,
+        steps=60,
+        batch_size=16,
+        learning_rate=1e-3,
+        start="random",
+    )
+    assert start.fidelity is not None
+    assert trained.fidelity is not None
+    assert trained.fidelity.distance < start.fidelity.distance
+    assert trained.fidelity.teacher == teacher
+    facts = trained.steps[0].facts
+    assert facts["validation_texts"] > 0
+    assert facts["best_step"] > 0
+    lines = [json.loads(line) for line in (tmp_path / "trained" / "align.jsonl").read_text().splitlines()]
+    assert lines[0]["validation"] > lines[-1]["validation"]
+    assert (
+        f"in the vector space of `{Path(teacher).name}`" in (tmp_path / "trained" / "README.md").read_text()
+    )
+
+
+@pytest.mark.parametrize("start", ["random", "keep"])
+def test_other_starts(start: str, small_and_teacher: tuple[str, str], texts: str, tmp_path: Path) -> None:
+    small, teacher = small_and_teacher
+    run = align(
+        small,
+        tmp_path / "x",
+        read_corpus([texts], seed=0),
+        teacher=teacher,
+        steps=3,
+        start=start,
+        batch_size=8,
+    )
+    assert run.steps[0].facts["steps"] == 3
+    assert len(SentenceTransformer(str(tmp_path / "x"), device="cpu")) == (4 if start == "random" else 3)
+
+
+def test_a_table_of_vectors_is_a_teacher(
+    small_and_teacher: tuple[str, str], texts: str, tmp_path: Path
+) -> None:
+    small, teacher = small_and_teacher
+    lines = Path(texts).read_text(encoding="utf-8").splitlines()
+    vectors = SentenceTransformer(teacher, device="cpu").encode(lines)
+    pq.write_table(pa.table({"text": lines, "vector": list(vectors)}), tmp_path / "vectors.parquet")
+    table = str(tmp_path / "vectors.parquet")
+    align(small, tmp_path / "out", None, teacher=table, steps=30, batch_size=16, learning_rate=1e-3)
+    before, after = (
+        SentenceTransformer(folder, device="cpu").encode(lines[:50])
+        for folder in (small, str(tmp_path / "out"))
+    )
+    assert (
+        np.linalg.norm(after - vectors[:50], axis=1).mean()
+        < np.linalg.norm(before - vectors[:50], axis=1).mean()
+    )
+    with pytest.raises(BadInput, match="brings its own texts"):
+        align(small, tmp_path / "no", read_corpus([texts], seed=0), teacher=table, steps=1)
+
+
+def test_a_second_training_on_other_texts_does_not_go_on_from_the_first(
+    small_and_teacher: tuple[str, str], texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that failed after training is taken up again by the same command, and by no other."""
+    small, teacher = small_and_teacher
+    options = {"teacher": teacher, "steps": 4, "batch_size": 8, "start": "keep"}
+    monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
+
+    def broken(*_: object, **__: object) -> None:
+        raise WriteFailed("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trundle.pipeline.save", broken)
+        with pytest.raises(WriteFailed):
+            align(small, tmp_path / "a", read_corpus([texts], seed=0), **options)
+    kept = list((cache_folder() / "runs").iterdir())
+    assert kept
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join(f"quite another text, number {n}" for n in range(200)))
+    align(small, tmp_path / "b", read_corpus([str(other)], seed=0), **options)
+    assert set(kept) <= set((cache_folder() / "runs").iterdir())
+    again = align(small, tmp_path / "a", read_corpus([texts], seed=0), **options)
+    assert again.steps[0].facts["steps"] == 4
+    assert not set(kept) & set((cache_folder() / "runs").iterdir())
+
+
+def test_prompts_and_their_default_come_from_the_teacher(
+    pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
+) -> None:
+    teacher = SentenceTransformer(str(pico_folders("bert")), device="cpu")
+    teacher.prompts, teacher.default_prompt_name = {"query": "find: ", "plain": "say: "}, "plain"
+    teacher.save_pretrained(str(tmp_path / "teacher"), create_model_card=False)
+    student = SentenceTransformer(str(pico_folders("mpnet")), device="cpu")
+    student.prompts, student.default_prompt_name = {"sts": "x "}, "sts"
+    student.save_pretrained(str(tmp_path / "student"), create_model_card=False)
+    corpus = read_corpus([texts], seed=0)
+    align(
+        str(tmp_path / "student"),
+        tmp_path / "out",
+        corpus,
+        teacher=str(tmp_path / "teacher"),
+        steps=2,
+        batch_size=8,
+    )
+    aligned = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert aligned.prompts["query"] == "find: "
+    assert aligned.default_prompt_name == "plain"
+
+
+def test_a_half_precision_model_is_trained_in_full_and_saved_in_half(
+    pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
+) -> None:
+    SentenceTransformer(str(pico_folders("qwen3")), device="cpu").bfloat16().save_pretrained(
+        str(tmp_path / "half")
+    )
+    recipe = parse_recipe("steps: [depth: {keep: 2}, align: {steps: 2, batch_size: 8}]", name="x")
+    run = compress(
+        str(tmp_path / "half"), recipe, output=tmp_path / "out", corpus=read_corpus([texts], seed=0)
+    )
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    assert {weight.dtype for weight in saved.values()} == {torch.bfloat16}
+    assert run.after.file_bytes == weight_bytes(tmp_path / "out")
+
+
+def test_nothing_kept_back_is_learned_from(texts: str, tmp_path: Path) -> None:
+    """Neither as it stands, nor as a piece of a longer text, nor from another file."""
+    long = tmp_path / "long.jsonl"
+    lines = Path(texts).read_text(encoding="utf-8").splitlines()
+    long.write_text(
+        "\n".join(
+            json.dumps({"text": f"Before it. {line[0].upper() + line[1:]}. After it."}) for line in lines
+        )
+    )
+    corpus = read_corpus([texts, str(long)], seed=0)
+    kept = {text.text for part in (corpus.validation, corpus.held_out) for text in part()}
+    train = [text.text for text in corpus.train()]
+    assert kept
+    assert len(set(train)) + len(kept) == len({text.text for text in read_texts([texts, str(long)])})
+    assert not kept & set(train)
+    assert not any(corpus.may_train_on(text) for text in kept)
+    assert all(corpus.may_train_on(text) for text in train)

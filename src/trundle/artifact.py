@@ -22,6 +22,8 @@ from trundle.errors import BadInput, WriteFailed
 
 LINEAGE_FILE = "trundle.json"
 LINEAGE_FORMAT = 1
+MODEL_MARKS = (LINEAGE_FILE, "modules.json", "config.json")
+"""A folder with none of these is no model, and is never replaced."""
 
 VERSIONED = (
     "trundle",
@@ -50,6 +52,8 @@ class Lineage:
     """What made a folder: enough to make it again."""
 
     source: str
+    space: str | None = None
+    """Whose vector space the model is in, where that is another model's than the source's."""
     steps: tuple[Mapping[str, Any], ...] = ()
     data: tuple[Mapping[str, Any], ...] = ()
     seed: int = 0
@@ -94,8 +98,13 @@ def check_free(target: str | Path, *, replace: bool = False) -> Path:
     path = Path(target)
     if path.is_file():
         raise BadInput(f"{path} is a file; give a folder to write to")
-    if path.is_dir() and any(path.iterdir()) and not replace:
-        raise BadInput(f"{path} exists already; choose another folder, or say --force to replace it")
+    if path.is_dir() and any(path.iterdir()):
+        if not replace:
+            raise BadInput(f"{path} exists already; choose another folder, or say --force to replace it")
+        if not any((path / mark).is_file() for mark in MODEL_MARKS):
+            raise BadInput(
+                f"{path} is not a model folder, so --force won't replace it; choose another folder"
+            )
     parent = path.absolute().parent
     while not parent.exists():
         parent = parent.parent
@@ -142,11 +151,11 @@ def _swap(scratch: Path, path: Path) -> None:
     path.rename(old / path.name)
     try:
         scratch.rename(path)
-    except OSError:
+    except BaseException:
         (old / path.name).rename(path)
+        old.rmdir()
         raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_whole(path: Path, text: str) -> None:

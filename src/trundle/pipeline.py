@@ -6,7 +6,7 @@ The only room that knows several others. It decides nothing about any method.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,19 +108,23 @@ def compress(
     if output is not None and not dry_run:
         check_free(output, replace=replace)
     original = load(source, trust_remote_code=trust_remote_code)
-    context = Context(original=original, corpus=corpus, seed=seed, progress=progress)
+    context = Context(
+        original=original, corpus=corpus, seed=seed, trust_remote_code=trust_remote_code, progress=progress
+    )
     model, steps = original, []
     files: dict[str, str] = {}
     space: Embedder | None = None
+    when_safe: list[Callable[[], None]] = []
     for call in recipe.calls:
         applied, step = _take(call, model, context, dry_run=dry_run)
         model, space = applied.model, applied.space or space
         files |= applied.files
+        when_safe.append(applied.done)
         progress.say(f"{call.step.name}: {step.says}")
         steps.append(step)
     before, after = cost(original), steps[-1].after
     memory = Memory(progress)
-    teacher = memory.remember(space or embedder(original, name="original"), "original: encoding")
+    teacher = memory.remember(space or embedder(original, name="the original"), "original: encoding")
     student = memory.remember(embedder(model, name="result"), "result: encoding")
     fidelity = None
     if not dry_run and corpus is not None:
@@ -128,6 +132,7 @@ def compress(
     if output is not None and not dry_run:
         lineage = Lineage(
             source=source,
+            space=None if space is None else space.name,
             steps=tuple(step.as_json() for step in steps),
             data=() if corpus is None else corpus.facts(),
             seed=seed,
@@ -136,8 +141,10 @@ def compress(
             scores={} if fidelity is None else headline(fidelity),
             parent=read_lineage(source),
         )
-        card = model_card(Path(output).name, lineage)
+        card = model_card(Path(output).name, lineage, similarity=str(model.similarity_fn_name))
         save(model, output, lineage=lineage, card=card, files=files, replace=replace)
+        for done in when_safe:
+            done()
     return Run(
         source=source,
         recipe=recipe,
@@ -203,8 +210,10 @@ def queries_and_documents(texts: Sequence[Text]) -> tuple[list[str], list[str]]:
 def headline(fidelity: Fidelity) -> dict[str, float]:
     """The few figures worth keeping with the model."""
     return {
-        "cosine to the original": round(fidelity.cosine, 4),
-        "l2 distance to the original": round(fidelity.distance, 4),
-        f"agreement@{fidelity.k}, searching the original's index": round(fidelity.agreement_asymmetric, 4),
+        f"cosine to {fidelity.teacher}": round(fidelity.cosine, 4),
+        f"l2 distance to {fidelity.teacher}": round(fidelity.distance, 4),
+        f"agreement@{fidelity.k}, searching the index of {fidelity.teacher}": round(
+            fidelity.agreement_asymmetric, 4
+        ),
         f"agreement@{fidelity.k}, own index": round(fidelity.agreement_standard, 4),
     }

@@ -156,7 +156,7 @@ def test_seen_grows_past_its_first_table() -> None:
     assert not any(seen.add(key) for key in keys)
 
 
-def test_reads_any_order_and_by_shards(tmp_path: Path) -> None:
+def test_reads_any_order(tmp_path: Path) -> None:
     texts = some(50)
     targets = build(tmp_path, texts, dtype="float32")
     order = np.random.default_rng(0).integers(0, 50, 5000)
@@ -165,13 +165,33 @@ def test_reads_any_order_and_by_shards(tmp_path: Path) -> None:
     )
     assert targets.texts(order) == [texts[i].text for i in order]
     assert (targets.text(7), targets.kind(7)) == (texts[7].text, texts[7].kind)
-    shards = list(targets.shards())
-    assert [text for part, _ in shards for text in part] == texts
-    np.testing.assert_array_equal(np.concatenate([part for _, part in shards]), targets.vectors(range(50)))
+    assert targets.chosen(range(50)) == texts
     assert targets.vectors([]).shape == (0, WIDTH)
     for outside in (-1, 50):
         with pytest.raises(IndexError, match="0 to 49"):
             targets.text(outside)
+
+
+def test_parts_are_disjoint_and_whole(tmp_path: Path) -> None:
+    texts = some(200)
+    targets = build(tmp_path, texts, dtype="float32")
+    train, held_out = targets.split(15, seed=3)
+    assert held_out is not None
+    assert (len(train), len(held_out)) == (185, 15)
+    ours, theirs = set(train.texts(range(185))), set(held_out.texts(range(15)))
+    assert not ours & theirs
+    assert ours | theirs == {text.text for text in texts}
+    for part in (train, held_out):
+        chosen = part.chosen(range(len(part)))
+        assert part.lengths.tolist() == [len(text.text) for text in chosen]
+        expected = np.stack([vector(ROLE_OF[text.kind], text.text) for text in chosen])
+        np.testing.assert_array_equal(part.vectors(range(len(part))), expected)
+    inner, rest = train.split(10, seed=4)
+    assert rest is not None
+    assert set(inner.texts(range(len(inner)))) | set(rest.texts(range(10))) == ours
+    assert build(tmp_path / "few", some(9)).split(5, seed=0)[1] is None
+    with pytest.raises(IndexError):
+        held_out.text(15)
 
 
 def test_files_are_plain_numpy_and_utf8(tmp_path: Path) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel
 
 import pico
 from trundle.measure import cost, list_savings, predict
-from trundle.model import cut, layout_of, shrunk, weight_bytes
+from trundle.model import cut, layout_of, shrunk, weight_bytes, with_linear_head
 from trundle.model.surgery import Cut
 
 LENGTH = 24
@@ -60,6 +62,20 @@ def test_a_planned_cut_costs_what_the_built_one_does(
     )
     assert planned.as_json() == cost(built).as_json()
     assert planned.parameters == sum(weight.numel() for weight in built.parameters())
+    built.save_pretrained(str(tmp_path / "built"), create_model_card=False)
+    assert planned.file_bytes == weight_bytes(tmp_path / "built")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_planned_head_costs_what_the_built_one_does(dtype: torch.dtype, tmp_path: Path) -> None:
+    """A bent head stays under the new one, a straight one is replaced, and the new one has the model's own type."""
+    base = pico.model("bert", str(tmp_path / "backbone"))
+    bent = Dense(32, 12, activation_function=torch.nn.Tanh())
+    straight = Dense(12, 20, activation_function=torch.nn.Identity())
+    model = SentenceTransformer(modules=[base[0], base[1], bent, straight], device="cpu").to(dtype)
+    planned = predict(model, dense=(12, 30))
+    built = with_linear_head(model, np.ones((30, 12), np.float32), np.ones(30, np.float32), normalise=True)
+    assert planned.as_json() == cost(built).as_json()
     built.save_pretrained(str(tmp_path / "built"), create_model_card=False)
     assert planned.file_bytes == weight_bytes(tmp_path / "built")
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
+from torch import nn
 
 from trundle.model import model_digest
 from trundle.model.prompts import prompts_by_role
@@ -12,7 +14,9 @@ from trundle.model.prompts import prompts_by_role
 
 def test_a_copy_is_the_same_model_and_a_changed_one_is_not(pico_folders: Callable[[str], Path]) -> None:
     one, two = (SentenceTransformer(str(pico_folders("bert")), device="cpu") for _ in range(2))
-    assert model_digest(one) == model_digest(two)
+    before = model_digest(one)
+    one.encode(["using a model", "does not make it another"])
+    assert model_digest(one) == before == model_digest(two)
     with torch.no_grad():
         list(two.parameters())[-1].add_(1e-3)
     assert model_digest(one) != model_digest(two)
@@ -22,6 +26,17 @@ def test_a_copy_is_the_same_model_and_a_changed_one_is_not(pico_folders: Callabl
     four = SentenceTransformer(str(pico_folders("bert")), device="cpu")
     four[1].pooling_mode = "cls"
     assert model_digest(one) != model_digest(four)
+
+
+def test_settings_that_change_vectors_change_the_digest(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
+    plain = pico_model("bert")
+    torch.manual_seed(0)
+    line, bend = (Dense(32, 8, activation_function=activation) for activation in (nn.Identity(), nn.Tanh()))
+    bend.load_state_dict(line.state_dict())
+    one, two = (SentenceTransformer(modules=[*plain, dense], device="cpu") for dense in (line, bend))
+    assert model_digest(one) != model_digest(two)
 
 
 def test_prompts_are_those_the_library_uses(pico_model: Callable[[str], SentenceTransformer]) -> None:

@@ -41,7 +41,10 @@ def test_nothing_is_overwritten_unless_asked(
     (tmp_path / "out" / "mine.txt").write_text("precious")
     with pytest.raises(BadInput, match="exists already"):
         save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="")
+    with pytest.raises(BadInput, match="--force won't replace it"):
+        save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="", replace=True)
     assert (tmp_path / "out" / "mine.txt").read_text() == "precious"
+    (tmp_path / "out" / "modules.json").write_text("[]")
     save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="", replace=True)
     assert not (tmp_path / "out" / "mine.txt").exists()
     assert (tmp_path / "out" / "modules.json").exists()
@@ -50,6 +53,7 @@ def test_nothing_is_overwritten_unless_asked(
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("precious")
+    (tmp_path / "out" / "config.json").write_text("{}")
 
     def write() -> None:
         with whole_folder(tmp_path / "out", replace=True) as scratch:

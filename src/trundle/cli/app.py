@@ -34,9 +34,6 @@ def main() -> None:
         _fail(error, 2)
     except TrundleError as error:
         _fail(error, 1)
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped; nothing was written\n")
-        sys.exit(130)
     except Exception as error:
         if _wants_traceback():
             traceback.print_exc()

@@ -97,10 +97,10 @@ def run(result: Run) -> Rows:
 def fidelity(result: Fidelity) -> Rows:
     """A model beside its teacher."""
     return [
-        ("against the original", ""),
+        (f"against {result.teacher}", ""),
         ("cosine", f"{result.cosine:.4f}"),
         ("ℓ2 distance", f"{result.distance:.4f}"),
-        (f"agreement@{result.k}, searching the original's index", f"{result.agreement_asymmetric:.1%}"),
+        (f"agreement@{result.k}, searching its index", f"{result.agreement_asymmetric:.1%}"),
         (f"agreement@{result.k}, own index", f"{result.agreement_standard:.1%}"),
     ]
 

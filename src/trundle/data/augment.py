@@ -1,7 +1,7 @@
 """More texts out of the texts there are: a teacher can label anything, so texts are free.
 
-Each kind of making is a function from one text (or a few) to new ones, drawn with a generator seeded by the text itself,
-so that the same corpus always gives the same texts in any order of reading.
+Each kind of making is a function from one text to new ones, drawn with a generator seeded by the text itself, so that a
+text always gives the same pieces. Only joins depend on the order of reading: they put neighbours together.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def spans(text: Text, random: Random) -> Iterator[Text]:
     words = text.text.split()
     if len(words) > LONG_ENOUGH:
         size = random.randint(SPAN_WORDS[0], min(SPAN_WORDS[1], len(words) - 1))
-        start = random.randrange(len(words) - size)
+        start = random.randrange(len(words) - size + 1)
         yield Text(text=" ".join(words[start : start + size]), kind="query")
 
 
@@ -47,7 +47,8 @@ def prefixes(text: Text, random: Random) -> Iterator[Text]:
     """The beginning of a text, as somebody who is still typing has it."""
     words = text.text.split()
     if len(words) >= 4:
-        yield Text(text=" ".join(words[: random.randint(2, len(words) - 1)][: SPAN_WORDS[1]]), kind=text.kind)
+        size = random.randint(2, min(SPAN_WORDS[1], len(words) - 1))
+        yield Text(text=" ".join(words[:size]), kind=text.kind)
 
 
 def words(text: Text, random: Random) -> Iterator[Text]:

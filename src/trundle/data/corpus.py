@@ -35,6 +35,8 @@ class Corpus:
     """The texts a step may choose by: when to stop, which checkpoint to keep."""
     held_out: Callable[[], Iterator[Text]]
     """The texts that only measure the result."""
+    may_train_on: Callable[[str], bool] = lambda _text: True
+    """Whether a text made from others is free to learn from, or is one that is kept back."""
     facts: Callable[[], tuple[Mapping[str, Any], ...]]
     """What the lineage keeps: each source with the number of its texts and a fingerprint of their content."""
 
@@ -60,18 +62,33 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
     def facts() -> tuple[Mapping[str, Any], ...]:
         return tuple(_facts(source, all_texts(source)) for source in sources)
 
+    @cache
+    def share() -> float:
+        return kept_back(sum(int(fact["texts"]) for fact in facts()))
+
+    @cache
+    def kept_back_documentation() -> frozenset[str]:
+        if ENVIRONMENT not in sources:
+            return frozenset()
+        others = itertools.chain(documented()["validation"], documented()["held_out"])
+        return frozenset(text.text for text in as_texts(others))
+
+    def may_train_on(text: str) -> bool:
+        return part_of(text, share(), seed) == "train" and text not in kept_back_documentation()
+
     def part(wanted: Part) -> Iterator[Text]:
-        share = kept_back(sum(int(fact["texts"]) for fact in facts()))
         for source in sources:
             if source == ENVIRONMENT:
-                yield from as_texts(documented()[wanted])
+                texts = as_texts(documented()[wanted])
             else:
-                yield from (text for text in read_texts(source) if part_of(text.text, share, seed) == wanted)
+                texts = (text for text in read_texts(source) if part_of(text.text, share(), seed) == wanted)
+            yield from texts if wanted != "train" else (text for text in texts if may_train_on(text.text))
 
     return Corpus(
         train=lambda: part("train"),
         validation=lambda: part("validation"),
         held_out=lambda: part("held_out"),
+        may_train_on=may_train_on,
         facts=facts,
     )
 

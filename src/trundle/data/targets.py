@@ -11,8 +11,6 @@ What this is not: it makes no vectors; see `labelling` for models and endpoints,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -111,12 +109,6 @@ class Targets:
         order = np.random.default_rng(seed).permutation(len(self))
         return TargetsPart(self, np.sort(order[count:])), TargetsPart(self, np.sort(order[:count]))
 
-    def shards(self) -> Iterator[tuple[list[Text], Vectors]]:
-        """Everything in order, one shard at a time."""
-        for start, end in pairwise(self._starts):
-            positions = np.arange(start, end)
-            yield self.chosen(positions), self.vectors(positions)
-
     def _checked(self, positions: ArrayLike) -> NDArray[np.int64]:
         wanted = np.asarray(positions, dtype=np.int64).reshape(-1)
         if wanted.size and (wanted.min() < 0 or wanted.max() >= len(self)):
@@ -146,8 +138,8 @@ class TargetsPart(Targets):
     """Some texts of a folder, seen as a whole."""
 
     def __init__(self, whole: Targets, positions: NDArray[np.int64]) -> None:
-        super().__init__(whole.folder, whole.manifest)
-        self._positions = positions
+        self.__dict__.update(whole.__dict__)
+        self._positions = whole._checked(positions)
 
     def __len__(self) -> int:
         return len(self._positions)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from sentence_transformers import SentenceTransformer
 
 from trundle.model.anatomy import Part
+from trundle.model.heads import without_head
 from trundle.model.layout import Layout, layout_of, shrunk
 from trundle.model.surgery import transformer_of
 
@@ -108,11 +109,13 @@ def predict(
     dense: tuple[int, int] | None = None,
     length: int = LENGTH,
 ) -> Cost:
-    """What the model would cost after a cut to these counts, with its head replaced by a Dense (in, out) if given."""
+    """What the model would cost after a cut to these counts, with its linear head replaced by a Dense (in, out) if given."""
     before = layout_of(transformer_of(model).model)
     after = shrunk(before, blocks=blocks, hidden=hidden, head=head, mlp=mlp, vocab=vocab)
-    heads = _narrowed(_heads(model), before.sizes["hidden"], after.sizes["hidden"])
-    return _cost(after, heads if dense is None else [_dense(*dense)], length)
+    if dense is None:
+        return _cost(after, _narrowed(_heads(model), before.sizes["hidden"], after.sizes["hidden"]), length)
+    kept = _narrowed(_heads(without_head(model)), before.sizes["hidden"], after.sizes["hidden"])
+    return _cost(after, [*kept, _dense(*dense, itemsize=after.parameters[0].itemsize)], length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +144,8 @@ def _heads(model: SentenceTransformer) -> list[_Head]:
     return found
 
 
-def _dense(columns: int, rows: int) -> _Head:
-    return _Head(shapes={"linear.weight": (rows, columns), "linear.bias": (rows,)}, itemsize=4)
+def _dense(columns: int, rows: int, *, itemsize: int) -> _Head:
+    return _Head(shapes={"linear.weight": (rows, columns), "linear.bias": (rows,)}, itemsize=itemsize)
 
 
 def _narrowed(heads: Sequence[_Head], before: int, after: int) -> list[_Head]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trundle.model.layout import layout_of as layout_of
     from trundle.model.layout import shrunk as shrunk
     from trundle.model.loading import load as load
+    from trundle.model.prompts import check_prompts_are_pooled as check_prompts_are_pooled
     from trundle.model.saving import save as save
     from trundle.model.saving import weight_bytes as weight_bytes
     from trundle.model.surgery import Cut as Cut
@@ -44,6 +45,7 @@ __getattr__ = lazy(
         "layout_of": "layout",
         "shrunk": "layout",
         "load": "loading",
+        "check_prompts_are_pooled": "prompts",
         "save": "saving",
         "weight_bytes": "saving",
         "Cut": "surgery",

@@ -28,7 +28,7 @@ def embedder(
 
     `half_on_gpu` computes in half precision where there is a GPU: for vectors that are stored so anyway.
     """
-    half = half_on_gpu and model.device.type == "cuda"
+    half = half_on_gpu and model.device.type == "cuda" and model.dtype == torch.float32
 
     def role(encode: Callable[..., Vectors]) -> Encode:
         def run(texts: Sequence[str]) -> Vectors:

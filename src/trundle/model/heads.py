@@ -32,7 +32,9 @@ def without_head(model: SentenceTransformer) -> SentenceTransformer:
     modules = list(model)
     while len(modules) > 1 and is_linear(modules[-1]):
         modules.pop()
-    return with_modules(model, modules)
+    body = with_modules(model, modules)
+    body.truncate_dim = None
+    return body
 
 
 def with_new_head(
@@ -57,10 +59,12 @@ def with_mean_pooling(model: SentenceTransformer) -> SentenceTransformer:
     return with_modules(model, modules)
 
 
-def with_prompts(model: SentenceTransformer, prompts: Mapping[str, str | None]) -> SentenceTransformer:
+def with_prompts(
+    model: SentenceTransformer, prompts: Mapping[str, str | None], default: str | None
+) -> SentenceTransformer:
     """The model asked the way another one is, if that one has prompts at all."""
     if any(prompts.values()):
-        model.prompts = dict(prompts)
+        model.prompts, model.default_prompt_name = dict(prompts), default
     return model
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from hashlib import blake2b
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Module
+from transformers import PreTrainedModel
 
 DIGEST_BYTES = 16
 
@@ -14,12 +17,25 @@ def model_digest(model: SentenceTransformer) -> str:
     """The same for a copy, another for a retrained model; about a second per gigabyte."""
     whole = blake2b(digest_size=DIGEST_BYTES)
     for module in model:
-        whole.update(f"{type(module).__name__}\0{getattr(module, 'pooling_mode', '')}\n".encode())
-    whole.update(f"{model.max_seq_length}\n".encode())
-    backend = getattr(model.tokenizer, "backend_tokenizer", None)
-    whole.update((backend.to_str() if backend is not None else repr(model.tokenizer)).encode())
+        settings = module.get_config_dict() if isinstance(module, Module) else {}
+        backbone = getattr(module, "model", None)
+        config = backbone.config.to_json_string() if isinstance(backbone, PreTrainedModel) else ""
+        whole.update(
+            f"{type(module).__name__}\0{json.dumps(settings, sort_keys=True, default=str)}\0{config}\n".encode()
+        )
+    whole.update(f"{model.max_seq_length} {model.truncate_dim} {model.default_prompt_name}\n".encode())
+    whole.update(_tokenizer(model).encode())
     for name, weight in sorted(model.state_dict().items()):
         raw = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
         whole.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\n".encode())
         whole.update(memoryview(raw.numpy()))
     return f"model {whole.hexdigest()}"
+
+
+def _tokenizer(model: SentenceTransformer) -> str:
+    """What the tokenizer does to a text; how it was last asked to pad and truncate is left out."""
+    backend = getattr(model.tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return repr(model.tokenizer)
+    content = json.loads(backend.to_str())
+    return json.dumps({key: value for key, value in content.items() if key not in {"padding", "truncation"}})

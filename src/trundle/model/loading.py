@@ -104,17 +104,18 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
             raise BadModel(
                 f"{file} is cut short or damaged ({error}); fetch or copy the model again"
             ) from error
+    for pickle in (*folder.rglob("*.bin"), *folder.rglob("*.pt")):
+        if not any(pickle.parent.glob("*.safetensors")):
+            raise BadModel(
+                f"{pickle.parent} has its weights only as pickle files, which can run code when opened; "
+                "convert them to safetensors first"
+            )
     place = _backbone_place(folder)
     if place is None:
         return {}
     config = _read_json(place / "config.json") if (place / "config.json").is_file() else {}
     if config and not any(place.glob("*.safetensors")):
-        pickled = any(place.glob("*.bin")) or any(place.glob("*.pt"))
-        raise BadModel(
-            f"{place} has its weights only as pickle files, which can run code when opened; convert them to safetensors first"
-            if pickled
-            else f"{place} holds no weights (*.safetensors); fetch the whole model"
-        )
+        raise BadModel(f"{place} holds no weights (*.safetensors); fetch the whole model")
     if "auto_map" in config and config.get("model_type") not in BY_MODEL_TYPE and not trust_remote_code:
         raise BadModel(
             f"{folder} brings its own code to run; read it, and say --trust-remote-code if you trust it"

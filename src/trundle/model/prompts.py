@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
@@ -18,10 +20,10 @@ def prompts_by_role(model: SentenceTransformer) -> dict[str, str]:
     return {"text": default, "query": prompts.get("query", default) or "", "document": document or ""}
 
 
-def check_prompts_are_pooled(model: SentenceTransformer) -> None:
+def check_prompts_are_pooled(model: SentenceTransformer, prompts: Mapping[str, str | None]) -> None:
     """Refuse the one arrangement training can't imitate: prompts that are read but not pooled."""
     hidden = any(isinstance(module, Pooling) and not module.include_prompt for module in model)
-    if hidden and any(prompts_by_role(model).values()):
+    if hidden and (any(prompts.values()) or any(prompts_by_role(model).values())):
         raise BadModel(
             "the model leaves its prompts out of pooling, which align can't train; set include_prompt to true"
         )

@@ -11,8 +11,8 @@ import yaml
 from trundle.artifact import Lineage
 
 
-def model_card(name: str, lineage: Lineage, *, similarity: str = "cosine") -> str:
-    """A card from the lineage alone, so that it can't say anything the lineage does not."""
+def model_card(name: str, lineage: Lineage, *, similarity: str) -> str:
+    """A card that says what the lineage says, for people."""
     front = {
         "library_name": "sentence-transformers",
         "pipeline_tag": "sentence-similarity",
@@ -21,13 +21,17 @@ def model_card(name: str, lineage: Lineage, *, similarity: str = "cosine") -> st
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {name}",
-        f"A smaller model made from `{Path(lineage.source).name}` with trundle.",
+        f"Made from `{Path(lineage.source).name}` with trundle{_space(lineage.space)}.",
         _sizes(lineage.before, lineage.after),
         _steps(lineage),
         _scores(lineage.scores),
         _use(name, similarity),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _space(model: str | None) -> str:
+    return f", in the vector space of `{Path(model).name}`" if model else ""
 
 
 def _sizes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -56,7 +60,7 @@ def _scores(scores: Mapping[str, Any]) -> str:
     rows = [f"| {name} | {value:.4f} |" for name, value in scores.items() if isinstance(value, int | float)]
     if not rows:
         return ""
-    return "## Measured against the original on held-out texts\n\n| | |\n|---|---:|\n" + "\n".join(rows)
+    return "## Measured on held-out texts\n\n| | |\n|---|---:|\n" + "\n".join(rows)
 
 
 def _use(name: str, similarity: str) -> str:

@@ -14,6 +14,7 @@ Paper: LEAF: Knowledge Distillation of Text Embedding Models with Teacher-Aligne
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from hashlib import blake2b
 from pathlib import Path
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from trundle.measure import Cost
 
 RIDGE_TEXTS = 8192
-VALIDATION_BATCHES = 128
+VALIDATION_TEXTS = 128 * 32
 CYCLES, EPOCHS = 3, 10
 LAST_RATE = 0.1
 LOOKS = 20
@@ -54,7 +55,9 @@ class AlignOptions(Options):
     steps: int | None = Field(
         None, ge=0, description="Optimizer steps; 0: only the closed-form start. Default: 30 epochs."
     )
-    minutes: float | None = Field(None, gt=0, description="Train for this long instead.")
+    minutes: float | None = Field(
+        None, gt=0, description="Train for this long; with steps, whichever is reached first."
+    )
     texts: int | None = Field(None, ge=10, description="Use at most this many of the training texts.")
     augment: str = Field(
         "", description="More texts made from yours: sentences, spans, prefixes, words, joins."
@@ -99,9 +102,15 @@ class AlignPlan(Plan):
 def plan(model: SentenceTransformer, options: AlignOptions, context: Context) -> AlignPlan:
     """Look at both ends of the way."""
     data.check_augmentations(_names(options.augment))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise BadInput("align runs in one process as yet; start it without torchrun or accelerate launch")
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
     if context.corpus is None and teacher.table is None:
         raise BadInput("align learns from texts; say where they are with --data")
+    if context.corpus is not None and teacher.table is not None:
+        raise BadInput("a table of vectors brings its own texts; leave --data out")
+    if options.steps != 0:
+        body.check_prompts_are_pooled(model, teacher.prompts)
     inputs = body.without_head(model).get_embedding_dimension() or 0
     if options.start == "keep" and model.get_embedding_dimension() != teacher.width:
         raise BadInput(
@@ -128,7 +137,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     options = plan.options
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
     targets, validation = _targets(teacher, options, context)
-    student = body.with_prompts(body.copy_of(model), teacher.prompts)
+    student = body.with_prompts(body.copy_of(model).float(), teacher.prompts, teacher.default_prompt_name)
     if options.pooling == "mean":
         student = body.with_mean_pooling(student)
     facts: dict[str, Any] = {
@@ -137,8 +146,9 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     }
     student, started = _started(student, plan, targets, context)
     facts |= started
+    dtype = next(model.parameters()).dtype
     if options.steps == 0:
-        return Applied(model=student, space=teacher.embedder, facts=facts)
+        return Applied(model=student.to(dtype), space=teacher.embedder, facts=facts)
     task = train.make_alignment(
         student,
         targets,
@@ -148,8 +158,11 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         seed=context.seed,
     )
     settings = _settings(options, task.batches.order.per_epoch, context.seed)
+    learned_from = [part.folder.name for part in (targets, validation) if part is not None]
     run = (
-        context.cache / "runs" / _key(plan.model_dump(mode="json"), str(settings), body.model_digest(student))
+        context.cache
+        / "runs"
+        / _key(plan.model_dump(mode="json"), body.model_digest(model), learned_from, str(settings))
     )
     result = train.train(
         student,
@@ -170,8 +183,13 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         "best_step": result.best_step,
     }
     metrics = (run / train.METRICS_FILE).read_text(encoding="utf-8")
-    shutil.rmtree(run, ignore_errors=True)
-    return Applied(model=student, space=teacher.embedder, facts=facts, files={"align.jsonl": metrics})
+    return Applied(
+        model=student.to(dtype),
+        space=teacher.embedder,
+        facts=facts,
+        done=lambda: shutil.rmtree(run, ignore_errors=True),
+        files={"align.jsonl": metrics},
+    )
 
 
 def _names(augment: str) -> tuple[str, ...]:
@@ -182,7 +200,7 @@ def _targets(teacher: Teacher, options: AlignOptions, context: Context) -> tuple
     """The teacher's vectors for the training and the validation texts, computed at most once."""
     if teacher.table is not None:
         everything = teacher.table.targets(_store(context, "table", teacher), progress=context.progress)
-        return everything.split(VALIDATION_BATCHES * options.batch_size, seed=context.seed)
+        return everything.split(VALIDATION_TEXTS, seed=context.seed)
     assert context.corpus is not None
     assert teacher.embedder is not None
     names = _names(options.augment)
@@ -199,17 +217,21 @@ def _targets(teacher: Teacher, options: AlignOptions, context: Context) -> tuple
             progress=context.progress,
         )
 
-    chosen = data.distinct(context.corpus.train(), key=lambda text: text.text)
+    chosen = data.distinct(context.corpus.train(), key=lambda text: f"{text.kind}\0{text.text}")
     if options.texts is not None:
         chosen = iter(data.sample(chosen, options.texts, seed=context.seed))
     content = _key(context.corpus.facts(), options.texts, names, context.seed)
-    targets = build(f"train {content}", data.augmented(chosen, names, seed=context.seed))
-    kept = data.sample(
-        context.corpus.validation(), VALIDATION_BATCHES * options.batch_size, seed=context.seed
-    )
-    if options.steps == 0 or len(kept) < options.batch_size:
+    made = data.augmented(chosen, names, seed=context.seed)
+    targets = build(f"train {content}", (text for text in made if context.corpus.may_train_on(text.text)))
+    kept = data.sample(context.corpus.validation(), VALIDATION_TEXTS, seed=context.seed)
+    if options.steps == 0:
         return targets, None
-    return targets, build(f"validation {content} {len(kept)}", kept)
+    if not kept:
+        context.progress.say(
+            "no texts are kept back for validation; the last weights are taken, not the best"
+        )
+        return targets, None
+    return targets, build(f"validation {content}", kept)
 
 
 def _store(context: Context, label: str, teacher: Teacher) -> Path:

@@ -50,7 +50,10 @@ class Context:
     seed: int = 0
     cache: Path = field(default_factory=cache_folder)
     """Where teacher vectors and unfinished trainings are kept between runs."""
+    trust_remote_code: bool = False
     progress: Progress = SILENT
+    opened: dict[str, Any] = field(default_factory=dict)
+    """Costly things opened in `plan` that `apply` needs again, such as a teacher."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,8 @@ class Applied:
     space: Embedder | None = None
     """Whose vector space the model is in now, where that is another one's than the original's."""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    done: Callable[[], None] = lambda: None
+    """Called when the result is safe on disk: what was only kept in case of a failure may go."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Text files to keep in the model's folder, such as a training's metrics."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from trundle.embedder import Embedder, Vectors
 
 PROBE = "What does the teacher's vector of a text look like?"
+ORIGINAL = "the original"
 CPU_BATCH, GPU_BATCH = 32, 256
 UNIT = 5e-3
 """How far from 1 a length may be for a vector to count as normalised: half precision rounds."""
@@ -34,6 +36,7 @@ class Teacher:
     normalises: bool
     prompts: Mapping[str, str | None]
     """The prompts a student must carry to be asked the same way."""
+    default_prompt_name: str | None = None
     embedder: Embedder | None = None
     """None for a table, which knows the vectors of its own texts only."""
     table: TableTeacher | None = None
@@ -43,12 +46,19 @@ def find_teacher(
     model: SentenceTransformer, name: str | None, endpoint_model: str | None, context: Context
 ) -> Teacher:
     """The teacher a name stands for; without a name, the model that came in the door."""
-    if name is None:
-        if context.original is model:
-            raise BadInput(
-                "align needs a teacher other than the model itself; name the large model with --teacher"
-            )
-        return _from_model(context.original, "the original model", context)
+    if name is not None:
+        if name not in context.opened:
+            context.opened[name] = _open(name, endpoint_model, context)
+        found: Teacher = context.opened[name]
+        return found
+    if context.original is model:
+        raise BadInput(
+            "align needs a teacher other than the model itself; name the large model with --teacher"
+        )
+    return _from_model(context.original, ORIGINAL, context)
+
+
+def _open(name: str, endpoint_model: str | None, context: Context) -> Teacher:
     if name.startswith(("http://", "https://")):
         if endpoint_model is None:
             raise BadInput(
@@ -57,19 +67,20 @@ def find_teacher(
         return _from_endpoint(name, endpoint_model)
     if Path(name).suffix == ".parquet":
         return _from_table(name)
-    return _from_model(body.load(name), name, context)
+    return _from_model(body.load(name, trust_remote_code=context.trust_remote_code), name, context)
 
 
 def _from_model(model: SentenceTransformer, name: str, context: Context) -> Teacher:
     return Teacher(
         name=name,
-        identity=lambda: body.model_digest(model),
+        identity=cache(lambda: body.model_digest(model)),
         width=model.get_embedding_dimension() or 0,
         normalises=body.normalises(model),
         prompts=model.prompts,
+        default_prompt_name=model.default_prompt_name,
         embedder=body.embedder(
             model,
-            name="teacher",
+            name=name,
             batch_size=GPU_BATCH if model.device.type == "cuda" else CPU_BATCH,
             half_on_gpu=True,
             progress=context.progress,

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from trundle.data.labelling import role_of
 from trundle.data.targets import Targets
-from trundle.model.prompts import check_prompts_are_pooled, prompts_by_role
-from trundle.train.batches import Batches, ByLength, Indices, tokenised
+from trundle.model.prompts import prompts_by_role
+from trundle.train.batches import Batches, ByLength, Indices, make_tokeniser
 from trundle.train.losses import leaf
 
 Batch = tuple[dict[str, Any], Tensor]
@@ -49,7 +49,6 @@ def make_alignment(
     seed: int = 0,
 ) -> Alignment:
     """Put targets into batches of similar length; a query counts `query_weight` times as often as another text."""
-    check_prompts_are_pooled(student)
 
     def batches(of: Targets, weights: Sequence[float]) -> Batches[Batch]:
         kinds = is_query(of)
@@ -71,13 +70,11 @@ def is_query(targets: Targets) -> NDArray[np.uint8]:
 
 
 def _loader(student: SentenceTransformer, targets: Targets) -> Callable[[Indices], Batch]:
-    prompts = prompts_by_role(student)
+    prompts, tokenise = prompts_by_role(student), make_tokeniser(student)
 
     def load(positions: Indices) -> Batch:
         texts, kinds = targets.texts(positions), targets.kinds(positions)
         prompted = [prompts[role_of(kind)] + text for text, kind in zip(texts, kinds, strict=True)]
-        return tokenised(student, prompted)(np.arange(len(prompted))), torch.from_numpy(
-            targets.vectors(positions)
-        )
+        return tokenise(prompted), torch.from_numpy(targets.vectors(positions))
 
     return load

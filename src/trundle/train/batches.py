@@ -211,8 +211,21 @@ class Feed(Generic[B]):
         self._pool.shutdown(cancel_futures=True)
 
 
+SAMPLES = ("query: 12 plain words?", "tabs\tand  spaces ", "Größe 東京 🙂", "[MASK] <s> </s> <pad>", "")
+
+
 def tokenised(model: SentenceTransformer, texts: Sequence[str]) -> Callable[[Indices], Features]:
-    """What the model takes for the texts of a batch; the texts carry their prompts already.
+    """What the model takes for the texts of a batch; the texts carry their prompts already."""
+    preprocess = make_tokeniser(model)
+
+    def load(indices: Indices) -> Features:
+        return preprocess([texts[index] for index in indices])
+
+    return load
+
+
+def make_tokeniser(model: SentenceTransformer) -> Callable[[list[str]], Features]:
+    """What the model takes for texts. Costly to make and cheap to use: make it once.
 
     A short cut is taken where it gives exactly what the model's own preprocessing gives, which is tried out first.
     """
@@ -222,16 +235,12 @@ def tokenised(model: SentenceTransformer, texts: Sequence[str]) -> Callable[[Ind
     preprocess: Callable[[list[str]], Features] = model.preprocess
     if hasattr(tokenizer, "backend_tokenizer"):
         longest = min(tokenizer.model_max_length, NO_LIMIT // 100)
-        samples = ["a", "Some more words, ünlike the first.", "long " * longest, *texts[:8]]
+        samples = ["a", "Some more words, ünlike the first.", "long " * longest, *SAMPLES]
         expected = preprocess(samples)
         short_cut = _ShortCut(tokenizer, expected)
         if _alike(short_cut(samples), expected):
             preprocess = short_cut
-
-    def load(indices: Indices) -> Features:
-        return preprocess([texts[index] for index in indices])
-
-    return load
+    return preprocess
 
 
 class _ShortCut:
