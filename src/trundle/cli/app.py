@@ -18,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (verbs.demo, verbs.inspect, verbs.compress, verbs.recipes, verbs.evaluate, verbs.bench):

@@ -30,7 +30,7 @@ Models = Annotated[
 def inspect(
     model: Model, as_json: Json = False, verbose: Verbose = False, trust: TrustRemoteCode = False
 ) -> None:
-    """Show where a model's parameters, bytes and work are, and what each step could save."""
+    """Show where the bytes are and what each step could save."""
     console.calm_libraries(verbose=verbose)
     from trundle.measure import cost, list_savings
     from trundle.model import layout_of, load, transformer_of
@@ -159,7 +159,10 @@ def bench(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure speed, latency, memory and size of models side by side, each in a process of its own."""
+    """Measure speed, latency, memory and size side by side.
+
+    Each model runs in a process of its own, in turns.
+    """
     from trundle.bench import bench as measure
     from trundle.bench import caution, rows
 
@@ -194,7 +197,10 @@ def demo(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Do the main job, start to end, with a real model and the documentation found on this machine."""
+    """Do the whole job on this machine, with a real model.
+
+    The texts are the documentation of the Python packages installed here; nothing is downloaded.
+    """
     console.calm_libraries(verbose=verbose)
     from trundle.demo import run_demo
 
