@@ -53,7 +53,7 @@ def test_documented_python_runs(
     example: str, pico_folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = (f"{text} {number}" for number in range(60) for text in pico.TEXTS)
+    lines = (f"{text} {number}" for number in range(200) for text in pico.TEXTS)
     (tmp_path / "texts.txt").write_text("\n".join(lines), encoding="utf-8")
     exec(compile(example.replace("path/to/model", str(pico_folders("bert"))), "example", "exec"), {})
     assert (tmp_path / "small" / "modules.json").is_file()

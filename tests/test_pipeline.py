@@ -29,7 +29,7 @@ from trundle.steps.catalogue import STEPS
 def texts(tmp_path: Path) -> str:
     file = tmp_path / "texts.txt"
     file.write_text(
-        "\n".join(f"{text} {number}" for number in range(40) for text in pico.TEXTS), encoding="utf-8"
+        "\n".join(f"{text} {number}" for number in range(200) for text in pico.TEXTS), encoding="utf-8"
     )
     return str(file)
 
@@ -52,7 +52,7 @@ def test_start_to_end(pico_folders: Callable[[str], Path], texts: str, tmp_path:
     lineage = read_lineage(tmp_path / "small")
     assert lineage is not None
     assert lineage["before"]["layers"] == 4
-    assert lineage["data"][0]["texts"] == 40 * len(pico.TEXTS)
+    assert lineage["data"][0]["texts"] == 200 * len(pico.TEXTS)
     assert lineage["scores"]["cosine to the original"] == pytest.approx(run.fidelity.cosine, abs=1e-4)
     assert "keep 2 of 4 layers" in (tmp_path / "small" / "README.md").read_text()
 
@@ -106,7 +106,7 @@ def test_refusals_come_before_work(pico_folders: Callable[[str], Path], texts: s
         ("{keep: -1}", "-1 can't be kept"),
         ("{keep: 5}", "has 4 layers, so 5 can't be kept"),
         ("{}", "say how many of the 4 layers"),
-        ("{keep: 2, fraction: 50%}", "not both"),
+        ("{keep: 2, fraction: 50%}", "set the other to null"),
         ("{fraction: 100%}", "under 1"),
         ("{fraction: -0.1}", "at least 0"),
         ("{fraction: 0.99}", "0 can't be kept"),

@@ -54,6 +54,9 @@ def test_changes_reach_the_step() -> None:
         ("steps: [7]", "one name with its options"),
         ("steps: [depth: {keep: 3, keep: 4}]", "'keep' stands twice"),
         ("steps: [", "not valid YAML"),
+        ("steps: [{[1]: 2}]", "not a word"),
+        ("steps: [depth: {keep: true}]", r"depth\.keep can't be True"),
+        ("steps: [align: {minutes: .inf}]", r"align\.minutes can't be inf"),
         ("steps: [align: {texts: 2}]", r"align\.texts can't be 2"),
         ("steps: [depth: {keep: !!python/object/apply:os.getcwd []}]", "not valid YAML"),
     ],
@@ -70,6 +73,7 @@ def test_bad_recipes_are_one_sentence(text: str, says: str) -> None:
         ("keep=3", "step.option=value"),
         ("depth.keep", "step.option=value"),
         ("width.keep=3", "has no step 'width'"),
+        ("depth.keep=[", "can't be read"),
     ],
 )
 def test_bad_changes(change: str, says: str) -> None:

@@ -12,7 +12,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -105,9 +105,13 @@ def check_free(target: str | Path, *, replace: bool = False) -> Path:
             raise BadInput(
                 f"{path} is not a model folder, so --force won't replace it; choose another folder"
             )
+    if path.resolve() in (here := Path.cwd().resolve(), *here.parents):
+        raise BadInput(f"{path.resolve()} is where you are or above it; choose a folder of its own")
     parent = path.absolute().parent
     while not parent.exists():
         parent = parent.parent
+    if not parent.is_dir():
+        raise BadInput(f"{parent} is a file, so nothing can be written below it; choose another folder")
     if not os.access(parent, os.W_OK):
         raise BadInput(f"{parent} can't be written to; choose another folder")
     return path
@@ -170,4 +174,5 @@ def write_whole(path: Path, text: str) -> None:
             f"{path} could not be written ({error.strerror}); free some space and run again"
         ) from error
     finally:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)

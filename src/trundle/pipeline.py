@@ -18,6 +18,7 @@ from trundle.data.corpus import Corpus
 from trundle.data.sampling import distinct, sample
 from trundle.data.texts import Text
 from trundle.embedder import Embedder
+from trundle.errors import BadInput
 from trundle.evaluate import Fidelity, measure_fidelity
 from trundle.evaluate.encoding import Memory
 from trundle.measure import Cost, cost
@@ -29,6 +30,8 @@ from trundle.steps.contract import Applied, Context
 
 MEASURED_TEXTS = 2000
 AGREEMENT_AT = 10
+FEWEST_DOCUMENTS = 5 * AGREEMENT_AT
+"""With fewer documents to choose from, agreement says little more than chance."""
 QUERY_SHARE = 4
 """Where texts have no kind, one in this many stands in for a query."""
 
@@ -107,6 +110,8 @@ def compress(
     """
     if output is not None and not dry_run:
         check_free(output, replace=replace)
+        if Path(output).resolve() == Path(source).resolve():
+            raise BadInput(f"{output} is the model itself; choose another folder for the result")
     original = load(source, trust_remote_code=trust_remote_code)
     context = Context(
         original=original, corpus=corpus, seed=seed, trust_remote_code=trust_remote_code, progress=progress
@@ -183,7 +188,7 @@ def measure_against(
     """How near the new model is to the original on held-out texts; None where that can't be told."""
     texts = sample(distinct(corpus.held_out(), key=lambda text: text.text), MEASURED_TEXTS, seed=seed)
     queries, documents = queries_and_documents(texts)
-    if not queries or len(documents) <= AGREEMENT_AT:
+    if len(documents) < FEWEST_DOCUMENTS:
         progress.say(
             f"not compared with the original: only {len(texts)} texts are held out; give more with --data"
         )

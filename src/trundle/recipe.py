@@ -152,8 +152,12 @@ def _change(rows: list[tuple[str, dict[str, Any]]], change: str, name: str) -> N
     meant = [options for called, options in rows if called == step]
     if not meant:
         raise BadRecipe(f"the recipe {name} has no step {step!r}; {_instead(step, dict(rows))}")
+    try:
+        wanted = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise BadRecipe(f"--set {change!r} has a value that can't be read; put it in quotes") from error
     for options in meant:
-        options[option] = yaml.safe_load(value)
+        options[option] = wanted
 
 
 def _instead(wrong: str, known: Sequence[str] | Mapping[str, object]) -> str:
@@ -168,6 +172,8 @@ class _StrictLoader(yaml.SafeLoader):
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
+            if not isinstance(key, str):
+                raise yaml.YAMLError(f"the key {key!r} is not a word at {key_node.start_mark}")
             if key in seen:
                 raise yaml.YAMLError(f"the key {key!r} stands twice at {key_node.start_mark}")
             seen.add(key)

@@ -40,7 +40,7 @@ def run(
 def texts(tmp_path: Path) -> str:
     file = tmp_path / "texts.txt"
     file.write_text(
-        "\n".join(f"{text} {number}" for number in range(30) for text in pico.TEXTS), encoding="utf-8"
+        "\n".join(f"{text} {number}" for number in range(200) for text in pico.TEXTS), encoding="utf-8"
     )
     return str(file)
 
@@ -157,6 +157,9 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
         (["compress", "MODEL", "--recipe", "half", "-o", "OUT"], "--data"),
         (["evaluate", "MODEL", "--tasks", "nope", "--root", "."], "nope"),
         (["nonsense"], "nonsense"),
+        (["depth", "MODEL", "--keep", "2", "-o", "OUT", "--seed", "-1"], "--seed"),
+        (["depth", "MODEL", "--keep", "2", "-o", "MODEL", "--force"], "is the model itself"),
+        (["evaluate", "MODEL", "--tasks", "nope", "-o", "."], "can't be written"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_2(

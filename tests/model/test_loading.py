@@ -104,6 +104,21 @@ def test_missing_weights(folder: Path) -> None:
         load(folder)
 
 
+def test_a_model_without_its_tokenizer(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(BadModel, match="has no tokenizer"):
+        load(folder)
+
+
+def test_a_config_that_asks_for_more_than_there_is(folder: Path) -> None:
+    """The library would start the missing layers anew and say nothing."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 6}))
+    with pytest.raises(BadModel, match=r"holds no weights for encoder\.layer\.4"):
+        load(folder)
+
+
 def test_pickled_weights_are_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"x": torch.zeros(1)}, folder / "pytorch_model.bin")

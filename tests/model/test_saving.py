@@ -106,10 +106,16 @@ def test_a_kill_while_saving_leaves_no_result(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["whole"]
 
 
-def test_a_target_that_can_not_be(tmp_path: Path) -> None:
+def test_a_target_that_can_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(BadInput, match="is a file"):
         check_free(tmp_path / "file")
+    with pytest.raises(BadInput, match="nothing can be written below it"):
+        check_free(tmp_path / "file" / "below")
+    monkeypatch.chdir(tmp_path)
+    for here in ("", ".", ".."):
+        with pytest.raises(BadInput, match="choose"):
+            check_free(here, replace=True)
 
 
 def test_lineage_of_other_folders(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ Data = Annotated[
         "--data", "-d", help="Texts: .txt .jsonl .csv .tsv .parquet, a folder, or 'environment'; repeatable."
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Same seed, same bytes.")]
+Seed = Annotated[int, typer.Option(help="Same seed, same bytes.", min=0, max=2**31 - 1)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Plan and forecast only; write nothing.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]

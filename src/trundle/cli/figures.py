@@ -97,7 +97,7 @@ def run(result: Run) -> Rows:
 def fidelity(result: Fidelity) -> Rows:
     """A model beside its teacher."""
     return [
-        (f"against {result.teacher}", ""),
+        (f"against {result.teacher}, {result.queries:,} queries × {result.documents:,} documents", ""),
         ("cosine", f"{result.cosine:.4f}"),
         ("ℓ2 distance", f"{result.distance:.4f}"),
         (f"agreement@{result.k}, searching its index", f"{result.agreement_asymmetric:.1%}"),

@@ -21,6 +21,7 @@ from trundle.cli.common import (
     Verbose,
     carry_out,
 )
+from trundle.errors import BadInput
 
 Models = Annotated[
     list[str], typer.Argument(help="Model folders or hub names; the first is what others are compared with.")
@@ -132,6 +133,8 @@ def evaluate(
     from trundle.model import embedder, load
 
     progress = console.terminal(quiet=quiet or as_json)
+    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+        raise BadInput(f"{output} can't be written; give a file in a folder that exists")
     chosen = find_tasks([name.strip() for name in tasks.split(",") if name.strip()], root, split=split)
     index = None if teacher is None else embedder(load(teacher, trust_remote_code=trust), name=teacher)
     results = []

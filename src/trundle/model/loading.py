@@ -22,6 +22,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from transformers import PreTrainedModel
 
 from trundle.errors import BadModel
 from trundle.model.anatomy import BY_MODEL_TYPE, family_of
@@ -29,6 +30,14 @@ from trundle.model.anatomy import BY_MODEL_TYPE, family_of
 PoolingChoice = Literal["mean", "weightedmean", "lasttoken", "cls"]
 
 FETCHED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+)
 NOT_FETCHED = ["onnx/*", "openvino/*", "original/*"]
 
 
@@ -46,15 +55,7 @@ def load(
     folder = _folder(str(name), trust_remote_code)
     config = _check_folder(folder, trust_remote_code)
     try:
-        if (folder / "modules.json").is_file():
-            return SentenceTransformer(
-                str(folder),
-                device=device,
-                trust_remote_code=trust_remote_code,
-                local_files_only=True,
-                model_kwargs={"use_safetensors": True},
-            )
-        return _with_pooling(folder, config, pooling, trust_remote_code, device)
+        model = _open(folder, config, pooling, trust_remote_code, device)
     except BadModel:
         raise
     except Exception as error:
@@ -62,6 +63,48 @@ def load(
         raise BadModel(
             f"{name} can't be opened as an embedding model ({reason}); check the folder or fetch it again"
         ) from error
+    _check_complete(model, _backbone_place(folder))
+    return model
+
+
+def _open(
+    folder: Path,
+    config: dict[str, Any],
+    pooling: PoolingChoice | None,
+    trust_remote_code: bool,
+    device: str | None,
+) -> SentenceTransformer:
+    if not (folder / "modules.json").is_file():
+        return _with_pooling(folder, config, pooling, trust_remote_code, device)
+    return SentenceTransformer(
+        str(folder),
+        device=device,
+        trust_remote_code=trust_remote_code,
+        local_files_only=True,
+        model_kwargs={"use_safetensors": True},
+    )
+
+
+def _check_complete(model: SentenceTransformer, place: Path | None) -> None:
+    """Refuse a backbone whose config asks for more than the files hold: the library would make the rest up."""
+    backbone = getattr(model[0], "model", None) if len(model) else None
+    if place is None or not isinstance(backbone, PreTrainedModel):
+        return
+    stored: set[str] = set()
+    for file in place.glob("*.safetensors"):
+        with safe_open(str(file), framework="np") as weights:
+            stored.update(weights.keys())
+    endings = {
+        ".".join(parts[start:]) for key in stored for parts in [key.split(".")] for start in range(len(parts))
+    }
+    for parameter, _ in backbone.named_parameters():
+        old_name = parameter.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        )
+        if not parameter.startswith("pooler.") and not {parameter, old_name} & endings:
+            raise BadModel(
+                f"{place} holds no weights for {parameter}, which its config asks for; fetch the whole model"
+            )
 
 
 def _folder(name: str, trust_remote_code: bool) -> Path:
@@ -116,6 +159,8 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
     config = _read_json(place / "config.json") if (place / "config.json").is_file() else {}
     if config and not any(place.glob("*.safetensors")):
         raise BadModel(f"{place} holds no weights (*.safetensors); fetch the whole model")
+    if config and not any((place / name).is_file() for name in TOKENIZER_FILES):
+        raise BadModel(f"{place} has no tokenizer ({', '.join(TOKENIZER_FILES)}); fetch the whole model")
     if "auto_map" in config and config.get("model_type") not in BY_MODEL_TYPE and not trust_remote_code:
         raise BadModel(
             f"{folder} brings its own code to run; read it, and say --trust-remote-code if you trust it"

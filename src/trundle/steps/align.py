@@ -56,15 +56,22 @@ class AlignOptions(Options):
         None, ge=0, description="Optimizer steps; 0: only the closed-form start. Default: 30 epochs."
     )
     minutes: float | None = Field(
-        None, gt=0, description="Train for this long; with steps, whichever is reached first."
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Train for this long; with steps, whichever is reached first.",
     )
     texts: int | None = Field(None, ge=10, description="Use at most this many of the training texts.")
     augment: str = Field(
         "", description="More texts made from yours: sentences, spans, prefixes, words, joins."
     )
-    query_weight: float = Field(1.0, gt=0, description="How often a query comes, compared with another text.")
+    query_weight: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="How often a query comes, compared with another text."
+    )
     batch_size: int = Field(32, ge=1, description="Texts per step; small batches win.")
-    learning_rate: float = Field(1e-4, gt=0, description="The highest learning rate; it falls to a tenth.")
+    learning_rate: float = Field(
+        1e-4, gt=0, allow_inf_nan=False, description="The highest learning rate; it falls to a tenth."
+    )
     warmup: int = Field(0, ge=0, description="Steps in which the learning rate rises.")
     start: Literal["ridge", "random", "keep"] = Field(
         "ridge", description="How the linear layer into the space begins."
@@ -164,6 +171,8 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         / "runs"
         / _key(plan.model_dump(mode="json"), body.model_digest(model), learned_from, str(settings))
     )
+    if run.is_dir():
+        context.progress.say("going on from the checkpoint of an earlier run of the same command")
     result = train.train(
         student,
         task.objective,

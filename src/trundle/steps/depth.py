@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class DepthOptions(Options):
     """How many layers stay."""
 
-    keep: int | None = Field(None, description="How many layers to keep, from the first on.")
+    keep: int | None = Field(None, strict=True, description="How many layers to keep, from the first on.")
     fraction: ExactFraction | None = Field(
         None, description="Share of the layers to drop instead, such as 50%."
     )
@@ -55,15 +55,19 @@ def layers_left(layers: int, fraction: Fraction) -> int:
 def plan(model: SentenceTransformer, options: DepthOptions, context: Context) -> DepthPlan:  # noqa: ARG001
     """Turn the wish into a list of layers, or say why it can't be had."""
     layers = body.layout_of(body.transformer_of(model).model).layers
-    if (options.keep is None) == (options.fraction is None):
-        raise ImpossibleCut(f"say how many of the {layers} layers to keep: either keep or fraction, not both")
+    if options.keep is None and options.fraction is None:
+        raise ImpossibleCut(f"say how many of the {layers} layers to keep, with keep or fraction")
+    if options.keep is not None and options.fraction is not None:
+        raise ImpossibleCut(
+            "keep and fraction say the same thing; give one of them and set the other to null"
+        )
     if options.keep is not None:
         keep = options.keep
     else:
         assert options.fraction is not None
         if not 0 <= options.fraction < 1:
             raise ImpossibleCut(
-                f"the share of layers to drop must be at least 0 and under 1, not {options.fraction}"
+                f"the share of layers to drop must be at least 0 and under 1, such as 50%, not {options.fraction}"
             )
         keep = layers_left(layers, options.fraction)
     if not 1 <= keep <= layers:

@@ -103,8 +103,9 @@ def _from_endpoint(url: str, endpoint_model: str) -> Teacher:
 
 def _from_table(path: str) -> Teacher:
     table = data.teacher_from_parquet(path)
-    _, probe = next(table.items())
-    assert probe is not None
+    _, probe = next(table.items(), (None, None))
+    if probe is None:
+        raise BadInput(f"{path} has no rows; give a table that holds vectors")
     return Teacher(
         name=path,
         identity=lambda: table.teacher_id,
