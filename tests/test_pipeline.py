@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -285,6 +286,26 @@ def test_a_half_precision_model_is_trained_in_full_and_saved_in_half(
     saved = load_file(tmp_path / "out" / "model.safetensors")
     assert {weight.dtype for weight in saved.values()} == {torch.bfloat16}
     assert run.after.file_bytes == weight_bytes(tmp_path / "out")
+
+
+def test_a_second_run_asks_the_teacher_nothing_and_reads_no_texts(
+    small_and_teacher: tuple[str, str], texts: str, tmp_path: Path
+) -> None:
+    small, teacher = small_and_teacher
+    corpus = read_corpus([texts], seed=7)
+    reads: list[str] = []
+
+    def watched() -> Iterator[Text]:
+        reads.append("train")
+        return corpus.train()
+
+    def align(steps: int) -> Run:
+        recipe = single(STEPS["align"], {"teacher": teacher, "steps": steps, "texts": 300})
+        return compress(small, recipe, output=None, corpus=replace(corpus, train=watched), seed=7)
+
+    first, second = align(1), align(2)
+    assert reads == ["train"]
+    assert first.steps[0].facts["texts"] == second.steps[0].facts["texts"]
 
 
 def test_nothing_kept_back_is_learned_from(texts: str, tmp_path: Path) -> None:

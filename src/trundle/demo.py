@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from trundle.bench import BenchResult, bench
-from trundle.data.corpus import ENVIRONMENT, HELD_OUT_SHARE, Corpus, as_texts
+from trundle.data.corpus import ENVIRONMENT, HELD_OUT_SHARE, Corpus, as_texts, texts_facts
 from trundle.data.environment import environment_pairs, split_by_package
-from trundle.data.sampling import fingerprint, sample
+from trundle.data.sampling import sample
 from trundle.errors import MissingExtra
 from trundle.evaluate import KnownItemTask, evaluate
 from trundle.pipeline import Run, compress
@@ -69,9 +69,7 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
         train=lambda: as_texts(train),
         validation=lambda: iter(()),
         held_out=lambda: as_texts(measured),
-        facts=lambda: (
-            {"source": ENVIRONMENT, "texts": 2 * len(train), "fingerprint": fingerprint(as_texts(train))},
-        ),
+        facts=lambda: (texts_facts(ENVIRONMENT, as_texts(train)),),
     )
     recipe = parse_recipe(RECIPE, name="demo")
     run = compress(

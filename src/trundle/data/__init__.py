@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trundle.data.source import parse_source as parse_source
     from trundle.data.source import read_rows as read_rows
     from trundle.data.targets import Targets as Targets
+    from trundle.data.targets import find_targets as find_targets
     from trundle.data.targets import open_targets as open_targets
     from trundle.data.texts import Kind as Kind
     from trundle.data.texts import Text as Text
@@ -64,6 +65,7 @@ __getattr__ = lazy(
         "parse_source": "source",
         "read_rows": "source",
         "Targets": "targets",
+        "find_targets": "targets",
         "open_targets": "targets",
         "table_id": "digest",
         "Kind": "texts",

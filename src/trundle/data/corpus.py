@@ -2,6 +2,9 @@
 
 Which part a text falls into is a hash of the text itself, so equal texts never end up in two. The documentation found
 in this Python environment is a source like any other, called `environment`; its parts are whole packages.
+
+Files are read once for their fingerprint and for the few texts that are kept back, and once more only when somebody
+asks for the texts to learn from.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from functools import cache
 from typing import Any, Literal
 
 from trundle.data.environment import Documented, environment_pairs, split_by_package
-from trundle.data.sampling import Fingerprinted, held_out
+from trundle.data.sampling import Fingerprinted, draw, held_out
 from trundle.data.texts import Text, read_texts
 from trundle.progress import SILENT, Progress
 
@@ -43,6 +46,7 @@ class Corpus:
 
 def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILENT) -> Corpus:
     """Files, folders and `environment`, streamed one after the other; what can't be read is refused at once."""
+    sources = tuple(dict.fromkeys(sources))
     for source in sources:
         if source != ENVIRONMENT:
             next(read_texts(source), None)
@@ -59,12 +63,19 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
         return read_texts(source)
 
     @cache
-    def facts() -> tuple[Mapping[str, Any], ...]:
-        return tuple(_facts(source, all_texts(source)) for source in sources)
+    def first_reading() -> tuple[tuple[Mapping[str, Any], ...], KeptBack]:
+        back = KeptBack(seed)
+        facts = []
+        for source in sources:
+            if source == ENVIRONMENT:
+                facts.append(texts_facts(source, all_texts(source)))
+                back.count += int(facts[-1]["texts"])
+            else:
+                facts.append(texts_facts(source, back.watching(source, read_texts(source))))
+        return tuple(facts), back
 
-    @cache
     def share() -> float:
-        return kept_back(sum(int(fact["texts"]) for fact in facts()))
+        return first_reading()[1].share
 
     @cache
     def kept_back_documentation() -> frozenset[str]:
@@ -76,26 +87,62 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
     def may_train_on(text: str) -> bool:
         return part_of(text, share(), seed) == "train" and text not in kept_back_documentation()
 
-    def part(wanted: Part) -> Iterator[Text]:
+    def train() -> Iterator[Text]:
+        for source in sources:
+            texts = as_texts(documented()["train"]) if source == ENVIRONMENT else read_texts(source)
+            yield from (text for text in texts if may_train_on(text.text))
+
+    def kept(wanted: Part) -> Iterator[Text]:
         for source in sources:
             if source == ENVIRONMENT:
-                texts = as_texts(documented()[wanted])
+                yield from as_texts(documented()[wanted])
             else:
-                texts = (text for text in read_texts(source) if part_of(text.text, share(), seed) == wanted)
-            yield from texts if wanted != "train" else (text for text in texts if may_train_on(text.text))
+                texts = first_reading()[1].texts(source)
+                yield from (text for text in texts if part_of(text.text, share(), seed) == wanted)
 
     return Corpus(
-        train=lambda: part("train"),
-        validation=lambda: part("validation"),
-        held_out=lambda: part("held_out"),
+        train=train,
+        validation=lambda: kept("validation"),
+        held_out=lambda: kept("held_out"),
         may_train_on=may_train_on,
-        facts=facts,
+        facts=lambda: first_reading()[0],
     )
 
 
-def kept_back(texts: int) -> float:
-    """What share of so many texts is not trained on."""
-    return min(HELD_OUT_SHARE, ENOUGH_HELD_OUT / max(texts, 1))
+class KeptBack:
+    """Collects the texts that are not trained on while they stream by, before anybody knows how many there will be.
+
+    The share kept back only ever falls with the number of texts, and what is within a small share is within a larger
+    one: so what is dropped on the way would not have been kept in the end.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.count = 0
+        self._seed = seed
+        self._found: dict[str, list[tuple[float, Text]]] = {}
+
+    @property
+    def share(self) -> float:
+        """What share of the texts so far is kept back."""
+        return min(HELD_OUT_SHARE, ENOUGH_HELD_OUT / max(self.count, 1))
+
+    def watching(self, source: str, texts: Iterable[Text]) -> Iterator[Text]:
+        """Pass a source's texts through."""
+        found = self._found.setdefault(source, [])
+        full = 2 * ENOUGH_HELD_OUT
+        for text in texts:
+            self.count += 1
+            drawn = draw(text.text, self._seed)
+            if drawn < HELD_OUT_SHARE and drawn < self.share:
+                found.append((drawn, text))
+                if len(found) >= full:
+                    found[:] = [(drawn, text) for drawn, text in found if drawn < self.share]
+                    full = 2 * max(len(found), ENOUGH_HELD_OUT)
+            yield text
+
+    def texts(self, source: str) -> Iterator[Text]:
+        """The texts of a source that are kept back, in their order."""
+        return (text for drawn, text in self._found[source] if drawn < self.share)
 
 
 def part_of(text: str, share: float, seed: int) -> Part:
@@ -112,8 +159,9 @@ def as_texts(pairs: Iterable[Documented]) -> Iterator[Text]:
         yield Text(text=pair.document, kind="document")
 
 
-def _facts(source: str, texts: Iterable[Text]) -> Mapping[str, Any]:
-    stream = Fingerprinted(texts)
+def texts_facts(source: str, texts: Iterable[Text]) -> Mapping[str, Any]:
+    """How many texts a source has, and a fingerprint of them."""
+    stream = Fingerprinted(f"{text.kind or 'text'} {text.text}" for text in texts)
     for _ in stream:
         pass
     return {"source": source, "texts": stream.count, "fingerprint": stream.fingerprint}

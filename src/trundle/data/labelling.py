@@ -30,7 +30,7 @@ SHARD_SIZE = 8192
 SHARD_CHARACTERS = 1 << 25
 """A shard of very long texts ends early, so that they don't fill the memory."""
 
-TEXTS_PER_CALL = 1024
+TEXTS_PER_CALL = 2048
 
 Role = Literal["text", "query", "document"]
 Item: TypeAlias = "tuple[Text, Vectors | None]"

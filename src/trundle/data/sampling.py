@@ -81,7 +81,12 @@ def held_out(key: str, share: float, seed: int) -> bool:
     """
     if not 0 <= share <= 1:
         raise BadInput(f"a share of {share} can't be held out; give a number from 0 to 1")
-    return (int.from_bytes(_digest(f"{seed}:{key}", 8)) >> 11) * 2.0**-53 < share
+    return draw(key, seed) < share
+
+
+def draw(key: str, seed: int) -> float:
+    """A number from 0 to 1, evenly spread over keys and always the same for equal ones."""
+    return (int.from_bytes(_digest(f"{seed}:{key}", 8)) >> 11) * 2.0**-53
 
 
 def split(items: Iterable[T], share: float, seed: int, *, key: Callable[[T], str]) -> tuple[list[T], list[T]]:

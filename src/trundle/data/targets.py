@@ -21,6 +21,7 @@ from trundle.data.shards import (
     Manifest,
     Part,
     has_size,
+    is_whole,
     part_path,
     read_manifest,
     read_pieces,
@@ -152,6 +153,17 @@ class TargetsPart(Targets):
     def _checked(self, positions: ArrayLike) -> NDArray[np.int64]:
         """Positions in the folder."""
         return self._positions[super()._checked(positions)]
+
+
+def find_targets(folder: str | Path) -> Targets | None:
+    """A finished folder whose every file has the content it was written with, or None."""
+    path = Path(folder)
+    manifest = read_manifest(path)
+    if manifest is None or not manifest.complete:
+        return None
+    if not all(is_whole(path, number, shard) for number, shard in enumerate(manifest.shards)):
+        return None
+    return Targets(path, manifest)
 
 
 def open_targets(folder: str | Path) -> Targets:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
+from sentence_transformers.util import batch_to_device
 
 from trundle.embedder import Embedder, Encode, Vectors
 from trundle.errors import BadInput, BadModel
+from trundle.model.prompts import Role, pools_prompts, prompts_by_role
+from trundle.model.tokenise import Features, make_tokeniser
 from trundle.progress import SILENT, Progress
 
 CHUNK = 4096
-"""Texts per call of the library's encode: it sorts by length inside a call, and progress is told between calls."""
+"""Texts between two reports of progress."""
+
+GPU_CHARACTERS = 1 << 17
+"""Characters in one batch on a GPU, padding included: enough to keep it busy."""
+GPU_TEXTS = 1024
 
 
 def embedder(
@@ -28,9 +37,24 @@ def embedder(
 
     `half_on_gpu` computes in half precision where there is a GPU: for vectors that are stored so anyway.
     """
-    half = half_on_gpu and model.device.type == "cuda" and model.dtype == torch.float32
+    on_gpu = model.device.type == "cuda"
+    half = half_on_gpu and on_gpu and model.dtype == torch.float32
+    prompts = prompts_by_role(model)
 
-    def role(encode: Callable[..., Vectors]) -> Encode:
+    @cache
+    def tokenise() -> Callable[[list[str]], Features]:
+        return make_tokeniser(model)
+
+    def role(role: Role, encode: Callable[..., Vectors]) -> Encode:
+        straight = has_one_way(model) and (not prompts[role] or pools_prompts(model))
+
+        def run_chunk(texts: list[str]) -> Vectors:
+            if straight:
+                prompted = [prompts[role] + text for text in texts]
+                return _encode(model, tokenise(), prompted, on_gpu=on_gpu, batch_size=batch_size)
+            vectors = encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
+            return np.asarray(vectors, dtype=np.float32)
+
         def run(texts: Sequence[str]) -> Vectors:
             check_texts(texts)
             with progress.task(f"{name}: encoding", len(texts)) as advance:
@@ -38,7 +62,7 @@ def embedder(
                 for start in range(0, len(texts), CHUNK):
                     chunk = list(texts[start : start + CHUNK])
                     with torch.autocast("cuda", dtype=torch.float16, enabled=half):
-                        parts.append(_encode(encode, chunk, batch_size))
+                        parts.append(run_chunk(chunk))
                     advance(len(chunk))
             if not parts:
                 return np.zeros((0, model.get_embedding_dimension() or 0), dtype=np.float32)
@@ -48,15 +72,40 @@ def embedder(
 
     return Embedder(
         name=name,
-        text=role(model.encode),
-        query=role(model.encode_query),
-        document=role(model.encode_document),
+        text=role("text", model.encode),
+        query=role("query", model.encode_query),
+        document=role("document", model.encode_document),
     )
 
 
-def _encode(encode: Callable[..., Vectors], texts: list[str], batch_size: int) -> Vectors:
-    vectors = encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
-    return np.asarray(vectors, dtype=np.float32)
+def has_one_way(model: SentenceTransformer) -> bool:
+    """Whether queries and documents go the same way through the model, and all of the vector is used."""
+    return model.truncate_dim is None and not any(isinstance(module, Router) for module in model)
+
+
+@torch.inference_mode()
+def _encode(
+    model: SentenceTransformer,
+    tokenise: Callable[[list[str]], Features],
+    texts: list[str],
+    *,
+    on_gpu: bool,
+    batch_size: int,
+) -> Vectors:
+    """What the library's encode gives; but a GPU is never waited for before the end, so it works while we tokenise."""
+    model.eval()
+    order = sorted(range(len(texts)), key=lambda number: len(texts[number]), reverse=True)
+    found, start = [], 0
+    while start < len(order):
+        longest = max(len(texts[order[start]]), 1)
+        size = max(batch_size, min(GPU_TEXTS, GPU_CHARACTERS // longest)) if on_gpu else batch_size
+        features = tokenise([texts[number] for number in order[start : start + size]])
+        outputs = model(batch_to_device(features, model.device))
+        found.append(outputs["sentence_embedding"].float())
+        start += size
+    vectors = np.empty((len(texts), found[0].shape[1]), dtype=np.float32)
+    vectors[order] = torch.cat(found).cpu().numpy()
+    return vectors
 
 
 def check_texts(texts: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,7 +34,7 @@ from trundle.steps.teacher import Teacher, find_teacher
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from trundle.data import Targets
+    from trundle.data import Targets, Text
     from trundle.measure import Cost
 
 RIDGE_TEXTS = 8192
@@ -215,32 +216,39 @@ def _targets(teacher: Teacher, options: AlignOptions, context: Context) -> tuple
     names = _names(options.augment)
     prompts = {role: prompt for role, prompt in teacher.prompts.items() if prompt}
 
-    def build(label: str, texts: Any) -> Targets:
+    def build(label: str, texts: Callable[[], Iterable[Text]]) -> Targets:
+        """The texts are read only if their vectors are not all there: what the label says stands for them."""
         assert teacher.embedder is not None
-        return data.build_targets(
-            texts,
+        folder = _store(context, label, teacher)
+        return data.find_targets(folder) or data.build_targets(
+            texts(),
             teacher.embedder,
             teacher_id=teacher.identity(),
-            folder=_store(context, label, teacher),
+            folder=folder,
             prompts=prompts,
             progress=context.progress,
         )
 
-    chosen = data.distinct(context.corpus.train(), key=lambda text: f"{text.kind}\0{text.text}")
-    if options.texts is not None:
-        chosen = iter(data.sample(chosen, options.texts, seed=context.seed))
-    content = _key(context.corpus.facts(), options.texts, names, context.seed)
-    made = data.augmented(chosen, names, seed=context.seed)
-    targets = build(f"train {content}", (text for text in made if context.corpus.may_train_on(text.text)))
-    kept = data.sample(context.corpus.validation(), VALIDATION_TEXTS, seed=context.seed)
+    corpus = context.corpus
+
+    def training_texts() -> Iterator[Text]:
+        chosen = data.distinct(corpus.train(), key=lambda text: f"{text.kind}\0{text.text}")
+        if options.texts is not None:
+            chosen = iter(data.sample(chosen, options.texts, seed=context.seed))
+        made = data.augmented(chosen, names, seed=context.seed)
+        return (text for text in made if corpus.may_train_on(text.text))
+
+    content = _key(corpus.facts(), options.texts, names, context.seed)
+    targets = build(f"train {content}", training_texts)
     if options.steps == 0:
         return targets, None
+    kept = data.sample(corpus.validation(), VALIDATION_TEXTS, seed=context.seed)
     if not kept:
         context.progress.say(
             "no texts are kept back for validation; the last weights are taken, not the best"
         )
         return targets, None
-    return targets, build(f"validation {content}", kept)
+    return targets, build(f"validation {content}", lambda: kept)
 
 
 def _store(context: Context, label: str, teacher: Teacher) -> Path:

@@ -19,7 +19,8 @@ from torch import Tensor
 from trundle.data.labelling import role_of
 from trundle.data.targets import Targets
 from trundle.model.prompts import prompts_by_role
-from trundle.train.batches import Batches, ByLength, Indices, make_tokeniser
+from trundle.model.tokenise import check_fast_tokenizer, make_tokeniser
+from trundle.train.batches import Batches, ByLength, Indices
 from trundle.train.losses import leaf
 
 Batch = tuple[dict[str, Any], Tensor]
@@ -70,6 +71,7 @@ def is_query(targets: Targets) -> NDArray[np.uint8]:
 
 
 def _loader(student: SentenceTransformer, targets: Targets) -> Callable[[Indices], Batch]:
+    check_fast_tokenizer(student)
     prompts, tokenise = prompts_by_role(student), make_tokeniser(student)
 
     def load(positions: Indices) -> Batch:

@@ -1,0 +1,68 @@
+"""Encoding goes its own, faster way: it must end where the library's own encode ends."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
+
+import pico
+from trundle.model import encode
+from trundle.model.encode import embedder
+
+TEXTS = [" ".join(words) for words in itertools.permutations(pico.TEXTS, 2)] + [
+    "one more text",
+    "long " * 200,
+]
+
+
+def by_library(model: SentenceTransformer, texts: list[str], role: str = "text") -> np.ndarray:
+    ways = {"text": model.encode, "query": model.encode_query, "document": model.encode_document}
+    return ways[role](texts, convert_to_numpy=True, show_progress_bar=False)
+
+
+@pytest.mark.parametrize("family", pico.CONFIGS)
+def test_every_family_is_encoded_as_the_library_does(family, pico_model):
+    model = pico_model(family)
+    np.testing.assert_allclose(embedder(model).text(TEXTS), by_library(model, TEXTS), atol=2e-6)
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen2"])
+@pytest.mark.parametrize("role", ["text", "query", "document"])
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_prompts_are_the_models_own(family, role, include_prompt, pico_model):
+    model = copy.deepcopy(pico_model(family))
+    model.prompts = {"query": "what is asked: ", "passage": "said: ", "other": "so: "}
+    model.default_prompt_name = "other"
+    model[1].include_prompt = include_prompt
+    found = getattr(embedder(model), role)(TEXTS)
+    np.testing.assert_allclose(found, by_library(model, TEXTS, role), atol=2e-6)
+    assert np.abs(found - by_library(pico_model(family), TEXTS)).max() > 1e-3
+
+
+def test_truncated_vectors_and_routers_take_the_librarys_way(pico_model):
+    model = copy.deepcopy(pico_model("bert"))
+    model.truncate_dim = 8
+    np.testing.assert_allclose(embedder(model).text(TEXTS), by_library(model, TEXTS), atol=2e-6)
+    one, other = copy.deepcopy(pico_model("bert")), copy.deepcopy(pico_model("mpnet"))
+    routed = SentenceTransformer(
+        modules=[
+            Router.for_query_document(query_modules=list(one), document_modules=list(other)),
+        ],
+        device="cpu",
+    )
+    found = embedder(routed)
+    np.testing.assert_allclose(found.query(TEXTS), by_library(one, TEXTS), atol=2e-6)
+    np.testing.assert_allclose(found.document(TEXTS), by_library(other, TEXTS), atol=2e-6)
+
+
+def test_batches_of_a_gpus_size_give_the_same_vectors(monkeypatch, pico_model):
+    model = pico_model("bert")
+    tokenise = encode.make_tokeniser(model)
+    monkeypatch.setattr(encode, "GPU_CHARACTERS", 500)
+    large = encode._encode(model, tokenise, TEXTS, on_gpu=True, batch_size=2)
+    np.testing.assert_allclose(large, by_library(model, TEXTS), atol=2e-6)
