@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
 from trundle.data.environment import Documented, environment_pairs, split_by_package
 from trundle.data.sampling import Fingerprinted, draw, held_out
 from trundle.data.texts import Text, read_texts
+from trundle.data.tuples import Example, read_examples
 from trundle.progress import SILENT, Progress
 
 ENVIRONMENT = "environment"
@@ -40,6 +41,8 @@ class Corpus:
     """The texts that only measure the result."""
     may_train_on: Callable[[str], bool] = lambda _text: True
     """Whether a text made from others is free to learn from, or is one that is kept back."""
+    examples: Callable[[], Iterator[Example]] = lambda: iter(())
+    """The labelled tuples a step may learn from, read when asked for: sources without them are refused only then."""
     facts: Callable[[], tuple[Mapping[str, Any], ...]]
     """What the lineage keeps: each source with the number of its texts and a fingerprint of their content."""
 
@@ -100,11 +103,17 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
                 texts = first_reading()[1].texts(source)
                 yield from (text for text in texts if part_of(text.text, share(), seed) == wanted)
 
+    def examples() -> Iterator[Example]:
+        for source in sources:
+            read = as_examples(documented()["train"]) if source == ENVIRONMENT else read_examples(source)
+            yield from trainable(read, may_train_on)
+
     return Corpus(
         train=train,
         validation=lambda: kept("validation"),
         held_out=lambda: kept("held_out"),
         may_train_on=may_train_on,
+        examples=examples,
         facts=lambda: first_reading()[0],
     )
 
@@ -157,6 +166,19 @@ def as_texts(pairs: Iterable[Documented]) -> Iterator[Text]:
     for pair in pairs:
         yield Text(text=pair.query, kind="query")
         yield Text(text=pair.document, kind="document")
+
+
+def as_examples(pairs: Iterable[Documented]) -> Iterator[Example]:
+    """A documented name as a labelled tuple."""
+    for pair in pairs:
+        yield Example(query=pair.query, positive=pair.document, source=ENVIRONMENT)
+
+
+def trainable(examples: Iterable[Example], may_train_on: Callable[[str], bool]) -> Iterator[Example]:
+    """The tuples whose query and positive are free to learn from, without the negatives that are not."""
+    for example in examples:
+        if may_train_on(example.query) and may_train_on(example.positive):
+            yield replace(example, negatives=tuple(filter(may_train_on, example.negatives)))
 
 
 def texts_facts(source: str, texts: Iterable[Text]) -> Mapping[str, Any]:

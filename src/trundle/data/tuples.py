@@ -14,7 +14,7 @@ or said: `faq.csv::query=asked,positive=reply`. A column that is not named then 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trundle.data.source import Row, Source, parse_sources, read_rows
@@ -45,6 +45,8 @@ class Example:
     query: str
     positive: str
     negatives: tuple[str, ...] = ()
+    source: str = field(default="", compare=False)
+    """The file it was read from: what a batch of one source is drawn by."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,13 +68,14 @@ def _examples(sources: Sequence[Source]) -> Iterator[Example]:
     plans: dict[tuple[str, ...], _Plan] = {}
     for source in sources:
         example = None
-        for row in read_rows(source, _usable):
-            if row.columns not in plans:
-                plans[row.columns] = _plan(row)
-            plan = plans[row.columns]
-            if not plan.labelled or _label(row):
-                example = _example(row, plan)
-                yield example
+        for file in source.files:
+            for row in read_rows(replace(source, files=(file,)), _usable):
+                if row.columns not in plans:
+                    plans[row.columns] = _plan(row)
+                plan = plans[row.columns]
+                if not plan.labelled or _label(row):
+                    example = _example(row, plan, str(file))
+                    yield example
         if example is None:
             raise BadInput(f"{source.files[0]} has no row with label 1; give a file that has positive pairs")
 
@@ -107,7 +110,7 @@ def _label(row: Row) -> bool:
     return LABELS[label]
 
 
-def _example(row: Row, plan: _Plan) -> Example:
+def _example(row: Row, plan: _Plan, source: str) -> Example:
     return Example(
         query=checked_text(row.values[plan.query], plan.query, row.place),
         positive=checked_text(row.values[plan.positive], plan.positive, row.place),
@@ -116,4 +119,5 @@ def _example(row: Row, plan: _Plan) -> Example:
             for column in plan.negatives
             for text in checked_negatives(row.values[column], column, row.place)
         ),
+        source=source,
     )

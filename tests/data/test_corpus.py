@@ -1,0 +1,52 @@
+"""Labelled tuples as steps see them: lazily, with their source, and never with a text that is kept back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trundle.data.corpus import read_corpus
+from trundle.data.tuples import Example
+from trundle.errors import BadInput
+
+
+def write_tuples(path: Path, count: int, name: str) -> str:
+    rows = [
+        {"query": f"{name} query {i}", "positive": f"{name} answer {i}", "negative": f"{name} other {i}"}
+        for i in range(count)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(path)
+
+
+def test_tuples_hold_no_text_that_is_kept_back(tmp_path: Path) -> None:
+    corpus = read_corpus([write_tuples(tmp_path / "a.jsonl", 400, "a")], seed=3)
+    kept = {text.text for part in (corpus.validation, corpus.held_out) for text in part()}
+    read = list(corpus.examples())
+    used = {text for example in read for text in (example.query, example.positive, *example.negatives)}
+    assert kept
+    assert not used & kept
+    # a tuple goes when its query or positive is kept back; a negative that is kept back goes alone
+    assert {len(example.negatives) for example in read} == {0, 1}
+    numbers = {int(example.query.split()[-1]) for example in read}
+    assert numbers == {i for i in range(400) if not {f"a query {i}", f"a answer {i}"} & kept}
+
+
+def test_every_tuple_knows_its_file(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_tuples(tmp_path / f"{name}.jsonl", 20, name)
+    read = list(read_corpus([str(tmp_path)], seed=0).examples())
+    assert {(Path(example.source).stem, example.query.split()[0]) for example in read} == {
+        ("one", "one"),
+        ("two", "two"),
+    }
+    assert Example(query="q", positive="p", source="a") == Example(query="q", positive="p")
+
+
+def test_plain_texts_are_refused_only_when_tuples_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "plain.txt").write_text("one\ntwo\nthree\n", encoding="utf-8")
+    corpus = read_corpus([str(tmp_path / "plain.txt")], seed=0)
+    with pytest.raises(BadInput, match="no column known as the query"):
+        list(corpus.examples())
