@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from trundle.errors import BadModel
 
@@ -32,23 +34,23 @@ def check_fast_tokenizer(model: SentenceTransformer) -> None:
 
 
 def make_tokeniser(model: SentenceTransformer) -> Callable[[list[str]], Features]:
-    """What the model takes for texts. Costly to make and cheap to use: make it once.
+    """What the model takes for texts. Costly to make and cheap to use: make it once."""
+    return find_short_cut(model) or model.preprocess
 
-    A short cut is taken where it gives exactly what the model's own preprocessing gives, which is tried out first.
-    """
+
+def find_short_cut(model: SentenceTransformer) -> ShortCut | None:
+    """The fast way, where it gives exactly what the model's own preprocessing gives, which is tried out first."""
     tokenizer = model.tokenizer
-    preprocess: Callable[[list[str]], Features] = model.preprocess
-    if hasattr(tokenizer, "backend_tokenizer"):
-        longest = min(tokenizer.model_max_length, NO_LIMIT // 100)
-        samples = ["a", "Some more words, ünlike the first.", "long " * longest, *SAMPLES]
-        expected = preprocess(samples)
-        short_cut = _ShortCut(tokenizer, expected)
-        if _alike(short_cut(samples), expected):
-            preprocess = short_cut
-    return preprocess
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        return None
+    longest = min(tokenizer.model_max_length, NO_LIMIT // 100)
+    samples = ["a", "Some more words, ünlike the first.", "long " * longest, *SAMPLES]
+    expected = model.preprocess(samples)
+    short_cut = ShortCut(tokenizer, expected)
+    return short_cut if _alike(short_cut(samples), expected) else None
 
 
-class _ShortCut:
+class ShortCut:
     """A tokenizer of its own, whose tokens go straight into one array."""
 
     def __init__(self, tokenizer: Any, like: Mapping[str, Any]) -> None:
@@ -63,16 +65,28 @@ class _ShortCut:
         self._constants = {name: value for name, value in like.items() if not torch.is_tensor(value)}
 
     def __call__(self, texts: list[str]) -> Features:
+        """Tokenise and pad."""
+        tokens, lengths = self.flat(texts)
+        return self.features(torch.from_numpy(tokens), lengths.cumsum() - lengths, lengths)
+
+    def flat(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """All tokens in one row, and how many each text has."""
         rows = [encoding.ids for encoding in self._rust.encode_batch_fast(texts)]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        return np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths
+
+    def features(self, tokens: Tensor, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Features:
+        """The texts that begin at `starts` in the row of tokens, padded, on the device of the tokens."""
         width = int(lengths.max())
-        places = np.arange(width)
-        real = places >= (width - lengths)[:, None] if self._left else places < lengths[:, None]
-        tokens = np.full(real.shape, self._pad, np.int64)
-        tokens[real] = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+        first, count = (torch.from_numpy(array).to(tokens.device)[:, None] for array in (starts, lengths))
+        places = torch.arange(width, device=tokens.device)[None, :]
+        if self._left:
+            places = places - (width - count)
+        real = (places >= 0) & (places < count)
+        where = (first + places).clamp(0, len(tokens) - 1)
         features = {
-            "input_ids": torch.from_numpy(tokens),
-            "attention_mask": torch.from_numpy(real.astype(np.int64)),
+            "input_ids": torch.where(real, tokens[where].long(), self._pad),
+            "attention_mask": real.long(),
         }
         if self._has_types:
             features["token_type_ids"] = torch.zeros_like(features["input_ids"])

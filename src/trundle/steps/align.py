@@ -66,6 +66,9 @@ class AlignOptions(Options):
     augment: str = Field(
         "", description="More texts made from yours: sentences, spans, prefixes, words, joins."
     )
+    loss: Literal["leaf", "distilbert", "minilm", "tinybert"] = Field(
+        "leaf", description="The distance alone, or with a loss that looks inside both models, to compare."
+    )
     query_weight: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="How often a query comes, compared with another text."
     )
@@ -119,6 +122,12 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
         raise BadInput("a table of vectors brings its own texts; leave --data out")
     if options.steps != 0:
         body.check_prompts_are_pooled(model, teacher.prompts)
+    if options.loss != "leaf":
+        if teacher.model is None:
+            raise BadInput(
+                f"the loss {options.loss} looks inside the teacher, so it needs a model; use loss: leaf"
+            )
+        train.check_imitation(options.loss, model, teacher.model)
     inputs = body.without_head(model).get_embedding_dimension() or 0
     if options.start == "keep" and model.get_embedding_dimension() != teacher.width:
         raise BadInput(
@@ -157,6 +166,11 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     dtype = next(model.parameters()).dtype
     if options.steps == 0:
         return Applied(model=student.to(dtype), space=teacher.embedder, facts=facts)
+    imitator = (
+        None
+        if options.loss == "leaf" or teacher.model is None
+        else train.Imitator(options.loss, student, teacher.model)
+    )
     task = train.make_alignment(
         student,
         targets,
@@ -164,6 +178,8 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         batch_size=options.batch_size,
         query_weight=options.query_weight,
         seed=context.seed,
+        imitate=imitator,
+        progress=context.progress,
     )
     settings = _settings(options, task.batches.order.per_epoch, context.seed)
     learned_from = [part.folder.name for part in (targets, validation) if part is not None]
@@ -186,6 +202,8 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         progress=context.progress,
         label="align",
     )
+    if imitator is not None:
+        imitator.close()
     facts |= {
         "steps": result.steps,
         "loss": result.loss,

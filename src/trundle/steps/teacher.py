@@ -40,6 +40,8 @@ class Teacher:
     embedder: Embedder | None = None
     """None for a table, which knows the vectors of its own texts only."""
     table: TableTeacher | None = None
+    model: SentenceTransformer | None = None
+    """The model itself, where it is at hand."""
 
 
 def find_teacher(
@@ -78,6 +80,7 @@ def _from_model(model: SentenceTransformer, name: str, context: Context) -> Teac
         normalises=body.normalises(model),
         prompts=model.prompts,
         default_prompt_name=model.default_prompt_name,
+        model=model,
         embedder=body.embedder(
             model,
             name=name,

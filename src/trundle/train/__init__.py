@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from trundle.train.batches import Order as Order
     from trundle.train.batches import tokenised as tokenised
     from trundle.train.checkpoint import METRICS_FILE as METRICS_FILE
+    from trundle.train.imitation import Imitator as Imitator
+    from trundle.train.imitation import check_imitation as check_imitation
     from trundle.train.learner import best_precision as best_precision
     from trundle.train.loop import TrainResult as TrainResult
     from trundle.train.loop import TrainSettings as TrainSettings
@@ -34,6 +36,8 @@ __getattr__ = lazy(
         "Alignment": "alignment",
         "make_alignment": "alignment",
         "METRICS_FILE": "checkpoint",
+        "Imitator": "imitation",
+        "check_imitation": "imitation",
         "best_precision": "learner",
         "Batches": "batches",
         "ByLength": "batches",

@@ -6,7 +6,7 @@ the same one the teacher saw.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,11 @@ from trundle.data.labelling import role_of
 from trundle.data.targets import Targets
 from trundle.model.prompts import prompts_by_role
 from trundle.model.tokenise import check_fast_tokenizer, make_tokeniser
+from trundle.progress import SILENT, Progress
 from trundle.train.batches import Batches, ByLength, Indices
+from trundle.train.imitation import Outputs
 from trundle.train.losses import leaf
+from trundle.train.resident import Resident, fits, make_resident
 
 Batch = tuple[dict[str, Any], Tensor]
 
@@ -33,11 +36,17 @@ class Alignment:
     student: SentenceTransformer
     batches: Batches[Batch]
     validation: Batches[Batch] | None
+    imitate: Callable[[Mapping[str, Any], Outputs], Tensor] | None = None
+    """What is added to the distance while training, to compare with losses that look inside both models."""
 
     def objective(self, batch: Batch) -> Tensor:
         """The mean distance of the student's vectors from the teacher's."""
         features, targets = batch
-        return leaf(self.student(dict(features))["sentence_embedding"], targets)
+        outputs = self.student(dict(features))
+        distance = leaf(outputs["sentence_embedding"], targets)
+        if self.imitate is None or not torch.is_grad_enabled():
+            return distance
+        return distance + self.imitate(features, outputs)
 
 
 def make_alignment(
@@ -48,20 +57,30 @@ def make_alignment(
     batch_size: int,
     query_weight: float = 1.0,
     seed: int = 0,
+    imitate: Callable[[Mapping[str, Any], Outputs], Tensor] | None = None,
+    progress: Progress = SILENT,
 ) -> Alignment:
     """Put targets into batches of similar length; a query counts `query_weight` times as often as another text."""
 
-    def batches(of: Targets, weights: Sequence[float]) -> Batches[Batch]:
-        kinds = is_query(of)
+    def batches(of: Targets, weights: Sequence[float], resident: Resident | None) -> Batches[Batch]:
         order = ByLength(
-            of.lengths, batch_size=min(batch_size, len(of)), seed=seed, kinds=kinds, weights=weights
+            of.lengths if resident is None else resident.lengths,
+            batch_size=min(batch_size, len(of)),
+            seed=seed,
+            kinds=is_query(of),
+            weights=weights,
         )
-        return Batches(order=order, load=_loader(student, of))
+        return Batches(order=order, load=_loader(student, of) if resident is None else resident.load)
 
+    check_fast_tokenizer(student)
+    resident = None
+    if torch.cuda.is_available() and fits(targets, torch.cuda.mem_get_info()[0]):
+        resident = make_resident(student, targets, torch.device("cuda"), progress=progress)
     return Alignment(
         student=student,
-        batches=batches(targets, (1.0, query_weight)),
-        validation=None if validation is None else batches(validation, (1.0, 1.0)),
+        batches=batches(targets, (1.0, query_weight), resident),
+        validation=None if validation is None else batches(validation, (1.0, 1.0), None),
+        imitate=imitate,
     )
 
 
@@ -71,7 +90,6 @@ def is_query(targets: Targets) -> NDArray[np.uint8]:
 
 
 def _loader(student: SentenceTransformer, targets: Targets) -> Callable[[Indices], Batch]:
-    check_fast_tokenizer(student)
     prompts, tokenise = prompts_by_role(student), make_tokeniser(student)
 
     def load(positions: Indices) -> Batch:

@@ -80,7 +80,7 @@ class Learner(Generic[B]):
         loaded = load_pieces(batches, number, pieces=pieces, rank=self.rank, processes=self.processes)
         if self.device.type != "cuda":
             return loaded
-        return Loaded(pieces=recursively_apply(torch.Tensor.pin_memory, loaded.pieces), texts=loaded.texts)
+        return Loaded(pieces=recursively_apply(_pinned, loaded.pieces), texts=loaded.texts)
 
     def load_all(self, batches: Batches[B]) -> list[tuple[B, int]]:
         """What this process needs of one epoch, each batch with its number of texts."""
@@ -153,6 +153,10 @@ class Learner(Generic[B]):
         torch.set_rng_state(dice["cpu"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(dice["cuda"], self.device)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_cuda else tensor.pin_memory()
 
 
 def _adamw(

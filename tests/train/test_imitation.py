@@ -1,0 +1,94 @@
+"""What is caught inside a model, and the losses made of it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+import pico
+from trundle.errors import BadInput
+from trundle.model import Cut, cut
+from trundle.model.surgery import transformer_of
+from trundle.train.imitation import IMITATIONS, Imitator, Inside, check_imitation
+from trundle.train.losses import uniform_layers
+
+
+def features(model: SentenceTransformer) -> dict[str, torch.Tensor]:
+    return dict(model.preprocess(pico.TEXTS))
+
+
+@pytest.mark.parametrize("family", pico.CONFIGS)
+def test_states_are_the_librarys_hidden_states(family, pico_model):
+    model = copy.deepcopy(pico_model(family))
+    inside = Inside(model)
+    given = features(model)
+    backbone = transformer_of(model).model
+    fields = {name: given[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        expected = backbone(**fields, output_hidden_states=True).hidden_states
+    caught = inside.states
+    assert len(caught) == pico.LAYERS + 1
+    # Families with a final norm report their last state after it, which is not what a block gives.
+    for ours, theirs in zip(caught[:-1], expected[:-1], strict=True):
+        torch.testing.assert_close(ours, theirs)
+    heads = inside.heads(-1)
+    sizes = inside._layout.sizes
+    assert heads.query.shape[1:] == (sizes["heads"], given["input_ids"].shape[1], sizes["head"])
+    assert heads.query.shape == heads.key.shape == heads.value.shape
+
+
+def test_scores_are_the_ones_bert_turns_into_attention(pico_model):
+    model = copy.deepcopy(pico_model("bert"))
+    backbone = transformer_of(model).model
+    backbone.set_attn_implementation("eager")
+    inside = Inside(model)
+    given = features(model)
+    with torch.no_grad():
+        attention = backbone(
+            input_ids=given["input_ids"], attention_mask=given["attention_mask"], output_attentions=True
+        ).attentions
+    hidden = given["attention_mask"][:, None, None, :] == 0
+    for block in range(pico.LAYERS):
+        ours = inside.scores(block).masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        torch.testing.assert_close(ours, attention[block])
+
+
+@pytest.mark.parametrize("name", IMITATIONS)
+@pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert", "qwen2", "phi3", "gpt2"])
+def test_the_teacher_itself_has_nothing_to_learn_and_a_part_of_it_has(name, family, pico_model):
+    teacher = pico_model(family)
+    given = features(teacher)
+    same = copy.deepcopy(teacher)
+    imitator = Imitator(name, same, teacher)
+    assert float(imitator(given, same(dict(given))).detach()) == pytest.approx(0.0, abs=1e-5)
+    imitator.close()
+
+    shallow = cut(teacher, Cut(blocks=(0, 1)))
+    imitator = Imitator(name, shallow, teacher)
+    loss = imitator(given, shallow(dict(given)))
+    loss.backward()
+    imitator.close()
+    assert float(loss.detach()) > 1e-4
+    assert any(
+        weight.grad is not None and weight.grad.abs().sum() > 0 for weight in shallow[0].model.parameters()
+    )
+    assert all(weight.grad is None for weight in teacher.parameters())
+    hooks = [module for module in teacher.modules() if module._forward_hooks or module._forward_pre_hooks]
+    assert hooks == []
+
+
+def test_uniform_layers_end_at_the_last():
+    assert uniform_layers(3, 12) == (4, 8, 12)
+
+
+def test_models_that_can_not_be_compared_are_refused(pico_model):
+    teacher = pico_model("mpnet")
+    half = cut(teacher, Cut(hidden=tuple(range(0, 32, 2)), head=tuple(range(0, 8, 2))))
+    with pytest.raises(BadInput, match="tokenizers differ"):
+        check_imitation("minilm", pico_model("roberta"), teacher)
+    with pytest.raises(BadInput, match="hidden width"):
+        check_imitation("distilbert", half, teacher)
+    check_imitation("minilm", half, teacher)

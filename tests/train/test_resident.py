@@ -1,0 +1,50 @@
+"""Batches gathered on the device are the batches that would have been read and tokenised."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import pico
+from trundle.data import Text, build_targets
+from trundle.embedder import plain
+from trundle.train import resident
+from trundle.train.alignment import _loader
+from trundle.train.resident import fits, make_resident
+
+KINDS = ("query", "document", None)
+
+
+@pytest.fixture
+def targets(tmp_path: Path):
+    texts = [
+        Text(text=f"{text} {number}", kind=KINDS[number % 3]) for number in range(20) for text in pico.TEXTS
+    ]
+    random = np.random.default_rng(0)
+    teacher = plain("teacher", lambda asked: random.normal(size=(len(asked), 16)).astype(np.float32))
+    return build_targets(texts, teacher, teacher_id="random", folder=tmp_path / "store")
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "qwen2", "gpt2"])
+def test_a_resident_batch_is_the_batch_that_is_read(family, pico_model, targets, monkeypatch):
+    monkeypatch.setattr(resident, "CHUNK", 33)
+    model = copy.deepcopy(pico_model(family))
+    model.prompts = {"query": "asked: ", "document": "said: "}
+    held = make_resident(model, targets, torch.device("cpu"))
+    assert held is not None
+    load = _loader(model, targets)
+    for positions in (np.array([3]), np.array([0, 139, 7, 7, 64]), np.arange(140)):
+        (features, vectors), (expected, wanted) = held.load(positions), load(positions)
+        assert features.keys() == expected.keys()
+        for name, value in features.items():
+            assert torch.equal(value, expected[name]) if torch.is_tensor(value) else value == expected[name]
+        torch.testing.assert_close(vectors, wanted)
+
+
+def test_only_what_surely_fits_is_held(targets):
+    assert fits(targets, 1 << 30)
+    assert not fits(targets, 4 * len(targets) * targets.width * 2 - 1)
