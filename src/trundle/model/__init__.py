@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from trundle.model.surgery import cut_backbone as cut_backbone
     from trundle.model.surgery import transformer_of as transformer_of
     from trundle.model.surgery import with_modules as with_modules
+    from trundle.model.vocabulary import backend_of as backend_of
+    from trundle.model.vocabulary import needed_ids as needed_ids
 
 __getattr__ = lazy(
     __name__,
@@ -53,5 +55,7 @@ __getattr__ = lazy(
         "cut_backbone": "surgery",
         "transformer_of": "surgery",
         "with_modules": "surgery",
+        "backend_of": "vocabulary",
+        "needed_ids": "vocabulary",
     },
 )

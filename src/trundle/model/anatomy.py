@@ -112,6 +112,8 @@ class Family:
     rotary: bool = False
     first_block_is_special: bool = False
     """ModernBERT's first block lacks a norm the others have, so it can't be swapped for another."""
+    positions_after_pad: bool = False
+    """Whether the first position is the one after the pad token's id, so that this id must not change."""
     extra_axes: Mapping[str, str] = field(default_factory=dict)
     """Axis → config entry, for axes that only this family has."""
 
@@ -176,7 +178,12 @@ LLAMA = Family(
 
 FAMILIES: tuple[Family, ...] = (
     BERT,
-    replace(BERT, name="RoBERTa", model_types=("roberta", "xlm-roberta", "camembert")),
+    replace(
+        BERT,
+        name="RoBERTa",
+        model_types=("roberta", "xlm-roberta", "camembert"),
+        positions_after_pad=True,
+    ),
     Family(
         name="MPNet",
         model_types=("mpnet",),
@@ -198,6 +205,7 @@ FAMILIES: tuple[Family, ...] = (
             "output.dense": Linear("hidden", "mlp", "mlp"),
             "output.LayerNorm": Norm("hidden"),
         },
+        positions_after_pad=True,
         extra_axes={"bucket": "relative_attention_num_buckets"},
     ),
     Family(
@@ -318,6 +326,12 @@ def family_of(model_type: str) -> Family:
             "outside a block, and its config's names for layers, width, heads and MLP width"
         )
     return BY_MODEL_TYPE[model_type]
+
+
+def pinned_ids(family: Family, config: object) -> range:
+    """The token ids that can't be renumbered; MPNet's code takes 1 for the pad token, whatever its config says."""
+    pad = getattr(config, "pad_token_id", None) or 0
+    return range(max(pad, 1) + 1) if family.positions_after_pad else range(0)
 
 
 def terms(axis: str) -> Iterator[str]:

@@ -27,8 +27,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.model.anatomy import Family, terms
+from trundle.model.anatomy import Family, pinned_ids, terms
 from trundle.model.layout import Layout, Parameter, layout_of, read_sizes, shrunk
+from trundle.model.vocabulary import with_tokens
 
 Indices = tuple[int, ...]
 
@@ -82,7 +83,10 @@ def cut(model: SentenceTransformer, what: Cut) -> SentenceTransformer:
     twin = copy.copy(transformer)
     twin._modules = dict(transformer._modules)
     twin.model = cut_backbone(transformer.model, what)
-    twin.processor = copy.deepcopy(transformer.processor)
+    if what.vocab is None:
+        twin.processor = copy.deepcopy(transformer.processor)
+    else:
+        twin.processor = with_tokens(transformer.processor, what.vocab)
     rest = [copy.deepcopy(module) for module in list(model)[1:]]
     if what.hidden is not None:
         _narrow(rest, what.hidden)
@@ -201,7 +205,26 @@ def _new_config(config: PreTrainedConfig, after: Layout, what: Cut) -> PreTraine
     if what.head is not None:
         for entry in family.follows_head:
             setattr(new, entry, after.sizes["head"])
+    if what.vocab is not None:
+        _renumber(new, family, what.vocab)
     return new
+
+
+def _renumber(config: PreTrainedConfig, family: Family, kept: Indices) -> None:
+    """Give every token the config names its new id; one that is gone is no longer named."""
+    new = {old: position for position, old in enumerate(kept)}
+    moved = [number for number in pinned_ids(family, config) if new.get(number) != number]
+    if moved:
+        raise ImpossibleCut(
+            f"a {family.name} model counts positions from its pad token's id; keep id {moved[0]} in its place"
+        )
+    for entry, value in config.to_dict().items():
+        if not entry.endswith("_token_id") or value is None:
+            continue
+        if isinstance(value, list):
+            setattr(config, entry, [new[number] for number in value if number in new] or None)
+        else:
+            setattr(config, entry, new.get(value))
 
 
 def _entries(family: Family) -> dict[str, str]:

@@ -1,0 +1,113 @@
+"""How often a model's tokens occur in texts: one stream, all cores, memory for a few thousand texts at a time.
+
+Texts are read whole, without prompts and special tokens. Documents are kept beside the counts only where a score needs
+them again (tf-idf weighs a token by how many texts have it, which is known at the end), and then on disk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from trundle.progress import SILENT, Progress
+
+CHUNK = 4096
+"""Texts per call of the tokenizers library, which shares them out over the cores."""
+
+Ids = NDArray[np.int64]
+Documents = tuple[Ids, Ids]
+"""Token ids of some texts one after the other, and beside each the number of its text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenCounts:
+    """What one pass over the texts found, by token id."""
+
+    texts: int
+    occurrences: Ids
+    """How often each token occurs."""
+    documents: Ids
+    """In how many texts it occurs."""
+
+    @property
+    def tokens(self) -> int:
+        """All tokens of all texts."""
+        return int(self.occurrences.sum())
+
+
+def tokenised(tokenizer: Tokenizer, texts: Iterable[str], progress: Progress = SILENT) -> Iterator[Documents]:
+    """The texts' token ids, some thousand texts at a time."""
+    plain = Tokenizer.from_str(tokenizer.to_str())
+    plain.no_truncation()
+    plain.no_padding()
+    stream = iter(texts)
+    with progress.task("reading texts", None) as advance:
+        while chunk := list(itertools.islice(stream, CHUNK)):
+            encodings = plain.encode_batch_fast(chunk, add_special_tokens=False)
+            lists = [encoding.ids for encoding in encodings]
+            lengths = [len(ids) for ids in lists]
+            flat = np.fromiter(itertools.chain.from_iterable(lists), dtype=np.int64, count=sum(lengths))
+            yield flat, np.repeat(np.arange(len(lists)), lengths)
+            advance(len(chunk))
+
+
+def count_tokens(chunks: Iterable[Documents], size: int) -> TokenCounts:
+    """Count tokens with ids below `size`."""
+    texts, occurrences, documents = 0, np.zeros(size, np.int64), np.zeros(size, np.int64)
+    for ids, places in chunks:
+        occurrences += np.bincount(ids, minlength=size)[:size]
+        pairs = np.unique(places * size + ids)
+        documents += np.bincount(pairs % size, minlength=size)
+        texts += int(places[-1]) + 1 if len(places) else 0
+    return TokenCounts(texts=texts, occurrences=occurrences, documents=documents)
+
+
+class Spill:
+    """Chunks on their way past, written to a file so that they can be read once more."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._written = file, 0
+
+    def through(self, chunks: Iterable[Documents]) -> Iterator[Documents]:
+        """The same chunks, kept."""
+        for ids, places in chunks:
+            for array in (ids, places):
+                np.save(self._file, array.astype(np.int32), allow_pickle=False)
+            self._written += 1
+            yield ids, places
+
+    def again(self) -> Iterator[Documents]:
+        """The chunks that went past."""
+        self._file.seek(0)
+        for _ in range(self._written):
+            ids, places = (np.load(self._file, allow_pickle=False).astype(np.int64) for _ in range(2))
+            yield ids, places
+
+
+@contextmanager
+def spilling() -> Iterator[Spill]:
+    """A spill that is gone afterwards."""
+    with tempfile.TemporaryFile() as file:
+        yield Spill(file)
+
+
+def tfidf_scores(chunks: Iterable[Documents], counts: TokenCounts) -> NDArray[np.float64]:
+    """Each token's mean tf-idf weight: smooth idf, every text's weights scaled to length 1."""
+    size = len(counts.documents)
+    idf = np.log((1 + counts.texts) / (1 + counts.documents)) + 1
+    scores = np.zeros(size)
+    for ids, places in chunks:
+        pairs, term_counts = np.unique(places * size + ids, return_counts=True)
+        terms, documents = pairs % size, pairs // size
+        weights = term_counts * idf[terms]
+        lengths = np.sqrt(np.bincount(documents, weights**2))
+        scores += np.bincount(terms, weights / lengths[documents], minlength=size)
+    return scores / max(counts.texts, 1)
