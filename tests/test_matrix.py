@@ -47,6 +47,7 @@ class Case:
 
 CASES = {
     "depth": Case(options={"keep": 2}, identity={"keep": pico.LAYERS}, shrinks=True),
+    "vocabulary": Case(options={"parameters": "97%"}, identity={"keep": 10**6}, shrinks=True),
     "align": Case(options={"texts": 40, "steps": 2, "batch_size": 8}, identity=None, shrinks=False),
 }
 

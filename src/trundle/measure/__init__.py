@@ -11,11 +11,17 @@ if TYPE_CHECKING:
     from trundle.measure.costs import predict as predict
     from trundle.measure.savings import Saving as Saving
     from trundle.measure.savings import list_savings as list_savings
+    from trundle.measure.token_choice import best_tokens as best_tokens
+    from trundle.measure.token_choice import passed_down as passed_down
+    from trundle.measure.token_clusters import nearest as nearest
+    from trundle.measure.token_clusters import representatives as representatives
     from trundle.measure.token_counts import TokenCounts as TokenCounts
     from trundle.measure.token_counts import count_tokens as count_tokens
     from trundle.measure.token_counts import spilling as spilling
-    from trundle.measure.token_counts import tfidf_scores as tfidf_scores
     from trundle.measure.token_counts import tokenised as tokenised
+    from trundle.measure.token_lengths import compare_lengths as compare_lengths
+    from trundle.measure.token_scores import attention_scores as attention_scores
+    from trundle.measure.token_scores import tfidf_scores as tfidf_scores
 
 __getattr__ = lazy(
     __name__,
@@ -26,10 +32,16 @@ __getattr__ = lazy(
         "predict": "costs",
         "Saving": "savings",
         "list_savings": "savings",
+        "best_tokens": "token_choice",
+        "passed_down": "token_choice",
+        "nearest": "token_clusters",
+        "representatives": "token_clusters",
         "TokenCounts": "token_counts",
         "count_tokens": "token_counts",
         "spilling": "token_counts",
-        "tfidf_scores": "token_counts",
         "tokenised": "token_counts",
+        "compare_lengths": "token_lengths",
+        "attention_scores": "token_scores",
+        "tfidf_scores": "token_scores",
     },
 )

@@ -64,7 +64,7 @@ def count_tokens(chunks: Iterable[Documents], size: int) -> TokenCounts:
     texts, occurrences, documents = 0, np.zeros(size, np.int64), np.zeros(size, np.int64)
     for ids, places in chunks:
         occurrences += np.bincount(ids, minlength=size)[:size]
-        pairs = np.unique(places * size + ids)
+        pairs, _ = np.unique(places * size + ids, return_counts=True)
         documents += np.bincount(pairs % size, minlength=size)
         texts += int(places[-1]) + 1 if len(places) else 0
     return TokenCounts(texts=texts, occurrences=occurrences, documents=documents)
@@ -97,17 +97,3 @@ def spilling() -> Iterator[Spill]:
     """A spill that is gone afterwards."""
     with tempfile.TemporaryFile() as file:
         yield Spill(file)
-
-
-def tfidf_scores(chunks: Iterable[Documents], counts: TokenCounts) -> NDArray[np.float64]:
-    """Each token's mean tf-idf weight: smooth idf, every text's weights scaled to length 1."""
-    size = len(counts.documents)
-    idf = np.log((1 + counts.texts) / (1 + counts.documents)) + 1
-    scores = np.zeros(size)
-    for ids, places in chunks:
-        pairs, term_counts = np.unique(places * size + ids, return_counts=True)
-        terms, documents = pairs % size, pairs // size
-        weights = term_counts * idf[terms]
-        lengths = np.sqrt(np.bincount(documents, weights**2))
-        scores += np.bincount(terms, weights / lengths[documents], minlength=size)
-    return scores / max(counts.texts, 1)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from trundle.model.layout import layout_of as layout_of
     from trundle.model.layout import shrunk as shrunk
     from trundle.model.loading import load as load
+    from trundle.model.merge_tree import NO_MERGES as NO_MERGES
+    from trundle.model.merge_tree import MergeTree as MergeTree
     from trundle.model.prompts import check_prompts_are_pooled as check_prompts_are_pooled
     from trundle.model.saving import save as save
     from trundle.model.saving import weight_bytes as weight_bytes
@@ -27,8 +29,11 @@ if TYPE_CHECKING:
     from trundle.model.surgery import cut_backbone as cut_backbone
     from trundle.model.surgery import transformer_of as transformer_of
     from trundle.model.surgery import with_modules as with_modules
-    from trundle.model.vocabulary import backend_of as backend_of
-    from trundle.model.vocabulary import needed_ids as needed_ids
+    from trundle.model.token_map import cut_with_map as cut_with_map
+    from trundle.model.token_map import has_token_map as has_token_map
+    from trundle.model.vocabulary import Vocabulary as Vocabulary
+    from trundle.model.vocabulary import read_vocabulary as read_vocabulary
+    from trundle.model.vocabulary import token_vectors as token_vectors
 
 __getattr__ = lazy(
     __name__,
@@ -55,7 +60,12 @@ __getattr__ = lazy(
         "cut_backbone": "surgery",
         "transformer_of": "surgery",
         "with_modules": "surgery",
-        "backend_of": "vocabulary",
-        "needed_ids": "vocabulary",
+        "NO_MERGES": "merge_tree",
+        "MergeTree": "merge_tree",
+        "cut_with_map": "token_map",
+        "has_token_map": "token_map",
+        "Vocabulary": "vocabulary",
+        "read_vocabulary": "vocabulary",
+        "token_vectors": "vocabulary",
     },
 )

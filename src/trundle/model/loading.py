@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from trundle.errors import BadModel
 from trundle.model.anatomy import BY_MODEL_TYPE, family_of
+from trundle.model.token_map import MAPPED_TYPE, MappedTransformer
 
 PoolingChoice = Literal["mean", "weightedmean", "lasttoken", "cls"]
 
@@ -76,13 +77,16 @@ def _open(
 ) -> SentenceTransformer:
     if not (folder / "modules.json").is_file():
         return _with_pooling(folder, config, pooling, trust_remote_code, device)
-    return SentenceTransformer(
-        str(folder),
-        device=device,
-        trust_remote_code=trust_remote_code,
-        local_files_only=True,
-        model_kwargs={"use_safetensors": True},
-    )
+    settings: dict[str, Any] = {
+        "device": device,
+        "trust_remote_code": trust_remote_code,
+        "local_files_only": True,
+        "model_kwargs": {"use_safetensors": True},
+    }
+    if any(module.get("type") == MAPPED_TYPE for module in _read_json(folder / "modules.json")):
+        ours = {MAPPED_TYPE: MappedTransformer}
+        return SentenceTransformer._load_with_module_classes(str(folder), ours, **settings)
+    return SentenceTransformer(str(folder), **settings)
 
 
 def _check_complete(model: SentenceTransformer, place: Path | None) -> None:

@@ -29,7 +29,7 @@ from transformers.initialization import no_init_weights
 from trundle.errors import BadModel, ImpossibleCut
 from trundle.model.anatomy import Family, pinned_ids, terms
 from trundle.model.layout import Layout, Parameter, layout_of, read_sizes, shrunk
-from trundle.model.vocabulary import with_tokens
+from trundle.model.tokenizer_cut import with_tokens
 
 Indices = tuple[int, ...]
 

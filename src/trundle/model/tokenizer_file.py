@@ -7,8 +7,11 @@ truncation speak of no ids and stay as they are.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from tokenizers.pre_tokenizers import ByteLevel
 
 from trundle.errors import BadModel, ImpossibleCut
 
@@ -31,25 +34,16 @@ def model_type(content: Content) -> str:
 
 def tokens_by_id(content: Content) -> dict[int, str]:
     """Every token the file knows, those added beside the model's own vocabulary included."""
-    vocab = content["model"]["vocab"]
-    own = (
-        {number: piece for number, (piece, _) in enumerate(vocab)}
-        if isinstance(vocab, list)
-        else {number: token for token, number in vocab.items()}
-    )
+    own = {number: token for token, number in _own_ids(content).items()}
     return own | {added["id"]: added["content"] for added in content["added_tokens"]}
 
 
 def named_ids(content: Content) -> set[int]:
     """The ids the file itself needs: added tokens, the unknown token, and what is put around or after a text."""
     ids = {int(added["id"]) for added in content["added_tokens"]}
-    model = content["model"]
-    if isinstance(model["vocab"], dict):
-        unknown = model["vocab"].get(model.get("unk_token"))
-    else:
-        unknown = model.get("unk_id")
+    unknown = unknown_id(content, None)
     if unknown is not None:
-        ids.add(int(unknown))
+        ids.add(unknown)
     if content.get("padding"):
         ids.add(int(content["padding"]["pad_id"]))
     for processor in _processors(content.get("post_processor")):
@@ -60,16 +54,56 @@ def named_ids(content: Content) -> set[int]:
 
 
 def basic_ids(content: Content) -> set[int]:
-    """The pieces everything can be spelled with: all bytes, or all single characters."""
-    model, kind = content["model"], model_type(content)
-    if kind == "WordPiece":
-        prefix = model["continuing_subword_prefix"]
-        return {
-            number
-            for token, number in model["vocab"].items()
-            if len(token) == 1 or (len(token) == len(prefix) + 1 and token.startswith(prefix))
-        }
-    raise BadModel(f"the tokenizer is a {kind} model, which trundle can't cut yet")
+    """The pieces everything can be spelled with: all bytes where the tokenizer knows bytes, else all characters."""
+    model, kind, vocab = content["model"], model_type(content), _own_ids(content)
+    if not knows_bytes(content):
+        basic = set(characters(content))
+    elif model.get("byte_fallback"):
+        basic = {vocab[token] for token in (f"<0x{byte:02X}>" for byte in range(256)) if token in vocab}
+    else:
+        basic = {vocab[token] for token in ByteLevel.alphabet() if token in vocab}
+    if kind == "Unigram":
+        # An unknown character weighs a fixed bit more than the least likely piece, so that one has to stay.
+        scores = [score for _, score in model["vocab"]]
+        basic.add(scores.index(min(scores)))
+    return basic
+
+
+def characters(content: Content) -> dict[int, str]:
+    """The pieces of one character, at the start of a word or inside it."""
+    prefix = content["model"].get("continuing_subword_prefix") or ""
+    suffix = content["model"].get("end_of_word_suffix") or ""
+    bare = {
+        number: token.removeprefix(prefix).removesuffix(suffix) for token, number in _own_ids(content).items()
+    }
+    return {number: text for number, text in bare.items() if len(text) == 1}
+
+
+def knows_bytes(content: Content) -> bool:
+    """Whether every text can be spelled in bytes: each written as a character of its own, or as `<0x41>`."""
+    if content["model"].get("byte_fallback"):
+        return True
+    parts = (content.get("pre_tokenizer"), content.get("decoder"), content.get("normalizer"))
+    return model_type(content) == "BPE" and '"ByteLevel"' in json.dumps(parts)
+
+
+def unknown_id(content: Content, named: str | None) -> int | None:
+    """The id of the unknown token: the tokenizer model's, or the one the tokenizer's settings name."""
+    model = content["model"]
+    if isinstance(model["vocab"], list):
+        unknown = model.get("unk_id")
+        return None if unknown is None else int(unknown)
+    ids = {token: number for number, token in tokens_by_id(content).items()}
+    return ids.get(model.get("unk_token") or named or "")
+
+
+def _own_ids(content: Content) -> dict[str, int]:
+    """The tokens of the model's own vocabulary, without those added beside it."""
+    vocab = content["model"]["vocab"]
+    if isinstance(vocab, list):
+        return {piece: number for number, (piece, _) in enumerate(vocab)}
+    own: dict[str, int] = vocab
+    return own
 
 
 def cut_file(content: Content, kept: Sequence[int]) -> dict[str, Any]:

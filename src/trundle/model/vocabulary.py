@@ -1,74 +1,88 @@
-"""A model's tokenizer as surgery needs it: its content, and a new one with fewer tokens in its place."""
+"""A model's vocabulary as a choice among its tokens needs to see it."""
 
 from __future__ import annotations
 
-import copy
-import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
 
 from trundle.errors import BadModel
 from trundle.model.anatomy import family_of, pinned_ids
-from trundle.model.tokenizer_file import basic_ids, cut_file, named_ids, tokens_by_id
+from trundle.model.merge_tree import MergeTree
+from trundle.model.surgery import transformer_of
+from trundle.model.tokenizer_cut import backend_of, tokenizer_content
+from trundle.model.tokenizer_file import (
+    basic_ids,
+    characters,
+    knows_bytes,
+    named_ids,
+    tokens_by_id,
+    unknown_id,
+)
 
-SECOND_COPIES = {"_vocab": "vocab", "_merges": "merges"}
-"""Where some tokenizer classes keep what their backend was made of, and what it is called in the file."""
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """Every token of a model, and which of them it can't do without."""
+
+    backend: Tokenizer
+    size: int
+    """Rows of the embedding; a model may have more of them than its tokenizer has tokens."""
+    tokens: Mapping[int, str]
+    named: frozenset[int]
+    """What the tokenizer, the config or a prompt names: special and added tokens, and those the prompts are read as."""
+    basic: frozenset[int]
+    """Bytes or single characters, with which everything can be spelled."""
+    characters: Mapping[int, str]
+    """Those of the basic tokens that are characters, which can be done without where a text has none of them."""
+    unknown: int | None
+    tree: MergeTree
 
 
-def tokenizer_content(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
-    """What the tokenizer's tokenizer.json says; a tokenizer without one can't be rebuilt."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not isinstance(backend, Tokenizer):
+def read_vocabulary(model: SentenceTransformer) -> Vocabulary:
+    """What there is to choose from."""
+    transformer = transformer_of(model)
+    tokenizer, backbone = transformer.tokenizer, transformer.model
+    backend, content = backend_of(tokenizer), tokenizer_content(tokenizer)
+    assert tokenizer is not None
+    tokens = tokens_by_id(content)
+    size = len(_embedding(model))
+    beyond = [number for number in tokens if number >= size]
+    if beyond:
         raise BadModel(
-            f"the tokenizer {type(tokenizer).__name__} is a slow one without a tokenizer.json; convert it first with "
-            "AutoTokenizer.from_pretrained(MODEL, use_fast=True).save_pretrained(MODEL)"
+            f"the tokenizer has the token {tokens[beyond[0]]!r} with id {beyond[0]}, but the model only {size} rows; "
+            "use the tokenizer the model was made with"
         )
-    content: dict[str, Any] = json.loads(backend.to_str())
-    return content
-
-
-def with_tokens(tokenizer: PreTrainedTokenizerBase, kept: Sequence[int]) -> PreTrainedTokenizerBase:
-    """The tokenizer with only the kept ids, renumbered in the order given."""
-    content = tokenizer_content(tokenizer)
-    small = cut_file(content, kept)
-    backend = Tokenizer.from_str(json.dumps(small))
-    wanted = {token: number for number, token in tokens_by_id(small).items()}
-    if backend.get_vocab(with_added_tokens=True) != wanted:
-        raise BadModel(
-            "the tokenizer's added tokens do not follow its own vocabulary, so it can't be renumbered; keep all tokens"
-        )
-    new = copy.copy(tokenizer)
-    new.init_kwargs = {
-        name: value for name, value in tokenizer.init_kwargs.items() if name != "added_tokens_decoder"
-    }
-    for attribute, name in SECOND_COPIES.items():
-        if hasattr(new, attribute):
-            setattr(new, attribute, small["model"].get(name))
-    new._tokenizer = backend
-    return new
-
-
-def backend_of(model: SentenceTransformer) -> Tokenizer:
-    """The tokenizers library's own tokenizer inside a model."""
-    tokenizer = model[0].tokenizer
-    tokenizer_content(tokenizer)
-    backend: Tokenizer = tokenizer.backend_tokenizer
-    return backend
-
-
-def needed_ids(model: SentenceTransformer) -> frozenset[int]:
-    """The ids no cut may drop: what the tokenizer needs itself, single characters, and the model's prompts."""
-    tokenizer = model[0].tokenizer
-    content = tokenizer_content(tokenizer)
-    ids = named_ids(content) | basic_ids(content) | set(tokenizer.all_special_ids)
-    backbone = model[0].model
-    ids.update(pinned_ids(family_of(backbone.config.model_type), backbone.config))
-    backend = backend_of(model)
+    named = named_ids(content) | set(tokenizer.all_special_ids)
+    named.update(pinned_ids(family_of(backbone.config.model_type), backbone.config))
     for prompt in model.prompts.values():
         if prompt:
-            ids.update(backend.encode(prompt, add_special_tokens=False).ids)
-    return frozenset(ids)
+            named.update(backend.encode(prompt, add_special_tokens=False).ids)
+    return Vocabulary(
+        backend=backend,
+        size=size,
+        tokens=tokens,
+        named=frozenset(named & tokens.keys()),
+        basic=frozenset(basic_ids(content)),
+        characters={} if knows_bytes(content) else characters(content),
+        unknown=unknown_id(content, tokenizer.unk_token),
+        tree=MergeTree(content),
+    )
+
+
+def token_vectors(model: SentenceTransformer, ids: Sequence[int]) -> NDArray[np.float32]:
+    """The embeddings of some tokens."""
+    chosen: NDArray[np.float32] = _embedding(model)[list(ids)].float().cpu().numpy()
+    return chosen
+
+
+def _embedding(model: SentenceTransformer) -> Tensor:
+    table = cast("Any", transformer_of(model).model).get_input_embeddings()
+    weight: Tensor = table.weight.detach()
+    return weight

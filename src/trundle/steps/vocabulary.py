@@ -1,10 +1,13 @@
 """vocabulary: keep the tokens that matter in your texts, with a tokenizer that is really rebuilt.
 
-The rows of the tokens that go are cut out of the embedding, and the tokenizer is rebuilt without them, so a word that
-is gone is read as the pieces that are left. No training is needed; `align` afterwards heals what was lost.
+The rows of the tokens that go are cut out of the embedding. What becomes of a token that is gone is `oov`: by default
+the rebuilt tokenizer reads it as the pieces that are left, and the result is a standard folder. `cluster` (the paper's way)
+and `unk` keep the tokenizer and map the ids instead, with a small module of ours in the folder. No training is needed;
+`align` afterwards heals what was lost.
 
     - vocabulary: {keep: 8000}
     - vocabulary: {parameters: 80%, score: frequency}
+    - vocabulary: {parameters: 80%, oov: cluster}
 
 Paper: Vocabulary pruning for compact text encoders.
 """
@@ -13,21 +16,55 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainSerializer
 
+import trundle.data as data
 import trundle.measure as measure
 import trundle.model as body
-from trundle.errors import BadInput, ImpossibleCut
+from trundle.errors import ImpossibleCut
 from trundle.steps.contract import Applied, Context, ExactFraction, Options, Plan, Step
+from trundle.steps.tokens import Score, rank_tokens
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from trundle.measure import Cost
+    from trundle.model import Vocabulary
+    from trundle.steps.tokens import Ranking
+
+Oov = Literal["decompose", "cluster", "unk"]
+
+HELD_OUT_TEXTS = 2000
+LOST_SHOWN = 12
+BECOMES = {
+    "decompose": "the others are read as pieces",
+    "cluster": "the others are read as the nearest of {} tokens that stand for them",
+    "unk": "the others are read as the unknown token",
+}
+
+
+def read_ranges(value: object) -> object:
+    """'0-4,7' as the ids it stands for."""
+    if not isinstance(value, str):
+        return value
+    ends = [part.partition("-") for part in value.split(",") if part]
+    return tuple(number for low, _, high in ends for number in range(int(low), int(high or low) + 1))
+
+
+def write_ranges(ids: tuple[int, ...]) -> str:
+    """Rising ids in the shortest way to write them down."""
+    parts: list[list[int]] = []
+    for number in ids:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+
+
+IdRanges = Annotated[tuple[int, ...], BeforeValidator(read_ranges), PlainSerializer(write_ranges)]
 
 
 class VocabularyOptions(Options):
@@ -37,47 +74,73 @@ class VocabularyOptions(Options):
     parameters: ExactFraction | None = Field(
         None, description="Share of all the model's parameters to keep instead, such as 80%."
     )
-    score: Literal["tfidf", "frequency", "seen"] = Field(
-        "tfidf", description="What makes a token worth keeping; seen keeps all that occur."
+    score: Score = Field(
+        "tfidf", description="What makes a token worth keeping; seen keeps all that occur in your texts."
     )
-    oov: Literal["decompose"] = Field(
-        "decompose", description="What becomes of the others: split into kept pieces."
+    oov: Oov = Field(
+        "decompose",
+        description="What becomes of the others: split into kept pieces, or mapped to a similar or the unknown token.",
+    )
+    clusters: int = Field(50, ge=1, description="With oov cluster: how many tokens stand for those that go.")
+    characters: Literal["all", "seen"] = Field(
+        "all", description="Which single characters always stay: all, or those in your texts."
     )
 
 
 class VocabularyPlan(Plan):
-    """The tokens that stay."""
+    """The tokens that stay, and how much of the texts they are."""
 
-    kept: tuple[int, ...]
+    kept: IdRanges
     of: int
-    oov: Literal["decompose"]
+    oov: Oov
+    representatives: IdRanges = ()
+    """Kept tokens that only stand for others, with oov: cluster."""
+    coverage: float | None = None
+    """Share of the texts' tokens that stay."""
+    lost: tuple[str, ...] = ()
+    """The most frequent of the tokens that go."""
 
     def __str__(self) -> str:
         if len(self.kept) == self.of:
             return f"keep all {self.of:,} tokens: nothing to cut"
-        return f"keep {len(self.kept):,} of {self.of:,} tokens"
+        covers = "" if self.coverage is None else f", {self.coverage:.2%} of what occurs in your texts"
+        becomes = BECOMES[self.oov].format(len(self.representatives))
+        return f"keep {len(self.kept):,} of {self.of:,} tokens{covers}; {becomes}"
 
 
 def plan(model: SentenceTransformer, options: VocabularyOptions, context: Context) -> VocabularyPlan:
     """Read the texts, score every token, and choose."""
-    transformer = body.transformer_of(model)
-    layout = body.layout_of(transformer.model)
-    size = layout.sizes["vocab"]
     wanted = _wanted(model, options)
-    if wanted is not None and wanted >= size:
-        return VocabularyPlan(kept=tuple(range(size)), of=size, oov=options.oov)
-    needed = body.needed_ids(model)
-    if wanted is not None and wanted < len(needed):
-        raise ImpossibleCut(_too_few(model, len(needed), size))
-    scores = _scores(model, options, context, size)
-    seen = np.flatnonzero(scores > 0)
-    order = seen if wanted is None else np.argsort(-scores, kind="stable")
-    kept = set(needed)
-    for number in order.tolist():
-        if wanted is not None and len(kept) >= wanted:
-            break
-        kept.add(number)
-    return VocabularyPlan(kept=tuple(sorted(kept)), of=size, oov=options.oov)
+    vocabulary = body.read_vocabulary(model)
+    if wanted is not None and wanted >= vocabulary.size:
+        return VocabularyPlan(kept=tuple(range(vocabulary.size)), of=vocabulary.size, oov=options.oov)
+    if options.oov == "unk" and vocabulary.unknown is None:
+        raise ImpossibleCut("the model's tokenizer has no unknown token; use oov: decompose")
+    rebuilt = options.oov == "decompose"
+    tree = vocabulary.tree if rebuilt else body.NO_MERGES
+    spare = options.clusters if options.oov == "cluster" else 0
+    needed = tree.with_halves(vocabulary.named | vocabulary.basic if rebuilt else vocabulary.named)
+    if options.characters == "all":
+        _check_enough(model, wanted, len(needed) + spare)
+    open_places = (vocabulary.size if wanted is None else wanted) - len(needed) - spare
+    ranking = rank_tokens(model, vocabulary, options.score, context, count=max(open_places, 1), tree=tree)
+    if options.characters == "seen" and ranking.counts is not None:
+        needed = tree.with_halves(needed - _absent(vocabulary, ranking))
+        _check_enough(model, wanted, len(needed) + spare)
+    if wanted is None:
+        kept = measure.best_tokens(ranking.order[: ranking.seen], needed, vocabulary.size, tree)
+    else:
+        kept = measure.best_tokens(ranking.order, needed, wanted - spare, tree)
+    representatives = _representatives(model, vocabulary, kept, spare, context.seed)
+    coverage, lost = _missing(vocabulary, ranking, kept)
+    return VocabularyPlan(
+        kept=tuple(sorted({*kept, *representatives})),
+        of=vocabulary.size,
+        oov=options.oov,
+        representatives=representatives,
+        coverage=coverage,
+        lost=lost,
+    )
 
 
 def _wanted(model: SentenceTransformer, options: VocabularyOptions) -> int | None:
@@ -86,7 +149,9 @@ def _wanted(model: SentenceTransformer, options: VocabularyOptions) -> int | Non
         raise ImpossibleCut("keep and parameters say the same thing; give one of them")
     if options.score == "seen":
         if options.keep is not None or options.parameters is not None:
-            raise ImpossibleCut("seen keeps every token that occurs; leave keep and parameters out")
+            raise ImpossibleCut(
+                "seen keeps every token that occurs; leave keep and parameters out, or choose another score"
+            )
         return None
     if options.keep is not None:
         return options.keep
@@ -96,7 +161,7 @@ def _wanted(model: SentenceTransformer, options: VocabularyOptions) -> int | Non
         raise ImpossibleCut(
             f"the share of parameters to keep must be over 0 and at most 1, such as 80%, not {options.parameters}"
         )
-    return tokens_left(*_row_and_rest(model), options.parameters)
+    return tokens_left(*_rows(model), options.parameters)
 
 
 def tokens_left(row: int, tokens: int, rest: int, share: Fraction) -> int:
@@ -104,39 +169,54 @@ def tokens_left(row: int, tokens: int, rest: int, share: Fraction) -> int:
     return math.floor((share * (row * tokens + rest) - rest) / row)
 
 
-def _row_and_rest(model: SentenceTransformer) -> tuple[int, int, int]:
+def _rows(model: SentenceTransformer) -> tuple[int, int, int]:
     """Weights per token, the number of tokens, and the weights that are in no token's row."""
     now = measure.cost(model).parameters
     size = body.layout_of(body.transformer_of(model).model).sizes["vocab"]
-    row = (now - measure.predict(model, vocab=1).parameters) // (size - 1)
-    return row, size, now - row * size
+    rest = now - (now - measure.predict(model, vocab=1).parameters) * size // max(size - 1, 1)
+    return (now - rest) // size, size, rest
 
 
-def _too_few(model: SentenceTransformer, needed: int, size: int) -> str:
-    row, _, rest = _row_and_rest(model)
+def _check_enough(model: SentenceTransformer, wanted: int | None, needed: int) -> None:
+    if wanted is None or wanted >= needed:
+        return
+    row, size, rest = _rows(model)
     share = math.ceil(1000 * (rest + row * needed) / (rest + row * size)) / 10
-    return (
-        f"{needed:,} of the {size:,} tokens must stay (special tokens, single characters and the model's prompts); "
-        f"keep at least so many, or {share:g}% of the parameters"
+    raise ImpossibleCut(
+        f"{needed:,} of the {size:,} tokens must stay (special tokens, single characters or bytes, prompts) and only "
+        f"{max(wanted, 0):,} would; keep at least {needed:,}, which is {share:g}% of the parameters"
     )
 
 
-def _scores(
-    model: SentenceTransformer, options: VocabularyOptions, context: Context, size: int
-) -> NDArray[np.float64]:
-    if context.corpus is None:
-        raise BadInput(
-            "vocabulary looks at texts to know which tokens matter; say where they are with --data"
-        )
-    texts = (text.text for text in context.corpus.train())
-    with measure.spilling() as spill:
-        chunks = measure.tokenised(body.backend_of(model), texts, context.progress)
-        counts = measure.count_tokens(spill.through(chunks) if options.score == "tfidf" else chunks, size)
-        if not counts.tokens:
-            raise BadInput("there is no text to count tokens in; give texts with --data")
-        if options.score == "tfidf":
-            return measure.tfidf_scores(spill.again(), counts)
-    return counts.occurrences.astype(np.float64)
+def _absent(vocabulary: Vocabulary, ranking: Ranking) -> set[int]:
+    """Characters that are in no token of the texts, and so in no text."""
+    assert ranking.counts is not None
+    there = set("".join(vocabulary.tokens[int(number)] for number in ranking.counts.occurrences.nonzero()[0]))
+    return {number for number, text in vocabulary.characters.items() if text not in there} - vocabulary.named
+
+
+def _representatives(
+    model: SentenceTransformer, vocabulary: Vocabulary, kept: list[int], count: int, seed: int
+) -> tuple[int, ...]:
+    """Of the tokens that go, those nearest the centres of their clusters."""
+    if not count:
+        return ()
+    gone = sorted(vocabulary.tokens.keys() - set(kept))
+    found = measure.representatives(body.token_vectors(model, gone), count, seed=seed)
+    return tuple(gone[place] for place in found)
+
+
+def _missing(
+    vocabulary: Vocabulary, ranking: Ranking, kept: list[int]
+) -> tuple[float | None, tuple[str, ...]]:
+    """What share of the texts is kept, and the most frequent tokens that are not."""
+    if ranking.counts is None:
+        return None, ()
+    gone = ranking.counts.occurrences.copy()
+    gone[kept] = 0
+    most = [int(number) for number in (-gone).argsort(kind="stable")[:LOST_SHOWN] if gone[number]]
+    coverage = 1 - float(gone.sum()) / ranking.counts.tokens
+    return coverage, tuple(vocabulary.backend.decode([number]) for number in most)
 
 
 def forecast(model: SentenceTransformer, plan: VocabularyPlan) -> Cost:
@@ -144,10 +224,39 @@ def forecast(model: SentenceTransformer, plan: VocabularyPlan) -> Cost:
     return measure.predict(model, vocab=len(plan.kept))
 
 
-def apply(model: SentenceTransformer, plan: VocabularyPlan, context: Context) -> Applied:  # noqa: ARG001
-    """Cut the rows and rebuild the tokenizer."""
-    whole = len(plan.kept) == plan.of
-    return Applied(model=body.cut(model, body.Cut(vocab=None if whole else plan.kept)))
+def apply(model: SentenceTransformer, plan: VocabularyPlan, context: Context) -> Applied:
+    """Cut the rows, and rebuild the tokenizer or map its ids."""
+    if len(plan.kept) == plan.of:
+        return Applied(model=body.cut(model, body.Cut()))
+    if plan.oov == "decompose":
+        small = body.cut(model, body.Cut(vocab=plan.kept))
+        return Applied(model=small, facts=_evidence(model, small, context))
+    vocabulary = body.read_vocabulary(model)
+    stands_for = list(range(max(vocabulary.tokens) + 1))
+    gone = sorted(set(stands_for) - set(plan.kept))
+    if plan.oov == "unk":
+        assert vocabulary.unknown is not None
+        ends = [vocabulary.unknown] * len(gone)
+    else:
+        targets = body.token_vectors(model, plan.representatives)
+        found = measure.nearest(body.token_vectors(model, gone), targets)
+        ends = [plan.representatives[place] for place in found]
+    for number, end in zip(gone, ends, strict=True):
+        stands_for[number] = end
+    return Applied(model=body.cut_with_map(model, plan.kept, stands_for))
+
+
+def _evidence(model: SentenceTransformer, small: SentenceTransformer, context: Context) -> dict[str, Any]:
+    """How much longer held-out texts have become."""
+    if context.corpus is None:
+        return {}
+    held_out = data.distinct(context.corpus.held_out(), key=lambda text: text.text)
+    texts = [text.text for text in data.sample(held_out, HELD_OUT_TEXTS, seed=context.seed)]
+    if not texts:
+        return {}
+    found = measure.compare_lengths(body.read_vocabulary(model), body.read_vocabulary(small), texts)
+    context.progress.say(f"vocabulary: on {len(texts):,} held-out texts {found}")
+    return found.as_json()
 
 
 STEP = Step(
