@@ -181,7 +181,8 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         imitate=imitator,
         progress=context.progress,
     )
-    settings = _settings(options, task.batches.order.per_epoch, context.seed)
+    looks = 0 if task.validation is None else task.validation.order.per_epoch
+    settings = _settings(options, task.batches.order.per_epoch, looks, context.seed)
     learned_from = [part.folder.name for part in (targets, validation) if part is not None]
     run = (
         context.cache
@@ -294,11 +295,12 @@ def _started(
     return student, {"ridge_strength": found.strength, "ridge_cosine": round(found.held_out_cosine, 4)}
 
 
-def _settings(options: AlignOptions, epoch_steps: int, seed: int) -> Any:
+def _settings(options: AlignOptions, epoch_steps: int, validation_steps: int, seed: int) -> Any:
+    """Validation comes a few times in a run, but never so often that it takes a large part of it."""
     steps = options.steps
     if steps is None and options.minutes is None:
         steps = CYCLES * EPOCHS * epoch_steps
-    every = 500 if steps is None else max(1, steps // LOOKS)
+    every = max(1, 2 * validation_steps, 500 if steps is None else steps // LOOKS)
     return train.TrainSettings(
         steps=steps,
         minutes=options.minutes,
