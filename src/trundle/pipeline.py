@@ -23,6 +23,7 @@ from trundle.evaluate import Fidelity, measure_fidelity
 from trundle.evaluate.encoding import Memory
 from trundle.measure import Cost, cost
 from trundle.model import embedder, load, save
+from trundle.processes import is_first
 from trundle.progress import SILENT, Progress
 from trundle.recipe import Call, Recipe
 from trundle.report.card import model_card
@@ -106,7 +107,8 @@ def compress(
     """Make a small model out of a large one.
 
     A dry run plans every step and says what it would save; steps that only cut are carried out in memory, so that
-    the next plan is made on what they leave, and steps that learn from texts are not.
+    the next plan is made on what they leave, and steps that learn from texts are not. Of several processes that train
+    together only the first measures and writes.
     """
     if output is not None and not dry_run:
         check_free(output, replace=replace)
@@ -132,9 +134,9 @@ def compress(
     teacher = memory.remember(space or embedder(original, name="the original"), "original: encoding")
     student = memory.remember(embedder(model, name="result"), "result: encoding")
     fidelity = None
-    if not dry_run and corpus is not None:
+    if not dry_run and corpus is not None and is_first():
         fidelity = measure_against(teacher, student, corpus, seed=seed, progress=progress)
-    if output is not None and not dry_run:
+    if output is not None and not dry_run and is_first():
         lineage = Lineage(
             source=source,
             space=None if space is None else space.name,

@@ -9,6 +9,7 @@ import typer
 
 from trundle.cli import console, figures
 from trundle.errors import BadInput
+from trundle.processes import is_first
 
 if TYPE_CHECKING:
     from trundle.recipe import Recipe
@@ -55,7 +56,7 @@ def carry_out(
     from trundle.data.corpus import read_corpus
     from trundle.pipeline import compress
 
-    progress = console.terminal(quiet=quiet or as_json)
+    progress = console.terminal(quiet=quiet or as_json or not is_first())
     run = compress(
         model,
         recipe,
@@ -67,6 +68,8 @@ def carry_out(
         trust_remote_code=trust,
         progress=progress,
     )
+    if not is_first():
+        return
     if as_json:
         console.show_json(run.as_json())
         return

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trundle.data.targets import Targets as Targets
     from trundle.data.targets import find_targets as find_targets
     from trundle.data.targets import open_targets as open_targets
+    from trundle.data.targets import wait_for_targets as wait_for_targets
     from trundle.data.texts import Kind as Kind
     from trundle.data.texts import Text as Text
     from trundle.data.texts import read_texts as read_texts
@@ -67,6 +68,7 @@ __getattr__ = lazy(
         "Targets": "targets",
         "find_targets": "targets",
         "open_targets": "targets",
+        "wait_for_targets": "targets",
         "table_id": "digest",
         "Kind": "texts",
         "Text": "texts",

@@ -10,6 +10,7 @@ What this is not: it makes no vectors; see `labelling` for models and endpoints,
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -164,6 +165,13 @@ def find_targets(folder: str | Path) -> Targets | None:
     if not all(is_whole(path, number, shard) for number, shard in enumerate(manifest.shards)):
         return None
     return Targets(path, manifest)
+
+
+def wait_for_targets(folder: str | Path, *, seconds: float = 0.5) -> Targets:
+    """A folder that another process is filling, when it is finished; that process fails for both of them."""
+    while (found := find_targets(folder)) is None:
+        time.sleep(seconds)
+    return found
 
 
 def open_targets(folder: str | Path) -> Targets:

@@ -14,7 +14,6 @@ Paper: LEAF: Knowledge Distillation of Text Embedding Models with Teacher-Aligne
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
@@ -28,6 +27,7 @@ import trundle.measure as measure
 import trundle.model as body
 import trundle.train as train
 from trundle.errors import BadInput
+from trundle.processes import is_first
 from trundle.steps.contract import Applied, Context, Options, Plan, Step
 from trundle.steps.teacher import Teacher, find_teacher
 
@@ -113,8 +113,6 @@ class AlignPlan(Plan):
 def plan(model: SentenceTransformer, options: AlignOptions, context: Context) -> AlignPlan:
     """Look at both ends of the way."""
     data.check_augmentations(_names(options.augment))
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise BadInput("align runs in one process as yet; start it without torchrun or accelerate launch")
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
     if context.corpus is None and teacher.table is None:
         raise BadInput("align learns from texts; say where they are with --data")
@@ -211,13 +209,13 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         "validation": result.validation,
         "best_step": result.best_step,
     }
-    metrics = (run / train.METRICS_FILE).read_text(encoding="utf-8")
+    metrics = run / train.METRICS_FILE
     return Applied(
         model=student.to(dtype),
         space=teacher.embedder,
         facts=facts,
         done=lambda: shutil.rmtree(run, ignore_errors=True),
-        files={"align.jsonl": metrics},
+        files={"align.jsonl": metrics.read_text(encoding="utf-8")} if is_first() else {},
     )
 
 
@@ -228,7 +226,12 @@ def _names(augment: str) -> tuple[str, ...]:
 def _targets(teacher: Teacher, options: AlignOptions, context: Context) -> tuple[Targets, Targets | None]:
     """The teacher's vectors for the training and the validation texts, computed at most once."""
     if teacher.table is not None:
-        everything = teacher.table.targets(_store(context, "table", teacher), progress=context.progress)
+        folder = _store(context, "table", teacher)
+        everything = (
+            teacher.table.targets(folder, progress=context.progress)
+            if is_first()
+            else data.wait_for_targets(folder)
+        )
         return everything.split(VALIDATION_TEXTS, seed=context.seed)
     assert context.corpus is not None
     assert teacher.embedder is not None
@@ -239,6 +242,8 @@ def _targets(teacher: Teacher, options: AlignOptions, context: Context) -> tuple
         """The texts are read only if their vectors are not all there: what the label says stands for them."""
         assert teacher.embedder is not None
         folder = _store(context, label, teacher)
+        if not is_first():
+            return data.wait_for_targets(folder)
         return data.find_targets(folder) or data.build_targets(
             texts(),
             teacher.embedder,
