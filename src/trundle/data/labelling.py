@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from trundle.data.ahead import ahead
 from trundle.data.seen import KEY_BYTES, Seen
 from trundle.data.shards import Dtype, Manifest, is_whole, read_manifest, write_shard
 from trundle.data.targets import Targets, open_targets
@@ -84,8 +85,8 @@ def store(
     chunks = _Chunks(items, wanted.shard_size)
     number = -1
     try:
-        with progress.task("teacher vectors", total) as advance:
-            for number, chunk in enumerate(chunks.cut(advance)):
+        with progress.task("teacher vectors", total) as advance, ahead(chunks.cut(advance)) as ready:
+            for number, chunk in enumerate(ready):
                 if _finished(path, manifest, number, chunk, progress):
                     advance(len(chunk.items))
                 else:

@@ -140,7 +140,7 @@ def write_shard(
     index["end"] = np.cumsum([len(raw) for raw in encoded])
     index["length"] = [len(text.text) for text in texts]
     index["kind"] = [KIND_CODES.index(text.kind) for text in texts]
-    norms = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
     stored = _narrowed(vectors, dtype, texts)
     return Shard(
         count=len(texts),
