@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trundle.evaluate import Fidelity, Result
     from trundle.measure import Cost, Saving
     from trundle.pipeline import Run
+    from trundle.steps.vocabulary_sizes import VocabularySizes
 
 Rows = list[tuple[str, ...]]
 
@@ -69,6 +70,29 @@ def menu(before: Cost, savings: Sequence[Saving]) -> Rows:
                 f"{before.flops_per_token / after.flops_per_token:.2f}×",
             )
         )
+    return rows
+
+
+def vocabulary(sizes: VocabularySizes) -> Rows:
+    """What a vocabulary of each size covers, weighs and costs in tokens."""
+    longer = any(row.lengths is not None for row in sizes.rows)
+    heading = (
+        "tokens",
+        "",
+        "of your texts",
+        "",
+        "weights",
+        "smaller",
+        *(["tokens/text", ""] if longer else []),
+    )
+    rows: Rows = [(*heading, "lost first")]
+    for row in sizes.rows:
+        length = () if row.lengths is None else (f"{row.lengths.after:.1f}", f"{row.lengths.ratio:.2f}×")
+        smaller = sizes.rows[0].after.file_bytes / row.after.file_bytes
+        weights = (megabytes(row.after.file_bytes), f"{smaller:.2f}×")
+        covered = (f"{row.coverage:.2%}", bar(row.coverage))
+        lost = ", ".join(repr(text)[1:-1] for text in row.lost) or "–"
+        rows.append((f"{row.keep:,}", row.why, *covered, *weights, *length, lost))
     return rows
 
 

@@ -29,10 +29,26 @@ Models = Annotated[
 
 
 def inspect(
-    model: Model, as_json: Json = False, verbose: Verbose = False, trust: TrustRemoteCode = False
+    model: Model,
+    vocabulary: Annotated[
+        bool, typer.Option("--vocabulary", help="What vocabularies of several sizes cover of your --data.")
+    ] = False,
+    data: Data = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    trust: TrustRemoteCode = False,
 ) -> None:
     """Show where the bytes are and what each step could save."""
     console.calm_libraries(verbose=verbose)
+    if vocabulary:
+        _inspect_vocabulary(model, data, seed=seed, as_json=as_json, quiet=quiet, trust=trust)
+        return
+    if data:
+        raise BadInput(
+            "inspect reads texts only to judge a vocabulary; add --vocabulary, or leave --data out"
+        )
     from trundle.measure import cost, list_savings
     from trundle.model import layout_of, load, transformer_of
 
@@ -52,6 +68,31 @@ def inspect(
     console.show()
     title = f"What each step could save (work at {now.length} tokens a text)"
     console.show_table(figures.menu(now, menu), title=title, texts=(0, 1))
+
+
+def _inspect_vocabulary(
+    model: str, data: list[str] | None, *, seed: int, as_json: bool, quiet: bool, trust: bool
+) -> None:
+    from trundle.data.corpus import read_corpus
+    from trundle.model import load
+    from trundle.steps.contract import Context
+    from trundle.steps.vocabulary_sizes import list_sizes
+
+    progress = console.terminal(quiet=quiet or as_json)
+    corpus = read_corpus(data, seed=seed, progress=progress) if data else None
+    opened = load(model, trust_remote_code=trust)
+    context = Context(original=opened, corpus=corpus, seed=seed, progress=progress)
+    sizes = list_sizes(opened, "tfidf", context)
+    if as_json:
+        console.show_json({"model": model, **sizes.as_json()})
+        return
+    console.show(
+        f"{model}: {sizes.rows[0].keep:,} tokens, judged by {sizes.texts:,} texts of {sizes.tokens:,} tokens; "
+        f"tokens per text on {sizes.held_out:,} others"
+    )
+    console.show()
+    rows = figures.vocabulary(sizes)
+    console.show_table(rows, texts=(1, 3, len(rows[0]) - 1))
 
 
 def compress(

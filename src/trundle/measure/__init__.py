@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trundle.measure.token_counts import count_tokens as count_tokens
     from trundle.measure.token_counts import spilling as spilling
     from trundle.measure.token_counts import tokenised as tokenised
+    from trundle.measure.token_lengths import Lengths as Lengths
     from trundle.measure.token_lengths import compare_lengths as compare_lengths
     from trundle.measure.token_scores import attention_scores as attention_scores
     from trundle.measure.token_scores import tfidf_scores as tfidf_scores
@@ -40,6 +41,7 @@ __getattr__ = lazy(
         "count_tokens": "token_counts",
         "spilling": "token_counts",
         "tokenised": "token_counts",
+        "Lengths": "token_lengths",
         "compare_lengths": "token_lengths",
         "attention_scores": "token_scores",
         "tfidf_scores": "token_scores",

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from trundle.measure.token_counts import count_tokens, tokenised
-from trundle.model.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +41,17 @@ class Lengths:
         }
 
 
-def compare_lengths(before: Vocabulary, after: Vocabulary, texts: Sequence[str]) -> Lengths:
+def compare_lengths(
+    before: Tokenizer, after: Tokenizer, texts: Sequence[str], *, unknown: str | None
+) -> Lengths:
     """The same texts through both tokenizers, without special tokens."""
-    (old, old_unknown), (new, new_unknown) = (_length(vocabulary, texts) for vocabulary in (before, after))
+    old, old_unknown = _length(before, texts, unknown)
+    new, new_unknown = _length(after, texts, unknown)
     return Lengths(before=old, after=new, unknown_before=old_unknown, unknown_after=new_unknown)
 
 
-def _length(vocabulary: Vocabulary, texts: Sequence[str]) -> tuple[float, float]:
-    counts = count_tokens(tokenised(vocabulary.backend, texts), vocabulary.size)
-    unknown = 0 if vocabulary.unknown is None else int(counts.occurrences[vocabulary.unknown])
-    return counts.tokens / len(texts), unknown / max(counts.tokens, 1)
+def _length(tokenizer: Tokenizer, texts: Sequence[str], unknown: str | None) -> tuple[float, float]:
+    counts = count_tokens(tokenised(tokenizer, texts), tokenizer.get_vocab_size())
+    number = None if unknown is None else tokenizer.token_to_id(unknown)
+    share = 0.0 if number is None else float(counts.occurrences[number] / max(counts.tokens, 1))
+    return counts.tokens / len(texts), share

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from trundle.model.token_map import has_token_map as has_token_map
     from trundle.model.vocabulary import Vocabulary as Vocabulary
     from trundle.model.vocabulary import read_vocabulary as read_vocabulary
+    from trundle.model.vocabulary import rebuilt_backend as rebuilt_backend
     from trundle.model.vocabulary import token_vectors as token_vectors
 
 __getattr__ = lazy(
@@ -66,6 +67,7 @@ __getattr__ = lazy(
         "has_token_map": "token_map",
         "Vocabulary": "vocabulary",
         "read_vocabulary": "vocabulary",
+        "rebuilt_backend": "vocabulary",
         "token_vectors": "vocabulary",
     },
 )

@@ -37,12 +37,7 @@ def backend_of(tokenizer: PreTrainedTokenizerBase | None) -> Tokenizer:
 def with_tokens(tokenizer: PreTrainedTokenizerBase, kept: Sequence[int]) -> PreTrainedTokenizerBase:
     """The tokenizer with only the kept ids, renumbered in the order given."""
     small = cut_file(tokenizer_content(tokenizer), kept)
-    backend = Tokenizer.from_str(json.dumps(small))
-    wanted = {token: number for number, token in tokens_by_id(small).items()}
-    if backend.get_vocab(with_added_tokens=True) != wanted:
-        raise BadModel(
-            "the tokenizer's added tokens do not follow its own vocabulary, so it can't be renumbered; keep all tokens"
-        )
+    backend = _checked(small)
     new = copy.copy(tokenizer)
     new.init_kwargs = {
         name: value for name, value in tokenizer.init_kwargs.items() if name != "added_tokens_decoder"
@@ -52,3 +47,14 @@ def with_tokens(tokenizer: PreTrainedTokenizerBase, kept: Sequence[int]) -> PreT
             setattr(new, attribute, small["model"].get(name))
     new._tokenizer = backend
     return new
+
+
+def _checked(content: dict[str, Any]) -> Tokenizer:
+    """The content as the library reads it, if that is what it says: it numbers added tokens by its own rule."""
+    backend = Tokenizer.from_str(json.dumps(content))
+    wanted = {token: number for number, token in tokens_by_id(content).items()}
+    if backend.get_vocab(with_added_tokens=True) != wanted:
+        raise BadModel(
+            "the tokenizer's added tokens do not follow its own vocabulary, so it can't be renumbered; keep all tokens"
+        )
+    return backend

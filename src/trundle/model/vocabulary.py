@@ -16,7 +16,7 @@ from trundle.errors import BadModel
 from trundle.model.anatomy import family_of, pinned_ids
 from trundle.model.merge_tree import MergeTree
 from trundle.model.surgery import transformer_of
-from trundle.model.tokenizer_cut import backend_of, tokenizer_content
+from trundle.model.tokenizer_cut import backend_of, tokenizer_content, with_tokens
 from trundle.model.tokenizer_file import (
     basic_ids,
     characters,
@@ -43,6 +43,11 @@ class Vocabulary:
     """Those of the basic tokens that are characters, which can be done without where a text has none of them."""
     unknown: int | None
     tree: MergeTree
+
+    @property
+    def unknown_token(self) -> str | None:
+        """What is written for what can't be read."""
+        return None if self.unknown is None else self.tokens[self.unknown]
 
 
 def read_vocabulary(model: SentenceTransformer) -> Vocabulary:
@@ -80,6 +85,13 @@ def token_vectors(model: SentenceTransformer, ids: Sequence[int]) -> NDArray[np.
     """The embeddings of some tokens."""
     chosen: NDArray[np.float32] = _embedding(model)[list(ids)].float().cpu().numpy()
     return chosen
+
+
+def rebuilt_backend(model: SentenceTransformer, kept: Sequence[int]) -> Tokenizer:
+    """The model's tokenizer with only some tokens, to try it out without cutting the model."""
+    tokenizer = transformer_of(model).tokenizer
+    assert tokenizer is not None
+    return backend_of(with_tokens(tokenizer, kept))
 
 
 def _embedding(model: SentenceTransformer) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Score = Literal["tfidf", "frequency", "seen", "attention", "cluster", "random"]
 
 ATTENTION_TEXTS = 2048
+HELD_OUT_TEXTS = 2000
 WITHOUT_TEXTS = ("cluster", "random")
 FOREIGN, DOUBTFUL = 0.9, 0.05
 """Shares of unknown tokens: with the first, texts say nothing about a vocabulary; the second is worth a line."""
@@ -106,6 +108,27 @@ def _scores_without_texts(
         vectors = body.token_vectors(model, among.tolist())
         scores[among[measure.representatives(vectors, count, seed=seed)]] = 1
     return scores
+
+
+def what_is_missing(
+    vocabulary: Vocabulary, ranking: Ranking, kept: Sequence[int], shown: int
+) -> tuple[float | None, tuple[str, ...]]:
+    """What share of the texts' tokens is kept, and the most frequent that are not."""
+    if ranking.counts is None:
+        return None, ()
+    gone = ranking.counts.occurrences.copy()
+    gone[list(kept)] = 0
+    most = [int(number) for number in (-gone).argsort(kind="stable")[:shown] if gone[number]]
+    coverage = 1 - float(gone.sum()) / ranking.counts.tokens
+    return coverage, tuple(vocabulary.backend.decode([number]) for number in most)
+
+
+def held_out_texts(context: Context) -> list[str]:
+    """Some of the texts nothing was chosen by."""
+    if context.corpus is None:
+        return []
+    distinct = data.distinct(context.corpus.held_out(), key=lambda text: text.text)
+    return [text.text for text in data.sample(distinct, HELD_OUT_TEXTS, seed=context.seed)]
 
 
 def _check(counts: TokenCounts, vocabulary: Vocabulary, context: Context) -> None:

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-import trundle.data as data
 import trundle.measure as measure
 import trundle.model as body
 from trundle.errors import ImpossibleCut
 from trundle.steps.contract import Applied, Context, ExactFraction, Options, Plan, Step
-from trundle.steps.tokens import Score, rank_tokens
+from trundle.steps.tokens import Score, held_out_texts, rank_tokens, what_is_missing
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 Oov = Literal["decompose", "cluster", "unk"]
 
-HELD_OUT_TEXTS = 2000
 LOST_SHOWN = 12
 BECOMES = {
     "decompose": "the others are read as pieces",
@@ -110,6 +108,8 @@ class VocabularyPlan(Plan):
 
 def plan(model: SentenceTransformer, options: VocabularyOptions, context: Context) -> VocabularyPlan:
     """Read the texts, score every token, and choose."""
+    if body.has_token_map(model):
+        raise ImpossibleCut("the model's tokens are mapped already; cut the model it was made from instead")
     wanted = _wanted(model, options)
     vocabulary = body.read_vocabulary(model)
     if wanted is not None and wanted >= vocabulary.size:
@@ -132,7 +132,7 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
     else:
         kept = measure.best_tokens(ranking.order, needed, wanted - spare, tree)
     representatives = _representatives(model, vocabulary, kept, spare, context.seed)
-    coverage, lost = _missing(vocabulary, ranking, kept)
+    coverage, lost = what_is_missing(vocabulary, ranking, kept, LOST_SHOWN)
     return VocabularyPlan(
         kept=tuple(sorted({*kept, *representatives})),
         of=vocabulary.size,
@@ -206,19 +206,6 @@ def _representatives(
     return tuple(gone[place] for place in found)
 
 
-def _missing(
-    vocabulary: Vocabulary, ranking: Ranking, kept: list[int]
-) -> tuple[float | None, tuple[str, ...]]:
-    """What share of the texts is kept, and the most frequent tokens that are not."""
-    if ranking.counts is None:
-        return None, ()
-    gone = ranking.counts.occurrences.copy()
-    gone[kept] = 0
-    most = [int(number) for number in (-gone).argsort(kind="stable")[:LOST_SHOWN] if gone[number]]
-    coverage = 1 - float(gone.sum()) / ranking.counts.tokens
-    return coverage, tuple(vocabulary.backend.decode([number]) for number in most)
-
-
 def forecast(model: SentenceTransformer, plan: VocabularyPlan) -> Cost:
     """What is left after the cut."""
     return measure.predict(model, vocab=len(plan.kept))
@@ -248,13 +235,11 @@ def apply(model: SentenceTransformer, plan: VocabularyPlan, context: Context) ->
 
 def _evidence(model: SentenceTransformer, small: SentenceTransformer, context: Context) -> dict[str, Any]:
     """How much longer held-out texts have become."""
-    if context.corpus is None:
-        return {}
-    held_out = data.distinct(context.corpus.held_out(), key=lambda text: text.text)
-    texts = [text.text for text in data.sample(held_out, HELD_OUT_TEXTS, seed=context.seed)]
+    texts = held_out_texts(context)
     if not texts:
         return {}
-    found = measure.compare_lengths(body.read_vocabulary(model), body.read_vocabulary(small), texts)
+    before, after = body.read_vocabulary(model), body.read_vocabulary(small)
+    found = measure.compare_lengths(before.backend, after.backend, texts, unknown=before.unknown_token)
     context.progress.say(f"vocabulary: on {len(texts):,} held-out texts {found}")
     return found.as_json()
 

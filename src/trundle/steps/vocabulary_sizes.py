@@ -1,0 +1,94 @@
+"""What a vocabulary of each size would cover, weigh and cost in tokens: a look before the cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import trundle.measure as measure
+import trundle.model as body
+from trundle.errors import BadInput
+from trundle.steps.contract import Context
+from trundle.steps.tokens import Score, held_out_texts, rank_tokens, what_is_missing
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from trundle.measure import Cost, Lengths
+
+SHARES = (2, 4, 8, 16)
+LOST_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeRow:
+    """One size a vocabulary could be cut to."""
+
+    keep: int
+    why: str
+    coverage: float
+    """Share of the texts' tokens that stay."""
+    after: Cost
+    lengths: Lengths | None
+    """On held-out texts, where there are any."""
+    lost: tuple[str, ...]
+    """The most frequent of the tokens that go."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "keep": self.keep,
+            "why": self.why,
+            "coverage": self.coverage,
+            "parameters": self.after.parameters,
+            "bytes": self.after.file_bytes,
+            **({} if self.lengths is None else self.lengths.as_json()),
+            "lost": list(self.lost),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularySizes:
+    """The sizes worth a look, the largest first, and what they were judged by."""
+
+    texts: int
+    tokens: int
+    held_out: int
+    rows: tuple[SizeRow, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        rows = [row.as_json() for row in self.rows]
+        return {"texts": self.texts, "tokens": self.tokens, "held_out": self.held_out, "sizes": rows}
+
+
+def list_sizes(model: SentenceTransformer, score: Score, context: Context) -> VocabularySizes:
+    """What `vocabulary` would choose with its tokenizer rebuilt, from the whole vocabulary down to the least there can be."""
+    if context.corpus is None:
+        raise BadInput("a vocabulary is judged by texts; say where they are with --data")
+    vocabulary = body.read_vocabulary(model)
+    tree = vocabulary.tree
+    needed = tree.with_halves(vocabulary.named | vocabulary.basic)
+    ranking = rank_tokens(model, vocabulary, score, context, count=vocabulary.size, tree=tree)
+    assert ranking.counts is not None
+    seen = len(tree.with_halves([*needed, *ranking.order[: ranking.seen]]))
+    sizes = {
+        vocabulary.size // share: f"1/{share}" for share in SHARES if vocabulary.size // share > len(needed)
+    }
+    sizes |= {vocabulary.size: "all", seen: "all that occur", len(needed): "the least"}
+    texts = held_out_texts(context)
+    rows = []
+    for size, why in sorted(sizes.items(), reverse=True):
+        kept = measure.best_tokens(ranking.order, needed, size, tree)
+        small = body.rebuilt_backend(model, kept)
+        coverage, lost = what_is_missing(vocabulary, ranking, kept, LOST_SHOWN)
+        lengths = None
+        if texts:
+            unknown = vocabulary.unknown_token
+            lengths = measure.compare_lengths(vocabulary.backend, small, texts, unknown=unknown)
+        after = measure.predict(model, vocab=size)
+        assert coverage is not None
+        rows.append(SizeRow(keep=size, why=why, coverage=coverage, after=after, lengths=lengths, lost=lost))
+    return VocabularySizes(
+        texts=ranking.counts.texts, tokens=ranking.counts.tokens, held_out=len(texts), rows=tuple(rows)
+    )

@@ -1,0 +1,491 @@
+"""The vocabulary step: scores against scikit-learn, choices against brute force, maps against the original's own rows."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+import pico
+from trundle.artifact import Lineage
+from trundle.data import Text
+from trundle.data.corpus import Corpus
+from trundle.errors import BadInput, BadModel, ImpossibleCut
+from trundle.measure import (
+    attention_scores,
+    best_tokens,
+    cost,
+    count_tokens,
+    nearest,
+    passed_down,
+    representatives,
+    spilling,
+    tfidf_scores,
+    tokenised,
+)
+from trundle.model import (
+    NO_MERGES,
+    MergeTree,
+    cut_with_map,
+    has_token_map,
+    load,
+    model_digest,
+    read_vocabulary,
+    save,
+    token_vectors,
+)
+from trundle.recipe import make_options
+from trundle.steps.catalogue import STEPS
+from trundle.steps.contract import Applied, Context
+from trundle.steps.vocabulary import VocabularyPlan, read_ranges, tokens_left, write_ranges
+
+Models = Callable[[str], SentenceTransformer]
+TOOL = STEPS["vocabulary"]
+FAMILIES = ("bert", "gpt2", "xlm-roberta")
+
+
+def corpus(texts: Sequence[str], held_out: Sequence[str] = ()) -> Corpus:
+    return Corpus(
+        train=lambda: (Text(text=text) for text in texts),
+        validation=lambda: iter(()),
+        held_out=lambda: (Text(text=text) for text in held_out),
+        facts=lambda: (),
+    )
+
+
+def run(
+    model: SentenceTransformer, options: dict[str, Any], texts: Sequence[str] | None = pico.TEXTS
+) -> tuple[VocabularyPlan, Applied]:
+    given_texts = None if texts is None else corpus(texts, held_out=pico.TEXTS[:3])
+    context = Context(original=model, corpus=given_texts, seed=5)
+    plan = TOOL.plan(model, make_options(TOOL, options), context)
+    return plan, TOOL.apply(model, plan, context)
+
+
+# scores
+
+
+def test_counts_are_those_of_the_tokenizer(pico_model: Models) -> None:
+    vocabulary = read_vocabulary(pico_model("gpt2"))
+    texts = [*pico.TEXTS, "", "the the the"]
+    counts = count_tokens(tokenised(vocabulary.backend, texts), vocabulary.size)
+    one_by_one = [vocabulary.backend.encode(text, add_special_tokens=False).ids for text in texts]
+    assert counts.texts == len(texts)
+    assert counts.tokens == sum(map(len, one_by_one))
+    for number in range(vocabulary.size):
+        assert counts.occurrences[number] == sum(ids.count(number) for ids in one_by_one)
+        assert counts.documents[number] == sum(number in ids for ids in one_by_one)
+
+
+def test_long_texts_are_counted_to_the_end(pico_model: Models) -> None:
+    vocabulary = read_vocabulary(pico_model("bert"))
+    counts = count_tokens(tokenised(vocabulary.backend, ["the " * 5000]), vocabulary.size)
+    assert counts.tokens == 5000
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=12), min_size=1, max_size=9), st.integers(1, 4)
+)
+def test_tfidf_equals_scikit_learn(documents: list[list[int]], chunk: int) -> None:
+    """Smooth idf, rows of length 1, mean over documents; whatever chunks the texts come in."""
+    names = [f"t{number}" for number in range(9)]
+    reference = TfidfVectorizer(analyzer=lambda ids: [names[number] for number in ids], vocabulary=names)
+    expected = np.asarray(reference.fit_transform(documents).mean(axis=0)).ravel()
+    chunks = [
+        (np.concatenate(part), np.repeat(np.arange(len(part)), [len(ids) for ids in part]))
+        for start in range(0, len(documents), chunk)
+        for part in [documents[start : start + chunk]]
+    ]
+    with spilling() as spill:
+        counts = count_tokens(spill.through(chunks), 9)
+        scores = tfidf_scores(spill.again(), counts)
+    np.testing.assert_allclose(scores, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", pico.CONFIGS)
+def test_attention_is_what_the_model_gives(family: str, pico_model: Models) -> None:
+    """Every token of every text gives away attention of 1 in all, so what is received adds up to the tokens."""
+    model = pico_model(family)
+    usual = model[0].model.config._attn_implementation
+    before = model.encode(pico.TEXTS)
+    scores = attention_scores(model, pico.TEXTS, read_vocabulary(model).size)
+    features = [model[0].preprocess([text])["input_ids"][0].tolist() for text in pico.TEXTS]
+    received = sum(scores[number] for ids in features for number in ids)
+    assert received == pytest.approx(sum(map(len, features)), rel=1e-4)
+    assert model[0].model.config._attn_implementation == usual
+    np.testing.assert_array_equal(model.encode(pico.TEXTS), before)
+
+
+# choices
+
+
+def tree(merges: list[tuple[str, str]], letters: str) -> tuple[MergeTree, dict[str, int]]:
+    tokens = [*letters, *("".join(merge) for merge in merges)]
+    vocab = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+    return MergeTree(
+        {"model": {"type": "BPE", "vocab": vocab, "merges": [list(pair) for pair in merges]}}
+    ), vocab
+
+
+MERGES = [("a", "b"), ("ab", "c"), ("d", "e"), ("abc", "de"), ("c", "d"), ("ab", "ab"), ("cd", "e")]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 50), min_size=12, max_size=12), st.integers(5, 12))
+def test_the_best_tokens_leave_the_fewest_tokens_any_choice_can(counts: list[int], keep: int) -> None:
+    """Against every closed choice there is: merges of a text that stay are the sum of the passed down counts."""
+    found, vocab = tree(MERGES, "abcde")
+    occurrences = np.array(counts, dtype=float)
+    merged_down = passed_down(occurrences, found)
+    letters = set(range(5))
+    order = np.argsort(-merged_down, kind="stable").tolist()
+    chosen = best_tokens(order, letters, keep, found)
+
+    def saved(kept: set[int]) -> float:
+        return float(sum(merged_down[number] for number in kept - letters))
+
+    closed = [
+        {*letters, *extra}
+        for size in range(keep - 4)
+        for extra in itertools.combinations(range(5, len(vocab)), size)
+        if found.with_halves(extra) <= {*letters, *extra}
+    ]
+    assert set(chosen) == found.with_halves(chosen)
+    assert len(chosen) <= keep
+    assert saved(set(chosen)) == max(saved(kept) for kept in closed)
+
+
+def test_passed_down_scores_count_merges() -> None:
+    found, vocab = tree(MERGES, "abcde")
+    scores = np.zeros(len(vocab))
+    scores[vocab["abcde"]] = 3
+    scores[vocab["abab"]] = 2
+    down = passed_down(scores, found)
+    assert {token: down[number] for token, number in vocab.items()} == {
+        "abcde": 3, "abc": 3, "de": 3, "abab": 2, "ab": 3 + 4, "a": 7, "b": 7, "c": 3, "d": 3, "e": 3, "cd": 0, "cde": 0,
+    }  # fmt: skip
+
+
+def test_other_tokenizers_need_no_halves() -> None:
+    scores = np.array([3.0, 1.0, 2.0])
+    np.testing.assert_array_equal(passed_down(scores, NO_MERGES), scores)
+    assert best_tokens([0, 2, 1], [1], 2, NO_MERGES) == [0, 1]
+
+
+@pytest.mark.parametrize("count", [1, 7, 50, 399, 400, 1000])
+def test_as_many_representatives_as_asked_for(count: int) -> None:
+    vectors = np.random.default_rng(0).normal(size=(400, 8)).astype(np.float32)
+    found = representatives(vectors, count, seed=1)
+    assert len(found) == len(set(found.tolist())) == min(count, 400)
+
+
+def test_many_representatives_of_many_vectors() -> None:
+    vectors = np.random.default_rng(0).normal(size=(9000, 4)).astype(np.float32)
+    found = representatives(vectors, 1500, seed=1)
+    assert len(set(found.tolist())) == 1500
+
+
+def test_representatives_stand_in_the_middle_of_their_clusters() -> None:
+    middles = np.eye(3, dtype=np.float32)
+    points = np.concatenate(
+        [middles, *(middles + side * np.roll(middles, 1, axis=1) for side in (0.2, -0.2))]
+    )
+    assert set(representatives(points, 3, seed=0).tolist()) == {0, 1, 2}
+    assert nearest(points, middles).tolist() == [0, 1, 2] * 3
+
+
+@given(st.sets(st.integers(0, 60)).map(lambda ids: tuple(sorted(ids))))
+def test_ids_survive_being_written_as_ranges(ids: tuple[int, ...]) -> None:
+    assert read_ranges(write_ranges(ids)) == ids
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 1000), st.integers(2, 10**5), st.integers(0, 10**8), st.fractions(Fraction(1, 100), 1))
+def test_a_share_of_parameters_is_never_overrun(row: int, tokens: int, rest: int, share: Fraction) -> None:
+    left = tokens_left(row, tokens, rest, share)
+    allowed = share * (row * tokens + rest)
+    assert row * left + rest <= allowed < row * (left + 1) + rest
+
+
+# the step
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("score", ["tfidf", "frequency", "attention", "cluster", "random"])
+def test_every_score_keeps_what_was_asked_for(family: str, score: str, pico_model: Models) -> None:
+    model = pico_model(family)
+    plan, applied = run(model, {"parameters": "97%", "score": score})
+    assert cost(applied.model).parameters <= Fraction(97, 100) * cost(model).parameters
+    assert len(applied.model.tokenizer) == len(plan.kept)
+    assert plan.coverage is not None
+    assert 0 < plan.coverage <= 1
+    assert applied.facts["tokens_per_text_after"] >= applied.facts["tokens_per_text_before"]
+
+
+@pytest.mark.parametrize("score", ["cluster", "random"])
+def test_scores_that_need_no_texts(score: str, pico_model: Models) -> None:
+    plan, _ = run(pico_model("gpt2"), {"keep": 300, "score": score}, texts=None)
+    assert len(plan.kept) == 300
+    assert plan.coverage is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_seen_reads_its_texts_exactly_as_before(family: str, pico_model: Models) -> None:
+    model = pico_model(family)
+    texts = pico.TEXTS[:2]
+    plan, applied = run(model, {"score": "seen"}, texts=texts)
+    assert len(plan.kept) < plan.of
+    assert plan.coverage == 1
+    np.testing.assert_allclose(applied.model.encode(texts), model.encode(texts), atol=1e-6)
+
+
+def test_more_places_than_seen_tokens_are_filled(pico_model: Models) -> None:
+    plan, _ = run(pico_model("gpt2"), {"keep": 390}, texts=["a"])
+    assert len(plan.kept) == 390
+
+
+def test_unseen_characters_can_go(pico_model: Models) -> None:
+    model = pico_model("bert")
+    all_of_them, _ = run(model, {"score": "seen"}, texts=["the quick fox"])
+    few, applied = run(model, {"score": "seen", "characters": "seen"}, texts=["the quick fox"])
+    assert len(few.kept) < len(all_of_them.kept)
+    tokens = set(applied.model.tokenizer.get_vocab())
+    assert {"q", "##q", "x", "##x"} & set(model.tokenizer.get_vocab()) <= tokens
+    assert "東" in model.tokenizer.get_vocab()
+    assert "東" not in tokens
+
+
+def test_bytes_never_go(pico_model: Models) -> None:
+    _, applied = run(pico_model("gpt2"), {"score": "seen", "characters": "seen"}, texts=["a"])
+    text = "anything at all: 東京 🙂"
+    ids = applied.model.tokenizer(text)["input_ids"]
+    assert applied.model.tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_are_read_as_before(family: str, pico_folders: Callable[[str], Path]) -> None:
+    prompts = {"query": "documents are longer than: ", "document": "queries: "}
+    model = SentenceTransformer(str(pico_folders(family)), device="cpu", prompts=prompts)
+    _, applied = run(model, {"score": "seen"}, texts=["fox"])
+    for prompt in prompts.values():
+        assert applied.model.tokenizer.tokenize(prompt) == model.tokenizer.tokenize(prompt)
+    assert applied.model.prompts == model.prompts
+
+
+def test_config_ids_follow_their_tokens(pico_folders: Callable[[str], Path]) -> None:
+    """Special tokens at the end of the vocabulary, several end tokens, and one that no config should name."""
+    model = SentenceTransformer(str(pico_folders("llama")), device="cpu")
+    tokenizer, config = model.tokenizer, model[0].model.config
+    last = len(tokenizer) - 1
+    tokenizer.backend_tokenizer.add_special_tokens([tokenizer.convert_ids_to_tokens(last)])
+    config.eos_token_id, config.decoder_start_token_id = [3, last], last - 1
+    plan, applied = run(model, {"score": "seen"}, texts=["a"])
+    assert last in plan.kept
+    assert last - 1 not in plan.kept
+    small = applied.model[0].model.config
+    assert small.eos_token_id == [plan.kept.index(3), plan.kept.index(last)]
+    assert small.decoder_start_token_id is None
+    assert small.pad_token_id == plan.kept.index(0)
+    assert small.vocab_size == len(plan.kept)
+
+
+def test_positions_do_not_move_with_the_pad_token(pico_folders: Callable[[str], Path]) -> None:
+    """RoBERTa counts positions from its pad token's id: with unused tokens before it, they must stay, too."""
+    model = SentenceTransformer(str(pico_folders("roberta")), device="cpu")
+    model[0].model.config.pad_token_id = 9
+    model[0].model.embeddings.padding_idx = 9
+    plan, applied = run(model, {"score": "seen"}, texts=pico.TEXTS[:2])
+    assert plan.kept[:10] == tuple(range(10))
+    np.testing.assert_allclose(applied.model.encode(pico.TEXTS[:2]), model.encode(pico.TEXTS[:2]), atol=1e-6)
+
+
+def test_rows_the_tokenizer_does_not_know_go_first(pico_folders: Callable[[str], Path]) -> None:
+    """Some models have more rows than tokens, to round the number up."""
+    model = SentenceTransformer(str(pico_folders("qwen2")), device="cpu")
+    model[0].model.resize_token_embeddings(448, mean_resizing=False)
+    plan, applied = run(model, {"keep": 420})
+    assert plan.of == 448
+    assert plan.kept == tuple(range(400))
+    np.testing.assert_allclose(applied.model.encode(pico.TEXTS), model.encode(pico.TEXTS), atol=1e-6)
+
+
+# maps
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet", "xlm-roberta", "modernbert", "llama", "gpt2"])
+@pytest.mark.parametrize("oov", ["cluster", "unk"])
+def test_maps_give_what_the_original_gives_for_the_mapped_tokens(
+    family: str, oov: str, pico_model: Models, tmp_path: Path
+) -> None:
+    """The reference is the whole model, given by hand the ids that stand for those that are gone."""
+    model = pico_model(family)
+    plan, applied = run(model, {"keep": 60, "oov": oov, **({"clusters": 5} if oov == "cluster" else {})})
+    small = applied.model
+    assert has_token_map(small)
+    assert len(plan.kept) == 60
+    vocabulary = read_vocabulary(model)
+    ends = [vocabulary.unknown] if oov == "unk" else list(plan.representatives)
+    places = nearest(token_vectors(model, range(vocabulary.size)), token_vectors(model, ends))
+    stands_for = [n if n in plan.kept else ends[places[n]] for n in range(vocabulary.size)]
+    features = model.preprocess(pico.TEXTS)
+    features["input_ids"] = torch.tensor(stands_for)[features["input_ids"]]
+    with torch.no_grad():
+        expected = model(features)["sentence_embedding"].numpy()
+    np.testing.assert_allclose(small.encode(pico.TEXTS), expected, atol=2e-6)
+
+    # a save and both ways of loading give the same vectors; same plan, same bytes
+    one = save(small, tmp_path / "one", lineage=Lineage(source="x"), card="")
+    np.testing.assert_allclose(
+        load(one, device="cpu").encode(pico.TEXTS), small.encode(pico.TEXTS), atol=1e-6
+    )
+    plain = SentenceTransformer(str(one), device="cpu", trust_remote_code=True)
+    np.testing.assert_allclose(plain.encode(pico.TEXTS), small.encode(pico.TEXTS), atol=1e-6)
+    replayed = TOOL.plans.model_validate_json(plan.model_dump_json())
+    assert replayed == plan
+    again = TOOL.apply(model, replayed, Context(original=model)).model
+    assert model_digest(again) == model_digest(small) == model_digest(plain)
+    assert TOOL.forecast(model, plan).as_json() == cost(small).as_json()
+
+
+def test_a_traced_graph_contains_the_map(pico_model: Models) -> None:
+    model = pico_model("bert")
+    _, applied = run(model, {"keep": 60, "oov": "unk"})
+    features = applied.model[0].preprocess(pico.TEXTS[:2])
+    ids, mask = features["input_ids"], features["attention_mask"]
+
+    class Vectors(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = applied.model
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.body({"input_ids": ids, "attention_mask": mask})["sentence_embedding"]
+            return out
+
+    with torch.no_grad():
+        graph = torch.export.export(Vectors().eval(), (ids, mask))
+        traced = graph.module()(ids, mask)
+    assert any("token_map" in name for name in graph.state_dict)
+    np.testing.assert_allclose(traced.numpy(), applied.model.encode(pico.TEXTS[:2]), atol=1e-6)
+
+
+def test_without_trundle_the_folder_says_what_it_needs(pico_model: Models, tmp_path: Path) -> None:
+    _, applied = run(pico_model("bert"), {"keep": 60, "oov": "unk"})
+    folder = save(applied.model, tmp_path / "mapped", lineage=Lineage(source="x"), card="")
+    assert (
+        json.loads((folder / "modules.json").read_text())[0]["type"]
+        == "trundle.model.token_map.MappedTransformer"
+    )
+    code = (
+        "import sys\n"
+        "sys.modules['trundle'] = None\n"
+        "from sentence_transformers import SentenceTransformer\n"
+        f"SentenceTransformer({str(folder)!r}, device='cpu', trust_remote_code=True)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode != 0
+    assert "trundle" in found.stderr.strip().splitlines()[-1]
+
+
+def test_a_damaged_map_is_refused(pico_model: Models, tmp_path: Path) -> None:
+    _, applied = run(pico_model("bert"), {"keep": 60, "oov": "unk"})
+    folder = save(applied.model, tmp_path / "mapped", lineage=Lineage(source="x"), card="")
+    np.save(folder / "token_map.npy", np.array([10**6], dtype=np.int32))
+    with pytest.raises(BadModel, match="beyond the model's vocabulary"):
+        load(folder)
+    (folder / "token_map.npy").unlink()
+    with pytest.raises(BadModel, match=r"no token_map\.npy"):
+        load(folder)
+
+
+def test_mapped_models_can_be_cut_and_aligned_but_not_mapped_twice(pico_model: Models) -> None:
+    model = pico_model("bert")
+    _, applied = run(model, {"keep": 60, "oov": "unk"})
+    depth, align = STEPS["depth"], STEPS["align"]
+    shallow = depth.apply(
+        applied.model, depth.plans(blocks=(0, 1), of=pico.LAYERS), Context(original=model)
+    ).model
+    assert has_token_map(shallow)
+    context = Context(original=model, corpus=corpus([f"{text} {n}" for n in range(3) for text in pico.TEXTS]))
+    plan = align.plan(shallow, make_options(align, {"steps": 0}), context)
+    assert has_token_map(align.apply(shallow, plan, context).model)
+    for oov in ("unk", "decompose"):
+        with pytest.raises(ImpossibleCut, match="mapped already"):
+            run(shallow, {"keep": 50, "oov": oov})
+    with pytest.raises(ImpossibleCut, match="mapped already"):
+        cut_with_map(shallow, range(50), range(50))
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "say how much to keep"),
+        ({"keep": 100, "parameters": "90%"}, "give one of them"),
+        ({"keep": 100, "score": "seen"}, "leave keep and parameters out"),
+        ({"parameters": "0%"}, "over 0 and at most 1"),
+        ({"parameters": "150%"}, "over 0 and at most 1"),
+        ({"keep": 10}, "keep at least 76, which is 87.8% of the parameters"),
+        ({"parameters": "50%"}, "keep at least 76"),
+        ({"keep": 40, "oov": "cluster"}, "keep at least 5"),
+    ],
+)
+def test_impossible_wishes_say_what_is_possible(
+    options: dict[str, Any], says: str, pico_model: Models
+) -> None:
+    with pytest.raises(ImpossibleCut, match=says):
+        run(pico_model("bert"), options)
+
+
+def test_the_least_that_is_named_is_possible(pico_model: Models) -> None:
+    plan, _ = run(pico_model("bert"), {"keep": 76})
+    assert len(plan.kept) == 76
+
+
+def test_no_texts_are_refused(pico_model: Models) -> None:
+    with pytest.raises(BadInput, match="say where they are with --data"):
+        run(pico_model("bert"), {"keep": 100}, texts=None)
+    with pytest.raises(BadInput, match="no text to count"):
+        run(pico_model("bert"), {"keep": 100}, texts=[])
+
+
+def test_texts_the_model_can_not_read_are_refused(pico_model: Models) -> None:
+    with pytest.raises(BadInput, match="a language the model knows"):
+        run(pico_model("bert"), {"keep": 100}, texts=["Привет мир", "Как дела"])
+
+
+def test_a_tokenizer_larger_than_its_model_is_refused(pico_folders: Callable[[str], Path]) -> None:
+    model = SentenceTransformer(str(pico_folders("llama")), device="cpu")
+    model.tokenizer.add_tokens(["<too far>"])
+    with pytest.raises(BadModel, match="the tokenizer the model was made with"):
+        run(model, {"keep": 300})
+
+
+def test_a_tokenizer_without_an_unknown_token_can_not_map_to_it(pico_folders: Callable[[str], Path]) -> None:
+    model = SentenceTransformer(str(pico_folders("gpt2")), device="cpu")
+    model.tokenizer.unk_token = None
+    with pytest.raises(ImpossibleCut, match="no unknown token"):
+        run(model, {"keep": 300, "oov": "unk"})
+
+
+def test_more_than_there_is_changes_nothing(pico_model: Models) -> None:
+    model = pico_model("bert")
+    plan, applied = run(model, {"parameters": 1}, texts=None)
+    assert "nothing to cut" in str(plan)
+    np.testing.assert_array_equal(applied.model.encode(pico.TEXTS), model.encode(pico.TEXTS))
