@@ -41,7 +41,7 @@ SCORES = ("tfidf", "frequency", "attention", "cluster", "random")
 FATES = ("decompose", "cluster", "unk")
 REMOVED = (5, 10, 15, 20, 25, 35)
 DOMAINS = ("Banking77", "SciFact", "STSBenchmark", "finance")
-GENERAL_TEXTS = 60_000
+GENERAL_TEXTS = 30_000
 TENTH = 10
 
 

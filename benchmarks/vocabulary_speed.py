@@ -22,7 +22,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoModel, PreTrainedTokenizerFast, XLMRobertaConfig
+from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
 from trundle.artifact import Lineage
 from trundle.data import Text, read_texts, sample
@@ -86,7 +86,7 @@ def pico_body(tokenizer: Tokenizer, folder: Path) -> SentenceTransformer:
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
     names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=128, **names)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=128, **names)  # type: ignore[no-untyped-call]
     config = XLMRobertaConfig(
         vocab_size=len(wrapped),
         hidden_size=64,
@@ -98,7 +98,7 @@ def pico_body(tokenizer: Tokenizer, folder: Path) -> SentenceTransformer:
         eos_token_id=2,
     )
     torch.manual_seed(0)
-    AutoModel.from_config(config).save_pretrained(folder)
+    XLMRobertaModel(config).save_pretrained(folder)
     wrapped.save_pretrained(folder)
     transformer = Transformer(str(folder))
     return SentenceTransformer(modules=[transformer, Pooling(64)], device="cpu")

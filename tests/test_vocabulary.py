@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -51,6 +50,7 @@ from trundle.recipe import make_options
 from trundle.steps.catalogue import STEPS
 from trundle.steps.contract import Applied, Context
 from trundle.steps.vocabulary import VocabularyPlan, read_ranges, tokens_left, write_ranges
+from trundle.steps.vocabulary_sizes import list_sizes
 
 Models = Callable[[str], SentenceTransformer]
 TOOL = STEPS["vocabulary"]
@@ -106,7 +106,7 @@ def test_tfidf_equals_scikit_learn(documents: list[list[int]], chunk: int) -> No
     reference = TfidfVectorizer(analyzer=lambda ids: [names[number] for number in ids], vocabulary=names)
     expected = np.asarray(reference.fit_transform(documents).mean(axis=0)).ravel()
     chunks = [
-        (np.concatenate(part), np.repeat(np.arange(len(part)), [len(ids) for ids in part]))
+        (np.concatenate(part), np.array([len(ids) for ids in part]))
         for start in range(0, len(documents), chunk)
         for part in [documents[start : start + chunk]]
     ]
@@ -323,6 +323,28 @@ def test_rows_the_tokenizer_does_not_know_go_first(pico_folders: Callable[[str],
     np.testing.assert_allclose(applied.model.encode(pico.TEXTS), model.encode(pico.TEXTS), atol=1e-6)
 
 
+def test_sizes_are_what_the_step_would_do(pico_model: Models) -> None:
+    model = pico_model("gpt2")
+    context = Context(original=model, corpus=corpus(pico.TEXTS[:4], held_out=pico.TEXTS[4:]))
+    sizes = list_sizes(model, "tfidf", context)
+    keeps = [row.keep for row in sizes.rows]
+    assert keeps == sorted(keeps, reverse=True)
+    assert sizes.rows[0].keep == len(model.tokenizer)
+    assert sizes.rows[0].coverage == sizes.rows[1].coverage == 1
+    for row in sizes.rows:
+        assert row.lengths is not None
+        plan = TOOL.plan(model, make_options(TOOL, {"keep": row.keep}), context)
+        if plan.coverage is not None:
+            assert (len(plan.kept), plan.coverage) == (row.keep, row.coverage)
+            assert row.lost == plan.lost[: len(row.lost)]
+            assert TOOL.forecast(model, plan).as_json() == row.after.as_json()
+            facts = TOOL.apply(model, plan, context).facts
+            assert facts["tokens_per_text_after"] == round(row.lengths.after, 3)
+    assert sizes.as_json()["sizes"][-1]["why"] == "the least"
+    with pytest.raises(BadInput, match="judged by texts"):
+        list_sizes(model, "tfidf", Context(original=model))
+
+
 # maps
 
 
@@ -383,22 +405,20 @@ def test_a_traced_graph_contains_the_map(pico_model: Models) -> None:
     np.testing.assert_allclose(traced.numpy(), applied.model.encode(pico.TEXTS[:2]), atol=1e-6)
 
 
-def test_without_trundle_the_folder_says_what_it_needs(pico_model: Models, tmp_path: Path) -> None:
+def test_without_trundle_the_folder_says_what_it_needs(
+    pico_model: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, applied = run(pico_model("bert"), {"keep": 60, "oov": "unk"})
     folder = save(applied.model, tmp_path / "mapped", lineage=Lineage(source="x"), card="")
     assert (
         json.loads((folder / "modules.json").read_text())[0]["type"]
         == "trundle.model.token_map.MappedTransformer"
     )
-    code = (
-        "import sys\n"
-        "sys.modules['trundle'] = None\n"
-        "from sentence_transformers import SentenceTransformer\n"
-        f"SentenceTransformer({str(folder)!r}, device='cpu', trust_remote_code=True)\n"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert found.returncode != 0
-    assert "trundle" in found.stderr.strip().splitlines()[-1]
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        SentenceTransformer(str(folder), device="cpu")
+    monkeypatch.setitem(sys.modules, "trundle.model.token_map", None)  # as if it could not be found
+    with pytest.raises(ImportError, match="trundle"):
+        SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)
 
 
 def test_a_damaged_map_is_refused(pico_model: Models, tmp_path: Path) -> None:

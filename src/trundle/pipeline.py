@@ -22,7 +22,7 @@ from trundle.errors import BadInput
 from trundle.evaluate import Fidelity, measure_fidelity
 from trundle.evaluate.encoding import Memory
 from trundle.measure import Cost, cost
-from trundle.model import embedder, load, save
+from trundle.model import embedder, has_token_map, load, save
 from trundle.processes import is_first
 from trundle.progress import SILENT, Progress
 from trundle.recipe import Call, Recipe
@@ -75,6 +75,8 @@ class Run:
     original: Embedder
     result: Embedder
     """Both models as texts → vectors; what was encoded once is remembered."""
+    needs_trundle: bool
+    """Whether the result has a module of ours, which plain sentence-transformers opens only when told to."""
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -148,7 +150,12 @@ def compress(
             scores={} if fidelity is None else headline(fidelity),
             parent=read_lineage(source),
         )
-        card = model_card(Path(output).name, lineage, similarity=str(model.similarity_fn_name))
+        card = model_card(
+            Path(output).name,
+            lineage,
+            similarity=str(model.similarity_fn_name),
+            needs_trundle=has_token_map(model),
+        )
         save(model, output, lineage=lineage, card=card, files=files, replace=replace)
         for done in when_safe:
             done()
@@ -162,6 +169,7 @@ def compress(
         output=None if output is None or dry_run else Path(output),
         original=teacher,
         result=student,
+        needs_trundle=has_token_map(model),
     )
 
 

@@ -192,3 +192,37 @@ def test_our_own_failures_exit_1(
     code, _, err = run("inspect", "anything")
     assert code == 1
     assert "trundle itself failed (RuntimeError: a bug)" in err
+
+
+def test_a_vocabulary_can_be_looked_at_before_it_is_cut(
+    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], texts: str
+) -> None:
+    folder = str(pico_folders("bert"))
+    code, out, _ = run("inspect", folder, "--vocabulary", "--data", texts)
+    assert code == 0
+    assert "of your texts" in out
+    assert "the least" in out
+    code, out, _ = run("inspect", folder, "--vocabulary", "--data", texts, "--json")
+    assert code == 0
+    assert json.loads(out)["sizes"][0]["why"] == "all"
+    code, _, err = run("inspect", folder, "--data", texts)
+    assert code == 2
+    assert "--vocabulary" in err
+
+
+def test_a_mapped_folder_says_how_it_opens(
+    run: Callable[..., tuple[int, str, str]],
+    pico_folders: Callable[[str], Path],
+    texts: str,
+    tmp_path: Path,
+) -> None:
+    small = str(tmp_path / "small")
+    given = ("--keep", "100", "--oov", "unk", "--data", texts, "-o", small)
+    code, out, _ = run("vocabulary", str(pico_folders("bert")), *given)
+    assert code == 0
+    assert f"SentenceTransformer({small!r}, trust_remote_code=True) opens it" in out
+    assert (
+        'SentenceTransformer("small", trust_remote_code=True)'
+        in (tmp_path / "small" / "README.md").read_text()
+    )
+    assert SentenceTransformer(small, device="cpu", trust_remote_code=True).encode("a text").shape == (32,)

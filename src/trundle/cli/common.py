@@ -55,6 +55,7 @@ def carry_out(
     console.calm_libraries(verbose=verbose)
     from trundle.data.corpus import read_corpus
     from trundle.pipeline import compress
+    from trundle.report.card import how_to_open
 
     progress = console.terminal(quiet=quiet or as_json or not is_first())
     run = compress(
@@ -79,4 +80,5 @@ def carry_out(
         console.show_table(figures.fidelity(run.fidelity))
     if run.output is not None:
         console.show()
-        console.show(f"Written to {run.output}: SentenceTransformer({str(run.output)!r}) opens it.")
+        call = how_to_open(str(run.output), needs_trundle=run.needs_trundle)
+        console.show(f"Written to {run.output}: {call} opens it.")

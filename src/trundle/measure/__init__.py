@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from trundle.measure.token_counts import tokenised as tokenised
     from trundle.measure.token_lengths import Lengths as Lengths
     from trundle.measure.token_lengths import compare_lengths as compare_lengths
+    from trundle.measure.token_ranking import Ranking as Ranking
+    from trundle.measure.token_ranking import held_out_texts as held_out_texts
+    from trundle.measure.token_ranking import rank_tokens as rank_tokens
+    from trundle.measure.token_ranking import what_is_missing as what_is_missing
     from trundle.measure.token_scores import attention_scores as attention_scores
     from trundle.measure.token_scores import tfidf_scores as tfidf_scores
 
@@ -43,6 +47,10 @@ __getattr__ = lazy(
         "tokenised": "token_counts",
         "Lengths": "token_lengths",
         "compare_lengths": "token_lengths",
+        "Ranking": "token_ranking",
+        "held_out_texts": "token_ranking",
+        "rank_tokens": "token_ranking",
+        "what_is_missing": "token_ranking",
         "attention_scores": "token_scores",
         "tfidf_scores": "token_scores",
     },

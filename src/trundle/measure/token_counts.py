@@ -24,7 +24,7 @@ CHUNK = 4096
 
 Ids = NDArray[np.int64]
 Documents = tuple[Ids, Ids]
-"""Token ids of some texts one after the other, and beside each the number of its text."""
+"""Token ids of some texts one after the other, and how many of them each text has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +53,29 @@ def tokenised(tokenizer: Tokenizer, texts: Iterable[str], progress: Progress = S
         while chunk := list(itertools.islice(stream, CHUNK)):
             encodings = plain.encode_batch_fast(chunk, add_special_tokens=False)
             lists = [encoding.ids for encoding in encodings]
-            lengths = [len(ids) for ids in lists]
-            flat = np.fromiter(itertools.chain.from_iterable(lists), dtype=np.int64, count=sum(lengths))
-            yield flat, np.repeat(np.arange(len(lists)), lengths)
+            lengths = np.array([len(ids) for ids in lists], dtype=np.int64)
+            flat = itertools.chain.from_iterable(lists)
+            yield np.fromiter(flat, dtype=np.int64, count=int(lengths.sum())), lengths
             advance(len(chunk))
 
 
 def count_tokens(chunks: Iterable[Documents], size: int) -> TokenCounts:
     """Count tokens with ids below `size`."""
     texts, occurrences, documents = 0, np.zeros(size, np.int64), np.zeros(size, np.int64)
-    for ids, places in chunks:
-        occurrences += np.bincount(ids, minlength=size)[:size]
-        pairs, _ = np.unique(places * size + ids, return_counts=True)
-        documents += np.bincount(pairs % size, minlength=size)
-        texts += int(places[-1]) + 1 if len(places) else 0
+    for ids, lengths in chunks:
+        occurrences += np.bincount(ids, minlength=size)
+        _, terms, _ = terms_of((ids, lengths), size)
+        documents += np.bincount(terms, minlength=size)
+        texts += len(lengths)
     return TokenCounts(texts=texts, occurrences=occurrences, documents=documents)
+
+
+def terms_of(chunk: Documents, size: int) -> tuple[Ids, Ids, Ids]:
+    """Each token of each text once: the number of its text, its id, and how often it is there."""
+    ids, lengths = chunk
+    texts = np.repeat(np.arange(len(lengths)), lengths)
+    pairs, counts = np.unique(texts * size + ids, return_counts=True)
+    return pairs // size, pairs % size, counts
 
 
 class Spill:
@@ -78,18 +86,18 @@ class Spill:
 
     def through(self, chunks: Iterable[Documents]) -> Iterator[Documents]:
         """The same chunks, kept."""
-        for ids, places in chunks:
-            for array in (ids, places):
+        for ids, lengths in chunks:
+            for array in (ids, lengths):
                 np.save(self._file, array.astype(np.int32), allow_pickle=False)
             self._written += 1
-            yield ids, places
+            yield ids, lengths
 
     def again(self) -> Iterator[Documents]:
         """The chunks that went past."""
         self._file.seek(0)
         for _ in range(self._written):
-            ids, places = (np.load(self._file, allow_pickle=False).astype(np.int64) for _ in range(2))
-            yield ids, places
+            ids, lengths = (np.load(self._file, allow_pickle=False).astype(np.int64) for _ in range(2))
+            yield ids, lengths
 
 
 @contextmanager

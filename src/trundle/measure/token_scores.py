@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from trundle.errors import BadModel
-from trundle.measure.token_counts import Documents, TokenCounts
+from trundle.measure.token_counts import Documents, TokenCounts, terms_of
 from trundle.model.surgery import transformer_of
 from trundle.progress import SILENT, Progress
 
@@ -24,9 +24,8 @@ def tfidf_scores(chunks: Iterable[Documents], counts: TokenCounts) -> Scores:
     size = len(counts.documents)
     idf = np.log((1 + counts.texts) / (1 + counts.documents)) + 1
     scores = np.zeros(size)
-    for ids, places in chunks:
-        pairs, term_counts = np.unique(places * size + ids, return_counts=True)
-        terms, documents = pairs % size, pairs // size
+    for chunk in chunks:
+        documents, terms, term_counts = terms_of(chunk, size)
         weights = term_counts * idf[terms]
         lengths = np.sqrt(np.bincount(documents, weights**2))
         scores += np.bincount(terms, weights / lengths[documents], minlength=size)

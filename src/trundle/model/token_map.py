@@ -86,7 +86,7 @@ MAPPED_TYPE = f"{MappedTransformer.__module__}.{MappedTransformer.__name__}"
 
 def has_token_map(model: SentenceTransformer) -> bool:
     """Whether a model needs trundle to be opened."""
-    return isinstance(model[0], MappedTransformer)
+    return len(model) > 0 and isinstance(model[0], MappedTransformer)
 
 
 def cut_with_map(

@@ -11,7 +11,7 @@ import yaml
 from trundle.artifact import Lineage
 
 
-def model_card(name: str, lineage: Lineage, *, similarity: str) -> str:
+def model_card(name: str, lineage: Lineage, *, similarity: str, needs_trundle: bool = False) -> str:
     """A card that says what the lineage says, for people."""
     front = {
         "library_name": "sentence-transformers",
@@ -25,7 +25,7 @@ def model_card(name: str, lineage: Lineage, *, similarity: str) -> str:
         _sizes(lineage.before, lineage.after),
         _steps(lineage),
         _scores(lineage.scores),
-        _use(name, similarity),
+        _use(name, similarity, needs_trundle),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -63,13 +63,21 @@ def _scores(scores: Mapping[str, Any]) -> str:
     return "## Measured on held-out texts\n\n| | |\n|---|---:|\n" + "\n".join(rows)
 
 
-def _use(name: str, similarity: str) -> str:
+def how_to_open(name: str, *, needs_trundle: bool) -> str:
+    """The call that opens the folder."""
+    return f"SentenceTransformer({name!r}{', trust_remote_code=True' if needs_trundle else ''})"
+
+
+def _use(name: str, similarity: str, needs_trundle: bool) -> str:
+    needs = (
+        "Where trundle is installed (it has a module of its own in this folder):\n\n" if needs_trundle else ""
+    )
     return f"""## Use
 
-```python
+{needs}```python
 from sentence_transformers import SentenceTransformer
 
-model = SentenceTransformer("{name}")
+model = {how_to_open(name, needs_trundle=needs_trundle).replace("'", '"')}
 vectors = model.encode(["a text", "another text"])
 ```
 

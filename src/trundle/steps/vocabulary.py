@@ -23,15 +23,14 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 import trundle.measure as measure
 import trundle.model as body
 from trundle.errors import ImpossibleCut
+from trundle.measure.score_names import Score
 from trundle.steps.contract import Applied, Context, ExactFraction, Options, Plan, Step
-from trundle.steps.tokens import Score, held_out_texts, rank_tokens, what_is_missing
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from trundle.measure import Cost
+    from trundle.measure import Cost, Ranking
     from trundle.model import Vocabulary
-    from trundle.steps.tokens import Ranking
 
 Oov = Literal["decompose", "cluster", "unk"]
 
@@ -123,7 +122,16 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
     if options.characters == "all":
         _check_enough(model, wanted, len(needed) + spare)
     open_places = (vocabulary.size if wanted is None else wanted) - len(needed) - spare
-    ranking = rank_tokens(model, vocabulary, options.score, context, count=max(open_places, 1), tree=tree)
+    ranking = measure.rank_tokens(
+        model,
+        vocabulary,
+        options.score,
+        context.corpus,
+        count=max(open_places, 1),
+        tree=tree,
+        seed=context.seed,
+        progress=context.progress,
+    )
     if options.characters == "seen" and ranking.counts is not None:
         needed = tree.with_halves(needed - _absent(vocabulary, ranking))
         _check_enough(model, wanted, len(needed) + spare)
@@ -132,7 +140,7 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
     else:
         kept = measure.best_tokens(ranking.order, needed, wanted - spare, tree)
     representatives = _representatives(model, vocabulary, kept, spare, context.seed)
-    coverage, lost = what_is_missing(vocabulary, ranking, kept, LOST_SHOWN)
+    coverage, lost = measure.what_is_missing(vocabulary, ranking, kept, LOST_SHOWN)
     return VocabularyPlan(
         kept=tuple(sorted({*kept, *representatives})),
         of=vocabulary.size,
@@ -235,7 +243,7 @@ def apply(model: SentenceTransformer, plan: VocabularyPlan, context: Context) ->
 
 def _evidence(model: SentenceTransformer, small: SentenceTransformer, context: Context) -> dict[str, Any]:
     """How much longer held-out texts have become."""
-    texts = held_out_texts(context)
+    texts = measure.held_out_texts(context.corpus, seed=context.seed)
     if not texts:
         return {}
     before, after = body.read_vocabulary(model), body.read_vocabulary(small)

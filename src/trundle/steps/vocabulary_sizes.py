@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import trundle.measure as measure
 import trundle.model as body
 from trundle.errors import BadInput
+from trundle.measure.score_names import Score
 from trundle.steps.contract import Context
-from trundle.steps.tokens import Score, held_out_texts, rank_tokens, what_is_missing
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -69,19 +69,28 @@ def list_sizes(model: SentenceTransformer, score: Score, context: Context) -> Vo
     vocabulary = body.read_vocabulary(model)
     tree = vocabulary.tree
     needed = tree.with_halves(vocabulary.named | vocabulary.basic)
-    ranking = rank_tokens(model, vocabulary, score, context, count=vocabulary.size, tree=tree)
+    ranking = measure.rank_tokens(
+        model,
+        vocabulary,
+        score,
+        context.corpus,
+        count=vocabulary.size,
+        tree=tree,
+        seed=context.seed,
+        progress=context.progress,
+    )
     assert ranking.counts is not None
     seen = len(tree.with_halves([*needed, *ranking.order[: ranking.seen]]))
     sizes = {
         vocabulary.size // share: f"1/{share}" for share in SHARES if vocabulary.size // share > len(needed)
     }
     sizes |= {vocabulary.size: "all", seen: "all that occur", len(needed): "the least"}
-    texts = held_out_texts(context)
+    texts = measure.held_out_texts(context.corpus, seed=context.seed)
     rows = []
     for size, why in sorted(sizes.items(), reverse=True):
         kept = measure.best_tokens(ranking.order, needed, size, tree)
         small = body.rebuilt_backend(model, kept)
-        coverage, lost = what_is_missing(vocabulary, ranking, kept, LOST_SHOWN)
+        coverage, lost = measure.what_is_missing(vocabulary, ranking, kept, LOST_SHOWN)
         lengths = None
         if texts:
             unknown = vocabulary.unknown_token

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 
-import trundle.data as data
-import trundle.measure as measure
-import trundle.model as body
+from trundle.data.corpus import Corpus
+from trundle.data.sampling import distinct, sample
 from trundle.errors import BadInput
-from trundle.steps.contract import Context
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from sentence_transformers import SentenceTransformer
-
-    from trundle.measure import TokenCounts
-    from trundle.model import MergeTree, Vocabulary
-
-Score = Literal["tfidf", "frequency", "seen", "attention", "cluster", "random"]
+from trundle.measure.score_names import Score
+from trundle.measure.token_choice import passed_down
+from trundle.measure.token_clusters import representatives
+from trundle.measure.token_counts import TokenCounts, count_tokens, spilling, tokenised
+from trundle.measure.token_scores import attention_scores, tfidf_scores
+from trundle.model.merge_tree import MergeTree
+from trundle.model.vocabulary import Vocabulary, token_vectors
+from trundle.progress import SILENT, Progress
 
 ATTENTION_TEXTS = 2048
 HELD_OUT_TEXTS = 2000
@@ -44,21 +42,23 @@ def rank_tokens(
     model: SentenceTransformer,
     vocabulary: Vocabulary,
     score: Score,
-    context: Context,
+    corpus: Corpus | None,
     *,
     count: int,
     tree: MergeTree,
+    seed: int,
+    progress: Progress = SILENT,
 ) -> Ranking:
     """One pass over the texts, then the score. `count` is how many tokens will be chosen, for a score that asks."""
     known = np.array(sorted(vocabulary.tokens))
-    if context.corpus is None:
+    if corpus is None:
         if score not in WITHOUT_TEXTS:
             raise BadInput(
                 "vocabulary looks at texts to know which tokens matter; say where they are with --data"
             )
-        scores = _scores_without_texts(model, vocabulary, score, known, count, context.seed)
+        scores = _scores_without_texts(model, vocabulary, score, known, count, seed)
         return Ranking(order=known[np.lexsort((known, -scores[known]))].tolist(), seen=0, counts=None)
-    counts, scores = _read(model, vocabulary, score, context, count, tree)
+    counts, scores = _read(model, vocabulary, score, corpus, count, tree, seed, progress)
     seen = np.flatnonzero((counts.occurrences > 0) | (scores > 0))
     ranked = seen[np.lexsort((seen, -counts.occurrences[seen], -scores[seen]))].tolist()
     others = np.setdiff1d(known, seen).tolist()
@@ -69,27 +69,28 @@ def _read(
     model: SentenceTransformer,
     vocabulary: Vocabulary,
     score: Score,
-    context: Context,
+    corpus: Corpus,
     count: int,
     tree: MergeTree,
+    seed: int,
+    progress: Progress,
 ) -> tuple[TokenCounts, NDArray[np.float64]]:
     """What occurs in the training texts, and the scores by it."""
-    assert context.corpus is not None
-    texts = (text.text for text in context.corpus.train())
-    with measure.spilling() as spill:
-        chunks = measure.tokenised(vocabulary.backend, texts, context.progress)
-        counts = measure.count_tokens(spill.through(chunks) if score == "tfidf" else chunks, vocabulary.size)
-        _check(counts, vocabulary, context)
+    texts = (text.text for text in corpus.train())
+    with spilling() as spill:
+        chunks = tokenised(vocabulary.backend, texts, progress)
+        counts = count_tokens(spill.through(chunks) if score == "tfidf" else chunks, vocabulary.size)
+        _check(counts, vocabulary, progress)
         if score == "tfidf":
-            return counts, measure.passed_down(measure.tfidf_scores(spill.again(), counts), tree)
+            return counts, passed_down(tfidf_scores(spill.again(), counts), tree)
     if score in ("frequency", "seen"):
-        return counts, measure.passed_down(counts.occurrences.astype(np.float64), tree)
+        return counts, passed_down(counts.occurrences.astype(np.float64), tree)
     if score == "attention":
-        chosen = data.sample(context.corpus.train(), ATTENTION_TEXTS, seed=context.seed)
+        chosen = sample(corpus.train(), ATTENTION_TEXTS, seed=seed)
         lines = [text.text for text in chosen]
-        return counts, measure.attention_scores(model, lines, vocabulary.size, context.progress)
+        return counts, attention_scores(model, lines, vocabulary.size, progress)
     there = np.flatnonzero(counts.occurrences)
-    return counts, _scores_without_texts(model, vocabulary, score, there, count, context.seed)
+    return counts, _scores_without_texts(model, vocabulary, score, there, count, seed)
 
 
 def _scores_without_texts(
@@ -105,8 +106,8 @@ def _scores_without_texts(
     if score == "random":
         scores[among] = np.random.default_rng(seed).permutation(len(among)) + 1
     else:
-        vectors = body.token_vectors(model, among.tolist())
-        scores[among[measure.representatives(vectors, count, seed=seed)]] = 1
+        vectors = token_vectors(model, among.tolist())
+        scores[among[representatives(vectors, count, seed=seed)]] = 1
     return scores
 
 
@@ -123,15 +124,15 @@ def what_is_missing(
     return coverage, tuple(vocabulary.backend.decode([number]) for number in most)
 
 
-def held_out_texts(context: Context) -> list[str]:
+def held_out_texts(corpus: Corpus | None, *, seed: int) -> list[str]:
     """Some of the texts nothing was chosen by."""
-    if context.corpus is None:
+    if corpus is None:
         return []
-    distinct = data.distinct(context.corpus.held_out(), key=lambda text: text.text)
-    return [text.text for text in data.sample(distinct, HELD_OUT_TEXTS, seed=context.seed)]
+    once = distinct(corpus.held_out(), key=lambda text: text.text)
+    return [text.text for text in sample(once, HELD_OUT_TEXTS, seed=seed)]
 
 
-def _check(counts: TokenCounts, vocabulary: Vocabulary, context: Context) -> None:
+def _check(counts: TokenCounts, vocabulary: Vocabulary, progress: Progress) -> None:
     """Refuse texts that can't say anything."""
     if not counts.tokens:
         raise BadInput("there is no text to count tokens in; give texts with --data")
@@ -143,4 +144,4 @@ def _check(counts: TokenCounts, vocabulary: Vocabulary, context: Context) -> Non
             f"{share:.0%} of the texts is unknown to the model's tokenizer; give texts in a language the model knows"
         )
     if share > DOUBTFUL:
-        context.progress.say(f"vocabulary: {share:.0%} of the texts is unknown to the model's tokenizer")
+        progress.say(f"vocabulary: {share:.0%} of the texts is unknown to the model's tokenizer")
