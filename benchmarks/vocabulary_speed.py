@@ -98,7 +98,7 @@ def pico_body(tokenizer: Tokenizer, folder: Path) -> SentenceTransformer:
         eos_token_id=2,
     )
     torch.manual_seed(0)
-    XLMRobertaModel(config).save_pretrained(folder)
+    XLMRobertaModel(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
     wrapped.save_pretrained(folder)
     transformer = Transformer(str(folder))
     return SentenceTransformer(modules=[transformer, Pooling(64)], device="cpu")

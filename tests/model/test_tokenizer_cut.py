@@ -282,6 +282,7 @@ def test_survives_saving_and_plain_loading(name: str, tmp_path: Path) -> None:
     assert len(again) == len(cut_one) == len(kept)
     assert again.get_vocab() == cut_one.get_vocab()
     assert type(again) is type(tokenizer)
+    assert len(tokenizer) == len(tokens_by_id(content))
     assert again.model_max_length == 77
     assert again.padding_side == "left"
     for role in ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token"):
@@ -290,7 +291,7 @@ def test_survives_saving_and_plain_loading(name: str, tmp_path: Path) -> None:
         tokenizer.convert_ids_to_tokens(number) for number in kept
     ]
     assert again.backend_tokenizer.post_processor is not None
-    for text in TEXTS:
+    for text in [*TEXTS, "ω ☃ was in no text"]:
         assert again(text)["input_ids"] == cut_one(text)["input_ids"]
         assert all(0 <= number < len(kept) for number in again(text)["input_ids"])
         old, new = tokenizer(text)["input_ids"], again(text)["input_ids"]

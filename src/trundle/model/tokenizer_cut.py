@@ -38,14 +38,12 @@ def with_tokens(tokenizer: PreTrainedTokenizerBase, kept: Sequence[int]) -> PreT
     """The tokenizer with only the kept ids, renumbered in the order given."""
     small = cut_file(tokenizer_content(tokenizer), kept)
     backend = _checked(small)
-    new = copy.copy(tokenizer)
-    new.init_kwargs = {
-        name: value for name, value in tokenizer.init_kwargs.items() if name != "added_tokens_decoder"
-    }
+    # Everything is copied but the backend, which the new one takes the place of.
+    new = copy.deepcopy(tokenizer, {id(backend_of(tokenizer)): backend})
+    new.init_kwargs.pop("added_tokens_decoder", None)
     for attribute, name in SECOND_COPIES.items():
         if hasattr(new, attribute):
             setattr(new, attribute, small["model"].get(name))
-    new._tokenizer = backend
     return new
 
 

@@ -1,0 +1,78 @@
+"""Tokens per text after a BPE vocabulary is cut: the step's choice beside simpler ones, on texts none of them saw.
+
+    python benchmarks/vocabulary_lengths.py MODEL --texts DIR
+
+naive     the most frequent tokens, and the merges between them: a token whose halves are gone can never be produced
+dropping  the most frequent tokens, all merges as they were: what is lost is read as unknown, here counted
+halves    the most frequent tokens, each with the halves it needs
+frequency, tfidf  what the step does: scores are passed down to the halves
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from trundle.data import held_out, read_texts, sample
+from trundle.measure import best_tokens, count_tokens, passed_down, spilling, tfidf_scores, tokenised
+from trundle.model.merge_tree import NO_MERGES, MergeTree
+from trundle.model.tokenizer_cut import backend_of, tokenizer_content
+from trundle.model.tokenizer_file import basic_ids, cut_file, named_ids
+
+SHARES = (2, 4, 8, 16)
+MEASURED = 4000
+
+
+def total(tokenizer: Tokenizer, texts: Sequence[str]) -> int:
+    return sum(len(ids) for ids, _ in tokenised(tokenizer, texts))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--texts", required=True, nargs="+", help="files or folders of texts")
+    parser.add_argument("--limit", type=int, default=100_000, help="texts to choose by")
+    arguments = parser.parse_args()
+    opened = AutoTokenizer.from_pretrained(arguments.model)
+    whole, content = backend_of(opened), tokenizer_content(opened)
+    tree, needed, size = MergeTree(content), named_ids(content) | basic_ids(content), whole.get_vocab_size()
+    lines = list(dict.fromkeys(text.text for text in read_texts(arguments.texts)))
+    measured = sample((text for text in lines if held_out(text, 0.1, 0)), MEASURED, seed=0)
+    train = sample((text for text in lines if not held_out(text, 0.1, 0)), arguments.limit, seed=0)
+    with spilling() as spill:
+        counts = count_tokens(spill.through(tokenised(whole, train)), size)
+        tfidf = passed_down(tfidf_scores(spill.again(), counts), tree)
+    final = counts.occurrences.astype(float)
+    scores = {"final": final, "frequency": passed_down(final, tree), "tfidf": tfidf}
+    order = {name: np.argsort(-score, kind="stable").tolist() for name, score in scores.items()}
+    before = total(whole, measured)
+    seen = np.bincount(np.concatenate([ids for ids, _ in tokenised(whole, measured)]), minlength=size)
+    print(
+        f"{size:,} tokens; {len(train):,} texts to choose by, {len(measured):,} measured, {before / len(measured):.1f} tokens each"
+    )
+    print(f"{'kept':>8} {'naive':>8} {'halves':>8} {'frequency':>10} {'tfidf':>8}   dropping: unknown")
+    for share in SHARES:
+        keep = size // share
+        naive = best_tokens(order["final"], needed, keep, NO_MERGES)
+        choices = [
+            naive,
+            *(best_tokens(order[name], needed, keep, tree) for name in ("final", "frequency", "tfidf")),
+        ]
+        small = [Tokenizer.from_str(json.dumps(cut_file(content, kept))) for kept in choices]
+        ratios = [f"{total(tokenizer, measured) / before:.3f}×" for tokenizer in small]
+        unknown = 1 - seen[naive].sum() / seen.sum()
+        widths = (8, 8, 10, 8)
+        shown = " ".join(text.rjust(width) for text, width in itertools.zip_longest(ratios, widths))
+        print(f"{keep:8,} {shown}   {unknown:.2%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
