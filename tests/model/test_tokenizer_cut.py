@@ -353,3 +353,29 @@ def test_slow_tokenizers_are_told_what_to_do() -> None:
 
     with pytest.raises(BadModel, match="slow one"):
         tokenizer_content(Slow())  # type: ignore[arg-type]
+
+
+def test_every_kept_token_of_a_real_vocabulary_can_still_be_produced(minilm: Path) -> None:
+    """All 8,000 and more: each word alone, each inner piece after the first letter that leads to it."""
+    tokenizer = AutoTokenizer.from_pretrained(minilm)
+    content = tokenizer_content(tokenizer)
+    tokens, before = tokens_by_id(content), tokenizer.backend_tokenizer
+    named = named_ids(content)
+    needed = named | basic_ids(content)
+    chosen = np.random.default_rng(0).choice(sorted(tokens), 8000, replace=False).tolist()
+    kept = sorted({*needed, *chosen})
+    after = with_tokens(tokenizer, kept).backend_tokenizer
+    for either in (before, after):
+        either.no_padding()
+    produced = 0
+    wanted = [number for number in kept if number not in named]
+    for start in ("", *"aeinqxz"):
+        texts = [start + tokens[number].removeprefix("##") for number in wanted]
+        read = before.encode_batch_fast(texts, add_special_tokens=False)
+        again = after.encode_batch_fast(texts, add_special_tokens=False)
+        done = {number for number, old in zip(wanted, read, strict=True) if number in old.ids}
+        for number, new in zip(wanted, again, strict=True):
+            assert number not in done or number in [kept[place] for place in new.ids]
+        produced += len(done)
+        wanted = [number for number in wanted if number not in done]
+    assert produced > 0.98 * (len(kept) - len(needed))
