@@ -43,6 +43,8 @@ REMOVED = (5, 10, 15, 20, 25, 35)
 DOMAINS = ("Banking77", "SciFact", "STSBenchmark", "finance")
 GENERAL_TEXTS = 30_000
 TENTH = 10
+BATCH = 32
+"""What align takes at a time by default: each of its texts is seen once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +186,7 @@ def measure_row(
     yield row | figures(domain, cut_encoder, whole) | {"align": 0}
     if align_steps:
         align = STEPS["align"]
-        wish = make_options(align, {"steps": align_steps, "start": "keep"})
+        wish = make_options(align, {"steps": align_steps, "start": "keep", "texts": BATCH * align_steps})
         healed = align.apply(small, align.plan(small, wish, context), context).model
         yield row | figures(domain, embedder(healed, name="healed"), whole) | {"align": align_steps}
 
