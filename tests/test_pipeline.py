@@ -20,8 +20,9 @@ from trundle.artifact import cache_folder, read_lineage
 from trundle.data import Text, read_texts
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, ImpossibleCut, WriteFailed
+from trundle.evaluate.fidelity import queries_and_documents
 from trundle.model import weight_bytes
-from trundle.pipeline import Run, compress, queries_and_documents
+from trundle.pipeline import Run, compress
 from trundle.recipe import parse_recipe, read_recipe, single
 from trundle.steps.catalogue import STEPS
 

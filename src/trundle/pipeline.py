@@ -6,7 +6,7 @@ The only room that knows several others. It decides nothing about any method.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,25 +16,19 @@ from sentence_transformers import SentenceTransformer
 from trundle.artifact import Lineage, check_free, read_lineage
 from trundle.data.corpus import Corpus
 from trundle.data.sampling import distinct, sample
-from trundle.data.texts import Text
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
 from trundle.evaluate import Fidelity, measure_fidelity
 from trundle.evaluate.encoding import Memory
+from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, MEASURED_TEXTS, queries_and_documents
 from trundle.measure import Cost, cost
 from trundle.model import embedder, has_token_map, load, save
+from trundle.pairing import pair_folder, save_pair
 from trundle.processes import is_first
 from trundle.progress import SILENT, Progress
 from trundle.recipe import Call, Recipe
 from trundle.report.card import model_card
 from trundle.steps.contract import Applied, Context
-
-MEASURED_TEXTS = 2000
-AGREEMENT_AT = 10
-FEWEST_DOCUMENTS = 5 * AGREEMENT_AT
-"""With fewer documents to choose from, agreement says little more than chance."""
-QUERY_SHARE = 4
-"""Where texts have no kind, one in this many stands in for a query."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +66,7 @@ class Run:
     steps: tuple[StepRun, ...]
     fidelity: Fidelity | None
     output: Path | None
+    pair: Path | None
     original: Embedder
     result: Embedder
     """Both models as texts → vectors; what was encoded once is remembered."""
@@ -91,6 +86,7 @@ class Run:
             ],
             "fidelity": None if self.fidelity is None else self.fidelity.as_json(),
             "output": None if self.output is None else str(self.output),
+            "pair": None if self.pair is None else str(self.pair),
         }
 
 
@@ -103,30 +99,43 @@ def compress(
     seed: int = 0,
     dry_run: bool = False,
     replace: bool = False,
+    pair: bool = False,
     trust_remote_code: bool = False,
     progress: Progress = SILENT,
 ) -> Run:
     """Make a small model out of a large one.
 
-    A dry run plans every step and says what it would save; steps that only cut are carried out in memory, so that
-    the next plan is made on what they leave, and steps that learn from texts are not. Of several processes that train
-    together only the first measures and writes.
+    With `pair`, a second folder holds the result and its teacher as one model: see `pairing`. A dry run plans every
+    step and says what it would save; steps that only cut are carried out in memory, so that the next plan is made on
+    what they leave, and steps that learn from texts are not. Of several processes that train together only the first
+    measures and writes.
     """
     if output is not None and not dry_run:
         check_free(output, replace=replace)
         if Path(output).resolve() == Path(source).resolve():
             raise BadInput(f"{output} is the model itself; choose another folder for the result")
+    if pair and not any(call.step.enters_space for call in recipe.calls):
+        raise BadInput("--pair needs a model in its teacher's space; add the step align to the recipe")
+    if pair and output is not None and not dry_run:
+        check_free(pair_folder(output), replace=replace)
     original = load(source, trust_remote_code=trust_remote_code)
     context = Context(
-        original=original, corpus=corpus, seed=seed, trust_remote_code=trust_remote_code, progress=progress
+        original=original,
+        corpus=corpus,
+        seed=seed,
+        trust_remote_code=trust_remote_code,
+        pair=pair,
+        progress=progress,
     )
     model, steps = original, []
     files: dict[str, str] = {}
     space: Embedder | None = None
+    partner: SentenceTransformer | None = None
     when_safe: list[Callable[[], None]] = []
     for call in recipe.calls:
         applied, step = _take(call, model, context, dry_run=dry_run)
         model, space = applied.model, applied.space or space
+        partner = applied.teacher or partner
         files |= applied.files
         when_safe.append(applied.done)
         progress.say(f"{call.step.name}: {step.says}")
@@ -157,6 +166,9 @@ def compress(
             needs_trundle=has_token_map(model),
         )
         save(model, output, lineage=lineage, card=card, files=files, replace=replace)
+        if pair and partner is not None:
+            names = (str(output), source if partner is original or space is None else space.name)
+            save_pair(model, partner, names=names, output=pair_folder(output), replace=replace)
         for done in when_safe:
             done()
     return Run(
@@ -167,6 +179,7 @@ def compress(
         steps=tuple(steps),
         fidelity=fidelity,
         output=None if output is None or dry_run else Path(output),
+        pair=pair_folder(output) if pair and output is not None and not dry_run else None,
         original=teacher,
         result=student,
         needs_trundle=has_token_map(model),
@@ -208,18 +221,7 @@ def measure_against(
             "not compared with the original: the vectors have another width; add the step align to mend that"
         )
         return None
-    return measure_fidelity(result, original, queries, documents, k=AGREEMENT_AT, progress=progress)
-
-
-def queries_and_documents(texts: Sequence[Text]) -> tuple[list[str], list[str]]:
-    """Sort texts by role; where no kind is known, some texts stand in as queries."""
-    queries = [text.text for text in texts if text.kind == "query"]
-    documents = [text.text for text in texts if text.kind != "query"]
-    if not queries:
-        queries, documents = documents[::QUERY_SHARE], [t for i, t in enumerate(documents) if i % QUERY_SHARE]
-    elif not documents:
-        documents, queries = queries[1::2], queries[::2]
-    return queries, documents
+    return measure_fidelity(result, original, queries, documents, progress=progress)
 
 
 def headline(fidelity: Fidelity) -> dict[str, float]:

@@ -7,7 +7,7 @@ import traceback
 
 import typer
 
-from trundle.cli import verbs
+from trundle.cli import comparing, verbs
 from trundle.cli.step_verbs import step_verb
 from trundle.errors import TrundleError, UserError
 from trundle.steps.catalogue import STEPS
@@ -21,7 +21,15 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (verbs.demo, verbs.inspect, verbs.compress, verbs.recipes, verbs.evaluate, verbs.bench):
+for verb in (
+    verbs.demo,
+    verbs.inspect,
+    verbs.compress,
+    verbs.recipes,
+    comparing.evaluate,
+    comparing.pair,
+    verbs.bench,
+):
     app.command()(verb)
 for step in STEPS.values():
     app.command(name=step.name, rich_help_panel="Steps, each alone")(step_verb(step))

@@ -25,6 +25,12 @@ Data = Annotated[
 Seed = Annotated[int, typer.Option(help="Same seed, same bytes.", min=0, max=2**31 - 1)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Plan and forecast only; write nothing.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")]
+Pair = Annotated[
+    bool,
+    typer.Option(
+        "--pair", help="Also write OUTPUT-pair: one model, queries by the result, documents by its teacher."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Verbose = Annotated[
@@ -48,6 +54,7 @@ def carry_out(
     quiet: bool,
     verbose: bool,
     trust: bool,
+    pair: bool = False,
 ) -> None:
     """Run a recipe and show what came of it."""
     if output is None and not dry_run:
@@ -66,6 +73,7 @@ def carry_out(
         seed=seed,
         dry_run=dry_run,
         replace=force,
+        pair=pair,
         trust_remote_code=trust,
         progress=progress,
     )
@@ -82,3 +90,7 @@ def carry_out(
         console.show()
         call = how_to_open(str(run.output), needs_trundle=run.needs_trundle)
         console.show(f"Written to {run.output}: {call} opens it.")
+    if run.pair is not None:
+        console.show(
+            f"Written to {run.pair}: its encode_query is the small model's, its encode_document the teacher's."
+        )

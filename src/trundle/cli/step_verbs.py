@@ -17,6 +17,7 @@ from trundle.cli.common import (
     Json,
     Model,
     Output,
+    Pair,
     Quiet,
     Seed,
     TrustRemoteCode,
@@ -37,6 +38,7 @@ COMMON: dict[str, tuple[Any, Any]] = {
     "verbose": (Verbose, False),
     "trust": (TrustRemoteCode, False),
 }
+PAIRED: dict[str, tuple[Any, Any]] = {"pair": (Pair, False)}
 
 
 def step_verb(step: Step[Any, Any]) -> Callable[..., None]:
@@ -57,7 +59,7 @@ def step_verb(step: Step[Any, Any]) -> Callable[..., None]:
     ]
     parameters += [
         inspect.Parameter(name, keyword, default=default, annotation=annotation)
-        for name, (annotation, default) in COMMON.items()
+        for name, (annotation, default) in (COMMON | (PAIRED if step.enters_space else {})).items()
     ]
     verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -15,6 +15,7 @@ from trundle.cli.common import (
     Json,
     Model,
     Output,
+    Pair,
     Quiet,
     Seed,
     TrustRemoteCode,
@@ -108,6 +109,7 @@ def compress(
     seed: Seed = 0,
     dry_run: DryRun = False,
     force: Force = False,
+    pair: Pair = False,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -128,6 +130,7 @@ def compress(
         quiet=quiet,
         verbose=verbose,
         trust=trust,
+        pair=pair,
     )
 
 
@@ -144,51 +147,6 @@ def recipes(as_json: Json = False) -> None:
         (recipe.name, " → ".join(call.step.name for call in recipe.calls), recipe.about) for recipe in found
     ]
     console.show_table(rows, texts=(0, 1, 2))
-
-
-def evaluate(
-    models: Models,
-    tasks: Annotated[
-        str, typer.Option(help="Comma-separated: names or kinds under --root, paths, or mteb:NAME.")
-    ],
-    root: Annotated[Path | None, typer.Option(envvar="TRUNDLE_TASKS", help="Folder of task files.")] = None,
-    teacher: Annotated[
-        str | None, typer.Option(help="Also score each model's queries on this model's documents.")
-    ] = None,
-    split: Annotated[str, typer.Option(help="test, or dev to choose settings by.")] = "test",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.")
-    ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    trust: TrustRemoteCode = False,
-) -> None:
-    """Score models on tasks, alone and on a teacher's index."""
-    console.calm_libraries(verbose=verbose)
-    import json
-
-    from trundle.artifact import write_whole
-    from trundle.evaluate import evaluate as score
-    from trundle.evaluate import find_tasks
-    from trundle.model import embedder, load
-
-    progress = console.terminal(quiet=quiet or as_json)
-    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
-        raise BadInput(f"{output} can't be written; give a file in a folder that exists")
-    chosen = find_tasks([name.strip() for name in tasks.split(",") if name.strip()], root, split=split)
-    index = None if teacher is None else embedder(load(teacher, trust_remote_code=trust), name=teacher)
-    results = []
-    for name in models:
-        opened = embedder(load(name, trust_remote_code=trust), name=name)
-        results.append(score(opened, chosen, documents=None if name == teacher else index, progress=progress))
-    flat = [result.as_json() for column in results for result in column]
-    if output is not None:
-        write_whole(output, json.dumps(flat, indent=2, ensure_ascii=False) + "\n")
-    if as_json:
-        console.show_json(flat)
-    else:
-        console.show_table(figures.scores(results, [Path(name).name for name in models]), texts=(0, 1))
 
 
 def bench(

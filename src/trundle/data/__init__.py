@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from trundle.data.texts import read_texts as read_texts
     from trundle.data.tuples import Example as Example
     from trundle.data.tuples import read_examples as read_examples
+    from trundle.data.unseen import unseen_texts as unseen_texts
     from trundle.data.vector_table import TableTeacher as TableTeacher
     from trundle.data.vector_table import teacher_from_parquet as teacher_from_parquet
 
@@ -75,6 +76,7 @@ __getattr__ = lazy(
         "read_texts": "texts",
         "Example": "tuples",
         "read_examples": "tuples",
+        "unseen_texts": "unseen",
         "TableTeacher": "vector_table",
         "teacher_from_parquet": "vector_table",
     },

@@ -133,7 +133,7 @@ class KeptBack:
     @property
     def share(self) -> float:
         """What share of the texts so far is kept back."""
-        return min(HELD_OUT_SHARE, ENOUGH_HELD_OUT / max(self.count, 1))
+        return kept_back(self.count)
 
     def watching(self, source: str, texts: Iterable[Text]) -> Iterator[Text]:
         """Pass a source's texts through."""
@@ -152,6 +152,11 @@ class KeptBack:
     def texts(self, source: str) -> Iterator[Text]:
         """The texts of a source that are kept back, in their order."""
         return (text for drawn, text in self._found[source] if drawn < self.share)
+
+
+def kept_back(texts: int) -> float:
+    """What share of so many texts is not trained on."""
+    return min(HELD_OUT_SHARE, ENOUGH_HELD_OUT / max(texts, 1))
 
 
 def part_of(text: str, share: float, seed: int) -> Part:

@@ -5,6 +5,7 @@
     encoding    each distinct text encoded once    ranking    nearest documents, nDCG, recall, MRR
     scoring     tasks × model → results            metrics    Spearman, accuracy, V-measure, average precision
     fidelity    how near a student is to a teacher, without labels
+    comparison  students beside their teacher: all of the above in one call
     mteb        any mteb task through the same call (extra `eval`)
 
 What this is not: nothing here loads a model, and nothing but `mteb` imports torch.
@@ -18,6 +19,8 @@ from trundle.lazy import lazy
 
 if TYPE_CHECKING:
     from trundle.evaluate.catalogue import find_tasks as find_tasks
+    from trundle.evaluate.comparison import Comparison as Comparison
+    from trundle.evaluate.comparison import compare as compare
     from trundle.evaluate.fidelity import Fidelity as Fidelity
     from trundle.evaluate.fidelity import measure_fidelity as measure_fidelity
     from trundle.evaluate.mteb import MtebTask as MtebTask
@@ -32,12 +35,14 @@ if TYPE_CHECKING:
 __getattr__ = lazy(
     __name__,
     {
+        "Comparison": "comparison",
         "Fidelity": "fidelity",
         "KnownItemTask": "tasks",
         "MtebTask": "mteb",
         "Result": "scoring",
         "Scores": "tasks",
         "Task": "tasks",
+        "compare": "comparison",
         "evaluate": "scoring",
         "find_tasks": "catalogue",
         "mean_score": "scoring",

@@ -9,12 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trundle.data.texts import Kind, Text
 from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput
 from trundle.evaluate.encoding import Memory, check_same_width
 from trundle.evaluate.metrics import paired_cosines
 from trundle.evaluate.ranking import Positions, nearest
 from trundle.progress import SILENT, Progress
+
+AGREEMENT_AT = 10
+FEWEST_DOCUMENTS = 5 * AGREEMENT_AT
+"""With fewer documents to choose from, agreement says little more than chance."""
+MEASURED_TEXTS = 2000
+QUERY_SHARE = 4
+"""Where texts have no kind, one in this many stands in for a query."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,17 +85,38 @@ def errors_by_text(
     return tuple(ranked[:count]), tuple(ranked[::-1][:count])
 
 
+def roles_of(kinds: Sequence[Kind | None]) -> tuple[list[int], list[int]]:
+    """Positions of the queries and of the documents; where no kind is known, some texts stand in as queries."""
+    queries = [place for place, kind in enumerate(kinds) if kind == "query"]
+    documents = [place for place, kind in enumerate(kinds) if kind != "query"]
+    if not queries:
+        queries, documents = documents[::QUERY_SHARE], [p for i, p in enumerate(documents) if i % QUERY_SHARE]
+    elif not documents:
+        documents, queries = queries[1::2], queries[::2]
+    return queries, documents
+
+
+def queries_and_documents(texts: Sequence[Text]) -> tuple[list[str], list[str]]:
+    """Sort texts by role."""
+    queries, documents = roles_of([text.kind for text in texts])
+    return [texts[place].text for place in queries], [texts[place].text for place in documents]
+
+
 def measure_fidelity(
     student: Embedder,
     teacher: Embedder,
     queries: Sequence[str],
     documents: Sequence[str],
     *,
-    k: int = 10,
+    k: int = AGREEMENT_AT,
     examples: int = 10,
+    memory: Memory | None = None,
     progress: Progress = SILENT,
 ) -> Fidelity:
-    """Compare two models on queries and documents that need no judgement; repeated texts count once."""
+    """Compare two models on queries and documents that need no judgement; repeated texts count once.
+
+    With a `memory` what was encoded before is not encoded again.
+    """
     asked, held = list(dict.fromkeys(queries)), list(dict.fromkeys(documents))
     if not asked:
         raise BadInput("there are no queries to compare on; give at least one")
@@ -95,7 +124,7 @@ def measure_fidelity(
         raise BadInput(
             f"agreement@{k} over {len(held)} documents says nothing; give more documents than k, k from 1"
         )
-    memory = Memory(progress)
+    memory = memory or Memory(progress)
     pupil = memory.remember(student, f"fidelity, {student.name}")
     master = memory.remember(teacher, f"fidelity, {teacher.name}")
     pupil_queries, pupil_documents = pupil.query(asked), pupil.document(held)

@@ -82,8 +82,9 @@ def classification_measures(
     samples: Sequence[Sequence[int]],
 ) -> dict[str, float]:
     """Accuracy and macro F1 of logistic regression on frozen vectors, mean over the samples."""
-    labels = np.asarray(train_labels)
-    gold = np.asarray(test_labels)
+    # Numbers in place of words give the same figures in half the time.
+    _, numbers = np.unique([*train_labels, *test_labels], return_inverse=True)
+    labels, gold = np.split(numbers, [len(train_labels)])
     accuracies, f1s = [], []
     for sample in samples:
         classifier = LogisticRegression(max_iter=CLASSIFIER_ITERATIONS)

@@ -52,16 +52,17 @@ def evaluate(
     *,
     documents: Embedder | None = None,
     seed: int = SEED,
+    memory: Memory | None = None,
     progress: Progress = SILENT,
 ) -> list[Result]:
-    """Score a model on tasks; each distinct text is encoded once.
+    """Score a model on tasks; each distinct text is encoded once, and not at all if `memory` knows it.
 
     With `documents` (the teacher whose index is there already) a task with queries and documents is scored a
     second time, queries by the model and documents by the teacher. Elsewhere that would be the same figure.
     """
     if not tasks:
         raise BadInput("there are no tasks to score; name at least one")
-    memory = Memory(progress)
+    memory = memory or Memory(progress)
     used = versions(USED)
     results = []
     for task in tasks:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from trundle.model.loading import load as load
     from trundle.model.merge_tree import NO_MERGES as NO_MERGES
     from trundle.model.merge_tree import MergeTree as MergeTree
+    from trundle.model.pairing import check_pairable as check_pairable
+    from trundle.model.pairing import paired as paired
     from trundle.model.prompts import check_prompts_are_pooled as check_prompts_are_pooled
     from trundle.model.saving import save as save
     from trundle.model.saving import weight_bytes as weight_bytes
@@ -53,6 +55,8 @@ __getattr__ = lazy(
         "layout_of": "layout",
         "shrunk": "layout",
         "load": "loading",
+        "check_pairable": "pairing",
+        "paired": "pairing",
         "check_prompts_are_pooled": "prompts",
         "save": "saving",
         "weight_bytes": "saving",

@@ -10,24 +10,46 @@ import yaml
 
 from trundle.artifact import Lineage
 
+ENCODE = 'vectors = model.encode(["a text", "another text"])'
+ENCODE_BOTH = """documents = model.encode_document(["a text", "another text"])
+queries = model.encode_query(["what is asked"])"""
+
 
 def model_card(name: str, lineage: Lineage, *, similarity: str, needs_trundle: bool = False) -> str:
     """A card that says what the lineage says, for people."""
+    return _card(
+        name,
+        f"Made from `{Path(lineage.source).name}` with trundle{_space(lineage.space)}.",
+        _sizes(lineage.before, lineage.after),
+        _steps(lineage),
+        _scores(lineage.scores),
+        _use(name, ENCODE, similarity, needs_trundle=needs_trundle),
+    )
+
+
+def pair_card(name: str, lineage: Lineage, *, similarity: str) -> str:
+    """The card of two models in one folder, by the facts of the step that put them together."""
+    facts = lineage.steps[-1]["facts"]
+    return _card(
+        name,
+        f"Two models in one vector space of {facts['width']} dimensions, put together with trundle: queries are "
+        f"encoded by the small `{Path(lineage.source).name}`, documents by `{Path(str(lineage.space)).name}`.",
+        "| | queries | documents |\n|---|---:|---:|\n| parameters | "
+        f"{facts['query_parameters'] / 1e6:,.1f}M | {facts['document_parameters'] / 1e6:,.1f}M |",
+        _scores((lineage.parent or {}).get("scores", {})),
+        _use(name, ENCODE_BOTH, similarity)
+        + " Plain `encode` takes the way of the documents. How the small model was made is in `trundle.json`.",
+    )
+
+
+def _card(name: str, *parts: str) -> str:
     front = {
         "library_name": "sentence-transformers",
         "pipeline_tag": "sentence-similarity",
         "tags": ["sentence-transformers", "feature-extraction", "sentence-similarity", "trundle"],
     }
-    parts = [
-        f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
-        f"# {name}",
-        f"Made from `{Path(lineage.source).name}` with trundle{_space(lineage.space)}.",
-        _sizes(lineage.before, lineage.after),
-        _steps(lineage),
-        _scores(lineage.scores),
-        _use(name, similarity, needs_trundle),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    head = (f"---\n{yaml.safe_dump(front, sort_keys=False)}---", f"# {name}")
+    return "\n\n".join(part for part in (*head, *parts) if part) + "\n"
 
 
 def _space(model: str | None) -> str:
@@ -68,7 +90,7 @@ def how_to_open(name: str, *, needs_trundle: bool) -> str:
     return f"SentenceTransformer({name!r}{', trust_remote_code=True' if needs_trundle else ''})"
 
 
-def _use(name: str, similarity: str, needs_trundle: bool) -> str:
+def _use(name: str, lines: str, similarity: str, *, needs_trundle: bool = False) -> str:
     needs = (
         "Where trundle is installed (it has a module of its own in this folder):\n\n" if needs_trundle else ""
     )
@@ -78,7 +100,7 @@ def _use(name: str, similarity: str, needs_trundle: bool) -> str:
 from sentence_transformers import SentenceTransformer
 
 model = {how_to_open(name, needs_trundle=needs_trundle).replace("'", '"')}
-vectors = model.encode(["a text", "another text"])
+{lines}
 ```
 
 Compare vectors by {similarity} similarity."""

@@ -118,6 +118,10 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
         raise BadInput("align learns from texts; say where they are with --data")
     if context.corpus is not None and teacher.table is not None:
         raise BadInput("a table of vectors brings its own texts; leave --data out")
+    if context.pair and teacher.model is None:
+        raise BadInput(
+            f"--pair puts both models into one folder, and {teacher.name} is none; name a model folder as teacher"
+        )
     if options.steps != 0:
         body.check_prompts_are_pooled(model, teacher.prompts)
     if options.loss != "leaf":
@@ -163,7 +167,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     facts |= started
     dtype = next(model.parameters()).dtype
     if options.steps == 0:
-        return Applied(model=student.to(dtype), space=teacher.embedder, facts=facts)
+        return Applied(model=student.to(dtype), space=teacher.embedder, teacher=teacher.model, facts=facts)
     imitator = (
         None
         if options.loss == "leaf" or teacher.model is None
@@ -213,6 +217,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     return Applied(
         model=student.to(dtype),
         space=teacher.embedder,
+        teacher=teacher.model,
         facts=facts,
         done=lambda: shutil.rmtree(run, ignore_errors=True),
         files={"align.jsonl": metrics.read_text(encoding="utf-8")} if is_first() else {},
@@ -329,4 +334,5 @@ STEP = Step(
     forecast=forecast,
     apply=apply,
     needs_texts=True,
+    enters_space=True,
 )

@@ -51,6 +51,8 @@ class Context:
     cache: Path = field(default_factory=cache_folder)
     """Where teacher vectors and unfinished trainings are kept between runs."""
     trust_remote_code: bool = False
+    pair: bool = False
+    """Whether the result will be put into one folder with the teacher whose space it is in."""
     progress: Progress = SILENT
     opened: dict[str, Any] = field(default_factory=dict)
     """Costly things opened in `plan` that `apply` needs again, such as a teacher."""
@@ -63,6 +65,8 @@ class Applied:
     model: SentenceTransformer
     space: Embedder | None = None
     """Whose vector space the model is in now, where that is another one's than the original's."""
+    teacher: SentenceTransformer | None = None
+    """The same one as a model, where it is one."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     done: Callable[[], None] = lambda: None
     """Called when the result is safe on disk: what was only kept in case of a failure may go."""
@@ -88,6 +92,8 @@ class Step(Generic[O, P]):
     apply: Callable[[SentenceTransformer, P, Context], Applied]
     needs_texts: bool = False
     """Whether it learns from the user's texts; such a step is not applied in a dry run."""
+    enters_space: bool = False
+    """Whether it leads into a teacher's vector space, so that the two models can be paired."""
 
 
 def exact_fraction(value: object) -> object:

@@ -37,11 +37,11 @@ class Teacher:
     prompts: Mapping[str, str | None]
     """The prompts a student must carry to be asked the same way."""
     default_prompt_name: str | None = None
+    model: SentenceTransformer | None = None
+    """None for what is not a model here: an endpoint, a table."""
     embedder: Embedder | None = None
     """None for a table, which knows the vectors of its own texts only."""
     table: TableTeacher | None = None
-    model: SentenceTransformer | None = None
-    """The model itself, where it is at hand."""
 
 
 def find_teacher(

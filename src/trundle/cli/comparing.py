@@ -1,0 +1,158 @@
+"""The verbs for a student and its teacher: measure them side by side, put them into one folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trundle.cli import beside, console, figures
+from trundle.cli.common import Data, Force, Json, Quiet, TrustRemoteCode, Verbose
+from trundle.errors import BadInput
+
+if TYPE_CHECKING:
+    from trundle.embedder import Embedder
+    from trundle.evaluate import Comparison
+
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        help="Model folders or hub names; without --teacher the first is what others are compared with."
+    ),
+]
+
+
+def evaluate(
+    models: Models,
+    tasks: Annotated[
+        str | None, typer.Option(help="Comma-separated: names or kinds under --root, paths, or mteb:NAME.")
+    ] = None,
+    root: Annotated[Path | None, typer.Option(envvar="TRUNDLE_TASKS", help="Folder of task files.")] = None,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            help="The large model (or endpoint URL): also score each model's queries on its documents."
+        ),
+    ] = None,
+    teacher_model: Annotated[str | None, typer.Option(help="Which model of an endpoint.")] = None,
+    data: Data = None,
+    examples: Annotated[
+        int, typer.Option(min=0, help="How many of the worst and best texts of --data to show.")
+    ] = 5,
+    split: Annotated[str, typer.Option(help="test, or dev to choose settings by.")] = "test",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    trust: TrustRemoteCode = False,
+) -> None:
+    """Score models on tasks, alone and on a teacher's index.
+
+    With --teacher and --data: how far each model agrees with its teacher on your own texts, without labels.
+    """
+    console.calm_libraries(verbose=verbose)
+    from trundle.artifact import read_lineage, write_whole
+    from trundle.data import unseen_texts
+    from trundle.evaluate import compare, find_tasks
+    from trundle.evaluate.fidelity import MEASURED_TEXTS
+    from trundle.model import embedder, load
+
+    progress = console.terminal(quiet=quiet or as_json)
+    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+        raise BadInput(f"{output} can't be written; give a file in a folder that exists")
+    if not tasks and not (teacher and data):
+        raise BadInput("say what to measure on: --tasks, or --teacher and --data")
+    wanted = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+    chosen = find_tasks(wanted, root, split=split) if wanted else []
+    students = [name for name in dict.fromkeys(models) if not (teacher and _same(name, teacher))]
+    if not students:
+        students, teacher = models[:1], None
+    index = None if teacher is None else _open_teacher(teacher, teacher_model, trust=trust)
+    opened = [embedder(load(name, trust_remote_code=trust), name=name) for name in students]
+    lineages = [read_lineage(name) for name in students]
+    texts = unseen_texts(data, lineages, MEASURED_TEXTS, progress=progress) if data else []
+    found = compare(opened, teacher=index, tasks=chosen, texts=texts, examples=examples, progress=progress)
+    if output is not None:
+        write_whole(output, json.dumps(found.as_json(), indent=2, ensure_ascii=False) + "\n")
+    if as_json:
+        console.show_json(found.as_json())
+    else:
+        _show(found, teacher)
+
+
+def _same(name: str, teacher: str) -> bool:
+    return name == teacher or (Path(name).is_dir() and Path(name).resolve() == Path(teacher).resolve())
+
+
+def _open_teacher(name: str, endpoint_model: str | None, *, trust: bool) -> Embedder:
+    """Whoever can be asked for the vector of any text."""
+    from trundle.data import endpoint_teacher
+    from trundle.model import embedder, load
+
+    if name.startswith(("http://", "https://")):
+        if endpoint_model is None:
+            raise BadInput("an endpoint serves several models; name the one that taught with --teacher-model")
+        return endpoint_teacher(name, endpoint_model)
+    if name.endswith(".parquet"):
+        raise BadInput(
+            f"{name} knows the vectors of its own texts only; name the model or endpoint that made them"
+        )
+    return embedder(load(name, trust_remote_code=trust), name=name)
+
+
+def _show(found: Comparison, teacher: str | None) -> None:
+    if teacher is None:
+        console.show_table(figures.scores(found.results, beside.headings(found.models)), texts=(0, 1))
+        return
+    names = beside.headings([teacher, *found.models])
+    heading = dict(zip(found.models, names[1:], strict=True))
+    if found.results:
+        console.show_table(beside.scores(found, names), texts=(0, 1))
+    if found.fidelity:
+        near = [heading[one.student] for one in found.fidelity]
+        if found.results:
+            console.show()
+        console.show_table(beside.fidelities(found.fidelity, near, names[0]))
+        for one in found.fidelity:
+            if one.farthest:
+                console.show()
+                console.show_table(beside.text_errors(one, heading[one.student]), texts=(2,))
+    for note in found.notes:
+        console.show()
+        console.show(note)
+
+
+def pair(
+    student: Annotated[str, typer.Argument(help="The small model, in its teacher's space.")],
+    teacher: Annotated[str, typer.Option(help="The large model's folder or hub name.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pair.")],
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    trust: TrustRemoteCode = False,
+) -> None:
+    """Put a student and its teacher into one model folder.
+
+    encode_query is the student's, encode_document the teacher's; plain sentence-transformers opens it.
+    """
+    console.calm_libraries(verbose=verbose)
+    from trundle.pairing import pair as put_together
+
+    made = put_together(
+        student,
+        teacher,
+        output=output,
+        replace=force,
+        trust_remote_code=trust,
+        progress=console.terminal(quiet=quiet or as_json),
+    )
+    if as_json:
+        console.show_json(made.as_json())
+        return
+    small, large = figures.count(made.query_parameters), figures.count(made.document_parameters)
+    console.show(f"Written to {made.output}: queries by {small} parameters, documents by {large}.")

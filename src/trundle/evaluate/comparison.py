@@ -1,0 +1,178 @@
+"""Students beside their teacher, on tasks with labels and on plain texts without, each model asked once for each text.
+
+What this is not: it opens no model and prints nothing. The command line does both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trundle.data.texts import Text
+from trundle.embedder import Embedder
+from trundle.errors import BadInput
+from trundle.evaluate.encoding import Memory
+from trundle.evaluate.fidelity import (
+    AGREEMENT_AT,
+    FEWEST_DOCUMENTS,
+    Fidelity,
+    measure_fidelity,
+    queries_and_documents,
+)
+from trundle.evaluate.scoring import Mode, Result, evaluate, of_mode
+from trundle.evaluate.tasks import Task
+from trundle.progress import SILENT, Progress
+
+PROBE = "How wide is a vector?"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A student's mean over some tasks, beside its teacher's own over the same."""
+
+    model: str
+    teacher: str
+    mode: Mode
+    over: str
+    """all, or retrieval: the tasks in which the two modes differ."""
+    tasks: int
+    mean: float
+    teacher_mean: float
+
+    @property
+    def share(self) -> float | None:
+        """How much of the teacher's mean is left; None where that is 0."""
+        return self.mean / self.teacher_mean if self.teacher_mean else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self) | {"share": self.share}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What was found of each model; empty where it was not asked for."""
+
+    models: tuple[str, ...]
+    teacher: str | None
+    results: tuple[tuple[Result, ...], ...]
+    """One row for each model, the teacher's own first where there is a teacher."""
+    shares: tuple[Share, ...]
+    fidelity: tuple[Fidelity, ...]
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "models": list(self.models),
+            "teacher": self.teacher,
+            "results": [result.as_json() for row in self.results for result in row],
+            "shares": [share.as_json() for share in self.shares],
+            "fidelity": [found.as_json() for found in self.fidelity],
+            "notes": list(self.notes),
+        }
+
+
+def compare(
+    models: Sequence[Embedder],
+    *,
+    teacher: Embedder | None = None,
+    tasks: Sequence[Task] = (),
+    texts: Sequence[Text] = (),
+    examples: int = 10,
+    progress: Progress = SILENT,
+) -> Comparison:
+    """Score each model on the tasks; with a teacher also on the teacher's index, and by agreement on the texts.
+
+    A model of another width than the teacher's can't search its index: it is scored alone, and a note says so.
+    """
+    if not tasks and not texts:
+        raise BadInput("there is nothing to measure on; name tasks, or texts to compare with a teacher on")
+    if texts and teacher is None:
+        raise BadInput("texts without labels only show how near a model is to another; name its teacher")
+    memory = Memory(progress)
+    notes, near = _sorted_out(models, teacher)
+    everyone = [*([] if teacher is None else [teacher]), *models]
+    results = tuple(
+        tuple(
+            evaluate(
+                model, tasks, documents=teacher if model in near else None, memory=memory, progress=progress
+            )
+        )
+        for model in everyone
+        if tasks
+    )
+    return Comparison(
+        models=tuple(model.name for model in models),
+        teacher=None if teacher is None else teacher.name,
+        results=results,
+        shares=() if teacher is None else shares_of(results),
+        fidelity=_fidelity(near, teacher, texts, examples, memory) if teacher and near else (),
+        notes=tuple(notes),
+    )
+
+
+def _sorted_out(models: Sequence[Embedder], teacher: Embedder | None) -> tuple[list[str], list[Embedder]]:
+    """The models that can search the teacher's index, and why the others can't."""
+    if teacher is None:
+        return [], []
+    width = teacher.text([PROBE]).shape[1]
+    notes, near = [], []
+    for model in models:
+        own = model.text([PROBE]).shape[1]
+        if own == width:
+            near.append(model)
+        else:
+            notes.append(
+                f"{model.name} has vectors of {own} numbers and {teacher.name} of {width}, so it can't search "
+                "that index; trundle align brings it there"
+            )
+    return notes, near
+
+
+def _fidelity(
+    models: Sequence[Embedder], teacher: Embedder, texts: Sequence[Text], examples: int, memory: Memory
+) -> tuple[Fidelity, ...]:
+    if not texts:
+        return ()
+    queries, documents = queries_and_documents(texts)
+    if len(documents) < FEWEST_DOCUMENTS:
+        raise BadInput(
+            f"{len(texts)} texts are too few to tell how far two models agree on the {AGREEMENT_AT} nearest; "
+            f"give at least {2 * FEWEST_DOCUMENTS}"
+        )
+    return tuple(
+        measure_fidelity(model, teacher, queries, documents, examples=examples, memory=memory)
+        for model in models
+    )
+
+
+def shares_of(results: Sequence[Sequence[Result]]) -> tuple[Share, ...]:
+    """Means of both modes over all tasks, and over those with documents where there are others too.
+
+    The first row is the teacher's.
+    """
+    if not results:
+        return ()
+    theirs = {(result.kind, result.task): result for result in results[0]}
+    found = []
+    for row in results[1:]:
+        apart = {(result.kind, result.task) for result in row if result.mode == "asymmetric"}
+        groups = {"all": set(theirs)} | ({"retrieval": apart} if apart and apart != set(theirs) else {})
+        modes: tuple[Mode, ...] = ("standard", "asymmetric") if apart else ("standard",)
+        for over, keys in groups.items():
+            for mode in modes:
+                ours = [result for result in of_mode(row, mode) if (result.kind, result.task) in keys]
+                found.append(
+                    Share(
+                        model=row[0].model,
+                        teacher=results[0][0].model,
+                        mode=mode,
+                        over=over,
+                        tasks=len(ours),
+                        mean=sum(result.score for result in ours) / len(ours),
+                        teacher_mean=sum(theirs[r.kind, r.task].score for r in ours) / len(ours),
+                    )
+                )
+    return tuple(found)

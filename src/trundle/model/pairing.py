@@ -1,0 +1,56 @@
+"""Two models in one folder: queries go to the student, documents to the teacher (a sentence-transformers Router).
+
+`encode_query` and `encode_document` choose the route by themselves, and so does whatever is built on them. Plain `encode`
+goes the teacher's way, as in an index. What this is not: it trains nothing and checks no closeness.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Module, Router
+
+from trundle.errors import BadInput
+from trundle.model.prompts import prompts_by_role
+
+TEXT_PROMPT = "text"
+
+
+def check_pairable(student: SentenceTransformer, teacher: SentenceTransformer) -> None:
+    """Refuse two models whose vectors can't be compared."""
+    ours, theirs = student.get_embedding_dimension(), teacher.get_embedding_dimension()
+    if ours != theirs:
+        raise BadInput(
+            f"the student's vectors are {ours} wide and the teacher's {theirs}, so they make no pair; "
+            "bring the student into the teacher's space with trundle align"
+        )
+
+
+def paired(student: SentenceTransformer, teacher: SentenceTransformer) -> SentenceTransformer:
+    """One model of both; it shares its weights with them."""
+    check_pairable(student, teacher)
+    prompts, default = _prompts(student, teacher)
+    router = Router.for_query_document(
+        query_modules=cast("list[Module]", list(student)),
+        document_modules=cast("list[Module]", list(teacher)),
+    )
+    return SentenceTransformer(
+        modules=[router],
+        device=str(student.device),
+        prompts=prompts,
+        default_prompt_name=default,
+        similarity_fn_name=teacher.similarity_fn_name,
+    ).eval()
+
+
+def _prompts(student: SentenceTransformer, teacher: SentenceTransformer) -> tuple[dict[str, str], str | None]:
+    """The prompts of both by role, the teacher's other ones, and the name of the one that plain `encode` uses."""
+    theirs = prompts_by_role(teacher)
+    prompts = {name: prompt or "" for name, prompt in teacher.prompts.items()}
+    prompts |= {"query": prompts_by_role(student)["query"], "document": theirs["document"]}
+    default = teacher.default_prompt_name
+    if default is not None and prompts.get(default) != theirs["text"]:
+        default = TEXT_PROMPT
+        prompts[default] = theirs["text"]
+    return prompts, default
