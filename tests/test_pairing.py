@@ -16,7 +16,8 @@ import pico
 from trundle.artifact import read_lineage
 from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput
-from trundle.model import paired
+from trundle.evaluate import MtebTask, evaluate
+from trundle.model import embedder, paired
 from trundle.pairing import pair, share_a_space
 from trundle.pipeline import compress
 from trundle.recipe import parse_recipe
@@ -162,3 +163,20 @@ def test_what_makes_no_pair_is_refused(pico_folders: Callable[[str], Path], tmp_
     with pytest.raises(BadInput, match="add the step align"):
         compress(bert, parse_recipe("steps: [depth: {keep: 2}]", name="x"), output=out, pair=True)
     assert not out.exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # mteb's own
+def test_mteb_uses_a_pair_as_it_is(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    mteb = pytest.importorskip("mteb")
+    from mteb.mocks import mock_tasks
+
+    student, teacher = pico_model("bert"), pico_model("mpnet")
+    own = mteb.evaluate(
+        paired(student, teacher), mock_tasks.MockRetrievalTask(), cache=None, co2_tracker=False
+    )
+    _, ours = evaluate(
+        embedder(student, name="student"),
+        [MtebTask(task=mock_tasks.MockRetrievalTask())],
+        documents=embedder(teacher, name="teacher"),
+    )
+    assert own.task_results[0].get_score() == pytest.approx(ours.score)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -125,13 +126,71 @@ def test_evaluate(
 ) -> None:
     one, two = str(pico_folders("bert")), str(pico_folders("mpnet"))
     results = tmp_path / "results.json"
+    copy = tmp_path / "model"  # the same folder name as the others have
+    shutil.copytree(two, copy)
     words = ["--tasks", "STS17-en-en,CACM", "--root", str(shared_data), "--teacher", one, "-o", str(results)]
-    code, out, _ = run("evaluate", one, two, *words)
+    code, out, _ = run("evaluate", one, two, str(copy), *words)
     assert code == 0
-    assert "STS17-en-en" in out
-    assert "CACM, asymmetric" in out
-    assert "share of the first" in out
-    assert {row["task"] for row in json.loads(results.read_text())} == {"STS17-en-en", "CACM"}
+    heading, sts, cacm, *means = filter(None, out.splitlines())
+    names = [Path(*Path(folder).parts[-2:]) for folder in (one, two, copy)]
+    assert heading.count("share") == 4
+    assert all(f"{name} " in heading for name in names)
+    assert f"{names[1]} → {names[0]}" in heading
+    assert sts.split()[:2] == ["STS17-en-en", "spearman"]
+    assert sts.count("same") == 2
+    assert cacm.count("%") == 4
+    assert [line.split("  ")[0] for line in means] == ["mean of 2 tasks", "mean of 1 with documents"]
+    content = json.loads(results.read_text())
+    assert {row["task"] for row in content["results"]} == {"STS17-en-en", "CACM"}
+    assert len(content["shares"]) == 8
+
+
+def test_evaluate_without_labels(
+    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], texts: str
+) -> None:
+    one, two = str(pico_folders("bert")), str(pico_folders("mpnet"))
+    words = ["evaluate", two, "--teacher", one, "--data", texts, "--examples", "2"]
+    code, out, _ = run(*words)
+    assert code == 0
+    assert "agreement@10, searching its index" in out
+    assert "farthest from the teacher" in out
+    code, out, _ = run(*words, "--json")
+    [found] = json.loads(out)["fidelity"]
+    assert [len(found["farthest"]), len(found["closest"])] == [2, 2]
+    assert found["farthest"][0]["distance"] > found["closest"][0]["distance"]
+
+
+def test_every_model_is_opened_before_any_work(
+    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], shared_data: Path
+) -> None:
+    words = ["--tasks", "STS17-en-en", "--root", str(shared_data), "--teacher", "no/such/teacher"]
+    code, out, err = run("evaluate", str(pico_folders("bert")), "no/such/folder", *words[:-2])
+    assert (code, out) == (2, "")
+    assert err.startswith("trundle: there is no folder 'no/such/folder'")
+    code, out, err = run("evaluate", str(pico_folders("bert")), *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("trundle: there is no folder 'no/such/teacher'")
+
+
+def test_pair(
+    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
+) -> None:
+    teacher, small = str(pico_folders("bert")), str(tmp_path / "small")
+    align = ["align", str(pico_folders("mpnet")), "--teacher", teacher, "--data", texts, "--texts", "60"]
+    code, out, _ = run(*align, "--steps", "0", "--pair", "-o", small)
+    assert code == 0
+    assert f"Written to {small}-pair" in out
+    code, out, _ = run("pair", small, "--teacher", teacher, "-o", str(tmp_path / "both"), "--json")
+    assert code == 0
+    assert json.loads(out)["width"] == 32
+    first, second = (
+        SentenceTransformer(folder, device="cpu") for folder in (f"{small}-pair", str(tmp_path / "both"))
+    )
+    assert (first.encode_query(pico.TEXTS) == second.encode_query(pico.TEXTS)).all()
+    code, _, _ = run(
+        *align, "--steps", "0", "--pair", "-o", str(tmp_path / "again"), "--teacher", "v.parquet"
+    )
+    assert code == 2
 
 
 def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
@@ -160,6 +219,10 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
         (["depth", "MODEL", "--keep", "2", "-o", "OUT", "--seed", "-1"], "--seed"),
         (["depth", "MODEL", "--keep", "2", "-o", "MODEL", "--force"], "is the model itself"),
         (["evaluate", "MODEL", "--tasks", "nope", "-o", "."], "can't be written"),
+        (["evaluate", "MODEL"], "say what to measure on"),
+        (["evaluate", "MODEL", "--teacher", "http://localhost:1/v1", "--data", "x.txt"], "--teacher-model"),
+        (["evaluate", "MODEL", "--teacher", "v.parquet", "--data", "x.txt"], "its own texts only"),
+        (["pair", "MODEL", "--teacher", "v.parquet", "-o", "OUT"], "endpoint or a table"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_2(
