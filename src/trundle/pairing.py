@@ -12,6 +12,7 @@ from sentence_transformers import SentenceTransformer
 
 from trundle.artifact import Lineage, check_free, read_lineage
 from trundle.errors import BadInput
+from trundle.evaluate import CALIBRATION_FILE, read_ranges
 from trundle.model import check_pairable, load, paired, save
 from trundle.progress import SILENT, Progress
 from trundle.report.card import pair_card
@@ -87,7 +88,9 @@ def pair(
             f"{student} does not find {teacher}'s vectors of the same sentences: bring it into that space "
             "with trundle align first, or searches will find nothing"
         )
-    return save_pair(*models, names=(student, teacher), output=output, replace=replace)
+    ranges = read_ranges(student)
+    files = {} if ranges is None else {CALIBRATION_FILE: ranges.as_text()}
+    return save_pair(*models, names=(student, teacher), output=output, files=files, replace=replace)
 
 
 def share_a_space(student: SentenceTransformer, teacher: SentenceTransformer) -> bool:

@@ -168,7 +168,8 @@ def compress(
         save(model, output, lineage=lineage, card=card, files=files, replace=replace)
         if pair and partner is not None:
             names = (str(output), source if partner is original or space is None else space.name)
-            save_pair(model, partner, names=names, output=pair_folder(output), replace=replace)
+            place = pair_folder(output)
+            save_pair(model, partner, names=names, output=place, files=files, replace=replace)
         for done in when_safe:
             done()
     return Run(

@@ -11,6 +11,7 @@ from trundle.cli.figures import Rows
 if TYPE_CHECKING:
     from trundle.evaluate import Comparison, Fidelity, Result
     from trundle.evaluate.comparison import Share
+    from trundle.evaluate.inheritance import Inheritance
 
 SHOWN_CHARACTERS = 90
 NOTHING = "–"
@@ -98,6 +99,20 @@ def text_errors(found: Fidelity, name: str) -> Rows:
         if heading:
             rows.append(("", "", heading))
         rows += [(f"{error.distance:.3f}", f"{error.cosine:.3f}", shortened(error.text)) for error in errors]
+    return rows
+
+
+def inheritance(found: Inheritance, teacher: str, student: str) -> Rows:
+    """What is left of shortened vectors: each score with its share of the same model's own with whole vectors."""
+    heading = ["dimensions", "kept as", "bytes"]
+    for name in (teacher, f"{student} → {teacher}", student):
+        heading += [name, "left"]
+    rows: Rows = [tuple(heading)]
+    for row in found.rows:
+        line = [str(row.dimensions), row.precision, f"{row.bytes:,}"]
+        for who, score in row.scores.items():
+            line += [points(score), percent(row.kept[who])]
+        rows.append(tuple(line))
     return rows
 
 

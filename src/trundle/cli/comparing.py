@@ -41,6 +41,12 @@ def evaluate(
     examples: Annotated[
         int, typer.Option(min=0, help="How many of the worst and best texts of --data to show.")
     ] = 5,
+    inherit: Annotated[
+        bool, typer.Option("--inherit", help="Also with vectors cut short and kept as bytes or bits.")
+    ] = False,
+    dimensions: Annotated[
+        str | None, typer.Option(help="Comma-separated: what --inherit cuts vectors to; halves by default.")
+    ] = None,
     split: Annotated[str, typer.Option(help="test, or dev to choose settings by.")] = "test",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.")
@@ -52,12 +58,13 @@ def evaluate(
 ) -> None:
     """Score models on tasks, alone and on a teacher's index.
 
-    With --teacher and --data: how far each model agrees with its teacher on your own texts, without labels.
+    With --teacher and --data: how far each model agrees with its teacher on your own texts, without labels. With
+    --inherit: what is left when the vectors of both are shortened.
     """
     console.calm_libraries(verbose=verbose)
     from trundle.artifact import read_lineage, write_whole
     from trundle.data import unseen_texts
-    from trundle.evaluate import compare, find_tasks
+    from trundle.evaluate import Shorten, compare, find_tasks, read_ranges
     from trundle.evaluate.fidelity import MEASURED_TEXTS
     from trundle.model import embedder, load
 
@@ -73,15 +80,34 @@ def evaluate(
         students, teacher = models[:1], None
     index = None if teacher is None else _open_teacher(teacher, teacher_model, trust=trust)
     opened = [embedder(load(name, trust_remote_code=trust), name=name) for name in students]
+    shorten = None
+    if inherit or dimensions:
+        ranges = {name: kept for name in students if (kept := read_ranges(name)) is not None}
+        shorten = Shorten(dimensions=_numbers(dimensions), ranges=ranges)
     lineages = [read_lineage(name) for name in students]
     texts = unseen_texts(data, lineages, MEASURED_TEXTS, progress=progress) if data else []
-    found = compare(opened, teacher=index, tasks=chosen, texts=texts, examples=examples, progress=progress)
+    found = compare(
+        opened,
+        teacher=index,
+        tasks=chosen,
+        texts=texts,
+        examples=examples,
+        shorten=shorten,
+        progress=progress,
+    )
     if output is not None:
         write_whole(output, json.dumps(found.as_json(), indent=2, ensure_ascii=False) + "\n")
     if as_json:
         console.show_json(found.as_json())
     else:
         _show(found, teacher)
+
+
+def _numbers(given: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in (given or "").split(",") if number.strip())
+    except ValueError as error:
+        raise BadInput(f"--dimensions takes whole numbers such as 256,64, not {given!r}") from error
 
 
 def _same(name: str, teacher: str) -> bool:
@@ -121,6 +147,13 @@ def _show(found: Comparison, teacher: str | None) -> None:
             if one.farthest:
                 console.show()
                 console.show_table(beside.text_errors(one, heading[one.student]), texts=(2,))
+    for left in found.inheritance:
+        name = heading[left.student]
+        console.show()
+        console.show_table(
+            beside.inheritance(left, names[0], name), title=f"{name}, {left.measure}", texts=(1,)
+        )
+        console.show(f"int8 calibrated on {left.calibration}.")
     for note in found.notes:
         console.show()
         console.show(note)

@@ -5,8 +5,8 @@ What this is not: it opens no model and prints nothing. The command line does bo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trundle.data.texts import Text
@@ -20,7 +20,9 @@ from trundle.evaluate.fidelity import (
     measure_fidelity,
     queries_and_documents,
 )
+from trundle.evaluate.inheritance import Inheritance, Score, by_agreement, by_tasks, inherited
 from trundle.evaluate.scoring import Mode, Result, evaluate, of_mode
+from trundle.evaluate.shortening import CALIBRATION_FILE, Ranges, measure_ranges, usual_dimensions
 from trundle.evaluate.tasks import Task
 from trundle.progress import SILENT, Progress
 
@@ -51,6 +53,17 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shorten:
+    """How vectors are to be shortened: to which dimensions (none: the usual ones), with which ranges for each model.
+
+    A model without ranges of its own gets those of the teacher's vectors of the texts it is measured on.
+    """
+
+    dimensions: tuple[int, ...] = ()
+    ranges: Mapping[str, Ranges] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """What was found of each model; empty where it was not asked for."""
 
@@ -60,6 +73,7 @@ class Comparison:
     """One row for each model, the teacher's own first where there is a teacher."""
     shares: tuple[Share, ...]
     fidelity: tuple[Fidelity, ...]
+    inheritance: tuple[Inheritance, ...]
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -70,6 +84,7 @@ class Comparison:
             "results": [result.as_json() for row in self.results for result in row],
             "shares": [share.as_json() for share in self.shares],
             "fidelity": [found.as_json() for found in self.fidelity],
+            "inheritance": [found.as_json() for found in self.inheritance],
             "notes": list(self.notes),
         }
 
@@ -81,9 +96,12 @@ def compare(
     tasks: Sequence[Task] = (),
     texts: Sequence[Text] = (),
     examples: int = 10,
+    shorten: Shorten | None = None,
     progress: Progress = SILENT,
 ) -> Comparison:
     """Score each model on the tasks; with a teacher also on the teacher's index, and by agreement on the texts.
+
+    `shorten` adds the same with vectors cut short and coarsened, on the tasks with documents where there are any.
 
     A model of another width than the teacher's can't search its index: it is scored alone, and a note says so.
     """
@@ -91,6 +109,8 @@ def compare(
         raise BadInput("there is nothing to measure on; name tasks, or texts to compare with a teacher on")
     if texts and teacher is None:
         raise BadInput("texts without labels only show how near a model is to another; name its teacher")
+    if shorten and teacher is None:
+        raise BadInput("what a model inherits is seen beside its teacher; name the teacher")
     memory = Memory(progress)
     notes, near = _sorted_out(models, teacher)
     everyone = [*([] if teacher is None else [teacher]), *models]
@@ -103,12 +123,18 @@ def compare(
         for model in everyone
         if tasks
     )
+    fidelity = _fidelity(near, teacher, texts, examples, memory) if teacher and near else ()
+    inheritance: list[Inheritance] = []
+    if teacher and shorten:
+        for model in near:
+            inheritance += _inherited(model, teacher, tasks, texts, shorten, memory, progress)
     return Comparison(
         models=tuple(model.name for model in models),
         teacher=None if teacher is None else teacher.name,
         results=results,
         shares=() if teacher is None else shares_of(results),
-        fidelity=_fidelity(near, teacher, texts, examples, memory) if teacher and near else (),
+        fidelity=fidelity,
+        inheritance=tuple(inheritance),
         notes=tuple(notes),
     )
 
@@ -146,6 +172,59 @@ def _fidelity(
         measure_fidelity(model, teacher, queries, documents, examples=examples, memory=memory)
         for model in models
     )
+
+
+def _inherited(
+    model: Embedder,
+    teacher: Embedder,
+    tasks: Sequence[Task],
+    texts: Sequence[Text],
+    shorten: Shorten,
+    memory: Memory,
+    progress: Progress,
+) -> list[Inheritance]:
+    """What is left of shortened vectors, by the tasks and by agreement on the texts."""
+    master, pupil = (memory.remember(one, f"{one.name}: encoding") for one in (teacher, model))
+    measured: dict[str, Score] = {}
+    if tasks:
+        chosen = [task for task in tasks if task.has_documents] or list(tasks)
+        names = ", ".join(task.name for task in chosen)
+        measured[f"mean of {names}" if len(chosen) > 1 else names] = by_tasks(chosen)
+    if texts:
+        measured[f"agreement@{AGREEMENT_AT} with whole vectors of the teacher"] = by_agreement(
+            master, *queries_and_documents(texts)
+        )
+    ranges, calibration = _calibration(model, teacher, shorten, memory)
+    dimensions = shorten.dimensions or usual_dimensions(len(ranges.lowest))
+    return [
+        inherited(
+            pupil,
+            master,
+            score,
+            measure=measure,
+            dimensions=dimensions,
+            ranges=ranges,
+            calibration=calibration,
+            progress=progress,
+        )
+        for measure, score in measured.items()
+    ]
+
+
+def _calibration(model: Embedder, teacher: Embedder, shorten: Shorten, memory: Memory) -> tuple[Ranges, str]:
+    """The ranges to coarsen with, and where they come from."""
+    width = teacher.text([PROBE]).shape[1]
+    kept = shorten.ranges.get(model.name)
+    if kept is not None:
+        if len(kept.lowest) != width:
+            raise BadInput(
+                f"the {CALIBRATION_FILE} of {model.name} is for vectors of {len(kept.lowest)} numbers, and "
+                f"those of {teacher.name} have {width}; name the teacher it was aligned to"
+            )
+        return kept, f"{kept.vectors:,} training vectors of the teacher, kept with the model"
+    seen = [memory.known(encode) for encode in dict.fromkeys((teacher.document, teacher.text))]
+    ranges = measure_ranges([block for block in seen if block is not None], teacher.name)
+    return ranges, f"{ranges.vectors:,} of the measured vectors: the model's folder keeps no ranges"
 
 
 def shares_of(results: Sequence[Sequence[Result]]) -> tuple[Share, ...]:

@@ -29,6 +29,11 @@ class Memory:
             document=self._through(embedder.name, embedder.document, label),
         )
 
+    def known(self, encode: Encode) -> Vectors | None:
+        """All vectors that a function of a model has given so far."""
+        table = self._tables.get(encode)
+        return np.stack(list(table.values())) if table else None
+
     def _through(self, name: str, encode: Encode, label: str) -> Encode:
         def remembered(texts: Sequence[str]) -> Vectors:
             if len(texts) == 0:

@@ -28,6 +28,7 @@ import trundle.model as body
 import trundle.train as train
 from trundle.errors import BadInput
 from trundle.processes import is_first
+from trundle.steps.besides import calibration, watch_margin
 from trundle.steps.contract import Applied, Context, Options, Plan, Step
 from trundle.steps.teacher import Teacher, find_teacher
 
@@ -87,6 +88,9 @@ class AlignOptions(Options):
     )
     patience: int | None = Field(
         None, ge=1, description="Stop after so many validations without a better one."
+    )
+    margin: bool = Field(
+        False, description="At each validation also measure how far searches agree with the teacher's."
     )
 
 
@@ -163,11 +167,18 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         "texts": len(targets),
         "validation_texts": 0 if validation is None else len(validation),
     }
+    files = calibration(targets, plan.teacher, context.seed)
     student, started = _started(student, plan, targets, context)
     facts |= started
     dtype = next(model.parameters()).dtype
     if options.steps == 0:
-        return Applied(model=student.to(dtype), space=teacher.embedder, teacher=teacher.model, facts=facts)
+        return Applied(
+            model=student.to(dtype),
+            space=teacher.embedder,
+            teacher=teacher.model,
+            facts=facts,
+            files=files,
+        )
     imitator = (
         None
         if options.loss == "leaf" or teacher.model is None
@@ -202,6 +213,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         validation=task.validation,
         folder=run,
         resume=True,
+        on_validation=watch_margin(student, validation, context) if options.margin else None,
         progress=context.progress,
         label="align",
     )
@@ -220,7 +232,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         teacher=teacher.model,
         facts=facts,
         done=lambda: shutil.rmtree(run, ignore_errors=True),
-        files={"align.jsonl": metrics.read_text(encoding="utf-8")} if is_first() else {},
+        files=files | ({"align.jsonl": metrics.read_text(encoding="utf-8")} if is_first() else {}),
     )
 
 

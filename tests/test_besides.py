@@ -1,0 +1,75 @@
+"""What an alignment leaves besides the model: calibration ranges and the margin, on pico models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+import pico
+from trundle.artifact import Lineage
+from trundle.data import Text
+from trundle.data.corpus import Corpus
+from trundle.evaluate import CALIBRATION_FILE, read_ranges
+from trundle.model import save
+from trundle.recipe import make_options
+from trundle.steps.catalogue import STEPS
+from trundle.steps.contract import Applied, Context
+
+TEXTS = [Text(text=f"{text} {number}", kind=None) for number in range(20) for text in pico.TEXTS]
+CORPUS = Corpus(
+    train=lambda: iter(TEXTS),
+    validation=lambda: iter(TEXTS[::-1]),
+    held_out=lambda: iter(()),
+    facts=lambda: (),
+)
+
+
+def aligned(
+    student: SentenceTransformer, teacher: SentenceTransformer, cache: Path, **options: Any
+) -> Applied:
+    step, context = STEPS["align"], Context(original=teacher, corpus=CORPUS, seed=3, cache=cache)
+    return step.apply(student, step.plan(student, make_options(step, options), context), context)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "llama", "gemma3"])
+def test_the_margin_is_written_down_and_changes_no_weight(
+    family: str, pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
+) -> None:
+    student, teacher = pico_model(family), pico_model("mpnet")
+    options = {"steps": 4, "batch_size": 8, "dropout": True}
+    plain = aligned(student, teacher, tmp_path / "plain", **options)
+    watched = aligned(student, teacher, tmp_path / "watched", **options, margin=True)
+    lines = [json.loads(line) for line in watched.files["align.jsonl"].splitlines()]
+    looks = [line for line in lines if line["validation"] is not None]
+    assert len(looks) == 5
+    for look in looks:
+        assert set(look["measures"]) == {"agreement@10", "agreement@10, own index"}
+        assert 0 < look["measures"]["agreement@10"] <= 1
+    assert "measures" not in plain.files["align.jsonl"]
+    for name, weight in plain.model.state_dict().items():
+        assert (watched.model.state_dict()[name] == weight).all(), name
+
+
+def test_the_ranges_of_the_teachers_vectors_are_kept_with_the_model(
+    pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
+) -> None:
+    student, teacher = pico_model("bert"), pico_model("mpnet")
+    applied = aligned(student, teacher, tmp_path / "cache", steps=0)
+    folder = save(
+        applied.model, tmp_path / "model", lineage=Lineage(source="x"), card="", files=applied.files
+    )
+    ranges = read_ranges(folder)
+    vectors = teacher.encode([text.text for text in TEXTS])
+    assert ranges is not None
+    assert ranges.vectors == len(TEXTS)
+    # Teacher vectors are stored in half precision.
+    np.testing.assert_allclose(ranges.lowest, vectors.min(axis=0), atol=1e-3)
+    np.testing.assert_allclose(ranges.highest, vectors.max(axis=0), atol=1e-3)
+    assert (folder / CALIBRATION_FILE).is_file()
+    SentenceTransformer(str(folder), device="cpu")
