@@ -6,10 +6,12 @@ writes it through `whole_folder`.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +26,9 @@ LINEAGE_FILE = "trundle.json"
 LINEAGE_FORMAT = 1
 MODEL_MARKS = (LINEAGE_FILE, "modules.json", "config.json")
 """A folder with none of these is no model, and is never replaced."""
+
+HERE, EXCHANGE = -100, 2
+"""What Linux calls AT_FDCWD and RENAME_EXCHANGE."""
 
 VERSIONED = (
     "trundle",
@@ -151,6 +156,8 @@ def _swap(scratch: Path, path: Path) -> None:
     if not path.exists():
         scratch.rename(path)
         return
+    if _exchanged(scratch, path):
+        return
     old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
     path.rename(old / path.name)
     try:
@@ -160,6 +167,17 @@ def _swap(scratch: Path, path: Path) -> None:
         old.rmdir()
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Give two folders each other's names in one step, so that no kill can leave a name without a folder.
+
+    Only Linux can, and not on every file system; False where it can't.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    call = getattr(ctypes.CDLL(None), "renameat2", None)
+    return call is not None and not call(HERE, os.fsencode(one), HERE, os.fsencode(other), EXCHANGE)
 
 
 def write_whole(path: Path, text: str) -> None:

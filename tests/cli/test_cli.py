@@ -13,6 +13,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
+from trundle.artifact import versions
 from trundle.cli import app as cli
 from trundle.steps.catalogue import STEPS
 
@@ -243,6 +244,24 @@ def test_mistakes_are_one_sentence_and_exit_2(
     assert says.replace("EMPTY", "empty.txt") in err
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
+
+
+def test_version(run: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = run("--version")
+    assert code == 0
+    assert out.strip() == f"trundle {versions()['trundle']}"
+
+
+def test_stopping_by_hand_is_one_sentence_and_exits_130(
+    run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trundle.model.loading._folder", interrupted)
+    code, out, err = run("inspect", "anything")
+    assert (code, out) == (130, "")
+    assert err == "trundle: stopped; what was finished is kept, and the same command goes on from there\n"
 
 
 def test_our_own_failures_exit_1(

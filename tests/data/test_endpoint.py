@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -208,11 +209,31 @@ def test_lasting_trouble_is_an_error_after_the_retries(
     assert len(server.requests) == 3
 
 
-def test_nobody_there(server: Server) -> None:
+def test_nobody_there(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with Server() as gone:
         url = gone.url
-    with pytest.raises(BadModel, match=r"gave no answer in 2 tries.*refused"):
-        endpoint_teacher(url, "big", retries=1).text(["a"])
+    monkeypatch.setattr(Poster, "sleep", lambda *_: pytest.fail("waited for nobody"))
+    with pytest.raises(BadModel, match=r"nobody answers at .*/v1/embeddings .*refused.*start the server"):
+        endpoint_teacher(url, "big").text(["a"])
+
+
+def test_a_server_that_has_answered_may_be_starting_anew(server: Server) -> None:
+    poster = Poster(
+        url=server.url + "/embeddings", key_variable=None, retries=2, timeout=1.0, pace=Pace(None)
+    )
+    body = json.dumps({"model": "big", "input": ["ab"]}).encode()
+    poster.post(body, limit=10_000)
+    with Server() as gone:
+        moved = replace(poster, url=gone.url + "/embeddings")
+    with pytest.raises(BadModel, match=r"gave no answer in 3 tries.*refused"):
+        moved.post(body, limit=10_000)
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/embeddings", "/embeddings/"])
+def test_the_whole_address_may_be_given(server: Server, ending: str) -> None:
+    endpoint_teacher(server.url + ending, "big", key_variable=None).text(["ab"])
+    assert [path for path, _, _ in server.requests] == ["/v1/embeddings"]
+    assert endpoint_id(server.url + ending, "big") == endpoint_id(server.url, "big")
 
 
 @pytest.mark.parametrize(

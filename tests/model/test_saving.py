@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from trundle import artifact
 from trundle.artifact import Lineage, check_free, read_lineage, whole_folder
 from trundle.errors import BadInput, WriteFailed
 from trundle.model import save, weight_bytes
@@ -104,6 +105,27 @@ def test_a_kill_while_saving_leaves_no_result(tmp_path: Path) -> None:
     with whole_folder(tmp_path / "out") as scratch:
         (scratch / "whole").write_text("whole")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["whole"]
+
+
+@pytest.mark.parametrize("by_exchange", [True, False])
+def test_a_folder_is_replaced_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_exchange: bool
+) -> None:
+    for name in ("out", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out" / "config.json").write_text("{}")
+    if by_exchange and not artifact._exchanged(tmp_path / "out", tmp_path / "other"):
+        pytest.skip("this system can't exchange two names")
+    if by_exchange:
+        assert (tmp_path / "other" / "config.json").exists()
+        artifact._exchanged(tmp_path / "out", tmp_path / "other")
+        monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("two renames where one exchange would do"))
+    else:
+        monkeypatch.setattr(artifact, "_exchanged", lambda *_: False)
+    with whole_folder(tmp_path / "out", replace=True) as scratch:
+        (scratch / "new").write_text("new")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
 
 
 def test_a_target_that_can_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import traceback
+from typing import Annotated
 
 import typer
 
+from trundle.artifact import versions
 from trundle.cli import comparing, verbs
 from trundle.cli.step_verbs import step_verb
 from trundle.errors import TrundleError, UserError
@@ -14,13 +16,32 @@ from trundle.steps.catalogue import STEPS
 
 app = typer.Typer(
     name="trundle",
-    help="Shrink any text-embedding model, keep your index.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+STOPPED = 130
+"""What a shell calls the end of a program by Ctrl-C."""
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"trundle {versions(('trundle',)).get('trundle', '(not installed)')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def every_verb(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop."),
+    ] = False,
+) -> None:
+    """Shrink any text-embedding model, keep your index."""
+
+
 for verb in (
     verbs.demo,
     verbs.inspect,
@@ -39,6 +60,12 @@ def main() -> None:
     """Run a verb; every failure is one sentence."""
     try:
         app()
+    except SystemExit as end:
+        if end.code == STOPPED:
+            sys.stderr.write(
+                "trundle: stopped; what was finished is kept, and the same command goes on from there\n"
+            )
+        raise
     except UserError as error:
         _fail(error, 2)
     except TrundleError as error:

@@ -162,7 +162,7 @@ def _vector(value: object, text: str, url: str) -> Vectors:
 
 
 def _checked_url(url: str) -> str:
-    """The address without its last slash; as it gets written down, it must not carry a secret."""
+    """The address without its last slash and without /embeddings, which is added to it; as it gets written down, it must not carry a secret."""
     try:
         parts = urlsplit(url)
         plain = (
@@ -179,4 +179,4 @@ def _checked_url(url: str) -> str:
         raise BadInput(
             "the endpoint's address must hold no key or query; write https://server/v1 and keep the key in the environment"
         )
-    return url.rstrip("/")
+    return url.rstrip("/").removesuffix("/embeddings")

@@ -1,7 +1,7 @@
 """One JSON request at a time to a server that may be busy, slow or broken.
 
-Busy (429), failing (5xx), silent and hanging-up servers are tried again, each time after a longer wait;
-whatever another try can't mend is an error at once. The key is read from the environment for each request and
+Busy (429), failing (5xx), silent and hanging-up servers are tried again, each time after a longer wait, and so is one that
+has answered before and now refuses to be called; whatever another try can't mend is an error at once. The key is read from the environment for each request and
 goes nowhere but into its header: not into a message, a record or a redirect.
 """
 
@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPMessage, HTTPResponse
 from random import Random
+from threading import Event
 from typing import IO, cast
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
@@ -57,11 +58,12 @@ class Pace:
 
 
 class _Again(Exception):
-    """Not this time, but another try may help."""
+    """Not this time, but another try may help; less so where nobody listens at all."""
 
-    def __init__(self, reason: str, wait: float = 0.0) -> None:
+    def __init__(self, reason: str, wait: float = 0.0, *, nobody: bool = False) -> None:
         super().__init__(reason)
         self.wait = wait
+        self.nobody = nobody
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -90,6 +92,8 @@ class Poster:
     pace: Pace
     sleep: Callable[[float], None] = time.sleep
     _random: Random = field(default_factory=Random, repr=False)
+    _answered: Event = field(default_factory=Event, repr=False)
+    """Whether the server has ever answered: one that has and then refuses may only be starting anew."""
     _opener: OpenerDirector = field(default_factory=lambda: build_opener(_NoRedirect), repr=False)
 
     def post(self, body: bytes, *, limit: int) -> bytes:
@@ -101,6 +105,10 @@ class Poster:
                 return self._once(body, limit)
             except _Again as again:
                 tries += 1
+                if again.nobody and not self._answered.is_set():
+                    raise BadModel(
+                        f"nobody answers at {self.url} ({again}); start the server, or check the address"
+                    ) from again
                 if tries > self.retries:
                     raise BadModel(
                         f"{self.url} gave no answer in {tries} tries (the last time: {again}); "
@@ -117,8 +125,10 @@ class Poster:
         end = time.monotonic() + self.timeout
         try:
             with self._opener.open(self._request(body), timeout=self.timeout) as response:
+                self._answered.set()
                 return _read(cast("HTTPResponse", response), end, limit, self.url)
         except HTTPError as error:
+            self._answered.set()
             raise self._refusal(error) from None
         except URLError as error:
             raise self._unreached(error.reason) from None
@@ -150,7 +160,8 @@ class Poster:
             return BadInput(f"{self.url} names a server that does not exist; check the address")
         if isinstance(reason, TimeoutError):
             return _Again(f"nothing came for {self.timeout:g} seconds")
-        return _Again(f"{type(reason).__name__}: {reason}")
+        nobody = isinstance(reason, ConnectionRefusedError)
+        return _Again(f"{type(reason).__name__}: {reason}", nobody=nobody)
 
     def _refusal(self, error: HTTPError) -> Exception:
         """What an answer other than 200 means."""
