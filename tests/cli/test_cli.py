@@ -151,12 +151,17 @@ def test_evaluate_without_labels(
 ) -> None:
     one, two = str(pico_folders("bert")), str(pico_folders("mpnet"))
     words = ["evaluate", two, "--teacher", one, "--data", texts, "--examples", "2"]
-    code, out, _ = run(*words)
+    code, out, _ = run(*words, "--dimensions", "8")
     assert code == 0
+    assert "binary" in out
+    assert "int8 calibrated on" in out
     assert "agreement@10, searching its index" in out
     assert "farthest from the teacher" in out
-    code, out, _ = run(*words, "--json")
+    code, out, _ = run(*words, "--json", "--inherit")
     [found] = json.loads(out)["fidelity"]
+    [left] = json.loads(out)["inheritance"]
+    assert [row["dimensions"] for row in left["rows"][::3]] == [32, 16, 8, 4, 2]
+    assert left["rows"][0]["kept"] == {"teacher": 1, "asymmetric": 1, "student": 1}
     assert [len(found["farthest"]), len(found["closest"])] == [2, 2]
     assert found["farthest"][0]["distance"] > found["closest"][0]["distance"]
 
@@ -223,6 +228,11 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
         (["evaluate", "MODEL"], "say what to measure on"),
         (["evaluate", "MODEL", "--teacher", "http://localhost:1/v1", "--data", "x.txt"], "--teacher-model"),
         (["evaluate", "MODEL", "--teacher", "v.parquet", "--data", "x.txt"], "its own texts only"),
+        (["evaluate", "MODEL", "--tasks", "sts", "--data", "x.txt"], "name it with --teacher"),
+        (
+            ["evaluate", "MODEL", "--teacher", "MODEL", "--data", "x.txt", "--dimensions", "few"],
+            "whole numbers",
+        ),
         (["pair", "MODEL", "--teacher", "v.parquet", "-o", "OUT"], "endpoint or a table"),
     ],
 )

@@ -45,7 +45,8 @@ def evaluate(
         bool, typer.Option("--inherit", help="Also with vectors cut short and kept as bytes or bits.")
     ] = False,
     dimensions: Annotated[
-        str | None, typer.Option(help="Comma-separated: what --inherit cuts vectors to; halves by default.")
+        str | None,
+        typer.Option(help="Comma-separated: what --inherit cuts vectors to; powers of two by default."),
     ] = None,
     split: Annotated[str, typer.Option(help="test, or dev to choose settings by.")] = "test",
     output: Annotated[
@@ -73,6 +74,9 @@ def evaluate(
         raise BadInput(f"{output} can't be written; give a file in a folder that exists")
     if not tasks and not (teacher and data):
         raise BadInput("say what to measure on: --tasks, or --teacher and --data")
+    if teacher is None and (data or inherit or dimensions):
+        raise BadInput("--data, --inherit and --dimensions compare with a teacher; name it with --teacher")
+    cuts = _numbers(dimensions)
     wanted = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     chosen = find_tasks(wanted, root, split=split) if wanted else []
     students = [name for name in dict.fromkeys(models) if not (teacher and _same(name, teacher))]
@@ -81,9 +85,9 @@ def evaluate(
     index = None if teacher is None else _open_teacher(teacher, teacher_model, trust=trust)
     opened = [embedder(load(name, trust_remote_code=trust), name=name) for name in students]
     shorten = None
-    if inherit or dimensions:
+    if inherit or cuts:
         ranges = {name: kept for name in students if (kept := read_ranges(name)) is not None}
-        shorten = Shorten(dimensions=_numbers(dimensions), ranges=ranges)
+        shorten = Shorten(dimensions=cuts, ranges=ranges)
     lineages = [read_lineage(name) for name in students]
     texts = unseen_texts(data, lineages, MEASURED_TEXTS, progress=progress) if data else []
     found = compare(
@@ -100,7 +104,7 @@ def evaluate(
     if as_json:
         console.show_json(found.as_json())
     else:
-        _show(found, teacher)
+        _show(found, None if teacher is None else teacher_model or teacher)
 
 
 def _numbers(given: str | None) -> tuple[int, ...]:

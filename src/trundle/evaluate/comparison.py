@@ -102,7 +102,6 @@ def compare(
     """Score each model on the tasks; with a teacher also on the teacher's index, and by agreement on the texts.
 
     `shorten` adds the same with vectors cut short and coarsened, on the tasks with documents where there are any.
-
     A model of another width than the teacher's can't search its index: it is scored alone, and a note says so.
     """
     if not tasks and not texts:
@@ -113,6 +112,14 @@ def compare(
         raise BadInput("what a model inherits is seen beside its teacher; name the teacher")
     memory = Memory(progress)
     notes, near = _sorted_out(models, teacher)
+    queries, documents = queries_and_documents(texts)
+    if texts and len(documents) < FEWEST_DOCUMENTS:
+        raise BadInput(
+            f"{len(texts)} texts are too few to tell how far two models agree on the {AGREEMENT_AT} nearest; "
+            f"give at least {2 * FEWEST_DOCUMENTS}"
+        )
+    if teacher and shorten:
+        _check_shorten(shorten, near, teacher)
     everyone = [*([] if teacher is None else [teacher]), *models]
     results = tuple(
         tuple(
@@ -123,17 +130,21 @@ def compare(
         for model in everyone
         if tasks
     )
-    fidelity = _fidelity(near, teacher, texts, examples, memory) if teacher and near else ()
-    inheritance: list[Inheritance] = []
-    if teacher and shorten:
-        for model in near:
+    fidelity, inheritance = [], []
+    for model in near:
+        assert teacher is not None
+        if texts:
+            fidelity.append(
+                measure_fidelity(model, teacher, queries, documents, examples=examples, memory=memory)
+            )
+        if shorten:
             inheritance += _inherited(model, teacher, tasks, texts, shorten, memory, progress)
     return Comparison(
         models=tuple(model.name for model in models),
         teacher=None if teacher is None else teacher.name,
         results=results,
         shares=() if teacher is None else shares_of(results),
-        fidelity=fidelity,
+        fidelity=tuple(fidelity),
         inheritance=tuple(inheritance),
         notes=tuple(notes),
     )
@@ -157,21 +168,19 @@ def _sorted_out(models: Sequence[Embedder], teacher: Embedder | None) -> tuple[l
     return notes, near
 
 
-def _fidelity(
-    models: Sequence[Embedder], teacher: Embedder, texts: Sequence[Text], examples: int, memory: Memory
-) -> tuple[Fidelity, ...]:
-    if not texts:
-        return ()
-    queries, documents = queries_and_documents(texts)
-    if len(documents) < FEWEST_DOCUMENTS:
-        raise BadInput(
-            f"{len(texts)} texts are too few to tell how far two models agree on the {AGREEMENT_AT} nearest; "
-            f"give at least {2 * FEWEST_DOCUMENTS}"
-        )
-    return tuple(
-        measure_fidelity(model, teacher, queries, documents, examples=examples, memory=memory)
-        for model in models
-    )
+def _check_shorten(shorten: Shorten, models: Sequence[Embedder], teacher: Embedder) -> None:
+    """Refuse what can't be done to these vectors, before anything is encoded."""
+    width = teacher.text([PROBE]).shape[1]
+    for wanted in shorten.dimensions:
+        if not 1 <= wanted <= width:
+            raise BadInput(f"vectors of {width} numbers can't be cut to {wanted}; choose from 1 to {width}")
+    for model in models:
+        kept = shorten.ranges.get(model.name)
+        if kept is not None and len(kept.lowest) != width:
+            raise BadInput(
+                f"the {CALIBRATION_FILE} of {model.name} is for vectors of {len(kept.lowest)} numbers, and "
+                f"those of {teacher.name} have {width}; name the teacher it was aligned to"
+            )
 
 
 def _inherited(
@@ -213,14 +222,8 @@ def _inherited(
 
 def _calibration(model: Embedder, teacher: Embedder, shorten: Shorten, memory: Memory) -> tuple[Ranges, str]:
     """The ranges to coarsen with, and where they come from."""
-    width = teacher.text([PROBE]).shape[1]
     kept = shorten.ranges.get(model.name)
     if kept is not None:
-        if len(kept.lowest) != width:
-            raise BadInput(
-                f"the {CALIBRATION_FILE} of {model.name} is for vectors of {len(kept.lowest)} numbers, and "
-                f"those of {teacher.name} have {width}; name the teacher it was aligned to"
-            )
         return kept, f"{kept.vectors:,} training vectors of the teacher, kept with the model"
     seen = [memory.known(encode) for encode in dict.fromkeys((teacher.document, teacher.text))]
     ranges = measure_ranges([block for block in seen if block is not None], teacher.name)

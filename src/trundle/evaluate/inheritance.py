@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trundle.embedder import Embedder, asymmetric
-from trundle.errors import BadInput
 from trundle.evaluate.fidelity import AGREEMENT_AT, agreement
 from trundle.evaluate.ranking import nearest
 from trundle.evaluate.scoring import SEED
@@ -69,9 +68,6 @@ def inherited(
     `score` gives a figure for each task; whole float32 vectors are always measured, as what the others are a share of.
     """
     width = len(ranges.lowest)
-    for wanted in dimensions:
-        if not 1 <= wanted <= width:
-            raise BadInput(f"vectors of {width} numbers can't be cut to {wanted}; choose from 1 to {width}")
     ways = [
         (size, precision) for size in sorted({width, *dimensions}, reverse=True) for precision in PRECISIONS
     ]
