@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trundle.data.texts import Text
-from trundle.embedder import plain
+from trundle.embedder import Embedder, plain
 from trundle.errors import BadInput
 from trundle.evaluate import Shorten, compare, find_tasks, measure_ranges, watch_margin
 
@@ -71,3 +71,21 @@ def test_the_margin_is_full_for_a_copy_and_falls_with_noise(words):
     assert found["agreement@10, own index"] == 1.0  # the same shape, in another place
     assert found["agreement@10"] < 0.9
     assert watch_margin(words, texts[:40], vectors[:40]) is None
+
+
+def test_the_margin_asks_for_each_text_in_its_own_role(words):
+    texts = [
+        Text(text=text.text, kind=kind)
+        for text, kind in zip(TEXTS, ("query", None, "document") * 40, strict=True)
+    ]
+    asked: dict[str, set[str]] = {"text": set(), "query": set(), "document": set()}
+
+    def role(name):
+        return lambda given: (asked[name].update(given), words.text(given))[1]
+
+    student = Embedder(name="student", text=role("text"), query=role("query"), document=role("document"))
+    watch_margin(student, texts, words.text([text.text for text in texts]))(0, 1.0)
+    by_kind = {
+        kind: {text.text for text in texts if text.kind == kind} for kind in ("query", None, "document")
+    }
+    assert asked == {"query": by_kind["query"], "text": by_kind[None], "document": by_kind["document"]}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from trundle.data.labelling import encode_by_role
 from trundle.data.texts import Text
 from trundle.embedder import Embedder, Vectors
 from trundle.evaluate.fidelity import AGREEMENT_AT, FEWEST_DOCUMENTS, agreement, roles_of
@@ -23,20 +24,21 @@ def watch_margin(
 ) -> Watch | None:
     """A function for the training loop, given the teacher's vectors of validation texts; None for too few texts.
 
-    Its measures are the agreement with the teacher in its index and, as the paper plots it, in the student's own.
+    Each text is asked for with the prompt of its kind, as the teacher was. The measures are the agreement with the teacher
+    in its index and, as the paper plots it, in the student's own.
     """
     queries, documents = (np.asarray(places) for places in roles_of([text.kind for text in texts]))
     if len(documents) < FEWEST_DOCUMENTS:
         return None
-    asked, held = [texts[place].text for place in queries], [texts[place].text for place in documents]
     index = vectors[documents]
     truth = nearest(vectors[queries], index, k)
 
     def watch(_step: int, _loss: float) -> dict[str, float]:
-        found = student.query(asked)
+        found = encode_by_role(student, texts)
+        own = found[documents]
         return {
-            f"agreement@{k}": agreement(truth, nearest(found, index, k)),
-            f"agreement@{k}, own index": agreement(truth, nearest(found, student.document(held), k)),
+            f"agreement@{k}": agreement(truth, nearest(found[queries], index, k)),
+            f"agreement@{k}, own index": agreement(truth, nearest(found[queries], own, k)),
         }
 
     return watch
