@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from trundle.measure.costs import PartCost as PartCost
     from trundle.measure.costs import cost as cost
     from trundle.measure.costs import predict as predict
+    from trundle.measure.layers import LayerCurve as LayerCurve
+    from trundle.measure.layers import measure_curve as measure_curve
     from trundle.measure.savings import Saving as Saving
     from trundle.measure.savings import list_savings as list_savings
     from trundle.measure.token_choice import best_tokens as best_tokens
@@ -35,6 +37,8 @@ __getattr__ = lazy(
         "PartCost": "costs",
         "cost": "costs",
         "predict": "costs",
+        "LayerCurve": "layers",
+        "measure_curve": "layers",
         "Saving": "savings",
         "list_savings": "savings",
         "best_tokens": "token_choice",

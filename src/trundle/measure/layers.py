@@ -1,0 +1,231 @@
+"""The layer-loss curve of a model: how well each of its layers would do as the last one, before any training (L³Prune).
+
+One forward pass gives the loss of all layers at once. Each state is pooled as its block gives it, by a hook, and then
+forgotten, so the pass needs hardly more memory than plain encoding. The final norm of a pre-norm model is applied to what
+*every* block gives, the last one included, which is before the model's own use of it: nothing is normed twice. Instruction
+tokens (the model's prompts) are read but not pooled, save by a model that pools its first token, which stands before them.
+
+What this is not: it trains nothing, and a Dense layer after pooling, which was made for the last layer, plays no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import Tensor, nn
+
+from trundle.data.sampling import distinct, sample
+from trundle.data.tuples import Example
+from trundle.errors import BadInput, BadModel
+from trundle.measure.layer_losses import (
+    MAXIMUM,
+    POOLINGS,
+    SCALE,
+    layer_losses,
+    pick_layers,
+    pool,
+    token_weights,
+)
+from trundle.model.encode import check_texts
+from trundle.model.layout import layout_of
+from trundle.model.prompts import prompts_by_role
+from trundle.model.surgery import transformer_of
+from trundle.progress import SILENT, Progress
+
+TUPLES = 1280
+BATCH = 64
+"""Tuples whose texts compete with each other."""
+TEXTS_AT_ONCE = 32
+LONGEST = 512
+"""Tokens read of a text, where the model does not take fewer: the paper's own limit."""
+ROUGH = 128
+"""With fewer tuples than this the curve is not to be trusted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCurve:
+    """The mean loss of a model that ends after its first, second, … layer."""
+
+    losses: tuple[float, ...]
+    tuples: int
+
+    @property
+    def layers(self) -> int:
+        """How many layers the model has."""
+        return len(self.losses)
+
+    @property
+    def small(self) -> int | None:
+        """How many layers the small variant keeps; None for a model of one layer."""
+        return pick_layers(self.losses)[0]
+
+    @property
+    def large(self) -> int:
+        """How many layers the large variant keeps; all of them means that there is nothing to cut."""
+        return pick_layers(self.losses)[1]
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "losses": [round(loss, 6) for loss in self.losses],
+            "tuples": self.tuples,
+            "small": self.small,
+            "large": self.large,
+        }
+
+
+def measure_curve(
+    model: SentenceTransformer,
+    examples: Iterator[Example] | Sequence[Example],
+    *,
+    tuples: int = TUPLES,
+    scale: float = SCALE,
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> LayerCurve:
+    """Draw tuples and take the loss of every layer on them, in one pass."""
+    drawn = draw_tuples(examples, tuples, seed)
+    if len(drawn) < ROUGH:
+        progress.say(f"the curve is drawn from {len(drawn)} tuples only; {TUPLES:,} make it reliable")
+    batches = np.array_split(np.arange(len(drawn)), -(-len(drawn) // BATCH))
+    total = torch.zeros(layout_of(transformer_of(model).model).layers, dtype=torch.float64)
+    with progress.task("layer losses", len(drawn)) as advance:
+        for numbers in batches:
+            batch = [drawn[number] for number in numbers]
+            total += batch_losses(model, batch, scale).double().cpu() * len(batch)
+            advance(len(batch))
+    losses = tuple((total / len(drawn)).tolist())
+    if not np.isfinite(losses).all():
+        layer = int(np.argmin(np.isfinite(losses))) + 1
+        raise BadModel(f"the loss of layer {layer} is NaN or infinite; check the model's weights")
+    return LayerCurve(losses=losses, tuples=len(drawn))
+
+
+def draw_tuples(examples: Iterator[Example] | Sequence[Example], count: int, seed: int) -> list[Example]:
+    """Distinct tuples, those of one source together: a batch of one source is the harder one to tell apart."""
+    different = distinct(examples, key=lambda example: f"{example.query}\0{example.positive}")
+    drawn = sample(different, count, seed=seed)
+    if len(drawn) < 2:
+        raise BadInput(
+            f"the layers are compared on tuples of query and positive, and there {'is only 1' if drawn else 'are none'} "
+            f"to learn from; give at least 2, better {TUPLES:,}, with --data"
+        )
+    shuffled = [drawn[number] for number in np.random.default_rng(seed).permutation(len(drawn))]
+    return sorted(shuffled, key=lambda example: example.source)
+
+
+def batch_losses(model: SentenceTransformer, batch: Sequence[Example], scale: float = SCALE) -> Tensor:
+    """The loss of each layer on tuples that compete with each other."""
+    prompts = prompts_by_role(model)
+    documents = [example.positive for example in batch]
+    documents += [negative for example in batch for negative in example.negatives]
+    queries = pooled_by_layer(model, [example.query for example in batch], prompts["query"])
+    return layer_losses(queries, pooled_by_layer(model, documents, prompts["document"]), scale)
+
+
+def pooled_by_layer(model: SentenceTransformer, texts: Sequence[str], prompt: str = "") -> Tensor:
+    """What pooling gives after each layer (layers × texts × width), texts of similar length side by side."""
+    check_texts(texts)
+    order = sorted(range(len(texts)), key=lambda number: len(texts[number]), reverse=True)
+    places = torch.empty(len(texts), dtype=torch.long)
+    places[torch.tensor(order)] = torch.arange(len(texts))
+    parts = [
+        _pooled(model, [texts[number] for number in order[start : start + TEXTS_AT_ONCE]], prompt)
+        for start in range(0, len(texts), TEXTS_AT_ONCE)
+    ]
+    return torch.cat(parts, dim=1)[:, places]
+
+
+def _pooled(model: SentenceTransformer, texts: list[str], prompt: str) -> Tensor:
+    modes = pooling_modes(model)
+    features = tokens_of(model, texts, prompt)
+    pooled = pooled_tokens(model, features, texts, skips_prompt="cls" not in modes)
+    weights = [None if mode == MAXIMUM else token_weights(pooled, mode) for mode in modes]
+    found: list[Tensor] = []
+
+    def keep(state: Tensor) -> None:
+        found.append(pool(state, pooled, weights))
+
+    with torch.inference_mode(), _without_dropout(model), _tapped(model, keep):
+        model[0](features)
+    return torch.stack(found)
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """While the block runs no module trains; afterwards each does what it did."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _tapped(model: SentenceTransformer, keep: Any) -> Iterator[None]:
+    """While the block runs, hand what each transformer block gives to `keep`, under the final norm if there is one."""
+    backbone = transformer_of(model).model
+    family = layout_of(backbone).family
+    norm = nn.Identity() if family.final_norm is None else backbone.get_submodule(family.final_norm)
+
+    def tap(_block: nn.Module, _inputs: Any, output: Any) -> None:
+        keep(norm(output[0] if isinstance(output, tuple) else output))
+
+    handles = [block.register_forward_hook(tap) for block in backbone.get_submodule(family.blocks).children()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def pooling_modes(model: SentenceTransformer) -> tuple[str, ...]:
+    """How the model pools."""
+    found = next((module for module in model if isinstance(module, Pooling)), None)
+    if found is None:
+        raise BadModel("the model has no pooling module, so its layers can't be compared; give it one")
+    modes = (found.pooling_mode,) if isinstance(found.pooling_mode, str) else tuple(found.pooling_mode)
+    unknown = [mode for mode in modes if mode not in POOLINGS]
+    if unknown:
+        raise BadModel(f"the pooling {unknown[0]!r} is not known here; use one of {', '.join(POOLINGS)}")
+    return modes
+
+
+def tokens_of(model: SentenceTransformer, texts: list[str], prompt: str = "") -> dict[str, Any]:
+    """What the model takes for texts under a prompt, no longer than it can read."""
+    limit = int(min(model.max_seq_length or LONGEST, LONGEST))
+    features = model.preprocess(texts, prompt=prompt or None, max_length=limit)
+    return {
+        name: value.to(model.device) if torch.is_tensor(value) else value for name, value in features.items()
+    }
+
+
+def pooled_tokens(
+    model: SentenceTransformer, features: dict[str, Any], texts: Sequence[str], *, skips_prompt: bool
+) -> Tensor:
+    """Which tokens are pooled (texts × tokens): no padding, no instruction; a text without any is named."""
+    real: Tensor = features["attention_mask"].long()
+    places = real.cumsum(dim=1) * real
+    skipped = int(features.get("prompt_length") or 0) if skips_prompt else 0
+    pooled = (places > skipped).long()
+    tokenizer = model.tokenizer
+    special = torch.tensor(
+        sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), device=real.device
+    )
+    empty = (pooled.bool() & ~torch.isin(features["input_ids"], special)).sum(dim=1) == 0
+    if empty.any():
+        text = texts[int(empty.int().argmax())]
+        raise BadInput(
+            f"the text {text[:60]!r} has nothing to pool beside the instruction before it; "
+            "leave it out, or shorten the prompt if that fills all the model reads"
+        )
+    return pooled

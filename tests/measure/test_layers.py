@@ -1,0 +1,207 @@
+"""The layer-loss curve against references nobody here wrote: transformers' hidden states and the library's own pooling."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+import pico
+from trundle.data import Example
+from trundle.errors import BadInput, BadModel
+from trundle.measure import measure_curve
+from trundle.measure.layers import batch_losses, draw_tuples, pooled_by_layer, tokens_of
+from trundle.model import cut, without_head
+from trundle.model.anatomy import family_of
+from trundle.model.surgery import Cut
+
+FAMILIES = list(pico.CONFIGS)
+PROMPT = "a small model: "
+EXAMPLES = [
+    Example(
+        query=f"{text} {number}", positive=f"{number} {text}", negatives=(f"not {number}",) * (number % 3)
+    )
+    for number in range(12)
+    for text in pico.TEXTS
+]
+
+
+@pytest.fixture(params=["left", "right"])
+def padded(
+    request: pytest.FixtureRequest, pico_model: Callable[[str], SentenceTransformer]
+) -> Callable[[str], SentenceTransformer]:
+    """A pico model that pads on one side and then on the other."""
+
+    def model(family: str) -> SentenceTransformer:
+        mine = copy.deepcopy(pico_model(family))
+        mine.tokenizer.padding_side = request.param
+        return mine
+
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layer_is_what_a_model_cut_there_gives(
+    family: str, padded: Callable[[str], SentenceTransformer]
+) -> None:
+    model = padded(family)
+    ours = pooled_by_layer(model, pico.TEXTS)
+    assert len(ours) == pico.LAYERS
+    for layers in range(1, pico.LAYERS + 1):
+        small = without_head(cut(model, Cut(blocks=tuple(range(layers)))))
+        expected = small.encode(pico.TEXTS, convert_to_tensor=True)
+        torch.testing.assert_close(ours[layers - 1], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layer_is_a_hidden_state_under_the_final_norm(
+    family: str, padded: Callable[[str], SentenceTransformer]
+) -> None:
+    """hidden_states[-1] has its norm already in the families that have one; the others must get it."""
+    model = padded(family)
+    features = tokens_of(model, pico.TEXTS)
+    backbone: Any = model[0].model
+    inputs = {name: value for name, value in features.items() if torch.is_tensor(value)}
+    with torch.no_grad():
+        states = list(backbone(**inputs, output_hidden_states=True).hidden_states[1:])
+        norm = family_of(backbone.config.model_type).final_norm
+        if norm is not None:
+            states[:-1] = map(backbone.get_submodule(norm), states[:-1])
+        for state, ours in zip(states, pooled_by_layer(model, pico.TEXTS), strict=True):
+            expected = model[1](features | {"token_embeddings": state})["sentence_embedding"]
+            torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "gpt2"])
+def test_instructions_are_read_but_not_pooled(
+    family: str, padded: Callable[[str], SentenceTransformer]
+) -> None:
+    """By hand: the states under the prompt, the weights 1..n over the n real tokens that follow it."""
+    model = padded(family)
+    features = tokens_of(model, pico.TEXTS, PROMPT)
+    ours = pooled_by_layer(model, pico.TEXTS, PROMPT)[-1]
+    with torch.no_grad():
+        states = model[0](features)["token_embeddings"]
+    for state, mask, vector in zip(states, features["attention_mask"], ours, strict=True):
+        read = state[mask.bool()][features["prompt_length"] :]
+        weights = torch.arange(1.0, len(read) + 1) if family in pico.DECODERS else torch.ones(len(read))
+        expected = (weights[:, None] * read).sum(dim=0) / weights.sum()
+        torch.testing.assert_close(vector, expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(ours, pooled_by_layer(model, pico.TEXTS)[-1], atol=1e-3)
+
+
+def test_where_the_library_weighs_tokens_otherwise(padded: Callable[[str], SentenceTransformer]) -> None:
+    """With its prompt left out, a mean is the same there and here; a weighted mean is not (see WEIGHTS)."""
+    model = padded("llama")
+    same, flatter = copy.deepcopy(model), copy.deepcopy(model)
+    same[1] = Pooling(32, pooling_mode="mean", include_prompt=False)
+    flatter[1] = Pooling(32, pooling_mode="weightedmean", include_prompt=False)
+    for changed, equal in ((same, True), (flatter, False)):
+        theirs = without_head(changed).encode(pico.TEXTS, prompt=PROMPT, convert_to_tensor=True)
+        ours = pooled_by_layer(changed, pico.TEXTS, PROMPT)[-1]
+        assert torch.allclose(ours, theirs, atol=1e-5) is equal
+
+
+def test_a_first_token_is_pooled_though_it_stands_before_the_prompt(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
+    model = copy.deepcopy(pico_model("bert"))
+    model[1] = Pooling(32, pooling_mode="cls")
+    theirs = without_head(model).encode(pico.TEXTS, prompt=PROMPT, convert_to_tensor=True)
+    torch.testing.assert_close(pooled_by_layer(model, pico.TEXTS, PROMPT)[-1], theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+def test_the_curve_in_half_precision(family: str, tmp_path: Path) -> None:
+    """Norms run in the model's type as they will in the cut model; sums, cosines and the mean are in full precision."""
+    model = pico.model(family, str(tmp_path))
+    full = measure_curve(model, EXAMPLES)
+    half = measure_curve(model.bfloat16(), EXAMPLES)
+    assert pooled_by_layer(model, pico.TEXTS).dtype == torch.float32
+    np.testing.assert_allclose(half.losses, full.losses, rtol=0.03)
+
+
+def test_the_curve_is_the_mean_over_batches(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    model = pico_model("bert")
+    curve = measure_curve(model, EXAMPLES, seed=2)
+    drawn = draw_tuples(EXAMPLES, 1280, seed=2)
+    expected = (batch_losses(model, drawn[:42]) + batch_losses(model, drawn[42:])) / 2
+    assert len(drawn) == len(EXAMPLES) == 84
+    np.testing.assert_allclose(curve.losses, expected.tolist(), rtol=1e-5)
+    assert curve.layers == pico.LAYERS
+    assert measure_curve(model, EXAMPLES, seed=2) == curve
+    assert measure_curve(model, EXAMPLES, seed=3) != curve
+    assert measure_curve(model, EXAMPLES, tuples=20).tuples == 20
+
+
+def test_tuples_of_one_source_stay_together_and_repeats_go() -> None:
+    some = [Example(query=f"{number % 15}", positive="p", source="ab"[number % 2]) for number in range(60)]
+    drawn = draw_tuples(some, 1280, seed=0)
+    assert sorted(example.query for example in drawn) == sorted(str(number) for number in range(15))
+    sources = [example.source for example in drawn]
+    assert sources == sorted(sources)
+
+
+def test_the_model_is_left_as_it_was(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    model = copy.deepcopy(pico_model("gpt2")).train()
+    model[0].model.h[1].eval()
+    before = [module.training for module in model.modules()]
+    with pytest.raises(BadInput, match="nothing to pool"):
+        pooled_by_layer(model, ["good", " "], PROMPT * 20)
+    pooled_by_layer(model, ["good"])
+    assert [module.training for module in model.modules()] == before
+    assert not any(block._forward_hooks for block in model[0].model.modules())
+
+
+@pytest.mark.parametrize(
+    ("examples", "says"),
+    [
+        ([], "there are none"),
+        (EXAMPLES[:1], "there is only 1"),
+        (EXAMPLES[:1] * 5, "there is only 1"),
+        ([*EXAMPLES, Example(query="[SEP]", positive="p")], "has nothing to pool"),
+    ],
+)
+def test_what_makes_no_curve(
+    examples: list[Example], says: str, pico_model: Callable[[str], SentenceTransformer]
+) -> None:
+    with pytest.raises(BadInput, match=says):
+        measure_curve(pico_model("bert"), examples)
+
+
+def test_a_text_that_is_all_instruction_is_named(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    """The prompt fills all 48 tokens the model reads, so nothing of the text is left."""
+    model = copy.deepcopy(pico_model("llama"))
+    model.prompts = {"query": PROMPT * 20}
+    with pytest.raises(BadInput, match="shorten the prompt"):
+        measure_curve(model, EXAMPLES)
+
+
+def test_a_text_longer_than_the_model_reads_is_cut_like_the_library_does(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
+    model = pico_model("bert")
+    long = ["fox " * 500, "dog"]
+    expected = without_head(model).encode(long, convert_to_tensor=True)
+    torch.testing.assert_close(pooled_by_layer(model, long)[-1], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_damaged_weights_are_named(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    model = copy.deepcopy(pico_model("bert"))
+    with torch.no_grad():
+        model[0].model.encoder.layer[2].output.dense.bias.fill_(torch.nan)
+    with pytest.raises(BadModel, match="the loss of layer 3 is NaN"):
+        measure_curve(model, EXAMPLES)
+
+
+def test_a_model_without_pooling_has_no_curve(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    bare = SentenceTransformer(modules=[pico_model("bert")[0]], device="cpu")
+    with pytest.raises(BadModel, match="no pooling"):
+        measure_curve(bare, EXAMPLES)
