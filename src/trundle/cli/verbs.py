@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trundle.cli import console, figures
+from trundle.cli import console, figures, layer_curve
 from trundle.cli.common import (
     Data,
     DryRun,
@@ -22,7 +22,6 @@ from trundle.cli.common import (
     Verbose,
     carry_out,
 )
-from trundle.errors import BadInput
 
 Models = Annotated[
     list[str], typer.Argument(help="Model folders or hub names; the first is what others are compared with.")
@@ -31,10 +30,23 @@ Models = Annotated[
 
 def inspect(
     model: Model,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Also draw how well each layer would do as the last one.")
+    ] = False,
     vocabulary: Annotated[
         bool, typer.Option("--vocabulary", help="What vocabularies of several sizes cover of your --data.")
     ] = False,
-    data: Data = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            "-d",
+            help="For --layers: query, positive and negatives; for --vocabulary: texts. Files or folders.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Draw --layers into this .html or .svg file, too.")
+    ] = None,
     seed: Seed = 0,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -42,22 +54,24 @@ def inspect(
     trust: TrustRemoteCode = False,
 ) -> None:
     """Show where the bytes are and what each step could save."""
+    layer_curve.check_flags(layers=layers, vocabulary=vocabulary, data=data, output=output)
     console.calm_libraries(verbose=verbose)
     if vocabulary:
         _inspect_vocabulary(model, data, seed=seed, as_json=as_json, quiet=quiet, trust=trust)
         return
-    if data:
-        raise BadInput(
-            "inspect reads texts only to judge a vocabulary; add --vocabulary, or leave --data out"
-        )
     from trundle.measure import cost, list_savings
     from trundle.model import layout_of, load, transformer_of
 
     opened = load(model, trust_remote_code=trust)
     layout, now, menu = layout_of(transformer_of(opened).model), cost(opened), list_savings(opened)
+    curve = None
+    if layers:
+        progress = console.terminal(quiet=quiet or as_json)
+        curve = layer_curve.measured(opened, model, data or [], output, seed=seed, progress=progress)
     if as_json:
         savings = [{"step": saving.step, "keeps": saving.says, **saving.after.as_json()} for saving in menu]
-        console.show_json({"model": model, "family": layout.family.name, **now.as_json(), "savings": savings})
+        shown = {"model": model, "family": layout.family.name, **now.as_json(), "savings": savings}
+        console.show_json(shown if curve is None else shown | {"curve": curve.as_json()})
         return
     sizes = layout.sizes
     console.show(
@@ -69,6 +83,8 @@ def inspect(
     console.show()
     title = f"What each step could save (work at {now.length} tokens a text)"
     console.show_table(figures.menu(now, menu), title=title, texts=(0, 1))
+    if curve is not None:
+        layer_curve.show(opened, curve)
 
 
 def _inspect_vocabulary(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trundle.measure.layers import LayerCurve as LayerCurve
     from trundle.measure.layers import measure_curve as measure_curve
     from trundle.measure.savings import Saving as Saving
+    from trundle.measure.savings import layer_savings as layer_savings
     from trundle.measure.savings import list_savings as list_savings
     from trundle.measure.token_choice import best_tokens as best_tokens
     from trundle.measure.token_choice import passed_down as passed_down
@@ -40,6 +41,7 @@ __getattr__ = lazy(
         "LayerCurve": "layers",
         "measure_curve": "layers",
         "Saving": "savings",
+        "layer_savings": "savings",
         "list_savings": "savings",
         "best_tokens": "token_choice",
         "passed_down": "token_choice",

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from sentence_transformers import SentenceTransformer
 
-from trundle.measure.costs import Cost, predict
+from trundle.measure.costs import Cost, cost, predict
+from trundle.measure.layers import LayerCurve
 from trundle.model.layout import layout_of
 from trundle.model.surgery import transformer_of
 
@@ -47,3 +48,14 @@ def list_savings(model: SentenceTransformer) -> list[Saving]:
             says = f"{keep:,} of {sizes['mlp']:,} MLP neurons"
             found.append(Saving(step="weights", says=says, after=predict(model, mlp=keep)))
     return found
+
+
+def layer_savings(model: SentenceTransformer, curve: LayerCurve) -> list[Saving]:
+    """What the small and the large variant of a layer-loss curve would leave, and the whole model beside them."""
+    variants = [("small", curve.small), ("large", curve.large)]
+    found = [
+        Saving(step=name, says=f"{keep} of {curve.layers} layers", after=predict(model, blocks=range(keep)))
+        for name, keep in variants
+        if keep is not None
+    ]
+    return [*found, Saving(step="whole", says=f"{curve.layers} layers", after=cost(model))]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trundle.model.heads import without_head as without_head
     from trundle.model.identity import model_digest as model_digest
     from trundle.model.layout import Layout as Layout
+    from trundle.model.layout import check_blocks as check_blocks
     from trundle.model.layout import layout_of as layout_of
     from trundle.model.layout import shrunk as shrunk
     from trundle.model.loading import load as load
@@ -52,6 +53,7 @@ __getattr__ = lazy(
         "with_prompts": "heads",
         "model_digest": "identity",
         "Layout": "layout",
+        "check_blocks": "layout",
         "layout_of": "layout",
         "shrunk": "layout",
         "load": "loading",

@@ -1,50 +1,77 @@
-"""depth: keep the first layers of a model and drop the rest.
+"""depth: keep some layers of a model and drop the rest.
 
-In its plainest form: keep n layers, or drop a share p of them, which keeps floor(L·(1−p)) of L, computed exactly
-(L³Prune's n*). Embeddings, pooling and, in pre-norm models, the final norm stay.
+Say how many stay (`keep`, or `fraction` to drop: floor(L·(1−p)) of L stay, computed exactly), which ones (`blocks`), or let
+the layer-loss curve say it (`pick`: the low point of the lower or of the upper half of the model, from one forward pass
+over labelled tuples). Embeddings, pooling and, in pre-norm models, the final norm stay.
 
     - depth: {keep: 3}
-    - depth: {fraction: 50%}
+    - depth: {fraction: 50%, order: spread}
+    - depth: {pick: small}
+    - depth: {blocks: [0, 1, 2, 5, 8]}
+
+Paper: Large Language Models Are Overparameterized Text Encoders (L³Prune).
 """
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 import trundle.measure as measure
 import trundle.model as body
-from trundle.errors import ImpossibleCut
+from trundle.errors import BadInput, ImpossibleCut
 from trundle.steps.contract import Applied, Context, ExactFraction, Options, Plan, Step
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from trundle.measure import Cost
+    from trundle.measure import Cost, LayerCurve
+
+
+def listed(value: object) -> object:
+    """Read '0,1,5' as a list, as a person types it."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+Blocks = Annotated[tuple[int, ...], BeforeValidator(listed)]
 
 
 class DepthOptions(Options):
-    """How many layers stay."""
+    """Which layers stay; exactly one of keep, fraction, pick and blocks says it."""
 
-    keep: int | None = Field(None, strict=True, description="How many layers to keep, from the first on.")
+    keep: int | None = Field(None, strict=True, description="How many layers to keep.")
     fraction: ExactFraction | None = Field(
         None, description="Share of the layers to drop instead, such as 50%."
+    )
+    pick: Literal["small", "large"] | None = Field(
+        None, description="Let the layer losses on tuples from --data choose: the low point of either half."
+    )
+    blocks: Blocks | None = Field(None, description="The layers to keep, counted from 0, such as 0,1,2,5,8.")
+    order: Literal["first", "spread"] = Field(
+        "first", description="Which ones keep and fraction keep: the first, or evenly spaced ones."
     )
 
 
 class DepthPlan(Plan):
-    """The layers that stay."""
+    """The layers that stay, and the curve that chose them where one did."""
 
     blocks: tuple[int, ...]
     of: int
+    pick: Literal["small", "large"] | None = None
+    losses: tuple[float, ...] = ()
+    """The loss of each layer as the last one, where they were compared."""
 
     def __str__(self) -> str:
+        kept = f"keep {len(self.blocks)} of {self.of} layers: {', '.join(map(str, self.blocks))}"
+        if self.pick is None:
+            return f"keep all {self.of} layers: nothing to cut" if len(self.blocks) == self.of else kept
+        loss = f"loss {self.losses[len(self.blocks) - 1]:.3f}, whole model {self.losses[-1]:.3f}"
         if len(self.blocks) == self.of:
-            return f"keep all {self.of} layers: nothing to cut"
-        return f"keep {len(self.blocks)} of {self.of} layers: {', '.join(map(str, self.blocks))}"
+            return f"{self.pick} is the whole model ({loss}): nothing to cut"
+        return f"{self.pick} ({loss}): {kept}"
 
 
 def layers_left(layers: int, fraction: Fraction) -> int:
@@ -52,15 +79,37 @@ def layers_left(layers: int, fraction: Fraction) -> int:
     return math.floor(layers * (1 - fraction))
 
 
-def plan(model: SentenceTransformer, options: DepthOptions, context: Context) -> DepthPlan:  # noqa: ARG001
+def spread(keep: int, layers: int) -> tuple[int, ...]:
+    """Evenly spaced layers, the first and the last among them."""
+    gaps = max(1, keep - 1)
+    return tuple((2 * number * (layers - 1) + gaps) // (2 * gaps) for number in range(keep))
+
+
+def plan(model: SentenceTransformer, options: DepthOptions, context: Context) -> DepthPlan:
     """Turn the wish into a list of layers, or say why it can't be had."""
-    layers = body.layout_of(body.transformer_of(model).model).layers
-    if options.keep is None and options.fraction is None:
-        raise ImpossibleCut(f"say how many of the {layers} layers to keep, with keep or fraction")
-    if options.keep is not None and options.fraction is not None:
+    layout = body.layout_of(body.transformer_of(model).model)
+    layers = layout.layers
+    ways = [name for name in ("keep", "fraction", "pick", "blocks") if getattr(options, name) is not None]
+    if not ways:
         raise ImpossibleCut(
-            "keep and fraction say the same thing; give one of them and set the other to null"
+            f"say how many of the {layers} layers to keep, with keep, fraction, pick or blocks"
         )
+    if len(ways) > 1:
+        raise ImpossibleCut(
+            f"{ways[0]} and {ways[1]} say the same thing; give one of them and set the other to null"
+        )
+    if options.order == "spread" and ways[0] in ("pick", "blocks"):
+        raise ImpossibleCut(f"order says which layers keep and fraction mean; leave it out beside {ways[0]}")
+    if options.blocks is not None:
+        return DepthPlan(blocks=body.check_blocks(layout, options.blocks), of=layers)
+    if options.pick is not None:
+        return _picked(model, options.pick, context)
+    keep = _count(options, layers)
+    kept = spread(keep, layers) if options.order == "spread" else tuple(range(keep))
+    return DepthPlan(blocks=kept, of=layers)
+
+
+def _count(options: DepthOptions, layers: int) -> int:
     if options.keep is not None:
         keep = options.keep
     else:
@@ -72,7 +121,20 @@ def plan(model: SentenceTransformer, options: DepthOptions, context: Context) ->
         keep = layers_left(layers, options.fraction)
     if not 1 <= keep <= layers:
         raise ImpossibleCut(f"the model has {layers} layers, so {keep} can't be kept; give 1 to {layers}")
-    return DepthPlan(blocks=tuple(range(keep)), of=layers)
+    return keep
+
+
+def _picked(model: SentenceTransformer, pick: Literal["small", "large"], context: Context) -> DepthPlan:
+    """What the layer-loss curve says."""
+    if context.corpus is None:
+        raise BadInput("pick compares the layers on tuples of query and positive; give them with --data")
+    curve: LayerCurve = measure.measure_curve(
+        model, context.corpus.examples(), seed=context.seed, progress=context.progress
+    )
+    keep = curve.small if pick == "small" else curve.large
+    if keep is None:
+        raise ImpossibleCut("the model has 1 layer, so it has no lower half to pick from; use keep instead")
+    return DepthPlan(blocks=tuple(range(keep)), of=curve.layers, pick=pick, losses=curve.losses)
 
 
 def forecast(model: SentenceTransformer, plan: DepthPlan) -> Cost:
@@ -87,7 +149,7 @@ def apply(model: SentenceTransformer, plan: DepthPlan, context: Context) -> Appl
 
 STEP = Step(
     name="depth",
-    help="Keep the first layers and drop the rest.",
+    help="Keep some layers and drop the rest.",
     options=DepthOptions,
     plans=DepthPlan,
     plan=plan,

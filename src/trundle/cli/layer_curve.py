@@ -1,0 +1,100 @@
+"""`trundle inspect --layers`: the layer-loss curve on the screen and in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trundle.cli import chart, console, figures
+from trundle.errors import BadInput
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from trundle.measure import LayerCurve
+    from trundle.progress import Progress
+
+PICTURES = (".html", ".svg")
+
+
+def check_flags(*, layers: bool, vocabulary: bool, data: Sequence[str] | None, output: Path | None) -> None:
+    """Refuse flags that mean nothing together, before anything heavy."""
+    if layers and vocabulary:
+        raise BadInput("--layers and --vocabulary are two looks at a model; ask for one at a time")
+    if layers and not data:
+        raise BadInput("--layers compares the layers on tuples of query and positive; give them with --data")
+    if data and not layers and not vocabulary:
+        raise BadInput("--data is for a closer look at the layers or the tokens; add --layers or --vocabulary")
+    if not layers and output is not None:
+        raise BadInput("--output is for the curve of the layers; add --layers")
+    if output is None:
+        return
+    if output.suffix not in PICTURES:
+        raise BadInput(f"{output} is not a kind of picture trundle draws; end it in {' or '.join(PICTURES)}")
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise BadInput(f"{output} can't be written; give a file in a folder that exists")
+
+
+def measured(
+    model: SentenceTransformer,
+    name: str,
+    data: Sequence[str],
+    output: Path | None,
+    *,
+    seed: int,
+    progress: Progress,
+) -> LayerCurve:
+    """Take the curve, and draw it where that is asked for."""
+    from trundle.artifact import write_whole
+    from trundle.data import read_corpus
+    from trundle.measure import measure_curve
+    from trundle.report.layer_curve import curve_page, curve_svg
+
+    corpus = read_corpus(data, seed=seed, progress=progress)
+    curve = measure_curve(model, corpus.examples(), seed=seed, progress=progress)
+    if output is not None:
+        title = f"{Path(name).name}: the loss of each layer as the last one, {curve.tuples:,} tuples"
+        page = curve_svg(curve, title) if output.suffix == ".svg" else None
+        write_whole(output, page or curve_page(curve, title, rows(model, curve), notes(curve)))
+    return curve
+
+
+def show(model: SentenceTransformer, curve: LayerCurve) -> None:
+    """The curve in characters, and what its low points would save."""
+    from trundle.report.layer_curve import marks
+
+    console.show()
+    console.show(f"The loss of each layer as the last one, before any training ({curve.tuples:,} tuples)")
+    console.show()
+    for line in chart.curve(curve.losses, marks(curve)):
+        console.show(f"  {line}")
+    console.show()
+    console.show_table(rows(model, curve), texts=(0, 1))
+    for note in notes(curve):
+        console.show(note)
+
+
+def rows(model: SentenceTransformer, curve: LayerCurve) -> figures.Rows:
+    """What each variant leaves, with its loss."""
+    from trundle.measure import cost, layer_savings
+
+    savings = layer_savings(model, curve)
+    heading, *lines = figures.menu(cost(model), savings)
+    shown = [
+        (step, says, f"{curve.losses[saving.after.layers - 1]:.3f}", *rest)
+        for (step, says, *rest), saving in zip(lines, savings, strict=True)
+    ]
+    return [("", heading[1], "loss", *heading[2:]), *shown]
+
+
+def notes(curve: LayerCurve) -> list[str]:
+    """What the curve means for a cut."""
+    said = []
+    if curve.large == curve.layers:
+        said.append("No layer of the upper half does better than the last one: large cuts nothing.")
+    if curve.small is None:
+        said.append("A model of one layer has nothing to cut; depth --keep 0 makes it static.")
+    else:
+        said.append("Cut with: trundle depth MODEL --pick small --data TUPLES -o FOLDER; then heal it.")
+    return said

@@ -1,0 +1,162 @@
+"""Which layers depth keeps, and what it says when a wish can't be had."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+
+import pico
+from trundle.data import Example
+from trundle.data.corpus import Corpus, read_corpus
+from trundle.errors import BadInput, BadRecipe, ImpossibleCut
+from trundle.measure import measure_curve
+from trundle.recipe import make_options
+from trundle.steps.catalogue import STEPS
+from trundle.steps.contract import Context
+from trundle.steps.depth import DepthPlan, layers_left, spread
+
+DEPTH = STEPS["depth"]
+EXAMPLES = [
+    Example(query=f"{text} {number}", positive=f"{number} {text}")
+    for number in range(12)
+    for text in pico.TEXTS
+]
+CORPUS = Corpus(
+    train=lambda: iter(()),
+    validation=lambda: iter(()),
+    held_out=lambda: iter(()),
+    examples=lambda: iter(EXAMPLES),
+    facts=lambda: (),
+)
+
+
+def planned(model: SentenceTransformer, corpus: Corpus | None = None, **options: Any) -> DepthPlan:
+    plan = DEPTH.plan(model, make_options(DEPTH, options), Context(original=model, corpus=corpus, seed=1))
+    assert isinstance(plan, DepthPlan)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("options", "blocks"),
+    [
+        ({"keep": 3}, (0, 1, 2)),
+        ({"fraction": "50%"}, (0, 1)),
+        ({"fraction": "1/4", "order": "spread"}, (0, 2, 3)),
+        ({"keep": 2, "order": "spread"}, (0, 3)),
+        ({"keep": 1, "order": "spread"}, (0,)),
+        ({"blocks": "0,2,3"}, (0, 2, 3)),
+        ({"blocks": " 0, 3"}, (0, 3)),
+        ({"blocks": [1, 2]}, (1, 2)),
+        ({"blocks": "0,1,2,3"}, (0, 1, 2, 3)),
+    ],
+)
+def test_the_layers_that_stay(
+    options: dict[str, Any], blocks: tuple[int, ...], pico_model: Callable[[str], SentenceTransformer]
+) -> None:
+    assert planned(pico_model("bert"), **options).blocks == blocks
+
+
+@given(layers=st.integers(1, 60), data=st.data())
+def test_spread_layers_are_even(layers: int, data: st.DataObject) -> None:
+    keep = data.draw(st.integers(1, layers))
+    kept = spread(keep, layers)
+    assert len(kept) == keep
+    assert list(kept) == sorted(set(kept))
+    assert kept[0] == 0
+    assert keep == 1 or kept[-1] == layers - 1
+    gaps = np.diff(kept)
+    assert keep < 2 or gaps.max() - gaps.min() <= 1
+
+
+@given(layers=st.integers(1, 200), percent=st.integers(0, 99))
+def test_a_share_is_exact(layers: int, percent: int) -> None:
+    assert layers_left(layers, Fraction(percent, 100)) == layers * (100 - percent) // 100
+
+
+def test_the_share_that_floating_point_gets_wrong() -> None:
+    assert int(10 * (1 - 0.9)) == 0
+    assert layers_left(10, Fraction("0.9")) == 1
+
+
+@pytest.mark.parametrize("pick", ["small", "large"])
+@pytest.mark.parametrize("family", ["bert", "qwen2"])
+def test_pick_follows_the_curve(
+    pick: str, family: str, pico_model: Callable[[str], SentenceTransformer]
+) -> None:
+    model = pico_model(family)
+    plan, curve = planned(model, CORPUS, pick=pick), measure_curve(model, EXAMPLES, seed=1)
+    assert len(plan.blocks) == (curve.small if pick == "small" else curve.large)
+    assert plan.blocks == tuple(range(len(plan.blocks)))
+    assert plan.losses == curve.losses
+    assert DepthPlan.model_validate_json(plan.model_dump_json()) == plan
+
+
+def test_large_that_cuts_nothing_says_so() -> None:
+    whole = DepthPlan(blocks=(0, 1, 2), of=3, pick="large", losses=(2.0, 1.5, 1.25))
+    assert str(whole) == "large is the whole model (loss 1.250, whole model 1.250): nothing to cut"
+    small = DepthPlan(blocks=(0,), of=3, pick="small", losses=(2.0, 1.5, 1.25))
+    assert str(small) == "small (loss 2.000, whole model 1.250): keep 1 of 3 layers: 0"
+    assert str(DepthPlan(blocks=(0, 1, 2), of=3)) == "keep all 3 layers: nothing to cut"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"pick": "small", "keep": 2}, "keep and pick say the same thing"),
+        ({"blocks": "0,1", "fraction": "50%"}, "fraction and blocks say the same thing"),
+        ({"pick": "small", "order": "spread"}, "leave it out beside pick"),
+        ({"blocks": "0,1", "order": "spread"}, "leave it out beside blocks"),
+        ({"blocks": "0,4"}, "layers 0 to 3"),
+        ({"blocks": "1,0"}, "rising order"),
+        ({"blocks": "0,0"}, "rising order"),
+        ({"blocks": "-1,0"}, "layers 0 to 3"),
+        ({"blocks": []}, "at least 1"),
+    ],
+)
+def test_wishes_that_contradict(
+    options: dict[str, Any], says: str, pico_model: Callable[[str], SentenceTransformer]
+) -> None:
+    with pytest.raises(ImpossibleCut, match=says):
+        planned(pico_model("bert"), CORPUS, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"blocks": "0,x"}, {"blocks": ""}, {"pick": "tiny"}, {"order": "last"}, {"keep": "3"}]
+)
+def test_options_that_can_not_be_read(options: dict[str, Any]) -> None:
+    with pytest.raises(BadRecipe, match=r"^depth\."):
+        make_options(DEPTH, options)
+
+
+def test_a_special_first_layer_must_stay(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    with pytest.raises(ImpossibleCut, match="keep layer 0"):
+        planned(pico_model("modernbert"), blocks="1,2")
+
+
+def test_pick_needs_labelled_tuples(pico_model: Callable[[str], SentenceTransformer], tmp_path: Path) -> None:
+    model = pico_model("bert")
+    with pytest.raises(BadInput, match="give them with --data"):
+        planned(model, pick="small")
+    (tmp_path / "plain.txt").write_text("one\ntwo\nthree\n", encoding="utf-8")
+    with pytest.raises(BadInput, match="no column known as the query"):
+        planned(model, read_corpus([str(tmp_path / "plain.txt")], seed=0), pick="small")
+    (tmp_path / "queries.jsonl").write_text(json.dumps({"query": "no answer to this"}), encoding="utf-8")
+    with pytest.raises(BadInput, match="no column known as the positive"):
+        planned(model, read_corpus([str(tmp_path / "queries.jsonl")], seed=0), pick="small")
+
+
+def test_a_model_of_one_layer(tmp_path: Path) -> None:
+    model = pico.model("bert", str(tmp_path), num_hidden_layers=1)
+    with pytest.raises(ImpossibleCut, match="no lower half"):
+        planned(model, CORPUS, pick="small")
+    assert "nothing to cut" in str(planned(model, CORPUS, pick="large"))
+    assert planned(model, keep=1).blocks == (0,)
