@@ -2,7 +2,8 @@
 
 Each step shrinks what it says; its result survives a save and a plain sentence-transformers load with the same
 vectors; at zero strength it is the identity; its plan survives JSON and replays; same seed, same bytes.
-A new step adds a row to CASES; a new family adds a row to the pico table.
+A new step adds a row to CASES, and one named `step: …` for each further way it works; a new family adds a row to the
+pico table.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.artifact import Lineage
-from trundle.data import Text
+from trundle.data import Example, Text
 from trundle.data.corpus import Corpus
 from trundle.measure import cost
 from trundle.model import cut_backbone, save, transformer_of
 from trundle.model.surgery import Cut
 from trundle.recipe import make_options
 from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import Context
+from trundle.steps.contract import Context, Step
 
 TEXTS = [Text(text=f"{text} {number}", kind=None) for number in range(6) for text in pico.TEXTS]
 CORPUS = Corpus(
     train=lambda: iter(TEXTS),
     validation=lambda: iter(TEXTS[:12]),
     held_out=lambda: iter(()),
+    examples=lambda: (Example(query=text.text, positive=text.text[::-1]) for text in TEXTS),
     facts=lambda: (),
 )
 
@@ -48,6 +50,11 @@ class Case:
 CASES = {
     "depth": Case(options={"keep": 2}, identity={"keep": pico.LAYERS}, shrinks=True),
     "vocabulary": Case(options={"parameters": "97%"}, identity={"keep": 10**6}, shrinks=True),
+    "depth: spread": Case(options={"keep": 2, "order": "spread"}, identity=None, shrinks=True),
+    "depth: blocks": Case(options={"blocks": "0,1,3"}, identity={"blocks": "0,1,2,3"}, shrinks=True),
+    "depth: pick": Case(options={"pick": "small"}, identity=None, shrinks=True),
+    "depth: static": Case(options={"keep": 0}, identity=None, shrinks=True),
+    "align: static": Case(options={"texts": 40, "steps": 2, "batch_size": 8}, identity=None, shrinks=False),
     "align": Case(options={"texts": 40, "steps": 2, "batch_size": 8}, identity=None, shrinks=False),
 }
 
@@ -56,12 +63,17 @@ MATRIX = [pytest.param(step, family, id=f"{step}-{family}") for step in CASES fo
 
 def context_for(step: str, model: SentenceTransformer, seed: int = 3) -> tuple[SentenceTransformer, Context]:
     """The model a step is given. align heals what another step cut, so it gets a model with two layers fewer."""
-    if step != "align":
+    if tool_of(step) is not STEPS["align"]:
         return model, Context(original=model, corpus=CORPUS, seed=seed)
+    kept = () if step == "align: static" else (0, 1)
     small = STEPS["depth"].apply(
-        model, STEPS["depth"].plans(blocks=(0, 1), of=pico.LAYERS), Context(original=model)
+        model, STEPS["depth"].plans(blocks=kept, of=pico.LAYERS), Context(original=model)
     )
     return small.model, Context(original=model, corpus=CORPUS, seed=seed)
+
+
+def tool_of(case: str) -> Step[Any, Any]:
+    return STEPS[case.partition(":")[0]]
 
 
 def weights_of(model: SentenceTransformer) -> dict[str, Any]:
@@ -69,14 +81,14 @@ def weights_of(model: SentenceTransformer) -> dict[str, Any]:
 
 
 def test_every_step_has_a_case() -> None:
-    assert set(CASES) == set(STEPS)
+    assert {tool_of(case).name for case in CASES} == set(STEPS)
 
 
 @pytest.mark.parametrize(("step", "family"), MATRIX)
 def test_contract(
     step: str, family: str, pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
 ) -> None:
-    case, tool = CASES[step], STEPS[step]
+    case, tool = CASES[step], tool_of(step)
     given, context = context_for(step, pico_model(family))
     untouched = weights_of(given)
     plan = tool.plan(given, make_options(tool, case.options), context)
@@ -115,7 +127,7 @@ def test_contract(
 def test_zero_strength_is_the_identity(
     step: str, family: str, pico_model: Callable[[str], SentenceTransformer]
 ) -> None:
-    case, tool = CASES[step], STEPS[step]
+    case, tool = CASES[step], tool_of(step)
     if case.identity is None:
         pytest.skip(f"{step} has no zero strength")
     given, context = context_for(step, pico_model(family))

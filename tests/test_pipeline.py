@@ -104,14 +104,14 @@ def test_refusals_come_before_work(pico_folders: Callable[[str], Path], texts: s
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("{keep: 0}", "0 can't be kept; give 1 to 4"),
+        ("{keep: 0, order: spread}", "no layers to be spread"),
         ("{keep: -1}", "-1 can't be kept"),
         ("{keep: 5}", "has 4 layers, so 5 can't be kept"),
         ("{}", "say how many of the 4 layers"),
         ("{keep: 2, fraction: 50%}", "set the other to null"),
         ("{fraction: 100%}", "under 1"),
         ("{fraction: -0.1}", "at least 0"),
-        ("{fraction: 0.99}", "0 can't be kept"),
+        ("{fraction: 0.99}", "leaves none; use keep: 0"),
     ],
 )
 def test_impossible_depths(options: str, says: str, pico_folders: Callable[[str], Path]) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from trundle.cli.console import bar
 
 if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
     from trundle.bench.summary import Measured
     from trundle.demo import DemoResult
     from trundle.evaluate import Fidelity, Result
@@ -30,6 +32,19 @@ def count(number: float) -> str:
 def megabytes(number: float) -> str:
     """Millions of bytes."""
     return f"{number / 1e6:,.1f} MB"
+
+
+def described(model: SentenceTransformer) -> tuple[str, str]:
+    """A model's family, and its sizes in words."""
+    from trundle.model import layout_of, static_table, transformer_of
+
+    table = static_table(model)
+    if table is not None:
+        return "static", f"static (no layers), {table.num_embeddings:,} tokens"
+    layout = layout_of(transformer_of(model).model)
+    sizes, name = layout.sizes, layout.family.name
+    counts = f"{layout.layers} layers, {sizes['hidden']} wide, {sizes['heads']} heads"
+    return name, f"{name}, {counts}, {sizes['vocab']:,} tokens"
 
 
 def parts(cost: Cost) -> Rows:

@@ -60,29 +60,27 @@ def inspect(
         _inspect_vocabulary(model, data, seed=seed, as_json=as_json, quiet=quiet, trust=trust)
         return
     from trundle.measure import cost, list_savings
-    from trundle.model import layout_of, load, transformer_of
+    from trundle.model import load
 
     opened = load(model, trust_remote_code=trust)
-    layout, now, menu = layout_of(transformer_of(opened).model), cost(opened), list_savings(opened)
+    family, about = figures.described(opened)
+    now, menu = cost(opened), list_savings(opened)
     curve = None
     if layers:
         progress = console.terminal(quiet=quiet or as_json)
         curve = layer_curve.measured(opened, model, data or [], output, seed=seed, progress=progress)
     if as_json:
         savings = [{"step": saving.step, "keeps": saving.says, **saving.after.as_json()} for saving in menu]
-        shown = {"model": model, "family": layout.family.name, **now.as_json(), "savings": savings}
+        shown = {"model": model, "family": family, **now.as_json(), "savings": savings}
         console.show_json(shown if curve is None else shown | {"curve": curve.as_json()})
         return
-    sizes = layout.sizes
-    console.show(
-        f"{model}: {layout.family.name}, {layout.layers} layers, {sizes['hidden']} wide, {sizes['heads']} heads, "
-        f"{sizes['vocab']:,} tokens, vectors of {opened.get_embedding_dimension()}"
-    )
+    console.show(f"{model}: {about}, vectors of {opened.get_embedding_dimension()}")
     console.show()
     console.show_table(figures.parts(now), texts=(0, 2))
-    console.show()
-    title = f"What each step could save (work at {now.length} tokens a text)"
-    console.show_table(figures.menu(now, menu), title=title, texts=(0, 1))
+    if menu:
+        console.show()
+        title = f"What each step could save (work at {now.length} tokens a text)"
+        console.show_table(figures.menu(now, menu), title=title, texts=(0, 1))
     if curve is not None:
         layer_curve.show(opened, curve)
 

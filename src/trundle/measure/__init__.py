@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from trundle.measure.costs import PartCost as PartCost
     from trundle.measure.costs import cost as cost
     from trundle.measure.costs import predict as predict
+    from trundle.measure.costs import predict_static as predict_static
     from trundle.measure.layers import LayerCurve as LayerCurve
     from trundle.measure.layers import measure_curve as measure_curve
     from trundle.measure.savings import Saving as Saving
@@ -38,6 +39,7 @@ __getattr__ = lazy(
         "PartCost": "costs",
         "cost": "costs",
         "predict": "costs",
+        "predict_static": "costs",
         "LayerCurve": "layers",
         "measure_curve": "layers",
         "Saving": "savings",

@@ -2,7 +2,7 @@
 
 FLOPs count a multiply and an add as two and every matrix a token meets, at a stated text length: attention between tokens
 grows with it, and what happens once per text (pooler, Dense) is spread over the text's tokens. Sliding windows are
-counted as full attention, which is how they run.
+counted as full attention, which is how they run. A static model meets no matrix; it is counted one addition a number.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from sentence_transformers import SentenceTransformer
 
 from trundle.model.anatomy import Part
-from trundle.model.heads import without_head
+from trundle.model.heads import is_bare_table, without_head
 from trundle.model.layout import Layout, layout_of, shrunk
+from trundle.model.static import static_shape, static_table
 from trundle.model.surgery import transformer_of
 
 PARTS: tuple[Part, ...] = ("embeddings", "attention", "mlp", "norm", "pooler", "head")
@@ -95,6 +96,9 @@ class Cost:
 
 def cost(model: SentenceTransformer, *, length: int = LENGTH) -> Cost:
     """What the model costs as it is."""
+    if (table := static_table(model)) is not None:
+        shape = (table.num_embeddings, table.embedding_dim)
+        return _static_cost(shape, _itemsize(model), _heads(model), length)
     return _cost(layout_of(transformer_of(model).model), _heads(model), length)
 
 
@@ -110,12 +114,36 @@ def predict(
     length: int = LENGTH,
 ) -> Cost:
     """What the model would cost after a cut to these counts, with its linear head replaced by a Dense (in, out) if given."""
+    if static_table(model) is not None:
+        return _predict_static(model, dense, length)
     before = layout_of(transformer_of(model).model)
     after = shrunk(before, blocks=blocks, hidden=hidden, head=head, mlp=mlp, vocab=vocab)
     if dense is None:
         return _cost(after, _narrowed(_heads(model), before.sizes["hidden"], after.sizes["hidden"]), length)
     kept = _narrowed(_heads(without_head(model)), before.sizes["hidden"], after.sizes["hidden"])
     return _cost(after, [*kept, _dense(*dense, itemsize=after.parameters[0].itemsize)], length)
+
+
+def predict_static(model: SentenceTransformer, *, length: int = LENGTH) -> Cost:
+    """What the model would cost with no layers left: one vector a token."""
+    return _static_cost(static_shape(model), _itemsize(model), [], length)
+
+
+def _predict_static(model: SentenceTransformer, dense: tuple[int, int] | None, length: int) -> Cost:
+    """A static model with its linear head replaced: the map goes into the table where nothing stands between."""
+    table, body = static_table(model), without_head(model)
+    assert table is not None
+    shape = (table.num_embeddings, table.embedding_dim)
+    if dense is None:
+        return _static_cost(shape, _itemsize(model), _heads(model), length)
+    if is_bare_table(body):
+        return _static_cost((shape[0], dense[1]), _itemsize(model), [], length)
+    heads = [*_heads(body), _dense(*dense, itemsize=_itemsize(model))]
+    return _static_cost(shape, _itemsize(model), heads, length)
+
+
+def _itemsize(model: SentenceTransformer) -> int:
+    return next(model.parameters()).element_size()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +204,7 @@ def _cost(layout: Layout, heads: Sequence[_Head], length: int) -> Cost:
         )
     between_tokens = 4.0 * length * layout.sizes["q"] * layout.layers
     parts["attention"] += PartCost(flops_per_token=between_tokens)
-    for head in heads:
-        parts["head"] += PartCost(
-            parameters=head.parameters,
-            bytes=head.parameters * head.itemsize,
-            flops_per_token=head.flops_per_text / length,
-        )
+    parts["head"] += _head_cost(heads, length)
     backbone = {parameter.name: layout.shape(parameter) for parameter in layout.parameters}
     headers = [_header_bytes(backbone, layout.parameters[0].itemsize, BACKBONE_METADATA)]
     headers += [_header_bytes(head.shapes, head.itemsize, {}) for head in heads]
@@ -192,6 +215,30 @@ def _cost(layout: Layout, heads: Sequence[_Head], length: int) -> Cost:
         length=length,
         header_bytes=sum(headers),
     )
+
+
+def _static_cost(shape: tuple[int, int], itemsize: int, heads: Sequence[_Head], length: int) -> Cost:
+    rows, width = shape
+    parts = {part: PartCost() for part in PARTS}
+    parts["embeddings"] = PartCost(
+        parameters=rows * width, bytes=rows * width * itemsize, flops_per_token=float(width)
+    )
+    parts["head"] = _head_cost(heads, length)
+    headers = [_header_bytes({"embedding.weight": shape}, itemsize, {})]
+    headers += [_header_bytes(head.shapes, head.itemsize, {}) for head in heads]
+    return Cost(parts=parts, layers=0, width=width, length=length, header_bytes=sum(headers))
+
+
+def _head_cost(heads: Sequence[_Head], length: int) -> PartCost:
+    each = [
+        PartCost(
+            parameters=head.parameters,
+            bytes=head.parameters * head.itemsize,
+            flops_per_token=head.flops_per_text / length,
+        )
+        for head in heads
+    ]
+    return sum(each, PartCost())
 
 
 def _header_bytes(shapes: dict[str, tuple[int, ...]], itemsize: int, metadata: dict[str, object]) -> int:

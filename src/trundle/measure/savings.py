@@ -9,6 +9,7 @@ from sentence_transformers import SentenceTransformer
 from trundle.measure.costs import Cost, cost, predict
 from trundle.measure.layers import LayerCurve
 from trundle.model.layout import layout_of
+from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
 
 SHARES = (2, 4)
@@ -24,7 +25,9 @@ class Saving:
 
 
 def list_savings(model: SentenceTransformer) -> list[Saving]:
-    """Half and a quarter of each thing that can be cut."""
+    """Half and a quarter of each thing that can be cut; a static model has no layers or neurons to cut."""
+    if static_table(model) is not None:
+        return []
     layout = layout_of(transformer_of(model).model)
     sizes, found = layout.sizes, []
     for share in SHARES:

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from trundle.model.prompts import check_prompts_are_pooled as check_prompts_are_pooled
     from trundle.model.saving import save as save
     from trundle.model.saving import weight_bytes as weight_bytes
+    from trundle.model.static import frequency_weights as frequency_weights
+    from trundle.model.static import shares_by_rank as shares_by_rank
+    from trundle.model.static import static_model as static_model
+    from trundle.model.static import static_shape as static_shape
+    from trundle.model.static import static_table as static_table
+    from trundle.model.static import token_counts as token_counts
     from trundle.model.surgery import Cut as Cut
     from trundle.model.surgery import cut as cut
     from trundle.model.surgery import cut_backbone as cut_backbone
@@ -62,6 +68,12 @@ __getattr__ = lazy(
         "check_prompts_are_pooled": "prompts",
         "save": "saving",
         "weight_bytes": "saving",
+        "frequency_weights": "static",
+        "shares_by_rank": "static",
+        "static_model": "static",
+        "static_shape": "static",
+        "static_table": "static",
+        "token_counts": "static",
         "Cut": "surgery",
         "cut": "surgery",
         "cut_backbone": "surgery",

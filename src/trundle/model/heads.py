@@ -12,6 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 from torch import nn
 
+from trundle.model.static import static_table, with_mapped_table
 from trundle.model.surgery import with_modules
 
 
@@ -35,6 +36,11 @@ def without_head(model: SentenceTransformer) -> SentenceTransformer:
     body = with_modules(model, modules)
     body.truncate_dim = None
     return body
+
+
+def is_bare_table(body: SentenceTransformer) -> bool:
+    """Whether pooled vectors are plain means of a table, into which a linear map can go."""
+    return static_table(body) is not None and len(body) == 1
 
 
 def with_new_head(
@@ -78,6 +84,10 @@ def with_linear_head(
 ) -> SentenceTransformer:
     """The model with its linear head replaced by this map, saved inside it."""
     body = without_head(model)
+    after = [Normalize()] if normalise else []
+    table = static_table(body)
+    if table is not None and is_bare_table(body):
+        return with_modules(body, [with_mapped_table(table, weight, bias), *after])
     rows, columns = weight.shape
     dense = Dense(
         columns,
@@ -87,4 +97,4 @@ def with_linear_head(
         init_bias=torch.tensor(bias),
     )
     dtype = next(body.parameters()).dtype
-    return with_modules(body, [*body, dense.to(dtype), *([Normalize()] if normalise else [])])
+    return with_modules(body, [*body, dense.to(dtype), *after])

@@ -8,6 +8,7 @@ from hashlib import blake2b
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Module
+from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 DIGEST_BYTES = 16
@@ -34,8 +35,8 @@ def model_digest(model: SentenceTransformer) -> str:
 
 def _tokenizer(model: SentenceTransformer) -> str:
     """What the tokenizer does to a text; how it was last asked to pad and truncate is left out."""
-    backend = getattr(model.tokenizer, "backend_tokenizer", None)
-    if backend is None:
+    backend = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
+    if not isinstance(backend, Tokenizer):
         return repr(model.tokenizer)
     content = json.loads(backend.to_str())
     return json.dumps({key: value for key, value in content.items() if key not in {"padding", "truncation"}})

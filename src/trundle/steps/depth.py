@@ -4,6 +4,9 @@ Say how many stay (`keep`, or `fraction` to drop: floor(L·(1−p)) of L stay, c
 the layer-loss curve say it (`pick`: the low point of the lower or of the upper half of the model, from one forward pass
 over labelled tuples). Embeddings, pooling and, in pre-norm models, the final norm stay.
 
+`keep: 0` leaves a static model, the fastest embedder there is: one vector a token, which starts as the model's own output for
+that token alone, weighed by how frequent the token is in the texts of --data, or by its rank where there are none.
+
     - depth: {keep: 3}
     - depth: {fraction: 50%, order: spread}
     - depth: {pick: small}
@@ -20,15 +23,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+import trundle.data as data
 import trundle.measure as measure
 import trundle.model as body
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.steps.contract import Applied, Context, ExactFraction, Options, Plan, Step
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
 
     from trundle.measure import Cost, LayerCurve
+
+COUNTED_TEXTS = 100_000
+"""Texts in which tokens are counted at most."""
 
 
 def listed(value: object) -> object:
@@ -42,7 +51,9 @@ Blocks = Annotated[tuple[int, ...], BeforeValidator(listed)]
 class DepthOptions(Options):
     """Which layers stay; exactly one of keep, fraction, pick and blocks says it."""
 
-    keep: int | None = Field(None, strict=True, description="How many layers to keep.")
+    keep: int | None = Field(
+        None, strict=True, description="How many layers to keep; 0 leaves a static model, one vector a token."
+    )
     fraction: ExactFraction | None = Field(
         None, description="Share of the layers to drop instead, such as 50%."
     )
@@ -64,7 +75,13 @@ class DepthPlan(Plan):
     losses: tuple[float, ...] = ()
     """The loss of each layer as the last one, where they were compared."""
 
+    frequencies: Literal["texts", "rank"] = "rank"
+    """Where a static model has its token frequencies from."""
+
     def __str__(self) -> str:
+        if not self.blocks:
+            known = "the texts" if self.frequencies == "texts" else "their rank"
+            return f"keep none of {self.of} layers: static, tokens weighed by {known}"
         kept = f"keep {len(self.blocks)} of {self.of} layers: {', '.join(map(str, self.blocks))}"
         if self.pick is None:
             return f"keep all {self.of} layers: nothing to cut" if len(self.blocks) == self.of else kept
@@ -105,6 +122,8 @@ def plan(model: SentenceTransformer, options: DepthOptions, context: Context) ->
     if options.pick is not None:
         return _picked(model, options.pick, context)
     keep = _count(options, layers)
+    if keep == 0:
+        return DepthPlan(blocks=(), of=layers, frequencies="rank" if context.corpus is None else "texts")
     kept = spread(keep, layers) if options.order == "spread" else tuple(range(keep))
     return DepthPlan(blocks=kept, of=layers)
 
@@ -119,8 +138,14 @@ def _count(options: DepthOptions, layers: int) -> int:
                 f"the share of layers to drop must be at least 0 and under 1, such as 50%, not {options.fraction}"
             )
         keep = layers_left(layers, options.fraction)
-    if not 1 <= keep <= layers:
-        raise ImpossibleCut(f"the model has {layers} layers, so {keep} can't be kept; give 1 to {layers}")
+        if keep == 0:
+            raise ImpossibleCut(
+                f"dropping {options.fraction} of {layers} layers leaves none; use keep: 0 if a static model is meant"
+            )
+    if not 0 <= keep <= layers:
+        raise ImpossibleCut(f"the model has {layers} layers, so {keep} can't be kept; give 0 to {layers}")
+    if keep == 0 and options.order == "spread":
+        raise ImpossibleCut("a static model keeps no layers to be spread; leave order out")
     return keep
 
 
@@ -139,17 +164,37 @@ def _picked(model: SentenceTransformer, pick: Literal["small", "large"], context
 
 def forecast(model: SentenceTransformer, plan: DepthPlan) -> Cost:
     """What is left after the cut."""
+    if not plan.blocks:
+        return measure.predict_static(model)
     return measure.predict(model, blocks=plan.blocks)
 
 
-def apply(model: SentenceTransformer, plan: DepthPlan, context: Context) -> Applied:  # noqa: ARG001
+def apply(model: SentenceTransformer, plan: DepthPlan, context: Context) -> Applied:
     """Cut."""
+    if not plan.blocks:
+        shares = _shares(model, plan, context)
+        static = body.static_model(model, body.frequency_weights(shares), progress=context.progress)
+        return Applied(model=static)
     return Applied(model=body.cut(model, body.Cut(blocks=plan.blocks)))
+
+
+def _shares(model: SentenceTransformer, plan: DepthPlan, context: Context) -> NDArray[np.float64]:
+    """How much of all text each token makes up."""
+    if plan.frequencies == "rank":
+        return body.shares_by_rank(body.static_shape(model)[0])
+    if context.corpus is None:
+        raise BadInput("this plan weighs tokens by how often they occur; give the texts with --data")
+    texts = data.sample(context.corpus.train(), COUNTED_TEXTS, seed=context.seed)
+    counts = body.token_counts(model, (text.text for text in texts))
+    if not counts.any():
+        raise BadInput("there are no texts to count tokens in; give more with --data, or leave --data out")
+    shares: NDArray[np.float64] = counts / counts.sum()
+    return shares
 
 
 STEP = Step(
     name="depth",
-    help="Keep some layers and drop the rest.",
+    help="Keep some layers and drop the rest, down to none.",
     options=DepthOptions,
     plans=DepthPlan,
     plan=plan,
