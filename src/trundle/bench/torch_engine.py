@@ -17,10 +17,15 @@ def open_model(model: str, *, threads: int, batch_size: int) -> Opened:
     return Opened(
         embedder=embedder(opened, name=model, batch_size=batch_size),
         parameters=sum(parameter.numel() for parameter in opened.parameters()),
-        max_tokens=opened.max_seq_length,
+        max_tokens=_limit(opened.max_seq_length),
         device=str(opened.device),
         folder=_folder(model, opened.transformers_model),
     )
+
+
+def _limit(tokens: float | None) -> int | None:
+    """How much of a text is read; a static model states infinity, which means no limit."""
+    return None if tokens is None or tokens == float("inf") else int(tokens)
 
 
 def _folder(model: str, backbone: torch.nn.Module | None) -> Path | None:
