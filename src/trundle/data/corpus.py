@@ -43,6 +43,8 @@ class Corpus:
     """Whether a text made from others is free to learn from, or is one that is kept back."""
     examples: Callable[[], Iterator[Example]] = lambda: iter(())
     """The labelled tuples a step may learn from, read when asked for: sources without them are refused only then."""
+    validation_examples: Callable[[], Iterator[Example]] = lambda: iter(())
+    """The labelled tuples a step may choose by: none of their queries is learned from."""
     facts: Callable[[], tuple[Mapping[str, Any], ...]]
     """What the lineage keeps: each source with the number of its texts and a fingerprint of their content."""
 
@@ -108,12 +110,28 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
             read = as_examples(documented()["train"]) if source == ENVIRONMENT else read_examples(source)
             yield from trainable(read, may_train_on)
 
+    def validation_examples() -> Iterator[Example]:
+        def may_choose_by(text: str) -> bool:
+            return part_of(text, share(), seed) != "held_out"
+
+        for source in sources:
+            if source == ENVIRONMENT:
+                yield from as_examples(documented()["validation"])
+            else:
+                asked = (
+                    example
+                    for example in read_examples(source)
+                    if part_of(example.query, share(), seed) == "validation"
+                )
+                yield from trainable(asked, may_choose_by)
+
     return Corpus(
         train=train,
         validation=lambda: kept("validation"),
         held_out=lambda: kept("held_out"),
         may_train_on=may_train_on,
         examples=examples,
+        validation_examples=validation_examples,
         facts=lambda: first_reading()[0],
     )
 
@@ -179,11 +197,11 @@ def as_examples(pairs: Iterable[Documented]) -> Iterator[Example]:
         yield Example(query=pair.query, positive=pair.document, source=ENVIRONMENT)
 
 
-def trainable(examples: Iterable[Example], may_train_on: Callable[[str], bool]) -> Iterator[Example]:
-    """The tuples whose query and positive are free to learn from, without the negatives that are not."""
+def trainable(examples: Iterable[Example], may_use: Callable[[str], bool]) -> Iterator[Example]:
+    """The tuples whose query and positive are free to use, without the negatives that are not."""
     for example in examples:
-        if may_train_on(example.query) and may_train_on(example.positive):
-            yield replace(example, negatives=tuple(filter(may_train_on, example.negatives)))
+        if may_use(example.query) and may_use(example.positive):
+            yield replace(example, negatives=tuple(filter(may_use, example.negatives)))
 
 
 def texts_facts(source: str, texts: Iterable[Text]) -> Mapping[str, Any]:

@@ -6,6 +6,8 @@ from trundle.lazy import lazy
 
 if TYPE_CHECKING:
     from trundle.model.anatomy import FAMILIES as FAMILIES
+    from trundle.model.attention import looks_both_ways as looks_both_ways
+    from trundle.model.attention import with_both_ways as with_both_ways
     from trundle.model.encode import embedder as embedder
     from trundle.model.heads import copy_of as copy_of
     from trundle.model.heads import normalises as normalises
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from trundle.model.merge_tree import MergeTree as MergeTree
     from trundle.model.pairing import check_pairable as check_pairable
     from trundle.model.pairing import paired as paired
+    from trundle.model.pooling import with_pooling as with_pooling
     from trundle.model.prompts import check_prompts_are_pooled as check_prompts_are_pooled
+    from trundle.model.prompts import prompts_by_role as prompts_by_role
     from trundle.model.saving import save as save
     from trundle.model.saving import weight_bytes as weight_bytes
     from trundle.model.static import frequency_weights as frequency_weights
@@ -49,6 +53,8 @@ __getattr__ = lazy(
     __name__,
     {
         "FAMILIES": "anatomy",
+        "looks_both_ways": "attention",
+        "with_both_ways": "attention",
         "embedder": "encode",
         "normalises": "heads",
         "with_linear_head": "heads",
@@ -65,7 +71,9 @@ __getattr__ = lazy(
         "load": "loading",
         "check_pairable": "pairing",
         "paired": "pairing",
+        "with_pooling": "pooling",
         "check_prompts_are_pooled": "prompts",
+        "prompts_by_role": "prompts",
         "save": "saving",
         "weight_bytes": "saving",
         "frequency_weights": "static",

@@ -185,3 +185,12 @@ def check_blocks(layout: Layout, blocks: Sequence[int]) -> tuple[int, ...]:
             f"the first layer of a {layout.family.name} model is built unlike the others; keep layer 0"
         )
     return kept
+
+
+def block_matrices(layout: Layout) -> tuple[tuple[str, Member], ...]:
+    """Every linear map of attention and MLP inside the blocks, by the name of its module."""
+    return tuple(
+        (parameter.name.removesuffix(".weight"), parameter.member)
+        for parameter in layout.parameters
+        if parameter.block is not None and parameter.multiplies
+    )

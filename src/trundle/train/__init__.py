@@ -1,10 +1,12 @@
-"""The one training loop, what it is fed, how its learning rate moves, and the losses that need no labels."""
+"""The one training loop, what it is fed, how its learning rate moves, and the losses it is given."""
 
 from typing import TYPE_CHECKING
 
 from trundle.lazy import lazy
 
 if TYPE_CHECKING:
+    from trundle.train.adapters import Lora as Lora
+    from trundle.train.adapters import add_adapters as add_adapters
     from trundle.train.alignment import Alignment as Alignment
     from trundle.train.alignment import make_alignment as make_alignment
     from trundle.train.batches import Batches as Batches
@@ -12,6 +14,11 @@ if TYPE_CHECKING:
     from trundle.train.batches import Order as Order
     from trundle.train.batches import tokenised as tokenised
     from trundle.train.checkpoint import METRICS_FILE as METRICS_FILE
+    from trundle.train.contrast_task import make_contrast as make_contrast
+    from trundle.train.contrastive import angle as angle
+    from trundle.train.contrastive import cosine as cosine
+    from trundle.train.contrastive import infonce as infonce
+    from trundle.train.grouped import ByGroup as ByGroup
     from trundle.train.imitation import Imitator as Imitator
     from trundle.train.imitation import check_imitation as check_imitation
     from trundle.train.learner import best_precision as best_precision
@@ -29,13 +36,21 @@ if TYPE_CHECKING:
     from trundle.train.schedule import constant as constant
     from trundle.train.schedule import leaf_cycles as leaf_cycles
     from trundle.train.schedule import linear as linear
+    from trundle.train.tuple_batches import Prompts as Prompts
 
 __getattr__ = lazy(
     __name__,
     {
+        "Lora": "adapters",
+        "add_adapters": "adapters",
         "Alignment": "alignment",
         "make_alignment": "alignment",
         "METRICS_FILE": "checkpoint",
+        "make_contrast": "contrast_task",
+        "angle": "contrastive",
+        "cosine": "contrastive",
+        "infonce": "contrastive",
+        "ByGroup": "grouped",
         "Imitator": "imitation",
         "check_imitation": "imitation",
         "best_precision": "learner",
@@ -57,5 +72,6 @@ __getattr__ = lazy(
         "constant": "schedule",
         "leaf_cycles": "schedule",
         "linear": "schedule",
+        "Prompts": "tuple_batches",
     },
 )

@@ -1,0 +1,357 @@
+"""contrast: train a model on labelled tuples, so that a query is near its answer and far from everything else.
+
+How a cut decoder becomes a good embedder (L³Prune's healing), or any model a better one on a domain. Each batch is drawn
+from one data file; all its documents and hard negatives are rivals of a query's own (InfoNCE), or pairs are put in
+order (`angle`, `cosine`). Trained are thin LoRA matrices beside every linear map of attention and MLP, merged at
+the end, or with `train: full` all weights.
+
+    - contrast: {steps: 1000}
+    - contrast: {train: full, batch_size: 512, mini_batch: 32}
+    - contrast: {pooling: last, attention: bidirectional, prompts: {quora: "Find a question with the same meaning: "}}
+
+Paper: Large Language Models Are Overparameterized Text Encoders (L³Prune).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field
+
+import trundle.data as data
+import trundle.measure as measure
+import trundle.model as body
+import trundle.train as train
+from trundle.errors import BadInput
+from trundle.steps.contract import Applied, Context, Options, Plan, Step
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from trundle.data import Example
+    from trundle.measure import Cost
+    from trundle.train import Prompts
+
+VALIDATION_TUPLES = 2048
+VALIDATION_SHARE = 4
+"""One look costs at most this part of the training before it, counted in tuples; it has no backward pass."""
+LONGEST = 512
+LOOKS = 10
+"""How often a run of known length is validated."""
+STEPS = 1000
+LORA_RATE, FULL_RATE = 2e-4, 2e-5
+Role = Literal["query", "document"]
+
+
+def _mapping(value: object) -> object:
+    """What a person types on the command line for a mapping: YAML in braces."""
+    try:
+        return yaml.safe_load(value) if isinstance(value, str) else value
+    except yaml.YAMLError as error:
+        raise ValueError('write it in braces, as in {file: "prompt"}') from error
+
+
+class ContrastOptions(Options):
+    """From which tuples, towards what, and how."""
+
+    steps: int | None = Field(
+        None, ge=1, description=f"Optimizer steps. Default: {STEPS}, or what minutes allow."
+    )
+    minutes: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Train for this long; with steps, whichever is reached first.",
+    )
+    objective: Literal["infonce", "angle", "cosine"] = Field(
+        "infonce", description="What is learned: ranking in the batch, or the order of right and wrong pairs."
+    )
+    temperature: float = Field(
+        0.05, gt=0, allow_inf_nan=False, description="What similarities are divided by; lower is stricter."
+    )
+    negatives: int | None = Field(
+        None, ge=0, description="Use at most this many hard negatives of a query. Default: all."
+    )
+    batch_size: int = Field(64, ge=2, description="Tuples per step; more of them are more rivals.")
+    mini_batch: int | None = Field(
+        None,
+        ge=1,
+        description="Texts in memory at once: the same gradients in less memory, for a third more time.",
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Keep only what is between layers in memory, and compute the rest again."
+    )
+    train: Literal["lora", "full"] = Field(
+        "lora", description="Train thin matrices that are merged at the end, or all weights."
+    )
+    rank: int = Field(16, ge=1, description="Width of the LoRA matrices; their strength is twice that.")
+    lora_dropout: float = Field(0.05, ge=0, lt=1, description="Dropout before the LoRA matrices.")
+    learning_rate: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description=f"The highest learning rate. Default: {LORA_RATE:g} for lora, {FULL_RATE:g} for full.",
+    )
+    warmup: int = Field(300, ge=0, description="Steps in which the learning rate rises; half of a short run.")
+    max_length: int | None = Field(
+        None, ge=2, description=f"Tokens after which a text is cut in training. Default: up to {LONGEST}."
+    )
+    pooling: Literal["keep", "mean", "weightedmean", "last", "cls"] = Field(
+        "keep", description="How token states become a vector; last adds an end token to every text."
+    )
+    attention: Literal["keep", "bidirectional"] = Field(
+        "keep", description="Whether a decoder's tokens see the whole text."
+    )
+    query_prompt: str | None = Field(
+        None, description="Put before queries, and kept in the model. Default: the model's own."
+    )
+    document_prompt: str | None = Field(
+        None, description="Put before documents, and kept in the model. Default: the model's own."
+    )
+    prompts: Annotated[dict[str, str | dict[Role, str]], BeforeValidator(_mapping)] = Field(
+        {},
+        description="Prompts by data file, as in '{quora: \"Same question: \"}'; for queries, or by query and document.",
+    )
+    tuples: int | None = Field(None, ge=2, description="Use at most this many of the training tuples.")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
+    )
+
+
+class ContrastPlan(Plan):
+    """What will be trained, and how."""
+
+    options: ContrastOptions
+    max_length: int
+    trained: int
+    of: int
+
+    def __str__(self) -> str:
+        asked = self.options
+        steps = _steps(asked)
+        times = [f"{asked.minutes:g} minutes"] if asked.minutes is not None else []
+        length = " or ".join(([f"{steps} steps"] if steps else []) + times)
+        what = f"LoRA of rank {asked.rank}" if asked.train == "lora" else "all weights"
+        changes = [f"pooling {asked.pooling}"] if asked.pooling != "keep" else []
+        changes += ["attention both ways"] if asked.attention != "keep" else []
+        extra = f", {', '.join(changes)}" if changes else ""
+        return (
+            f"{asked.objective} in batches of {asked.batch_size} for {length}; "
+            f"trained: {what} ({self.trained:,} of {self.of:,} weights){extra}"
+        )
+
+
+def plan(model: SentenceTransformer, options: ContrastOptions, context: Context) -> ContrastPlan:
+    """Look at the model and the first tuples; the rest is read when training begins."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise BadInput("contrast runs in one process as yet; start it without torchrun or accelerate launch")
+    if context.corpus is None:
+        raise BadInput("contrast learns from labelled tuples; say where they are with --data")
+    if next(context.corpus.examples(), None) is None:
+        raise BadInput(
+            "there are no labelled tuples to train on; give a file with a query and a positive column"
+        )
+    takes = model.max_seq_length or LONGEST
+    if options.max_length is not None and options.max_length > takes:
+        raise BadInput(f"the model takes at most {takes} tokens; give a max_length up to that")
+    if options.objective == "angle" and (width := model.get_embedding_dimension() or 0) % 2:
+        raise BadInput(f"the angle objective halves vectors, and {width} is odd; use infonce or cosine")
+    prepared(model, options)
+    layout = body.layout_of(body.transformer_of(model).model)
+    of = sum(weight.numel() for weight in model.parameters())
+    adapters = sum(
+        options.rank * sum(layout.shape(parameter))
+        for parameter in layout.parameters
+        if parameter.block is not None and parameter.multiplies
+    )
+    return ContrastPlan(
+        options=options,
+        max_length=options.max_length or min(takes, LONGEST),
+        trained=adapters if options.train == "lora" else of,
+        of=of,
+    )
+
+
+def forecast(model: SentenceTransformer, plan: ContrastPlan) -> Cost:  # noqa: ARG001
+    """Training changes no size, and LoRA is merged."""
+    return measure.cost(model)
+
+
+def prepared(model: SentenceTransformer, options: ContrastOptions) -> SentenceTransformer:
+    """The model as it will be trained: pooled and attending as asked. The given one is not changed."""
+    if options.attention == "bidirectional":
+        model = body.with_both_ways(model)
+    return model if options.pooling == "keep" else body.with_pooling(model, options.pooling)
+
+
+def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> Applied:
+    """Read the tuples, train, merge."""
+    options = plan.options
+    assert context.corpus is not None
+    student = body.copy_of(prepared(model, options)).float()
+    _set_prompts(student, options)
+    examples, validation = _examples(options, context)
+    prompts = _prompts(student, options, [*examples, *validation])
+    takes, student.max_seq_length = student.max_seq_length, plan.max_length
+    adapted = (
+        train.add_adapters(student, _lora(options), seed=context.seed) if options.train == "lora" else None
+    )
+    backbone = body.transformer_of(student).model
+    if options.gradient_checkpointing:
+        backbone.gradient_checkpointing_enable({"use_reentrant": False})
+    task = train.make_contrast(
+        student,
+        examples,
+        validation,
+        prompts=prompts,
+        objective=options.objective,
+        batch_size=options.batch_size,
+        mini_batch=options.mini_batch,
+        negatives=options.negatives,
+        temperature=options.temperature,
+        seed=context.seed,
+    )
+    settings = _settings(options, context.seed)
+    learned_from = data.fingerprint([*examples, "validation", *validation])
+    key = [plan.model_dump(mode="json"), body.model_digest(model), learned_from, str(settings)]
+    run = context.cache / "runs" / data.fingerprint(key)
+    if run.is_dir():
+        context.progress.say("going on from the checkpoint of an earlier run of the same command")
+    result = train.train(
+        student,
+        task.objective,
+        task.batches,
+        settings,
+        shape=train.linear(),
+        validation=task.validation,
+        folder=run,
+        resume=True,
+        progress=context.progress,
+        label="contrast",
+    )
+    if options.gradient_checkpointing:
+        backbone.gradient_checkpointing_disable()
+    if adapted is not None:
+        student = adapted.merge()
+    student.max_seq_length = takes
+    facts = {
+        "tuples": len(examples),
+        "validation_tuples": len(validation),
+        "sources": sorted({Path(example.source).name for example in examples}),
+        "hard_negatives": sum(len(example.negatives[: options.negatives]) for example in examples),
+        "steps": result.steps,
+        "loss": result.loss,
+        "validation": result.validation,
+        "best_step": result.best_step,
+    }
+    metrics = (run / train.METRICS_FILE).read_text(encoding="utf-8")
+    return Applied(
+        model=student.to(next(model.parameters()).dtype),
+        facts=facts,
+        done=lambda: shutil.rmtree(run, ignore_errors=True),
+        files={"contrast.jsonl": metrics},
+    )
+
+
+def _examples(options: ContrastOptions, context: Context) -> tuple[list[Example], list[Example]]:
+    """The tuples to train on, no more than the run can see, and those to choose by."""
+    assert context.corpus is not None
+    steps = _steps(options)
+    limits = [limit for limit in (options.tuples, steps and steps * options.batch_size) if limit]
+    chosen = data.distinct(context.corpus.examples(), key=lambda example: json.dumps(_texts(example)))
+    examples = data.sample(chosen, min(limits), seed=context.seed) if limits else list(chosen)
+    kept = data.sample(context.corpus.validation_examples(), _validation_tuples(options), seed=context.seed)
+    if not kept:
+        context.progress.say(
+            "no tuples are kept back for validation; the last weights are taken, not the best"
+        )
+    return examples, kept
+
+
+def _texts(example: Example) -> list[str]:
+    return [example.query, example.positive, *example.negatives]
+
+
+def _set_prompts(student: SentenceTransformer, options: ContrastOptions) -> None:
+    given = {"query": options.query_prompt, "document": options.document_prompt}
+    student.prompts = {**student.prompts, **{role: text for role, text in given.items() if text is not None}}
+
+
+def _prompts(
+    student: SentenceTransformer, options: ContrastOptions, examples: Sequence[Example]
+) -> Mapping[str, Prompts]:
+    """The prompts of each data file: those given for it, or the model's own."""
+    own = body.prompts_by_role(student)
+    named = {source: Path(source).name for source in dict.fromkeys(example.source for example in examples)}
+    for name in options.prompts:
+        if not any(_is_named(file, name) for file in named.values()):
+            raise BadInput(
+                f"there is no data file {name!r} to prompt; name one of {', '.join(sorted(named.values()))}"
+            )
+    found = {}
+    for source, file in named.items():
+        given = next((value for name, value in options.prompts.items() if _is_named(file, name)), {})
+        roles = own | ({"query": given} if isinstance(given, str) else given)
+        found[source] = train.Prompts(query=roles["query"], document=roles["document"])
+    for example in examples:
+        prompt = found[example.source]
+        if (
+            example.query.strip() == prompt.query.strip()
+            or example.positive.strip() == prompt.document.strip()
+        ):
+            raise BadInput(f"{example.source} has a text that is nothing but its prompt; leave the row out")
+    return found
+
+
+def _is_named(file: str, name: str) -> bool:
+    return name in (file, file.split(".")[0], Path(file).stem)
+
+
+def _lora(options: ContrastOptions) -> Any:
+    return train.Lora(rank=options.rank, alpha=2 * options.rank, dropout=options.lora_dropout)
+
+
+def _steps(options: ContrastOptions) -> int | None:
+    return STEPS if options.steps is None and options.minutes is None else options.steps
+
+
+def _every(options: ContrastOptions) -> int:
+    """Steps between two looks."""
+    steps = _steps(options)
+    return 100 if steps is None else max(1, steps // LOOKS)
+
+
+def _validation_tuples(options: ContrastOptions) -> int:
+    affordable = _every(options) * options.batch_size // VALIDATION_SHARE
+    return min(VALIDATION_TUPLES, max(affordable, 2 * options.batch_size))
+
+
+def _settings(options: ContrastOptions, seed: int) -> Any:
+    return train.TrainSettings(
+        steps=_steps(options),
+        minutes=options.minutes,
+        learning_rate=options.learning_rate or (LORA_RATE if options.train == "lora" else FULL_RATE),
+        warmup=options.warmup,
+        precision=train.best_precision() if options.precision == "auto" else options.precision,
+        validate_every=_every(options),
+        checkpoint_every=_every(options),
+        seed=seed,
+    )
+
+
+STEP = Step(
+    name="contrast",
+    help="Train on labelled tuples: queries near their answers, far from the rest.",
+    options=ContrastOptions,
+    plans=ContrastPlan,
+    plan=plan,
+    forecast=forecast,
+    apply=apply,
+    needs_texts=True,
+)

@@ -1,0 +1,59 @@
+"""LoRA: thin pairs of matrices beside the frozen ones, trained in their stead and added to them at the end.
+
+Which matrices get one is told by the anatomy: every linear map of attention and MLP, fused ones and GPT-2's transposed
+ones included. The merged model has the same parts and names as before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from peft import LoraConfig, LoraModel
+from sentence_transformers import SentenceTransformer
+
+from trundle.model.anatomy import Conv1D
+from trundle.model.layout import block_matrices, layout_of
+from trundle.model.surgery import transformer_of
+
+ADAPTER = "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """The size and strength of the adapters; the paper's figures."""
+
+    rank: int = 16
+    alpha: int = 32
+    dropout: float = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapted:
+    """A model whose adapters are trained while all else is frozen."""
+
+    model: SentenceTransformer
+    tuner: LoraModel
+
+    def merge(self) -> SentenceTransformer:
+        """Add the adapters to the weights they stand beside; the model is plain again."""
+        transformer_of(self.model).model = self.tuner.merge_and_unload()
+        return self.model.requires_grad_(True)
+
+
+def add_adapters(model: SentenceTransformer, lora: Lora, *, seed: int) -> Adapted:
+    """Put adapters into the model itself, which is frozen but for them; at first they change nothing."""
+    model.requires_grad_(False)
+    backbone = transformer_of(model).model
+    matrices = block_matrices(layout_of(backbone))
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=[name for name, _ in matrices],
+        fan_in_fan_out=isinstance(matrices[0][1], Conv1D),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        tuner = LoraModel(backbone, config, ADAPTER)
+    return Adapted(model=model, tuner=tuner)

@@ -1,0 +1,102 @@
+"""Supervised training as batches and an objective for the one loop: right texts near, wrong ones far.
+
+Large batches in little memory: with `cached`, each chunk of a batch is encoded without keeping what a backward pass needs, and
+encoded again when its turn in the backward pass comes. The loss sees all vectors at once, so gradients are those of
+the plain way; memory is that of one chunk. (Gradient caching, done by torch's own checkpointing.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from trundle.data.tuples import Example
+from trundle.errors import BadInput
+from trundle.train.batches import Batches, Features
+from trundle.train.contrastive import TEMPERATURE, angle, cosine, infonce
+from trundle.train.grouped import ByGroup
+from trundle.train.tuple_batches import Chunks, Prompts, TupleBatch, make_tuple_loader
+
+Objective = Literal["infonce", "angle", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """A student and how it is fed and judged."""
+
+    student: SentenceTransformer
+    batches: Batches[TupleBatch]
+    validation: Batches[TupleBatch] | None
+    kind: Objective
+    temperature: float
+    cached: bool
+
+    def objective(self, batch: TupleBatch) -> Tensor:
+        """The loss of one batch."""
+        queries, documents = self._encode(batch.queries), self._encode(batch.documents)
+        if self.kind == "infonce":
+            return infonce(
+                queries, documents, batch.answers, excluded=batch.excluded, temperature=self.temperature
+            )
+        loss = angle if self.kind == "angle" else cosine
+        left, right = queries[batch.pairs[:, 0]], documents[batch.pairs[:, 1]]
+        return loss(left, right, batch.labels, temperature=self.temperature)
+
+    def _encode(self, chunks: Chunks) -> Tensor:
+        vectors = [
+            checkpoint(self._vectors, features, use_reentrant=False)
+            if self.cached and torch.is_grad_enabled()
+            else self._vectors(features)
+            for features in chunks.features
+        ]
+        return torch.cat(vectors)[chunks.rows]
+
+    def _vectors(self, features: Features) -> Tensor:
+        vectors: Tensor = self.student(dict(features))["sentence_embedding"]
+        return vectors
+
+
+def make_contrast(
+    student: SentenceTransformer,
+    examples: Sequence[Example],
+    validation: Sequence[Example],
+    *,
+    prompts: Mapping[str, Prompts],
+    objective: Objective = "infonce",
+    batch_size: int,
+    mini_batch: int | None = None,
+    negatives: int | None = None,
+    temperature: float = TEMPERATURE,
+    seed: int = 0,
+) -> Contrast:
+    """Put tuples into batches of one source each; with `mini_batch` no more texts than that are in memory at once."""
+    if len(examples) < 2:
+        raise BadInput(
+            f"{len(examples)} labelled tuple can't teach what belongs together; give at least 2, better thousands"
+        )
+
+    def batches(of: Sequence[Example]) -> Batches[TupleBatch]:
+        load = make_tuple_loader(student, of, prompts, chunk=mini_batch or batch_size, negatives=negatives)
+        return Batches(order=ByGroup(sources_of(of), batch_size=batch_size, seed=seed), load=load)
+
+    return Contrast(
+        student=student,
+        batches=batches(examples),
+        validation=batches(validation) if validation else None,
+        kind=objective,
+        temperature=temperature,
+        cached=mini_batch is not None,
+    )
+
+
+def sources_of(examples: Sequence[Example]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """A number for the source of each example."""
+    numbers = {source: number for number, source in enumerate(dict.fromkeys(e.source for e in examples))}
+    return np.asarray([numbers[example.source] for example in examples], dtype=np.int64)
