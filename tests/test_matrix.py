@@ -56,6 +56,11 @@ CASES = {
     "depth: static": Case(options={"keep": 0}, identity=None, shrinks=True),
     "align: static": Case(options={"texts": 40, "steps": 2, "batch_size": 8}, identity=None, shrinks=False),
     "align": Case(options={"texts": 40, "steps": 2, "batch_size": 8}, identity=None, shrinks=False),
+    "contrast": Case(
+        options={"steps": 2, "batch_size": 8, "mini_batch": 4, "warmup": 0, "gradient_checkpointing": True},
+        identity=None,
+        shrinks=False,
+    ),
 }
 
 MATRIX = [pytest.param(step, family, id=f"{step}-{family}") for step in CASES for family in pico.CONFIGS]

@@ -38,7 +38,7 @@ def with_both_ways(model: SentenceTransformer) -> SentenceTransformer:
 def looks_both_ways(backbone: PreTrainedModel) -> bool:
     """Whether the first token's state depends on the last token, tried out with and without padding."""
     was_training = backbone.training
-    backbone.eval()
+    backbone.train(False)
     one = torch.ones(2, PROBE, dtype=torch.long, device=backbone.device)
     other = one.clone()
     other[:, -2] = 0

@@ -1,9 +1,9 @@
 """The door: whatever the user has becomes a SentenceTransformer.
 
 A sentence-transformers folder is opened as it is. A bare encoder gets mean pooling. A decoder LLM gets
-position-weighted mean pooling (or last-token pooling), a pad token, and leaves its LM head outside. A hub name is
-fetched first and then treated like a folder. Weights are read from safetensors only, and code that comes with a model
-runs only when it is asked for.
+position-weighted mean pooling (or last-token pooling with an end token to read from), a pad token, and leaves its LM
+head outside. A hub name is fetched first and then treated like a folder. Weights are read from safetensors only, and
+code that comes with a model runs only when it is asked for.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from trundle.errors import BadModel
 from trundle.model.anatomy import BY_MODEL_TYPE, family_of
+from trundle.model.pooling import ending_tokenizer
 from trundle.model.token_map import MAPPED_TYPE, MappedTransformer
 
 PoolingChoice = Literal["mean", "weightedmean", "lasttoken", "cls"]
@@ -214,5 +215,7 @@ def _with_pooling(
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token is None:
         raise BadModel(f"{folder}'s tokenizer has no pad and no end token; set one in tokenizer_config.json")
+    if pooling == "lasttoken":
+        transformer.processor = ending_tokenizer(tokenizer)
     width = transformer.get_embedding_dimension()
     return SentenceTransformer(modules=[transformer, Pooling(width, pooling_mode=pooling)], device=device)

@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -202,9 +203,6 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     adapted = (
         train.add_adapters(student, _lora(options), seed=context.seed) if options.train == "lora" else None
     )
-    backbone = body.transformer_of(student).model
-    if options.gradient_checkpointing:
-        backbone.gradient_checkpointing_enable({"use_reentrant": False})
     task = train.make_contrast(
         student,
         examples,
@@ -223,20 +221,20 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     run = context.cache / "runs" / data.fingerprint(key)
     if run.is_dir():
         context.progress.say("going on from the checkpoint of an earlier run of the same command")
-    result = train.train(
-        student,
-        task.objective,
-        task.batches,
-        settings,
-        shape=train.linear(),
-        validation=task.validation,
-        folder=run,
-        resume=True,
-        progress=context.progress,
-        label="contrast",
-    )
-    if options.gradient_checkpointing:
-        backbone.gradient_checkpointing_disable()
+    backbone = body.transformer_of(student).model
+    with train.recomputed_blocks(backbone) if options.gradient_checkpointing else nullcontext():
+        result = train.train(
+            student,
+            task.objective,
+            task.batches,
+            settings,
+            shape=train.linear(),
+            validation=task.validation,
+            folder=run,
+            resume=True,
+            progress=context.progress,
+            label="contrast",
+        )
     if adapted is not None:
         student = adapted.merge()
     student.max_seq_length = takes

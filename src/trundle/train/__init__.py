@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trundle.train.losses import minilm as minilm
     from trundle.train.losses import tinybert as tinybert
     from trundle.train.losses import uniform_layers as uniform_layers
+    from trundle.train.recompute import recomputed_blocks as recomputed_blocks
     from trundle.train.ridge import LinearMap as LinearMap
     from trundle.train.ridge import fit_ridge as fit_ridge
     from trundle.train.schedule import constant as constant
@@ -67,6 +68,7 @@ __getattr__ = lazy(
         "minilm": "losses",
         "tinybert": "losses",
         "uniform_layers": "losses",
+        "recomputed_blocks": "recompute",
         "LinearMap": "ridge",
         "fit_ridge": "ridge",
         "constant": "schedule",

@@ -29,7 +29,8 @@ def infonce(
 
     `answers[i]` is the row of query i's document. Where `excluded` is true, a document is no rival for a query.
     """
-    scores = directions(queries) @ directions(documents).T / temperature
+    with torch.autocast(queries.device.type, enabled=False):
+        scores = directions(queries) @ directions(documents).T / temperature
     if excluded is not None:
         scores = scores.masked_fill(excluded, -torch.inf)
     return functional.cross_entropy(scores, answers)

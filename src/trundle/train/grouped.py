@@ -6,8 +6,6 @@ style alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -25,12 +23,13 @@ class ByGroup:
         if not len(kinds):
             raise BadInput("there is nothing to make batches of; give at least one example")
         self._seed = seed
-        self._members: Sequence[Indices] = [np.flatnonzero(kinds == kind) for kind in np.unique(kinds)]
+        self._members: list[Indices] = [np.flatnonzero(kinds == kind) for kind in np.unique(kinds)]
         self._bounds = [batch_bounds(len(members), batch_size) for members in self._members]
         self._places = [
             (group, place) for group, bounds in enumerate(self._bounds) for place in range(len(bounds) - 1)
         ]
         self._epoch = -1
+        self._shuffled: list[Indices] = []
 
     @property
     def per_epoch(self) -> int:
@@ -46,4 +45,6 @@ class ByGroup:
             self._order = rng.permutation(self.per_epoch)
             self._epoch = epoch
         group, at = self._places[self._order[place]]
-        return self._shuffled[group][self._bounds[group][at] : self._bounds[group][at + 1]]
+        members, bounds = self._shuffled[group], self._bounds[group]
+        chosen: Indices = members[bounds[at] : bounds[at + 1]]
+        return chosen

@@ -127,7 +127,7 @@ def make_tuple_loader(
             answers=torch.from_numpy(found.answers),
             excluded=torch.from_numpy(found.excluded),
             pairs=torch.from_numpy(np.concatenate([right, wrong])),
-            labels=torch.from_numpy(np.repeat(np.float32([1, 0]), [len(right), len(wrong)])),
+            labels=torch.from_numpy(np.repeat(np.asarray([1, 0], np.float32), [len(right), len(wrong)])),
         )
 
     return load

@@ -1,0 +1,121 @@
+"""Decoders as embedders: pooling, end tokens, both ways of looking, and nothing of the language model left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+import pico
+from trundle.artifact import Lineage
+from trundle.errors import BadModel
+from trundle.model import (
+    load,
+    looks_both_ways,
+    save,
+    transformer_of,
+    with_both_ways,
+    with_modules,
+    with_pooling,
+)
+from trundle.model.pooling import ending_tokenizer
+
+PicoModel = Callable[[str], SentenceTransformer]
+END = 3
+
+
+def language_model(family: str, folder: Path) -> Path:
+    """What a user has: a causal LM with a head of its own."""
+    model_type, settings = pico.CONFIGS[family]
+    size = {"vocab_size": len(pico.tokenizer_for(family)), "tie_word_embeddings": False}
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **(settings | size)))
+    model.save_pretrained(folder)
+    pico.tokenizer_for(family).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", sorted(pico.DECODERS))
+@pytest.mark.parametrize("mode", ["lasttoken", "weightedmean"])
+def test_a_language_model_becomes_an_embedder_without_its_head(family: str, mode: Any, tmp_path: Path):
+    source = language_model(family, tmp_path / "lm")
+    with safe_open(str(source / "model.safetensors"), "pt") as weights:
+        assert any("lm_head" in name for name in weights.keys())  # noqa: SIM118
+    model = load(source, pooling=mode)
+    saved = save(model, tmp_path / "embedder", lineage=Lineage(source="lm"), card="")
+    with safe_open(str(saved / "model.safetensors"), "pt") as weights:
+        assert not any("lm_head" in name for name in weights.keys())  # noqa: SIM118
+    plain = SentenceTransformer(str(saved), device="cpu")
+    np.testing.assert_allclose(plain.encode(pico.TEXTS), model.encode(pico.TEXTS), atol=1e-6)
+    ends = [ids[-1] for ids in plain.tokenizer(pico.TEXTS)["input_ids"]]
+    assert all(end == END for end in ends) is (mode == "lasttoken")
+    # alone or padded beside longer texts, a text has the same vector
+    alone = np.concatenate([plain.encode([text]) for text in pico.TEXTS])
+    np.testing.assert_allclose(alone, plain.encode(pico.TEXTS), atol=1e-5)
+
+
+def test_the_end_token_stays_when_a_text_is_cut(pico_model: PicoModel):
+    model = with_pooling(pico_model("qwen2"), "last")
+    model.max_seq_length = 6
+    ids = model.preprocess([" ".join(pico.TEXTS)])["input_ids"][0].tolist()
+    assert len(ids) == 6
+    assert ids[-1] == END
+    assert pico_model("qwen2").tokenizer("queries")["input_ids"][-1] != END, "the given model is as it was"
+
+
+def test_a_tokenizer_that_ends_texts_already_is_left_alone(pico_model: PicoModel):
+    tokenizer = pico_model("bert").tokenizer
+    assert ending_tokenizer(tokenizer) is tokenizer
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path):
+    tokenizer = AutoTokenizer.from_pretrained(pico.save_backbone("llama", str(tmp_path)))
+    tokenizer.eos_token = None
+    with pytest.raises(BadModel, match="no end token for last-token pooling"):
+        ending_tokenizer(tokenizer)
+
+
+@pytest.mark.parametrize(("mode", "library"), [("mean", "mean"), ("cls", "cls"), ("last", "lasttoken")])
+def test_pooling_is_changed_and_all_else_is_kept(pico_model: PicoModel, mode: Any, library: str):
+    given = pico_model("bert")
+    model = with_pooling(given, mode)
+    assert [type(module) for module in model] == [type(module) for module in given]
+    assert model[1].pooling_mode == library
+    assert given[1].pooling_mode == "mean"
+    assert model.prompts == given.prompts
+
+
+def test_a_model_that_pools_in_two_ways_is_refused(pico_model: PicoModel):
+    given = pico_model("bert")
+    twice = with_modules(given, [given[0], Pooling(32, ("mean", "max"))])
+    with pytest.raises(BadModel, match="does not pool in one single way"):
+        with_pooling(twice, "last")
+
+
+@pytest.mark.parametrize("family", sorted(pico.DECODERS))
+def test_decoders_look_both_ways_also_after_a_plain_load(pico_model: PicoModel, family: str, tmp_path: Path):
+    given = pico_model(family)
+    assert not looks_both_ways(transformer_of(given).model)
+    model = with_both_ways(given)
+    assert not looks_both_ways(transformer_of(given).model)
+    saved = save(model, tmp_path / "saved", lineage=Lineage(source=family), card="")
+    assert looks_both_ways(AutoModel.from_pretrained(saved))
+    plain = SentenceTransformer(str(saved), device="cpu")
+    vectors = plain.encode(pico.TEXTS)
+    np.testing.assert_allclose(vectors, model.encode(pico.TEXTS), atol=1e-6)
+    assert np.abs(vectors - given.encode(pico.TEXTS)).max() > 1e-3
+    alone = np.concatenate([plain.encode([text]) for text in pico.TEXTS])
+    np.testing.assert_allclose(alone, vectors, atol=1e-5)
+
+
+def test_an_encoder_is_told_that_it_looks_both_ways_already(pico_model: PicoModel):
+    with pytest.raises(BadModel, match="a BERT model looks both ways already"):
+        with_both_ways(pico_model("bert"))
