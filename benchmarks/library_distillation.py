@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -26,7 +27,7 @@ from torch import nn
 def reduced(teacher: str, layers: int) -> SentenceTransformer:
     """Evenly spaced layers, as in the example: 1, 4, 7, 10 for 4 of 12."""
     student = SentenceTransformer(teacher)
-    backbone = student[0].model
+    backbone: Any = student[0].model
     of = backbone.config.num_hidden_layers
     kept = [number * of // layers + of // layers // 2 for number in range(layers)]
     backbone.encoder.layer = nn.ModuleList([backbone.encoder.layer[number] for number in kept])

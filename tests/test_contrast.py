@@ -18,7 +18,7 @@ from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadRecipe, UserError
 from trundle.model import looks_both_ways, save, transformer_of
 from trundle.pipeline import compress
-from trundle.recipe import make_options, parse_recipe
+from trundle.recipe import make_options, parse_recipe, read_recipe
 from trundle.steps.catalogue import STEPS
 from trundle.steps.contract import Applied, Context
 
@@ -193,3 +193,21 @@ def test_a_cut_decoder_is_healed_by_a_recipe(tmp_path: Path):
     assert transformer_of(plain).model.config.num_hidden_layers == 2
     assert (tmp_path / "small" / "contrast.jsonl").is_file()
     assert not list((tmp_path / "small").glob("adapter*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "short"), [("l3prune", "contrast.batch_size=4"), ("l3prune-align", "align.texts=40")]
+)
+def test_the_recipes_of_the_paper_run(name: str, short: str, tmp_path: Path):
+    pico.save_backbone("llama", str(tmp_path / "lm"))
+    source = write_tuples(tmp_path, "t.jsonl", some_rows(80, "layers"))
+    heal = short.split(".")[0]
+    recipe = read_recipe(name, ["depth.pick=small", short, f"{heal}.steps=2"])
+    run = compress(
+        str(tmp_path / "lm"), recipe, output=tmp_path / "small", corpus=read_corpus([source], seed=0)
+    )
+    assert [step.call.step.name for step in run.steps] == ["depth", heal]
+    assert run.after.layers <= pico.LAYERS // 2
+    assert SentenceTransformer(str(tmp_path / "small"), device="cpu").encode(pico.TEXTS).shape[0] == len(
+        pico.TEXTS
+    )
