@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,14 @@ def build(arguments: argparse.Namespace, level: str) -> None:
     heal |= json.loads(arguments.options)
     steps = [{"depth": cut}, *([{"contrast": heal}] if arguments.steps else [])]
     sources = [str(file) for file in sorted(Path(arguments.triplets).glob("*.parquet"))]
+    # How near a result is to a decoder that is no embedder yet says nothing, so no texts are kept for that.
+    corpus = replace(read_corpus(sources, seed=0), held_out=lambda: iter(()))
     began = time.time()
     run = compress(
         arguments.model,
         parse_recipe(json.dumps({"steps": steps}), name=level),
         output=folder / "model",
-        corpus=read_corpus(sources, seed=0),
+        corpus=corpus,
         progress=Lines(),
     )
     healed = time.time() - began

@@ -19,7 +19,13 @@ from trundle.model.anatomy import family_of
 
 @contextmanager
 def recomputed_blocks(backbone: PreTrainedModel) -> Iterator[None]:
-    """Inside, each block's inner states are computed again when the backward pass needs them."""
+    """Inside, each block's inner states are computed again when the backward pass needs them.
+
+    A decoder's cache of keys and values is off meanwhile: blocks that run twice would fill it twice.
+    """
+    caching = getattr(backbone.config, "use_cache", None)
+    if caching:
+        backbone.config.use_cache = False
     blocks: list[nn.Module] = list(
         backbone.get_submodule(family_of(backbone.config.model_type).blocks).children()
     )
@@ -30,3 +36,5 @@ def recomputed_blocks(backbone: PreTrainedModel) -> Iterator[None]:
     finally:
         for block in blocks:
             del block.forward
+        if caching:
+            backbone.config.use_cache = caching
