@@ -84,11 +84,13 @@ def test_training_brings_queries_nearer_to_their_answers(
 def test_a_decoder_is_pooled_and_looks_as_asked_after_a_plain_load(
     pico_model: PicoModel, corpus: Corpus, tmp_path: Path
 ):
-    asked = {"pooling": "last", "attention": "bidirectional", "query_prompt": "question: "}
+    asked: dict[str, Any] = {"pooling": "last", "attention": "bidirectional", "query_prompt": "question: "}
+    asked |= {"pool_prompts": False}
     applied = run(pico_model("qwen2"), corpus, tmp_path, **asked)
     folder = save(applied.model, tmp_path / "saved", lineage=Lineage(source="x"), card="")
     plain = SentenceTransformer(str(folder), device="cpu")
     assert plain[1].pooling_mode == "lasttoken"
+    assert not plain[1].include_prompt
     assert plain.tokenizer("a")["input_ids"][-1] == plain.tokenizer.eos_token_id
     assert looks_both_ways(transformer_of(plain).model)
     assert plain.prompts["query"] == "question: "

@@ -24,17 +24,25 @@ LIBRARY_NAMES = {"last": "lasttoken"}
 PROBES = ("a", "one two three")
 
 
-def with_pooling(model: SentenceTransformer, mode: PoolingMode) -> SentenceTransformer:
-    """The model pooled in another way; with `last`, texts end in the tokenizer's end token from now on."""
+def with_pooling(
+    model: SentenceTransformer, mode: PoolingMode | None = None, *, include_prompt: bool | None = None
+) -> SentenceTransformer:
+    """The model pooled in another way, as it was where nothing is said.
+
+    With `last`, texts end in the tokenizer's end token from now on. Without `include_prompt`, a prompt is read but its
+    tokens don't count.
+    """
     modules = list(model)
     places = [place for place, module in enumerate(modules) if isinstance(module, Pooling)]
-    if len(places) != 1 or not isinstance(modules[places[0]].pooling_mode, str):
+    if len(places) != 1 or (mode is not None and not isinstance(modules[places[0]].pooling_mode, str)):
         raise BadModel(
             "the model does not pool in one single way, so it can't be changed; leave pooling: keep"
         )
     old = modules[places[0]]
     modules[places[0]] = Pooling(
-        old.embedding_dimension, LIBRARY_NAMES.get(mode, mode), include_prompt=old.include_prompt
+        old.embedding_dimension,
+        old.pooling_mode if mode is None else LIBRARY_NAMES.get(mode, mode),
+        include_prompt=old.include_prompt if include_prompt is None else include_prompt,
     )
     if mode == "last":
         modules[0] = copy.copy(modules[0])

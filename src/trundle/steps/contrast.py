@@ -83,7 +83,7 @@ class ContrastOptions(Options):
     mini_batch: int | None = Field(
         None,
         ge=1,
-        description="Texts in memory at once: the same gradients in less memory, for a third more time.",
+        description="Texts in memory at once: the same gradients in less memory, but slower.",
     )
     gradient_checkpointing: bool = Field(
         False, description="Keep only what is between layers in memory, and compute the rest again."
@@ -105,6 +105,9 @@ class ContrastOptions(Options):
     )
     pooling: Literal["keep", "mean", "weightedmean", "last", "cls"] = Field(
         "keep", description="How token states become a vector; last adds an end token to every text."
+    )
+    pool_prompts: bool | None = Field(
+        None, description="Whether a prompt's tokens count in pooling. Default: as in the model."
     )
     attention: Literal["keep", "bidirectional"] = Field(
         "keep", description="Whether a decoder's tokens see the whole text."
@@ -188,7 +191,10 @@ def prepared(model: SentenceTransformer, options: ContrastOptions) -> SentenceTr
     """The model as it will be trained: pooled and attending as asked. The given one is not changed."""
     if options.attention == "bidirectional":
         model = body.with_both_ways(model)
-    return model if options.pooling == "keep" else body.with_pooling(model, options.pooling)
+    if options.pooling == "keep" and options.pool_prompts is None:
+        return model
+    mode = None if options.pooling == "keep" else options.pooling
+    return body.with_pooling(model, mode, include_prompt=options.pool_prompts)
 
 
 def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> Applied:
