@@ -123,6 +123,26 @@ def test_caching_changes_no_gradient_even_with_dropout_and_checkpointing(
     alike(gradients(model, lambda: task.objective(batch)), plain)
 
 
+@pytest.mark.parametrize("lora", [False, True])
+def test_caching_changes_no_gradient_in_half_precision(pico_model: PicoModel, lora: bool):
+    model, examples = copy.deepcopy(pico_model("llama")), some_examples(12, 1)
+    if lora:
+        add_adapters(model, Lora(rank=4, alpha=8), seed=3)
+    task = contrast(model, examples, mini_batch=4)
+    kept = Contrast(**{**vars(task), "cached": False})
+    batch = task.batches.load(np.asarray([0, 2, 4, 6, 8, 10]))
+
+    def loss(way: Contrast) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return way.objective(batch)
+
+    plain, cached = gradients(model, lambda: loss(kept)), gradients(model, lambda: loss(task))
+    assert plain[0] == cached[0]
+    assert plain[1].keys() == cached[1].keys()
+    for name, slope in plain[1].items():
+        torch.testing.assert_close(cached[1][name], slope, rtol=0.02, atol=0.02 * float(slope.abs().max()))
+
+
 @pytest.mark.parametrize("family", pico.CONFIGS)
 def test_recomputed_blocks_keep_little_and_change_no_gradient(pico_model: PicoModel, family: str):
     model, examples = copy.deepcopy(pico_model(family)), some_examples(12, 1)
