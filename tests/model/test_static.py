@@ -30,7 +30,8 @@ from trundle.model.static import (
 
 def plain(model: SentenceTransformer) -> SentenceTransformer:
     """A static model in which all tokens weigh the same."""
-    return static_model(model, np.ones(static_shape(model)[0]))
+    rows = static_shape(model)[0]
+    return static_model(model, np.full(rows, 1 / rows))
 
 
 @pytest.mark.parametrize("family", pico.CONFIGS)
@@ -55,10 +56,12 @@ def test_a_text_is_the_mean_of_its_tokens(
     pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
 ) -> None:
     model = pico_model("bert")
-    weights = np.linspace(0.5, 2, static_shape(model)[0])
-    static_model(model, weights).save_pretrained(str(tmp_path))
+    shares = shares_by_rank(static_shape(model)[0])
+    static_model(model, shares).save_pretrained(str(tmp_path))
     loaded = SentenceTransformer(str(tmp_path), device="cpu")
-    vectors = token_vectors(model).numpy() * weights[:, None]
+    vectors, weights = token_vectors(model).numpy(), frequency_weights(shares)
+    vectors = (vectors - (shares * weights) @ vectors) * weights[:, None]
+    np.testing.assert_allclose(shares @ vectors, 0, atol=1e-6)
     for text in pico.TEXTS:
         ids = model.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         mean = vectors[ids].mean(axis=0)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from trundle.model.prompts import prompts_by_role as prompts_by_role
     from trundle.model.saving import save as save
     from trundle.model.saving import weight_bytes as weight_bytes
-    from trundle.model.static import frequency_weights as frequency_weights
     from trundle.model.static import shares_by_rank as shares_by_rank
     from trundle.model.static import static_model as static_model
     from trundle.model.static import static_shape as static_shape
@@ -76,7 +75,6 @@ __getattr__ = lazy(
         "prompts_by_role": "prompts",
         "save": "saving",
         "weight_bytes": "saving",
-        "frequency_weights": "static",
         "shares_by_rank": "static",
         "static_model": "static",
         "static_shape": "static",

@@ -1,7 +1,7 @@
 """A model without layers: one vector a token, and a text is their mean. The far end of depth.
 
-The vectors start as what the model itself gives for each token alone, so they are in its own space; frequent tokens, which
-say little, are weighed down. A linear map of a mean is the mean of the mapped vectors, so whatever maps such a model
+The vectors start as what the model itself gives for each token alone, less what all texts share, so they are in its own
+space; frequent tokens, which say little, are weighed down. A linear map of a mean is the mean of the mapped vectors, so whatever maps such a model
 into another space goes into its table and costs nothing later.
 """
 
@@ -26,7 +26,7 @@ from trundle.progress import SILENT, Progress
 
 TOKENS_AT_ONCE = 1024
 TEXTS_AT_ONCE = 1000
-SIF = 1e-3
+SIF = 1e-4
 """A token this frequent counts half as much as a rare one."""
 PROBE = "a"
 
@@ -49,15 +49,17 @@ def static_shape(model: SentenceTransformer) -> tuple[int, int]:
 
 
 def static_model(
-    model: SentenceTransformer, weights: NDArray[np.float64], *, progress: Progress = SILENT
+    model: SentenceTransformer, shares: NDArray[np.float64], *, progress: Progress = SILENT
 ) -> SentenceTransformer:
-    """The mean of the model's own vectors for single tokens, each times its weight."""
-    transformer = transformer_of(model)
-    vectors = token_vectors(model, progress=progress)
-    table = vectors * torch.from_numpy(weights).to(vectors)[:, None]
-    modules: list[Any] = [
-        StaticEmbedding(_tokenizer(model), embedding_weights=table.to(transformer.model.dtype))
-    ]
+    """The mean of the model's own vectors for single tokens, given how much of all text each token makes up.
+
+    What all texts have in common is taken off first: a token alone has much of it, a whole text little.
+    """
+    vectors = token_vectors(model, progress=progress).double()
+    weights = torch.from_numpy(frequency_weights(shares))
+    table = (vectors - (torch.from_numpy(shares) * weights) @ vectors) * weights[:, None]
+    dtype = transformer_of(model).model.dtype
+    modules: list[Any] = [StaticEmbedding(_tokenizer(model), embedding_weights=table.to(dtype))]
     if isinstance(model[-1], Normalize):
         modules.append(Normalize())
     return with_modules(model, modules)

@@ -173,8 +173,7 @@ def apply(model: SentenceTransformer, plan: DepthPlan, context: Context) -> Appl
     """Cut."""
     if not plan.blocks:
         shares = _shares(model, plan, context)
-        static = body.static_model(model, body.frequency_weights(shares), progress=context.progress)
-        return Applied(model=static)
+        return Applied(model=body.static_model(model, shares, progress=context.progress))
     return Applied(model=body.cut(model, body.Cut(blocks=plan.blocks)))
 
 
