@@ -25,7 +25,9 @@ def check_flags(*, layers: bool, vocabulary: bool, data: Sequence[str] | None, o
     if layers and not data:
         raise BadInput("--layers compares the layers on tuples of query and positive; give them with --data")
     if data and not layers and not vocabulary:
-        raise BadInput("--data is for a closer look at the layers or the tokens; add --layers or --vocabulary")
+        raise BadInput(
+            "--data is for a closer look at the layers or the tokens; add --layers or --vocabulary"
+        )
     if not layers and output is not None:
         raise BadInput("--output is for the curve of the layers; add --layers")
     if output is None:

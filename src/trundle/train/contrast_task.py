@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from trundle.data.tuples import Example
 from trundle.errors import BadInput
-from trundle.train.batches import Batches, Features
+from trundle.model.tokenise import Features
+from trundle.train.batches import Batches
 from trundle.train.contrastive import TEMPERATURE, angle, cosine, infonce
 from trundle.train.grouped import ByGroup
 from trundle.train.tuple_batches import Chunks, Prompts, TupleBatch, make_tuple_loader

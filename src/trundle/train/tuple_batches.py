@@ -19,7 +19,8 @@ from torch import Tensor
 
 from trundle.data.tuples import Example
 from trundle.errors import BadInput
-from trundle.train.batches import Features, Indices, make_tokeniser
+from trundle.model.tokenise import Features, make_tokeniser
+from trundle.train.batches import Indices
 
 
 @dataclass(frozen=True, kw_only=True)
