@@ -142,7 +142,7 @@ def whole_folder(target: str | Path, *, replace: bool = False) -> Iterator[Path]
             if file.is_file():
                 with file.open("rb") as handle:
                     os.fsync(handle.fileno())
-        _swap(scratch, path)
+        swap_folders(scratch, path)
     except OSError as error:
         raise WriteFailed(
             f"{path} could not be written ({error.strerror or error}); free some space and run again"
@@ -151,7 +151,7 @@ def whole_folder(target: str | Path, *, replace: bool = False) -> Iterator[Path]
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _swap(scratch: Path, path: Path) -> None:
+def swap_folders(scratch: Path, path: Path) -> None:
     """Put `scratch` in the place of `path` by renames alone."""
     if not path.exists():
         scratch.rename(path)

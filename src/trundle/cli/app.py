@@ -50,6 +50,7 @@ for verb in (
     comparing.evaluate,
     comparing.pair,
     verbs.bench,
+    verbs.export,
 ):
     app.command()(verb)
 for step in STEPS.values():

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from trundle.bench.summary import Measured
     from trundle.demo import DemoResult
     from trundle.evaluate import Fidelity, Result
+    from trundle.export import Exported
     from trundle.measure import Cost, Saving
     from trundle.pipeline import Run
     from trundle.steps.vocabulary_sizes import VocabularySizes
 
 Rows = list[tuple[str, ...]]
+
+SHOWN_FACTS = ("opset", "agreement@10", "layers kept in float")
 
 
 def count(number: float) -> str:
@@ -189,6 +192,20 @@ def demo(result: DemoResult) -> Rows:
         rows.append((f"agreement@{near.k}, original's index", "", percent(near.agreement_asymmetric), ""))
         rows.append(("cosine to the original", "", f"{near.cosine:.3f}", ""))
     return rows
+
+
+def exported(result: Exported) -> Rows:
+    """A graph beside the torch model it was made from."""
+    near = result.parity
+    return [
+        (str(result.folder / result.graph.path), ""),
+        ("precision", result.graph.precision),
+        ("graph", megabytes(result.file_bytes)),
+        ("share of the torch weights in float32", f"{result.file_bytes / result.float_bytes:.1%}"),
+        (f"cosine to torch, lowest of {near.texts:,} texts", f"{near.lowest_cosine:.6f}"),
+        ("cosine to torch, mean", f"{near.mean_cosine:.6f}"),
+        *((name, str(value)) for name, value in result.graph.facts.items() if name in SHOWN_FACTS),
+    ]
 
 
 def percent(share: float) -> str:

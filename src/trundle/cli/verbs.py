@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -202,6 +202,47 @@ def bench(
         console.show_table(rows(result))
         if warning := caution(result):
             console.show(warning)
+
+
+def export(
+    model: Model,
+    to: Annotated[Literal["onnx", "openvino"], typer.Option(help="Which runtime the graph is for.")] = "onnx",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="A new folder without torch weights; by default the graph joins the model's own.",
+        ),
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    trust: TrustRemoteCode = False,
+) -> None:
+    """Write the model as one graph that runs without torch.
+
+    Pooling, dense layers and normalisation are inside. It is compared with torch before it is written.
+    """
+    console.calm_libraries(verbose=verbose)
+    from trundle.export import export_model
+
+    exported = export_model(
+        model,
+        to=to,
+        output=output,
+        force=force,
+        trust_remote_code=trust,
+        progress=console.terminal(quiet=quiet or as_json),
+    )
+    if as_json:
+        console.show_json(exported.as_json())
+        return
+    console.show_table(figures.exported(exported))
+    console.show()
+    console.show("    from trundle.runtime import Encoder")
+    console.show(f'    Encoder("{exported.folder}").encode(["a text"])')
 
 
 def demo(

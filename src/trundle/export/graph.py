@@ -1,0 +1,133 @@
+"""The whole model as one function of token ids, traced into an ONNX file.
+
+What this is not: it knows no architecture. Whatever the modules of a SentenceTransformer do between token ids and
+`sentence_embedding` (a map of ids, the backbone, pooling, dense layers, normalisation) is traced as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Literal
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+
+from trundle.errors import BadModel
+
+OPSET = 18
+"""Old enough for fastembed, transformers.js and text-embeddings-inference as they are installed today."""
+
+SENTENCES, TOKENS = "sentence_embedding", "token_embeddings"
+OUTPUTS = (SENTENCES, TOKENS)
+"""Clients that pool by themselves take the second; for everyone else the first is all there is."""
+
+Tracer = Literal["torchscript", "dynamo"]
+
+
+class Whole(nn.Module):
+    """A SentenceTransformer as a function of tensors alone."""
+
+    def __init__(self, model: SentenceTransformer, *, with_types: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.input_names = ("input_ids", "attention_mask", *(("token_type_ids",) if with_types else ()))
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Vectors of texts, and of their tokens."""
+        features = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if token_type_ids is not None:
+            features["token_type_ids"] = token_type_ids
+        done = self.model(features)
+        return done[SENTENCES], done[TOKENS]
+
+
+def whole(model: SentenceTransformer) -> Whole:
+    """The model ready to be traced; it shares its weights with `model`."""
+    backbone = getattr(model[0], "model", None)
+    if not isinstance(backbone, nn.Module):
+        raise BadModel("a model without a transformer inside can't be exported; use it as it is")
+    types = inspect.signature(backbone.forward).parameters.get("token_type_ids")
+    tokenizer_gives = "token_type_ids" in getattr(model.tokenizer, "model_input_names", ())
+    return Whole(model, with_types=types is not None and tokenizer_gives).eval()
+
+
+def example_inputs(graph: Whole, *, texts: int = 2, tokens: int = 8) -> tuple[Tensor, ...]:
+    """Made-up ids: two rows, the second shorter, so that tracing sees padding."""
+    vocabulary = graph.model.tokenizer.vocab_size
+    ids = torch.arange(texts * tokens).reshape(texts, tokens) % max(1, vocabulary - 10) + min(
+        5, vocabulary - 1
+    )
+    mask = torch.ones_like(ids)
+    mask[1:, -2:] = 0
+    types = torch.zeros_like(ids)
+    return (ids, mask, types)[: len(graph.input_names)]
+
+
+def write_onnx(graph: Whole, path: Path, *, tracer: Tracer) -> None:
+    """Trace `graph` into `path`; weights over 2 GB go into a file beside it."""
+    names, example = list(graph.input_names), example_inputs(graph)
+    weights = sum(weight.numel() * weight.element_size() for weight in graph.parameters())
+    outside = weights > 1.8e9
+    with warnings.catch_warnings(), torch.no_grad(), redirect_stdout(StringIO()), _quiet_logs():
+        warnings.simplefilter("ignore")  # tracers warn of every branch they see, and of themselves
+        if tracer == "dynamo":
+            any_size = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+            torch.onnx.export(
+                graph,
+                example,
+                str(path),
+                input_names=names,
+                output_names=list(OUTPUTS),
+                opset_version=OPSET,
+                dynamo=True,
+                dynamic_shapes=tuple(any_size for _ in names),
+                external_data=outside,
+            )
+        else:
+            axes = dict.fromkeys([*names, TOKENS], {0: "batch", 1: "tokens"}) | {SENTENCES: {0: "batch"}}
+            torch.onnx.export(
+                graph,
+                example,
+                str(path),
+                input_names=names,
+                output_names=list(OUTPUTS),
+                opset_version=OPSET,
+                dynamo=False,
+                dynamic_axes=axes,
+            )
+
+
+@contextmanager
+def plain_attention(model: SentenceTransformer) -> Iterator[None]:
+    """Attention as two products and a softmax while the block runs: the form that runtimes know how to fuse.
+
+    The form torch prefers is traced with a search for NaN in every row, which costs as much as the softmax itself.
+    """
+    backbone = model[0].model
+    before = backbone.config._attn_implementation
+    backbone.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        backbone.set_attn_implementation(before)
+
+
+@contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """Tracers also log; what matters of it comes back as an exception."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,109 @@
+"""Whether a graph gives what torch gives, and where it first does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+
+from trundle.embedder import Encode, Vectors
+from trundle.errors import BadModel
+
+PROBES = (
+    "a",
+    "how do I keep my index when the model changes?",
+    "The river that runs through the old town carries more water in spring than in autumn.",
+    "Größe, naïve café, 東京 and emoji 🙂 appear in real text",
+    "SELECT name, COUNT(*) FROM visits WHERE day >= '2024-01-01' GROUP BY name;",
+    "A small model that shares the frame of a large one is slid under it by day and pulled out by night. "
+    * 6,
+    "",
+    "one text that is longer than anything a model takes, so that it is cut at the end " * 60,
+)
+FLOAT_COSINE = 0.9999
+"""What a float32 graph must reach on every probe; rounding alone leaves six nines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parity:
+    """How near one way of running a model is to another, text by text."""
+
+    texts: int
+    lowest_cosine: float
+    mean_cosine: float
+    largest_difference: float
+    worst: str
+
+    def as_json(self) -> dict[str, float | int | str]:
+        """For the description of the graph."""
+        return {
+            "texts": self.texts,
+            "lowest cosine": round(self.lowest_cosine, 6),
+            "mean cosine": round(self.mean_cosine, 6),
+            "largest difference": float(f"{self.largest_difference:.2g}"),
+        }
+
+
+def torch_vectors(model: SentenceTransformer, texts: Sequence[str], *, prompt: str = "") -> Vectors:
+    """What torch says, each text alone, so that no padding can play a part."""
+    with torch.inference_mode():
+        vectors = model.encode(
+            list(texts), batch_size=1, prompt=prompt, convert_to_numpy=True, show_progress_bar=False
+        )
+    return np.asarray(vectors, dtype=np.float32)
+
+
+def cosines(ours: Vectors, theirs: Vectors) -> Vectors:
+    """Cosine of each row with its partner; two empty vectors agree."""
+    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    products = np.einsum("ij,ij->i", ours, theirs)
+    same = np.abs(ours - theirs).max(axis=1, initial=0) < 1e-6
+    return np.where(same, np.float32(1), products / np.maximum(lengths, 1e-12)).astype(np.float32)
+
+
+def compare(encode: Encode, reference: Vectors, texts: Sequence[str]) -> Parity:
+    """The vectors of `encode` beside the reference's."""
+    vectors = encode(texts)
+    if vectors.shape != reference.shape:
+        raise BadModel(
+            f"the graph gives vectors of {vectors.shape[1]} numbers where torch gives {reference.shape[1]}; "
+            "report this model"
+        )
+    alike = cosines(vectors, reference)
+    worst = int(np.argmin(alike))
+    return Parity(
+        texts=len(texts),
+        lowest_cosine=float(alike[worst]),
+        mean_cosine=float(alike.mean(dtype=np.float64)),
+        largest_difference=float(np.abs(vectors - reference).max()),
+        worst=texts[worst],
+    )
+
+
+def check_float(parity: Parity) -> None:
+    """Refuse a float graph that does more than round otherwise."""
+    if parity.lowest_cosine < FLOAT_COSINE:
+        raise BadModel(
+            f"the graph does not agree with torch (cosine {parity.lowest_cosine:.4f} for {parity.worst[:60]!r}), "
+            "so nothing was written; report this model"
+        )
+
+
+def check_tokens(
+    model: SentenceTransformer, read: Callable[[Sequence[str]], list[list[int]]], texts: Sequence[str]
+) -> None:
+    """Refuse a model whose texts reach it otherwise than through its tokenizer alone."""
+    for text, ids in zip(texts, read(texts), strict=True):
+        wanted = model.preprocess([text])["input_ids"][0].tolist()
+        if ids != wanted:
+            first = next(
+                (place for place, pair in enumerate(zip(ids, wanted, strict=False)) if pair[0] != pair[1]),
+                min(len(ids), len(wanted)),
+            )
+            raise BadModel(
+                f"the model's tokenizer file does not read texts as the model does (first difference at token "
+                f"{first} of {text[:40]!r}); save the model with sentence-transformers and export that"
+            )

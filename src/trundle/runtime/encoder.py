@@ -1,0 +1,187 @@
+"""Texts to vectors without torch.
+
+Few texts are one batch on all threads, which is soonest done. Many texts are cut into chunks of like length, and each
+thread takes the next chunk, tokenises it and runs it alone: no thread waits for another, and one tokenises while the
+others compute.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trundle.embedder import Embedder, Vectors
+from trundle.errors import BadInput, BadModel
+from trundle.runtime.batching import batches, rounded_up
+from trundle.runtime.describe import Graph, read_description
+from trundle.runtime.engines import Run, choose, open_graph, usable_cores
+from trundle.runtime.outputs import Output, as_output, check_output, truncated
+from trundle.runtime.tokens import Reader, check_texts, padded
+
+CHUNK_CHARACTERS = 32_768
+"""Work handed to a thread at once: enough to fill batches, little enough that threads end together."""
+CHUNK_TEXTS = 256
+BATCH_TOKENS = 2048
+BATCH_TEXTS = 64
+WIDTH_STEP = 8
+"""Widths are rounded up to this: openvino prepares itself for each new shape, so there must not be many."""
+STREAMED = 4096
+"""Texts a stream reads ahead."""
+
+
+class Encoder:
+    """A model exported by trundle, ready to encode. It may be used from several threads at once."""
+
+    def __init__(self, folder: str | Path, *, graph: str | None = None, threads: int | None = None) -> None:
+        """Open `folder`; `graph` asks for an engine or precision (`onnx`, `int8`, `onnx-int8`), fastest by default."""
+        self._folder = Path(folder).expanduser()
+        if threads is not None and threads < 1:
+            raise BadInput(f"{threads} threads can't work; give 1 or more")
+        self._description = read_description(self._folder)
+        self._graph = choose(
+            self._description.graphs, graph, self._folder, lambda line: warnings.warn(line, stacklevel=3)
+        )
+        self._threads = threads or usable_cores()
+        self._reader = Reader(self._folder, self._description)
+        self._runs: dict[int, Run] = {}
+        self._opening = Lock()
+        self._workers = ThreadPoolExecutor(self._threads, thread_name_prefix="trundle")
+        self._run_with(self._threads)
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers in a vector."""
+        return self._description.dimensions
+
+    @property
+    def max_tokens(self) -> int:
+        """What is read of a text; the rest is left out."""
+        return self._description.max_tokens
+
+    @property
+    def graph(self) -> Graph:
+        """What is being run."""
+        return self._graph
+
+    def encode(
+        self,
+        texts: str | Sequence[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        output: Output = "float32",
+    ) -> NDArray[Any]:
+        """One row per text, in the order given; one vector for a single string.
+
+        `prompt` goes before every text; `prompt_name` takes one of the model's own. `dimensions` keeps the first so
+        many numbers. A text longer than the model takes is cut at its end.
+        """
+        return self._encode(texts, self._prompt(prompt, prompt_name, None), dimensions, output)
+
+    def encode_query(
+        self, texts: str | Sequence[str], *, dimensions: int | None = None, output: Output = "float32"
+    ) -> NDArray[Any]:
+        """Vectors of what is searched for, with the model's own prompt for it."""
+        return self._encode(texts, self._prompt(None, None, "query"), dimensions, output)
+
+    def encode_document(
+        self, texts: str | Sequence[str], *, dimensions: int | None = None, output: Output = "float32"
+    ) -> NDArray[Any]:
+        """Vectors of what is searched in, with the model's own prompt for it."""
+        return self._encode(texts, self._prompt(None, None, "document"), dimensions, output)
+
+    def stream(
+        self,
+        texts: Iterable[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        output: Output = "float32",
+        ahead: int = STREAMED,
+    ) -> Iterator[NDArray[Any]]:
+        """One vector after the other for a corpus that need not fit into memory, in the order of the texts."""
+        if ahead < 1:
+            raise BadInput(f"{ahead} texts can't be read ahead; give 1 or more")
+        chosen = self._prompt(prompt, prompt_name, None)
+        source = iter(texts)
+        while part := list(islice(source, ahead)):
+            yield from self._encode(part, chosen, dimensions, output)
+
+    def embedder(self, name: str | None = None) -> Embedder:
+        """The three roles as evaluation sees them."""
+        return Embedder(
+            name=name or str(self._folder),
+            text=self.encode,
+            query=self.encode_query,
+            document=self.encode_document,
+        )
+
+    def _prompt(self, prompt: str | None, name: str | None, role: str | None) -> str:
+        if prompt is not None:
+            return prompt
+        if name is None:
+            return self._description.prompt_for(role)
+        if name not in self._description.prompts:
+            known = ", ".join(self._description.prompts) or "none"
+            raise BadInput(f"the model has no prompt named {name!r}; give one of: {known}")
+        return self._description.prompts[name]
+
+    def _encode(
+        self, texts: str | Sequence[str], prompt: str, dimensions: int | None, output: Output
+    ) -> NDArray[Any]:
+        check_output(output)
+        given = [texts] if isinstance(texts, str) else list(texts)
+        check_texts(given)
+        vectors = self._vectors([prompt + text for text in given] if prompt else given)
+        ready = as_output(truncated(vectors, dimensions, normalise=self._description.normalised), output)
+        return ready[0] if isinstance(texts, str) else ready
+
+    def _vectors(self, texts: list[str]) -> Vectors:
+        """Vectors of texts that already carry their prompt."""
+        vectors = np.empty((len(texts), self.dimensions), dtype=np.float32)
+        chunks = batches([len(text) for text in texts], tokens=CHUNK_CHARACTERS, texts=CHUNK_TEXTS)
+        if len(chunks) < self._threads or self._threads == 1:
+            run = self._run_with(self._threads)
+            for chunk in chunks:
+                self._fill(vectors, texts, chunk, run)
+        else:
+            run = self._run_with(1)
+            for _ in self._workers.map(lambda chunk: self._fill(vectors, texts, chunk, run), chunks):
+                pass
+        if not np.isfinite(vectors).all():
+            number = int(np.argmin(np.isfinite(vectors).all(axis=1)))
+            raise BadModel(
+                f"{self._folder} gives a vector with NaN or infinity for text {number + 1} "
+                f"({texts[number][:60]!r}); export it again"
+            )
+        return vectors
+
+    def _fill(self, vectors: Vectors, texts: Sequence[str], places: Sequence[int], run: Run) -> None:
+        """Tokenise the texts at `places`, run them in batches of like length, and put the vectors in their rows."""
+        rows = self._reader.read([texts[place] for place in places])
+        lengths = [len(row) for row in rows]
+        texts_at_once = 1 if self._graph.one_by_one else BATCH_TEXTS
+        for group in batches(lengths, tokens=BATCH_TOKENS, texts=texts_at_once):
+            longest = max(1, lengths[group[0]])
+            width = (
+                longest if self._graph.engine == "onnx" else rounded_up(longest, WIDTH_STEP, self.max_tokens)
+            )
+            ids, mask = padded([rows[member] for member in group], width, self._description.pad_id)
+            vectors[[places[member] for member in group]] = run(ids, mask)
+
+    def _run_with(self, threads: int) -> Run:
+        """The graph opened for so many threads a call, opened once."""
+        with self._opening:
+            if threads not in self._runs:
+                self._runs[threads] = open_graph(self._graph, self._folder, threads=threads)
+            return self._runs[threads]

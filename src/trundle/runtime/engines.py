@@ -1,0 +1,77 @@
+"""Which library runs which graph; each library is imported only when one of its graphs is opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+from trundle.embedder import Vectors
+from trundle.errors import BadInput, BadModel, MissingExtra
+from trundle.runtime.describe import EngineName, Graph
+from trundle.runtime.tokens import Ids
+
+
+class Run(Protocol):
+    """A graph ready to run. May be called from several threads at once."""
+
+    def __call__(self, ids: Ids, mask: Ids) -> Vectors:
+        """The vectors of one padded batch."""
+        ...
+
+
+PACKAGES: Mapping[EngineName, str] = {"openvino": "openvino", "onnx": "onnxruntime"}
+CLASSES: Mapping[EngineName, tuple[str, str]] = {
+    "openvino": ("trundle.runtime.openvino_engine", "OpenVinoRun"),
+    "onnx": ("trundle.runtime.onnx_engine", "OnnxRun"),
+}
+SMALLEST_FIRST = ("int8", "bfloat16", "float16", "float32")
+
+
+def usable_cores() -> int:
+    """The cores this process may run on, which in a container can be fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def installed(engine: EngineName) -> bool:
+    """Whether the library that runs graphs of this kind is there."""
+    return find_spec(PACKAGES[engine]) is not None
+
+
+def choose(graphs: Sequence[Graph], wanted: str | None, folder: Path, say: Callable[[str], None]) -> Graph:
+    """The graph to run: the one that was asked for, or the fastest that can be run here.
+
+    `wanted` is an engine (`onnx`), a precision (`int8`), both (`onnx-int8`), or None. Int8 comes first because
+    export only writes it where it passed, and openvino before onnxruntime because it is the faster of the two.
+    """
+    if not graphs:
+        raise BadModel(f"{folder} names no graph to run; run: trundle export {folder} --to onnx")
+    ranked = sorted(
+        graphs, key=lambda graph: (SMALLEST_FIRST.index(graph.precision), graph.engine != "openvino")
+    )
+    parts = set(wanted.split("-")) if wanted else set()
+    fitting = [graph for graph in ranked if parts <= {graph.engine, graph.precision}]
+    if not fitting:
+        there = ", ".join(f"{graph.engine}-{graph.precision}" for graph in ranked)
+        raise BadInput(f"{folder} has no graph {wanted!r}; ask for one of {there}, or export it")
+    for graph in fitting:
+        if installed(graph.engine):
+            if graph is not fitting[0]:
+                say(f"{fitting[0].engine} is not installed: {graph.path} is run by {graph.engine} instead")
+            return graph
+    raise MissingExtra(
+        f"running {fitting[0].path}", "openvino" if fitting[0].engine == "openvino" else "runtime"
+    )
+
+
+def open_graph(graph: Graph, folder: Path, *, threads: int) -> Run:
+    """A graph ready to run on `threads` threads a call."""
+    path = folder / graph.path
+    if not path.is_file():
+        raise BadModel(f"{path} is missing; export the model again")
+    module, name = CLASSES[graph.engine]
+    run: Run = getattr(import_module(module), name)(path, threads=threads)
+    return run

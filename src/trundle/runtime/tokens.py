@@ -1,0 +1,63 @@
+"""Texts to token ids with the tokenizers library alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from trundle.errors import BadInput, BadModel
+from trundle.runtime.describe import Description
+
+Ids = NDArray[np.int64]
+
+
+class Reader:
+    """A tokenizer set to what the model takes. It has no state of its own, so threads can share it."""
+
+    def __init__(self, folder: Path, description: Description) -> None:
+        path = folder / description.tokenizer
+        if not path.is_file():
+            raise BadModel(f"{path} is missing; export the model again")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more special
+            raise BadModel(f"{path} can't be read ({error}); export the model again") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(description.max_tokens)
+
+    def read(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text, cut at what the model takes, special tokens included."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts))]
+
+
+def padded(rows: Sequence[Sequence[int]], width: int, pad_id: int) -> tuple[Ids, Ids]:
+    """Ids and attention mask of rows filled up on the right.
+
+    Always on the right, whatever side the model was trained with: positions then start at 0 for every text, and a
+    text's vector can't depend on how long its neighbours are.
+    """
+    ids = np.full((len(rows), width), pad_id, dtype=np.int64)
+    mask = np.zeros((len(rows), width), dtype=np.int64)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = row
+        mask[place, : len(row)] = 1
+    return ids, mask
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """Refuse what no tokenizer can read."""
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise BadInput(f"text {number} is a {type(text).__name__}, not a string; convert it first")
+        if not text.isascii():
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise BadInput(
+                    f"text {number} holds half of a character pair (a lone surrogate); clean it with "
+                    "text.encode('utf-8', 'replace').decode()"
+                ) from error
