@@ -15,7 +15,7 @@ import pico
 from trundle.export import export_model
 from trundle.runtime import Encoder
 
-TEXTS = [*pico.TEXTS, "a", "", "long " * 100]
+TEXTS = [*pico.TEXTS, "a", "long " * 100]
 
 
 def reference(folder: Path) -> np.ndarray:
@@ -32,9 +32,13 @@ def test_every_family(family: str, pico_folders: Callable[[str], Path], tmp_path
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("mode", ["cls", "mean", "max", "weightedmean", "lasttoken"])
-@pytest.mark.parametrize("family", ["bert", "qwen3"])
+@pytest.mark.parametrize(
+    ("family", "mode", "side"),
+    [
+        *(("bert", mode, "right") for mode in ("cls", "mean", "max", "weightedmean", "lasttoken")),
+        *(("gpt2", mode, "left") for mode in ("mean", "weightedmean", "lasttoken")),
+    ],
+)
 def test_every_pooling_and_side(family: str, mode: str, side: str, tmp_path: Path) -> None:
     transformer = Transformer(pico.save_backbone(family, str(tmp_path / "backbone")))
     transformer.tokenizer.padding_side = side

@@ -1,16 +1,19 @@
 """Which engines can be benched, and how a worker opens a model with each.
 
-An engine is a row here and a file with `open_model(model, threads, batch_size)`. The file is imported only inside
-a worker that was asked for it, so that no engine pays for the memory and start of another.
+An engine is a row here and a file with `open_model(model, threads, batch_size)`, and `graph` where it has several. The
+file is imported only inside a worker that was asked for it, so that no engine pays for the memory and start of another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
+
+from trundle.runtime.describe import FILE, installed, read_description
 
 if TYPE_CHECKING:  # numpy must not be in a worker before its bare memory is read
     from trundle.embedder import Embedder
@@ -22,11 +25,34 @@ class Engine:
 
     module: str
     weights: tuple[str, ...]
+    graph: str | None = None
+    """Which graph of an exported folder is run, by its engine and precision."""
 
 
+RUNTIME = "trundle.bench.runtime_engine"
 ENGINES: Mapping[str, Engine] = {
     "torch": Engine(module="trundle.bench.torch_engine", weights=("*.safetensors",)),
+    "onnx-float32": Engine(module=RUNTIME, weights=("model.onnx*",), graph="onnx-float32"),
+    "onnx-float16": Engine(module=RUNTIME, weights=("model_fp16.onnx*",), graph="onnx-float16"),
+    "onnx-int8": Engine(module=RUNTIME, weights=("model_quantized.onnx*",), graph="onnx-int8"),
+    "openvino-float32": Engine(module=RUNTIME, weights=("openvino_model.*",), graph="openvino-float32"),
+    "openvino-bfloat16": Engine(
+        module=RUNTIME, weights=("openvino_model_half.*",), graph="openvino-bfloat16"
+    ),
+    "openvino-int8": Engine(
+        module=RUNTIME, weights=("*_quantized.xml", "*_quantized.bin"), graph="openvino-int8"
+    ),
 }
+
+
+def engines_of(model: str) -> list[str]:
+    """Everything that can run a model here: torch, if it has torch weights, and each of its exported graphs."""
+    folder = Path(model).expanduser()
+    if not (folder / FILE).is_file():
+        return ["torch"]
+    graphs = [graph for graph in read_description(folder).graphs if installed(graph.engine)]
+    torch = ["torch"] if any(folder.rglob("*.safetensors")) else []
+    return [*torch, *(f"{graph.engine}-{graph.precision}" for graph in graphs)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +76,9 @@ class OpenModel(Protocol):
 
 def opener(engine: str) -> OpenModel:
     """Import the engine's libraries; what comes back opens a model without importing anything more."""
-    return cast("OpenModel", import_module(ENGINES[engine].module).open_model)
+    row = ENGINES[engine]
+    open_model = import_module(row.module).open_model
+    return cast("OpenModel", open_model if row.graph is None else partial(open_model, graph=row.graph))
 
 
 def bytes_on_disk(folder: Path, patterns: tuple[str, ...]) -> int:

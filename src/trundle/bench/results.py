@@ -152,7 +152,9 @@ TABLE = (
 def rows(result: BenchResult) -> list[tuple[str, ...]]:
     """The table: a heading, then one row per measure and one column per model, with its ratio to the first."""
     first = result.models[0]
-    table = [("", *names([figures.model for figures in result.models]))]
+    engines = ["" if figures.engine == "torch" else f" {figures.engine}" for figures in result.models]
+    known = names([figures.model for figures in result.models])
+    table = [("", *(name + engine for name, engine in zip(known, engines, strict=True)))]
     for row in TABLE:
         cells = [_cell(row, first)]
         for figures in result.models[1:]:
@@ -176,7 +178,7 @@ def caution(result: BenchResult) -> str | None:
 def names(models: list[str]) -> list[str]:
     """The last part of each folder or hub name; the whole of it where two would read the same."""
     last = [PurePath(model).name or model for model in models]
-    uses = Counter(last)
+    uses = Counter(PurePath(model).name or model for model in set(models))
     return [short if uses[short] == 1 else model for short, model in zip(last, models, strict=True)]
 
 

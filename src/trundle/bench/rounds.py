@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from trundle.artifact import versions
+from trundle.bench.engines import engines_of
 from trundle.bench.machine import this_machine, usable_cores
 from trundle.bench.process import Worker
 from trundle.bench.results import BenchResult, ModelFigures, Settings
@@ -41,6 +42,11 @@ class Contestant:
     answers: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def label(self) -> str:
+        """What it is called when something goes wrong."""
+        return self.model if self.engine == "torch" else f"{self.model} ({self.engine})"
+
 
 def bench(
     models: Sequence[str],
@@ -52,6 +58,7 @@ def bench(
     batch_size: int = 32,
     threads: int | None = None,
     timeout: float = 300.0,
+    all_engines: bool = False,
     progress: Progress = SILENT,
 ) -> BenchResult:
     """Measure models side by side; the first is what the others are compared with.
@@ -59,6 +66,7 @@ def bench(
     Each of the four measures runs for `seconds` (at least one batch) in each of `rounds` rounds. `starts` is how
     often each model is loaded in a fresh process. `threads` is the same for every model, all usable cores by
     default. `timeout` is the longest wait for one answer. Give `texts` to measure with words of your own.
+    `all_engines` also runs every graph a model was exported to.
     """
     if not models:
         raise BadInput("there is no model to bench; give at least one folder or hub name")
@@ -78,7 +86,11 @@ def bench(
         long_texts=len(work.long),
         long_mean_words=mean_words(work.long),
     )
-    contestants = [Contestant(model=model, engine="torch") for model in models]
+    contestants = [
+        Contestant(model=model, engine=engine)
+        for model in models
+        for engine in (engines_of(model) if all_engines else ["torch"])
+    ]
     race(contestants, work, settings, progress)
     return BenchResult(
         models=tuple(_figures(contestant) for contestant in contestants),
@@ -134,12 +146,12 @@ def _warm_disk(contestants: Sequence[Contestant], texts: Path, settings: Setting
     """
     with _worker(contestants[0], settings) as worker:
         for contestant in contestants:
-            worker.label = contestant.model
+            worker.label = contestant.label
             worker.ask(_open_request(contestant, texts, settings))
 
 
 def _worker(contestant: Contestant, settings: Settings) -> Worker:
-    return Worker(contestant.model, threads=settings.threads, timeout=settings.timeout)
+    return Worker(contestant.label, threads=settings.threads, timeout=settings.timeout)
 
 
 def _open_request(contestant: Contestant, texts: Path, settings: Settings) -> dict[str, Any]:

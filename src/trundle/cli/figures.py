@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Rows = list[tuple[str, ...]]
 
-SHOWN_FACTS = ("opset", "agreement@10", "layers kept in float")
+SHOWN_FACTS = ("opset", "tracer", "agreement@10", "products in float")
 
 
 def count(number: float) -> str:
@@ -204,7 +204,11 @@ def exported(result: Exported) -> Rows:
         ("share of the torch weights in float32", f"{result.file_bytes / result.float_bytes:.1%}"),
         (f"cosine to torch, lowest of {near.texts:,} texts", f"{near.lowest_cosine:.6f}"),
         ("cosine to torch, mean", f"{near.mean_cosine:.6f}"),
-        *((name, str(value)) for name, value in result.graph.facts.items() if name in SHOWN_FACTS),
+        *(
+            (name, f"{len(value)}" if isinstance(value, list) else str(value))
+            for name, value in result.graph.facts.items()
+            if name in SHOWN_FACTS
+        ),
     ]
 
 

@@ -22,6 +22,7 @@ from trundle.cli.common import (
     Verbose,
     carry_out,
 )
+from trundle.errors import BadInput
 
 Models = Annotated[
     list[str], typer.Argument(help="Model folders or hub names; the first is what others are compared with.")
@@ -194,6 +195,7 @@ def bench(
         seconds=seconds,
         batch_size=batch_size,
         threads=threads,
+        all_engines=True,
         progress=console.terminal(quiet=quiet or as_json),
     )
     if as_json:
@@ -215,6 +217,26 @@ def export(
             help="A new folder without torch weights; by default the graph joins the model's own.",
         ),
     ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="A quarter of the bytes; needs --calibrate.")] = False,
+    half: Annotated[
+        bool, typer.Option("--half", help="Half of the bytes: float16 for onnx, bfloat16 for openvino.")
+    ] = False,
+    calibrate: Annotated[
+        list[str] | None,
+        typer.Option(help="Texts int8 is calibrated and measured on, in any form --data takes; repeatable."),
+    ] = None,
+    max_cosine_loss: Annotated[
+        float, typer.Option(help="Refuse int8 that loses more cosine to torch.")
+    ] = 0.01,
+    max_agreement_loss: Annotated[
+        float, typer.Option(help="Refuse int8 that loses more of the ten nearest neighbours.")
+    ] = 0.1,
+    older_cpus: Annotated[
+        bool, typer.Option("--older-cpus", help="Int8 that can't overflow on processors without VNNI.")
+    ] = False,
+    try_both: Annotated[
+        bool, typer.Option("--try-both", help="Trace with both of torch's tracers and keep the faster graph.")
+    ] = False,
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -226,12 +248,19 @@ def export(
     Pooling, dense layers and normalisation are inside. It is compared with torch before it is written.
     """
     console.calm_libraries(verbose=verbose)
-    from trundle.export import export_model
+    from trundle.export import Limits, calibration_texts, export_model
 
+    if int8 and half:
+        raise BadInput("--int8 and --half exclude each other; export twice to have both")
     exported = export_model(
         model,
         to=to,
+        size="int8" if int8 else "half" if half else "full",
         output=output,
+        calibrate=calibration_texts(calibrate or []),
+        limits=Limits(cosine=max_cosine_loss, agreement=max_agreement_loss),
+        older_cpus=older_cpus,
+        try_both=try_both,
         force=force,
         trust_remote_code=trust,
         progress=console.terminal(quiet=quiet or as_json),

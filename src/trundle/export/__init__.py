@@ -7,5 +7,17 @@ from trundle.lazy import lazy
 if TYPE_CHECKING:
     from trundle.export.exporting import Exported as Exported
     from trundle.export.exporting import export_model as export_model
+    from trundle.export.loss import Limits as Limits
+    from trundle.export.loss import calibration_texts as calibration_texts
+    from trundle.export.sentence_transformer import as_sentence_transformer as as_sentence_transformer
 
-__getattr__ = lazy(__name__, {"Exported": "exporting", "export_model": "exporting"})
+__getattr__ = lazy(
+    __name__,
+    {
+        "Exported": "exporting",
+        "export_model": "exporting",
+        "Limits": "loss",
+        "calibration_texts": "loss",
+        "as_sentence_transformer": "sentence_transformer",
+    },
+)

@@ -41,6 +41,7 @@ def describe(model: SentenceTransformer) -> Description:
         max_tokens=longest,
         pad_id=int(model.tokenizer.pad_token_id or 0),
         prompts={name: prompt or "" for name, prompt in model.prompts.items()},
+        parameters=sum(weight.numel() for weight in model.parameters()),
         default_prompt=model.default_prompt_name,
     )
 

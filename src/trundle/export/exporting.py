@@ -1,30 +1,41 @@
-"""From a SentenceTransformer to a folder the runtime opens: trace, check, then put in place."""
+"""From a SentenceTransformer to a folder the runtime opens: trace, check, make small, check again, put in place."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 
 from trundle.artifact import check_free, swap_folders, whole_folder, write_whole
 from trundle.errors import BadInput, BadModel, WriteFailed
 from trundle.export.describing import describe, place_tokenizer, write_standalone
-from trundle.export.graph import OPSET, plain_attention, whole, write_onnx
-from trundle.export.parity import PROBES, Parity, check_float, check_tokens, compare, torch_vectors
+from trundle.export.graph import OPSET
+from trundle.export.loss import Limits
+from trundle.export.parity import PROBES, Parity, check_tokens, torch_vectors
+from trundle.export.shrinking import Making, make_float, make_int8
+from trundle.export.tracing import trace
 from trundle.model import load
 from trundle.progress import SILENT, Progress
-from trundle.runtime.describe import FILE, Description, EngineName, Graph, read_description
-from trundle.runtime.encoder import Encoder
+from trundle.runtime.describe import FILE, Description, EngineName, Graph, Precision, read_description
 from trundle.runtime.tokens import Reader
 
-PLACES: dict[EngineName, str] = {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml"}
+Size = Literal["full", "half", "int8"]
+
+PLACES: dict[tuple[EngineName, Size], tuple[str, Precision]] = {
+    ("onnx", "full"): ("onnx/model.onnx", "float32"),
+    ("onnx", "half"): ("onnx/model_fp16.onnx", "float16"),
+    ("onnx", "int8"): ("onnx/model_quantized.onnx", "int8"),
+    ("openvino", "full"): ("openvino/openvino_model.xml", "float32"),
+    ("openvino", "half"): ("openvino/openvino_model_half.xml", "bfloat16"),
+    ("openvino", "int8"): ("openvino/openvino_model_qint8_quantized.xml", "int8"),
+}
 """Where sentence-transformers, fastembed, text-embeddings-inference and transformers.js look."""
 
 
@@ -56,64 +67,99 @@ def export_model(
     source: str,
     *,
     to: EngineName,
+    size: Size = "full",
     output: str | Path | None = None,
+    calibrate: Sequence[str] = (),
+    limits: Limits | None = None,
+    older_cpus: bool = False,
+    try_both: bool = False,
     force: bool = False,
     trust_remote_code: bool = False,
     progress: Progress = SILENT,
 ) -> Exported:
     """Write a graph of the model into its own folder, or into a new folder `output` that has no torch weights.
 
-    Everything is made and checked in a folder beside; only a graph that agrees with torch is put in place.
+    Everything is made and checked in a folder beside; only a graph that agrees with torch is put in place. Int8 is
+    calibrated on every second text of `calibrate` and measured on the others; it is refused beyond `limits`.
+    `try_both` traces with both of torch's tracers and keeps the faster graph.
     """
-    home = Path(source).expanduser()
+    home, place = Path(source).expanduser(), PLACES[to, size][0]
+    if size == "int8" and not calibrate:
+        raise BadInput(
+            "int8 is calibrated and measured on texts like yours; give them with --calibrate texts.txt"
+        )
     if output is None:
         if not home.is_dir():
             raise BadInput(
                 f"{source!r} is no folder here to put the graph into; say where it goes with -o FOLDER"
             )
-        if (home / PLACES[to]).exists() and not force:
-            raise BadInput(f"{home / PLACES[to]} exists already; say --force to replace it, or -o FOLDER")
+        if (home / place).exists() and not force:
+            raise BadInput(f"{home / place} exists already; say --force to replace it, or -o FOLDER")
     else:
         check_free(output, replace=force)
-    model = load(source, trust_remote_code=trust_remote_code, device="cpu").eval()
+    model = load(source, trust_remote_code=trust_remote_code, device="cpu").float().eval()
+    order = Order(
+        to=to,
+        size=size,
+        calibrate=tuple(calibrate),
+        limits=limits or Limits(),
+        older_cpus=older_cpus,
+        try_both=try_both,
+    )
     if output is None:
-        return _export_into(home, model, to, progress)
+        return _export_into(home, model, order, progress)
     with whole_folder(output, replace=force) as scratch:
         write_standalone(model, scratch)
-        exported = _export_into(scratch, model, to, progress)
+        exported = _export_into(scratch, model, order, progress)
     return replace(exported, folder=Path(output))
 
 
-def _export_into(home: Path, model: SentenceTransformer, to: EngineName, progress: Progress) -> Exported:
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What was asked for."""
+
+    to: EngineName
+    size: Size
+    calibrate: tuple[str, ...]
+    limits: Limits
+    older_cpus: bool
+    try_both: bool
+
+
+def _export_into(home: Path, model: SentenceTransformer, order: Order, progress: Progress) -> Exported:
     """Make the graph in a scratch folder inside `home`, check it there, and put it in place by renames."""
     description = replace(describe(model), tokenizer=place_tokenizer(model, home))
-    check_tokens(model, Reader(home, description).read, PROBES)
+    reader = Reader(home, description)
+    probes = [text for text, ids in zip(PROBES, reader.read(PROBES), strict=True) if ids]
+    check_tokens(model, reader.read, probes)
+    place, precision = PLACES[order.to, order.size]
     with _scratch(home) as scratch:
         shutil.copy(home / description.tokenizer, scratch / description.tokenizer)
-        path = scratch / PLACES[to]
+        path = scratch / place
         path.parent.mkdir()
-        with progress.task("tracing", None), plain_attention(model):
-            write_onnx(whole(model), path, tracer="torchscript")
-        graph = Graph(path=PLACES[to], engine=to, precision="float32", facts={"opset": OPSET})
-        parity = _measure(scratch, description.with_graph(graph), model)
-        check_float(parity)
-        graph = replace(graph, facts={**graph.facts, **parity.as_json()})
+        making = Making(
+            model=model,
+            folder=scratch,
+            description=description,
+            graph=Graph(path=place, engine=order.to, precision=precision, facts={"opset": OPSET}),
+            traced=scratch / "traced" / "model.onnx",
+            progress=progress,
+        )
+        facts = trace(making.tracing(probes, torch_vectors(model, probes)), try_both=order.try_both)
+        making = making.with_facts(facts)
+        if order.size == "int8":
+            made = make_int8(making, order.calibrate, limits=order.limits, older_cpus=order.older_cpus)
+        else:
+            made = make_float(making, probes, half=order.size == "half")
         size = sum(file.stat().st_size for file in path.parent.iterdir())
-        _put_in_place(home, path.parent, description, graph)
+        _put_in_place(home, path.parent, description, made.graph)
     return Exported(
         folder=home,
-        graph=graph,
-        parity=parity,
+        graph=made.graph,
+        parity=made.parity,
         file_bytes=size,
         float_bytes=sum(weight.numel() * 4 for weight in model.parameters()),
     )
-
-
-def _measure(folder: Path, description: Description, model: SentenceTransformer) -> Parity:
-    """Run the graph as a user will, with the runtime, beside torch."""
-    (folder / FILE).write_text(description.as_text(), encoding="utf-8")
-    encoder = Encoder(folder)
-    return compare(lambda texts: encoder.encode(texts, prompt=""), torch_vectors(model, PROBES), PROBES)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from trundle.errors import BadModel
+from trundle.model import transformer_of
 
 OPSET = 18
 """Old enough for fastembed, transformers.js and text-embeddings-inference as they are installed today."""
@@ -93,7 +94,7 @@ def write_onnx(graph: Whole, path: Path, *, tracer: Tracer) -> None:
                 external_data=outside,
             )
         else:
-            axes = dict.fromkeys([*names, TOKENS], {0: "batch", 1: "tokens"}) | {SENTENCES: {0: "batch"}}
+            axes = {name: {0: "batch", 1: "tokens"} for name in [*names, TOKENS]} | {SENTENCES: {0: "batch"}}
             torch.onnx.export(
                 graph,
                 example,
@@ -112,7 +113,7 @@ def plain_attention(model: SentenceTransformer) -> Iterator[None]:
 
     The form torch prefers is traced with a search for NaN in every row, which costs as much as the softmax itself.
     """
-    backbone = model[0].model
+    backbone = transformer_of(model).model
     before = backbone.config._attn_implementation
     backbone.set_attn_implementation("eager")
     try:

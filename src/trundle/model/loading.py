@@ -153,7 +153,7 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
                 f"{file} is cut short or damaged ({error}); fetch or copy the model again"
             ) from error
     for pickle in (*folder.rglob("*.bin"), *folder.rglob("*.pt")):
-        if not any(pickle.parent.glob("*.safetensors")):
+        if not any(pickle.parent.glob("*.safetensors")) and not pickle.with_suffix(".xml").is_file():
             raise BadModel(
                 f"{pickle.parent} has its weights only as pickle files, which can run code when opened; "
                 "convert them to safetensors first"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ FILE = "encoder.json"
 FORMAT = 1
 
 EngineName = Literal["onnx", "openvino"]
+PACKAGES: Mapping[EngineName, str] = {"openvino": "openvino", "onnx": "onnxruntime"}
 Precision = Literal["float32", "float16", "bfloat16", "int8"]
 
 
@@ -37,6 +39,7 @@ class Description:
     normalised: bool
     max_tokens: int
     pad_id: int
+    parameters: int
     tokenizer: str = "tokenizer.json"
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
@@ -62,6 +65,11 @@ class Description:
     def as_text(self) -> str:
         """As it stands in its file."""
         return json.dumps(asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def installed(engine: EngineName) -> bool:
+    """Whether the library that runs graphs of this kind is there."""
+    return find_spec(PACKAGES[engine]) is not None
 
 
 def read_description(folder: Path) -> Description:

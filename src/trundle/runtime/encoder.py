@@ -20,19 +20,15 @@ from numpy.typing import NDArray
 
 from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput, BadModel
-from trundle.runtime.batching import batches, rounded_up
+from trundle.runtime.batching import batches, chunk_size, in_powers_of_two, rounded_up
 from trundle.runtime.describe import Graph, read_description
 from trundle.runtime.engines import Run, choose, open_graph, usable_cores
 from trundle.runtime.outputs import Output, as_output, check_output, truncated
 from trundle.runtime.tokens import Reader, check_texts, padded
 
-CHUNK_CHARACTERS = 32_768
-"""Work handed to a thread at once: enough to fill batches, little enough that threads end together."""
 CHUNK_TEXTS = 256
 BATCH_TOKENS = 2048
 BATCH_TEXTS = 64
-WIDTH_STEP = 8
-"""Widths are rounded up to this: openvino prepares itself for each new shape, so there must not be many."""
 STREAMED = 4096
 """Texts a stream reads ahead."""
 
@@ -60,6 +56,21 @@ class Encoder:
     def dimensions(self) -> int:
         """Numbers in a vector."""
         return self._description.dimensions
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The model's own prompts by name."""
+        return dict(self._description.prompts)
+
+    @property
+    def default_prompt(self) -> str | None:
+        """The name of the prompt that is used where none is asked for."""
+        return self._description.default_prompt
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the torch model the graph was made from."""
+        return self._description.parameters
 
     @property
     def max_tokens(self) -> int:
@@ -149,7 +160,9 @@ class Encoder:
     def _vectors(self, texts: list[str]) -> Vectors:
         """Vectors of texts that already carry their prompt."""
         vectors = np.empty((len(texts), self.dimensions), dtype=np.float32)
-        chunks = batches([len(text) for text in texts], tokens=CHUNK_CHARACTERS, texts=CHUNK_TEXTS)
+        lengths = [len(text) for text in texts]
+        size = chunk_size(sum(lengths), self._threads)
+        chunks = batches(lengths, tokens=size, texts=CHUNK_TEXTS)
         if len(chunks) < self._threads or self._threads == 1:
             run = self._run_with(self._threads)
             for chunk in chunks:
@@ -170,12 +183,17 @@ class Encoder:
         """Tokenise the texts at `places`, run them in batches of like length, and put the vectors in their rows."""
         rows = self._reader.read([texts[place] for place in places])
         lengths = [len(row) for row in rows]
+        if 0 in lengths:
+            number = places[lengths.index(0)]
+            raise BadInput(f"text {number + 1} ({texts[number][:60]!r}) has nothing to embed; leave it out")
+        few_shapes = self._graph.engine == "openvino"
         texts_at_once = 1 if self._graph.one_by_one else BATCH_TEXTS
-        for group in batches(lengths, tokens=BATCH_TOKENS, texts=texts_at_once):
-            longest = max(1, lengths[group[0]])
-            width = (
-                longest if self._graph.engine == "onnx" else rounded_up(longest, WIDTH_STEP, self.max_tokens)
-            )
+        groups = batches(lengths, tokens=BATCH_TOKENS, texts=texts_at_once)
+        if few_shapes:  # openvino prepares itself for each new shape, which takes longer than a run
+            groups = [part for group in groups for part in in_powers_of_two(group)]
+        for group in groups:
+            longest = lengths[group[0]]
+            width = rounded_up(longest, self.max_tokens) if few_shapes else longest
             ids, mask = padded([rows[member] for member in group], width, self._description.pad_id)
             vectors[[places[member] for member in group]] = run(ids, mask)
 
@@ -183,5 +201,6 @@ class Encoder:
         """The graph opened for so many threads a call, opened once."""
         with self._opening:
             if threads not in self._runs:
-                self._runs[threads] = open_graph(self._graph, self._folder, threads=threads)
+                streams = self._threads // threads
+                self._runs[threads] = open_graph(self._graph, self._folder, threads=threads, streams=streams)
             return self._runs[threads]

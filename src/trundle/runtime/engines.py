@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, BadModel, MissingExtra
-from trundle.runtime.describe import EngineName, Graph
+from trundle.runtime.describe import EngineName, Graph, installed
 from trundle.runtime.tokens import Ids
 
 
@@ -23,11 +22,11 @@ class Run(Protocol):
         ...
 
 
-PACKAGES: Mapping[EngineName, str] = {"openvino": "openvino", "onnx": "onnxruntime"}
 CLASSES: Mapping[EngineName, tuple[str, str]] = {
     "openvino": ("trundle.runtime.openvino_engine", "OpenVinoRun"),
     "onnx": ("trundle.runtime.onnx_engine", "OnnxRun"),
 }
+WHOLE_BYTE = 8
 SMALLEST_FIRST = ("int8", "bfloat16", "float16", "float32")
 
 
@@ -36,9 +35,16 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def installed(engine: EngineName) -> bool:
-    """Whether the library that runs graphs of this kind is there."""
-    return find_spec(PACKAGES[engine]) is not None
+def may_overflow(graph: Graph, processor: str) -> bool:
+    """Whether 8-bit products can overflow in silence: on x86 processors whose flags name no VNNI."""
+    whole_bytes = graph.precision == "int8" and graph.facts.get("bits of a weight") == WHOLE_BYTE
+    return whole_bytes and "sse2" in processor and "vnni" not in processor
+
+
+def processor_flags() -> str:
+    """What the processor can do, where the system tells."""
+    info = Path("/proc/cpuinfo")
+    return info.read_text() if info.is_file() else ""
 
 
 def choose(graphs: Sequence[Graph], wanted: str | None, folder: Path, say: Callable[[str], None]) -> Graph:
@@ -61,17 +67,21 @@ def choose(graphs: Sequence[Graph], wanted: str | None, folder: Path, say: Calla
         if installed(graph.engine):
             if graph is not fitting[0]:
                 say(f"{fitting[0].engine} is not installed: {graph.path} is run by {graph.engine} instead")
+            if may_overflow(graph, processor_flags()):
+                say(f"{graph.path} can be wrong on this processor; export it again with --older-cpus")
             return graph
     raise MissingExtra(
         f"running {fitting[0].path}", "openvino" if fitting[0].engine == "openvino" else "runtime"
     )
 
 
-def open_graph(graph: Graph, folder: Path, *, threads: int) -> Run:
-    """A graph ready to run on `threads` threads a call."""
+def open_graph(graph: Graph, folder: Path, *, threads: int, streams: int) -> Run:
+    """A graph ready for `streams` calls at once, each on `threads` threads."""
     path = folder / graph.path
     if not path.is_file():
         raise BadModel(f"{path} is missing; export the model again")
     module, name = CLASSES[graph.engine]
-    run: Run = getattr(import_module(module), name)(path, threads=threads)
+    run: Run = getattr(import_module(module), name)(
+        path, threads=threads, streams=streams, precision=graph.precision
+    )
     return run

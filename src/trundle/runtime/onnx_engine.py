@@ -17,9 +17,9 @@ INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 
 
 class OnnxRun:
-    """One session. Several threads may run it at once; each run uses `threads` threads."""
+    """One session. Any number of callers may run it at once; each run uses `threads` threads."""
 
-    def __init__(self, path: Path, *, threads: int) -> None:
+    def __init__(self, path: Path, *, threads: int, streams: int, precision: str) -> None:  # noqa: ARG002
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1

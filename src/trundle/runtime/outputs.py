@@ -32,7 +32,8 @@ def truncated(vectors: Vectors, dimensions: int | None, *, normalise: bool) -> V
     short = np.ascontiguousarray(vectors[:, :dimensions])
     if not normalise:
         return short
-    return short / np.maximum(np.linalg.norm(short, axis=1, keepdims=True), TINY)
+    lengths = np.maximum(np.linalg.norm(short, axis=1, keepdims=True), TINY)
+    return np.asarray(short / lengths, dtype=np.float32)
 
 
 def as_output(vectors: Vectors, output: Output) -> NDArray[Any]:
@@ -44,7 +45,7 @@ def as_output(vectors: Vectors, output: Output) -> NDArray[Any]:
     match output:
         case "int8":
             largest = np.maximum(np.abs(vectors).max(axis=1, keepdims=True), TINY)
-            return np.rint(vectors * (127 / largest)).astype(np.int8)
+            return np.asarray(np.rint(vectors * (127 / largest)), dtype=np.int8)
         case "binary":
             return (np.packbits(vectors > 0, axis=1).astype(np.int16) - 128).astype(np.int8)
     return vectors

@@ -1,0 +1,54 @@
+"""Smaller ONNX files: int8 and float16."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.transformers.float16 import convert_float_to_float16
+
+from trundle.export.packages import onnx
+from trundle.export.tables import with_int8_tables
+
+LARGEST_IN_ONE_FILE = 1.8e9
+
+
+def write_int8(traced: Path, path: Path, *, keep: Sequence[str], older_cpus: bool) -> None:
+    """Matrices as int8 with a scale per column, inputs quantised as they come, tables as int8 rows.
+
+    `keep` names products left in float. `older_cpus` gives matrices 7 bits: processors without VNNI add two
+    products in 16 bits, where 8-bit ones can overflow without a word.
+    """
+    tables = path.with_name("tables.onnx")
+    model = with_int8_tables(onnx.load(traced))
+    large = model.ByteSize() > LARGEST_IN_ONE_FILE
+    try:
+        onnx.save(model, tables, save_as_external_data=large, location="tables.onnx_data")
+        logging.getLogger().addFilter(_no_advice)
+        quantize_dynamic(
+            tables,
+            path,
+            per_channel=True,
+            reduce_range=older_cpus,
+            weight_type=QuantType.QInt8,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            nodes_to_exclude=list(keep),
+            use_external_data_format=large,
+        )
+    finally:
+        logging.getLogger().removeFilter(_no_advice)
+        for leftover in path.parent.glob("tables.onnx*"):
+            leftover.unlink()
+
+
+def write_float16(traced: Path, path: Path) -> None:
+    """Weights and arithmetic in float16; inputs and outputs stay as they are."""
+    model = convert_float_to_float16(onnx.load(traced), keep_io_types=True)
+    onnx.save(model, path, save_as_external_data=model.ByteSize() > LARGEST_IN_ONE_FILE)
+
+
+def _no_advice(record: logging.LogRecord) -> bool:
+    """Drop the quantiser's advice to prepare the graph: it has been."""
+    return "pre-processing" not in record.getMessage()

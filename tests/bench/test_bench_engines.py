@@ -1,0 +1,26 @@
+"""Exported graphs in the bench, without torch in their process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from trundle.bench import bench, rows
+from trundle.bench.engines import engines_of
+from trundle.export import export_model
+
+
+def test_an_exported_folder_is_benched_by_its_graphs(
+    pico_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    source = pico_folders("bert")
+    exported = export_model(str(source), to="onnx", output=tmp_path / "small")
+    assert engines_of(str(source)) == ["torch"]
+    assert engines_of(str(tmp_path / "small")) == ["onnx-float32"]
+    result = bench([str(tmp_path / "small")], rounds=1, seconds=0.02, threads=1, all_engines=True)
+    figures = result.models[0]
+    assert figures.engine == "onnx-float32"
+    assert figures.dimensions == 32
+    assert figures.weights_bytes == exported.file_bytes
+    assert figures.parameters * 4 == exported.float_bytes
+    assert rows(result)[0] == ("", "small onnx-float32")

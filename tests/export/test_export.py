@@ -1,0 +1,175 @@
+"""What is written, what is refused, and what a failure leaves behind."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+
+import pico
+from trundle.errors import BadInput, BadModel
+from trundle.export import Limits, export_model
+from trundle.export.first_difference import first_difference
+from trundle.export.graph import plain_attention, whole, write_onnx
+from trundle.export.loss import keep_in_turn, neighbour_agreement, spread
+from trundle.export.tables import rows_in_int8
+from trundle.runtime import Encoder
+
+TEXTS = [f"{text} {number}" for number in range(7) for text in pico.TEXTS]
+WIDE = Limits(cosine=0.05, agreement=0.6)
+ANY = Limits(cosine=1, agreement=1)
+
+
+@pytest.fixture
+def model(pico_folders: Callable[[str], Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pico_folders("bert"), tmp_path / "model"))
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
+
+
+def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    return (ours * theirs).sum(axis=1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
+
+
+def test_the_graph_is_what_clients_expect(model: Path) -> None:
+    exported = export_model(str(model), to="onnx")
+    graph = onnx.load(model / "onnx" / "model.onnx")
+    assert [each.name for each in graph.graph.input] == ["input_ids", "attention_mask"]
+    assert [each.name for each in graph.graph.output] == ["sentence_embedding", "token_embeddings"]
+    assert graph.opset_import[0].version == exported.graph.facts["opset"] == 18
+    assert SentenceTransformer(str(model), device="cpu").encode("still opens").shape == (32,)
+
+
+@pytest.mark.parametrize("engine", ["onnx", "openvino"])
+def test_smaller_graphs_are_near_and_do_not_depend_on_order(engine: str, model: Path) -> None:
+    if engine == "openvino":
+        pytest.importorskip("nncf", reason="needs pip install 'trundle[openvino]'")
+    wanted = SentenceTransformer(str(model), device="cpu").encode(TEXTS)
+    sizes = {}
+    for size, least in (("full", 0.999999), ("half", 0.999), ("int8", 0.97)):
+        made = export_model(str(model), to=engine, size=size, calibrate=TEXTS, limits=WIDE)  # type: ignore[arg-type]
+        sizes[size] = made.file_bytes
+        encoder = Encoder(model, graph=f"{engine}-{made.graph.precision}", threads=2)
+        straight = encoder.encode(TEXTS)
+        assert cosines(straight, wanted).min() > least
+        order = list(range(len(TEXTS)))
+        random.Random(1).shuffle(order)
+        shuffled = encoder.encode([TEXTS[place] for place in order])
+        if size != "half":  # 16 bits round by themselves at 1e-3
+            np.testing.assert_allclose(shuffled, straight[order], atol=1e-5)
+    assert sizes["int8"] < sizes["full"]
+    assert Encoder(model).graph.precision == "int8"
+    assert {graph["precision"] for graph in json.loads((model / "encoder.json").read_text())["graphs"]} >= {
+        "float32",
+        "int8",
+    }
+
+
+def test_int8_that_loses_too_much_is_refused_and_leaves_nothing(model: Path) -> None:
+    before = listing(model)
+    with pytest.raises(BadModel, match="loses too much on these texts"):
+        export_model(str(model), to="onnx", size="int8", calibrate=TEXTS, limits=Limits(cosine=1e-9))
+    assert listing(model) == before
+
+
+def test_products_that_hurt_stay_in_float(model: Path) -> None:
+    """One neuron is made loud and its reader quiet: the same model, but its second product is hard on int8."""
+    opened = SentenceTransformer(str(model), device="cpu")
+    block = opened[0].model.encoder.layer[2]
+    with torch.no_grad():
+        block.intermediate.dense.bias[3] += 4000
+        block.output.dense.weight[:, 3] /= 4000
+    opened.save_pretrained(str(model))
+    whole_int8 = export_model(str(model), to="onnx", size="int8", calibrate=TEXTS, limits=ANY)
+    assert whole_int8.graph.facts["products in float"] == []
+    less = Limits(cosine=0.7 * (1 - whole_int8.parity.mean_cosine), agreement=1)
+    made = export_model(str(model), to="onnx", size="int8", calibrate=TEXTS, limits=less, force=True)
+    assert 1 - made.parity.mean_cosine <= less.cosine
+    assert "layer.2/output/dense" in made.graph.facts["products in float"][0]
+    assert len(made.graph.facts["products in float"]) < 12
+
+
+def test_a_graph_that_differs_says_where(model: Path, tmp_path: Path) -> None:
+    opened = SentenceTransformer(str(model), device="cpu")
+    path = tmp_path / "graph.onnx"
+    with plain_attention(opened):
+        write_onnx(whole(opened), path, tracer="torchscript")
+        assert first_difference(whole(opened), path) is None
+        with torch.no_grad():
+            opened[0].model.encoder.layer[2].output.dense.weight.add_(0.1)
+        assert first_difference(whole(opened), path) == "model.0.model.encoder.layer.2.output.dense"
+
+
+def test_both_tracers_agree_and_the_faster_is_kept(model: Path) -> None:
+    made = export_model(str(model), to="onnx", try_both=True)
+    assert made.graph.facts["tracer"] in {"torchscript", "dynamo"}
+    assert made.graph.facts["dynamo / torchscript, seconds"] > 0
+    assert made.parity.largest_difference < 1e-5
+
+
+def test_a_tokenizer_changed_on_opening_travels_with_the_graph(model: Path) -> None:
+    settings_file = model / "sentence_bert_config.json"
+    settings_file.write_text(json.dumps(json.loads(settings_file.read_text()) | {"do_lower_case": True}))
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = False
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    export_model(str(model), to="onnx")
+    shouted = [text.upper() for text in TEXTS[:7]]
+    wanted = SentenceTransformer(str(model), device="cpu").encode(shouted)
+    np.testing.assert_allclose(Encoder(model).encode(shouted), wanted, atol=1e-5)
+
+
+def test_what_is_there_is_not_replaced_unasked(model: Path, tmp_path: Path) -> None:
+    export_model(str(model), to="onnx")
+    with pytest.raises(BadInput, match="say --force"):
+        export_model(str(model), to="onnx")
+    export_model(str(model), to="onnx", force=True)
+    with pytest.raises(BadInput, match="-o FOLDER"):
+        export_model("some/hub-name", to="onnx")
+    with pytest.raises(BadInput, match="--calibrate"):
+        export_model(str(model), to="onnx", size="int8")
+    with pytest.raises(BadInput, match="too few"):
+        export_model(str(model), to="onnx", size="int8", calibrate=["one", "two"])
+
+
+@given(st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=4, max_size=4), min_size=1, max_size=20))
+@settings(deadline=None)
+def test_int8_rows_are_right_to_half_a_step(rows: list[list[float]]) -> None:
+    table = np.array(rows, dtype=np.float32)
+    small, scales = rows_in_int8(table)
+    assert np.all(np.abs(small * scales - table) <= scales * 0.501 + 1e-12)
+
+
+def test_neighbours() -> None:
+    vectors = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+    assert neighbour_agreement(vectors, 3 * vectors) == 1
+    assert neighbour_agreement(vectors, vectors[::-1].copy()) < 0.5
+
+
+@given(st.integers(0, 300))
+def test_tries_keep_ever_more_but_never_more_than_half(count: int) -> None:
+    names = [str(number) for number in range(count)]
+    tries = keep_in_turn(names)
+    assert tries[0] == []
+    assert [len(each) for each in tries] == sorted({len(each) for each in tries})
+    assert all(each == names[: len(each)] and len(each) <= count / 2 for each in tries)
+
+
+@given(st.integers(1, 500), st.integers(1, 200))
+def test_a_spread_reaches_from_first_to_last(length: int, count: int) -> None:
+    chosen = spread(range(length), count)
+    assert chosen[0] == 0
+    assert len(chosen) <= count
+    assert length - chosen[-1] <= max(1, -(-length // count))
