@@ -243,6 +243,7 @@ def main() -> None:
             ):
                 share = str(1 - Fraction(removed, 100))
                 options = {"parameters": share, "score": score, "oov": oov}
+                options["characters"] = arguments.characters
                 try:
                     for row in measure_row(domain, reuse, options, arguments.align, whole):
                         rows.append(row)
