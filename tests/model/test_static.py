@@ -84,7 +84,7 @@ def test_frequent_tokens_weigh_less(counts: list[int]) -> None:
     shares = np.asarray(counts) / sum(counts)
     weights = frequency_weights(shares)
     order = np.argsort(shares, kind="stable")
-    assert (np.diff(weights[order]) <= 1e-12).all()
+    assert (np.diff(weights[order]) <= 1e-9 * weights.max()).all()
     assert shares @ weights == pytest.approx(1)
     np.testing.assert_allclose(weights / weights.max(), (SIF + shares.min()) / (SIF + shares), rtol=1e-9)
 

@@ -27,7 +27,8 @@ WEIGHTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 Places count pooled tokens only, on whichever side the padding is. sentence-transformers' weighted mean counts them from
 the first token of the text, prompt included, so with a prompt of 10 tokens left out of pooling its weights are 11, 12, …
-where these are 1, 2, …: the flatter the longer the prompt. Without a prompt both are the same.
+where these are 1, 2, …: the flatter the longer the prompt. Without a prompt both are the same, save that
+its version 6.0 also counts left padding.
 """
 MAXIMUM = "max"
 POOLINGS = (*WEIGHTS, MAXIMUM)
