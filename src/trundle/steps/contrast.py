@@ -17,13 +17,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 import trundle.data as data
 import trundle.measure as measure
@@ -31,13 +29,13 @@ import trundle.model as body
 import trundle.train as train
 from trundle.errors import BadInput
 from trundle.steps.contract import Applied, Context, Options, Plan, Step
+from trundle.steps.file_prompts import FilePrompts, prompts_by_file
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from trundle.data import Example
     from trundle.measure import Cost
-    from trundle.train import Prompts
 
 VALIDATION_TUPLES = 2048
 VALIDATION_SHARE = 4
@@ -47,15 +45,6 @@ LOOKS = 10
 """How often a run of known length is validated."""
 STEPS = 1000
 LORA_RATE, FULL_RATE = 2e-4, 2e-5
-Role = Literal["query", "document"]
-
-
-def _mapping(value: object) -> object:
-    """What a person types on the command line for a mapping: YAML in braces."""
-    try:
-        return yaml.safe_load(value) if isinstance(value, str) else value
-    except yaml.YAMLError as error:
-        raise ValueError('write it in braces, as in {file: "prompt"}') from error
 
 
 class ContrastOptions(Options):
@@ -118,7 +107,7 @@ class ContrastOptions(Options):
     document_prompt: str | None = Field(
         None, description="Put before documents, and kept in the model. Default: the model's own."
     )
-    prompts: Annotated[dict[str, str | dict[Role, str]], BeforeValidator(_mapping)] = Field(
+    prompts: FilePrompts = Field(
         {},
         description="Prompts by data file, as in '{quora: \"Same question: \"}'; for queries, or by query and document.",
     )
@@ -204,7 +193,7 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     student = body.copy_of(prepared(model, options)).float()
     _set_prompts(student, options)
     examples, validation = _examples(options, context)
-    prompts = _prompts(student, options, [*examples, *validation])
+    prompts = prompts_by_file(student, options.prompts, [*examples, *validation])
     takes, student.max_seq_length = student.max_seq_length, plan.max_length
     adapted = (
         train.add_adapters(student, _lora(options), seed=context.seed) if options.train == "lora" else None
@@ -285,36 +274,6 @@ def _texts(example: Example) -> list[str]:
 def _set_prompts(student: SentenceTransformer, options: ContrastOptions) -> None:
     given = {"query": options.query_prompt, "document": options.document_prompt}
     student.prompts = {**student.prompts, **{role: text for role, text in given.items() if text is not None}}
-
-
-def _prompts(
-    student: SentenceTransformer, options: ContrastOptions, examples: Sequence[Example]
-) -> Mapping[str, Prompts]:
-    """The prompts of each data file: those given for it, or the model's own."""
-    own = body.prompts_by_role(student)
-    named = {source: Path(source).name for source in dict.fromkeys(example.source for example in examples)}
-    for name in options.prompts:
-        if not any(_is_named(file, name) for file in named.values()):
-            raise BadInput(
-                f"there is no data file {name!r} to prompt; name one of {', '.join(sorted(named.values()))}"
-            )
-    found = {}
-    for source, file in named.items():
-        given = next((value for name, value in options.prompts.items() if _is_named(file, name)), {})
-        roles = own | ({"query": given} if isinstance(given, str) else given)
-        found[source] = train.Prompts(query=roles["query"], document=roles["document"])
-    for example in examples:
-        prompt = found[example.source]
-        if (
-            example.query.strip() == prompt.query.strip()
-            or example.positive.strip() == prompt.document.strip()
-        ):
-            raise BadInput(f"{example.source} has a text that is nothing but its prompt; leave the row out")
-    return found
-
-
-def _is_named(file: str, name: str) -> bool:
-    return name in (file, file.split(".")[0], Path(file).stem)
 
 
 def _lora(options: ContrastOptions) -> Any:
