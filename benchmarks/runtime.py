@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 Encode = Callable[[Sequence[str]], Any]
 BATCH = 32
+MEMORY = {"measure": "memory", "texts": [], "seconds": 0}
 MEASURES = ("short at once", "short alone", "long at once", "long alone")
 GRAPHS: tuple[tuple[EngineName, Size], ...] = (
     ("onnx", "full"),
@@ -137,10 +138,9 @@ NEEDS = {"fastembed": "fastembed", "openvino": "openvino"}
 
 
 def child(name: str, folder: Path, threads: int) -> None:
-    """One contestant: make a first vector, then answer requests for measures."""
+    """One contestant: make a first vector, then answer requests; the first answer is the end of its start."""
     encode = OPENERS[name](folder, threads)
     encode(["how do I keep my index?"])
-    answer({"memory after the first vector": peak_memory()})
     for line in sys.stdin:
         request = json.loads(line)
         texts, seconds = request["texts"], request["seconds"]
@@ -150,10 +150,10 @@ def child(name: str, folder: Path, threads: int) -> None:
             answer({"value": percentile(latencies(encode, texts, seconds), 50)})
         else:
             done, began = 0, time.perf_counter()
-            while (taken := time.perf_counter() - began) < seconds or not done:
+            while time.perf_counter() - began < seconds or not done:
                 encode(texts)
                 done += len(texts)
-            answer({"value": (time.perf_counter() - began) / done, "taken": taken})
+            answer({"value": (time.perf_counter() - began) / done})
 
 
 def answer(content: dict[str, Any]) -> None:
@@ -186,7 +186,9 @@ def prepare(model: str, folder: Path, calibrate: Sequence[str]) -> None:
         write_onnx(whole(load(str(folder), device="cpu")), folder / "plain.onnx", tracer="torchscript")
 
 
-def race(names: Sequence[str], folder: Path, rounds: int, seconds: float, threads: int) -> dict[str, Any]:
+def race(
+    names: Sequence[str], folder: Path, *, rounds: int, seconds: float, starts: int, threads: int
+) -> dict[str, Any]:
     work = workload()
     texts = {"short": list(work.short), "long": list(work.long)}
     found: dict[str, Any] = {name: {measure: [] for measure in MEASURES} | {"start": []} for name in names}
@@ -195,17 +197,16 @@ def race(names: Sequence[str], folder: Path, rounds: int, seconds: float, thread
         command = (sys.executable, "-P", __file__, "--child", name, str(folder), str(threads))
         return Worker(name, threads=threads, timeout=600, command=command)
 
-    for turn in range(3):  # the first start reads the files into the disk cache and does not count
+    for turn in range(starts + 1):  # the first start reads the files into the disk cache and does not count
         for place in rotated(len(names), turn):
             with worker(names[place]) as starting:
-                starting.ask({"measure": "memory", "texts": [], "seconds": 0})
+                starting.ask(MEMORY)
                 if turn:
                     found[names[place]]["start"].append(time.perf_counter() - starting.started)
     running = {name: worker(name) for name in names}
     try:
         for name in names:
-            opened = running[name].ask({"measure": "memory", "texts": [], "seconds": 0})
-            found[name]["first memory"] = opened["memory after the first vector"]
+            found[name]["first memory"] = running[name].ask(MEMORY)["memory"]
         for turn in range(-1, rounds):  # the first round warms up and does not count
             for measure in MEASURES:
                 for place in rotated(len(names), max(turn, 0)):
@@ -213,14 +214,10 @@ def race(names: Sequence[str], folder: Path, rounds: int, seconds: float, thread
                     kind = measure.split()[0]
                     request = {"measure": measure, "texts": texts[kind], "seconds": seconds}
                     reply = running[names[place]].ask(request)
-                    while "value" not in reply:
-                        reply = running[names[place]].ask({**request, "seconds": 0})
                     if turn >= 0:
                         found[names[place]][measure].append(reply["value"])
         for name in names:
-            found[name]["memory"] = (
-                running[name].ask({"measure": "memory", "texts": [], "seconds": 0}).get("memory", 0)
-            )
+            found[name]["memory"] = running[name].ask(MEMORY)["memory"]
     finally:
         for each in running.values():
             each.close()
@@ -330,6 +327,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--starts", type=int, default=2)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--only", nargs="*", help="names of contestants, by their beginning")
     parser.add_argument("--tasks", type=Path)
@@ -344,7 +342,14 @@ def main() -> None:
                 print(f"{name} is left out: {missing} is not installed")
             elif not options.only or name.startswith(tuple(options.only)):
                 names.append(name)
-        found = race(names, folder, options.rounds, options.seconds, options.threads)
+        found = race(
+            names,
+            folder,
+            rounds=options.rounds,
+            seconds=options.seconds,
+            starts=options.starts,
+            threads=options.threads,
+        )
         show(found, folder, options.threads)
         if options.tasks:
             quality(folder, options.tasks)

@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.errors import BadInput, BadModel
-from trundle.export import Limits, export_model
+from trundle.export import Limits, export_model, large
 from trundle.export.first_difference import first_difference
 from trundle.export.graph import plain_attention, whole, write_onnx
 from trundle.export.loss import keep_in_turn, neighbour_agreement, spread
@@ -110,6 +110,19 @@ def test_a_graph_that_differs_says_where(model: Path, tmp_path: Path) -> None:
         with torch.no_grad():
             opened[0].model.encoder.layer[2].output.dense.weight.add_(0.1)
         assert first_difference(whole(opened), path) == "model.0.model.encoder.layer.2.output.dense"
+
+
+def test_weights_too_large_for_one_file_lie_beside_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "LARGEST_IN_ONE_FILE", 1000)
+    wanted = SentenceTransformer(str(model), device="cpu").encode(TEXTS)
+    export_model(str(model), to="onnx")
+    assert {file.name for file in (model / "onnx").iterdir()} == {"model.onnx", "model.onnx_data"}
+    assert (model / "onnx" / "model.onnx_data").stat().st_size > (
+        model / "onnx" / "model.onnx"
+    ).stat().st_size
+    np.testing.assert_allclose(Encoder(model).encode(TEXTS), wanted, atol=1e-5)
+    export_model(str(model), to="onnx", size="int8", calibrate=TEXTS, limits=WIDE)
+    assert cosines(Encoder(model, graph="int8").encode(TEXTS), wanted).min() > 0.97
 
 
 def test_both_tracers_agree_and_the_faster_is_kept(model: Path) -> None:

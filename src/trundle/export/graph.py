@@ -20,6 +20,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from trundle.errors import BadModel
+from trundle.export import large
 from trundle.model import transformer_of
 
 OPSET = 18
@@ -77,7 +78,7 @@ def write_onnx(graph: Whole, path: Path, *, tracer: Tracer) -> None:
     """Trace `graph` into `path`; weights over 2 GB go into a file beside it."""
     names, example = list(graph.input_names), example_inputs(graph)
     weights = sum(weight.numel() * weight.element_size() for weight in graph.parameters())
-    outside = weights > 1.8e9
+    outside = weights > large.LARGEST_IN_ONE_FILE
     with warnings.catch_warnings(), torch.no_grad(), redirect_stdout(StringIO()), _quiet_logs():
         warnings.simplefilter("ignore")  # tracers warn of every branch they see, and of themselves
         if tracer == "dynamo":
@@ -105,6 +106,8 @@ def write_onnx(graph: Whole, path: Path, *, tracer: Tracer) -> None:
                 dynamo=False,
                 dynamic_axes=axes,
             )
+    if outside:
+        large.gather_weights(path)
 
 
 @contextmanager

@@ -9,10 +9,9 @@ from pathlib import Path
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
+from trundle.export.large import save_onnx
 from trundle.export.packages import onnx
 from trundle.export.tables import with_int8_tables
-
-LARGEST_IN_ONE_FILE = 1.8e9
 
 
 def write_int8(traced: Path, path: Path, *, keep: Sequence[str], older_cpus: bool) -> None:
@@ -23,9 +22,8 @@ def write_int8(traced: Path, path: Path, *, keep: Sequence[str], older_cpus: boo
     """
     tables = path.with_name("tables.onnx")
     model = with_int8_tables(onnx.load(traced))
-    large = model.ByteSize() > LARGEST_IN_ONE_FILE
     try:
-        onnx.save(model, tables, save_as_external_data=large, location="tables.onnx_data")
+        save_onnx(model, tables)
         logging.getLogger().addFilter(_no_advice)
         quantize_dynamic(
             tables,
@@ -35,7 +33,7 @@ def write_int8(traced: Path, path: Path, *, keep: Sequence[str], older_cpus: boo
             weight_type=QuantType.QInt8,
             op_types_to_quantize=["MatMul", "Gemm"],
             nodes_to_exclude=list(keep),
-            use_external_data_format=large,
+            use_external_data_format=(tables.parent / "tables.onnx_data").exists(),
         )
     finally:
         logging.getLogger().removeFilter(_no_advice)
@@ -46,7 +44,7 @@ def write_int8(traced: Path, path: Path, *, keep: Sequence[str], older_cpus: boo
 def write_float16(traced: Path, path: Path) -> None:
     """Weights and arithmetic in float16; inputs and outputs stay as they are."""
     model = convert_float_to_float16(onnx.load(traced), keep_io_types=True)
-    onnx.save(model, path, save_as_external_data=model.ByteSize() > LARGEST_IN_ONE_FILE)
+    save_onnx(model, path)
 
 
 def _no_advice(record: logging.LogRecord) -> bool:

@@ -9,6 +9,7 @@ from io import StringIO
 from pathlib import Path
 
 from trundle.errors import MissingExtra
+from trundle.export.large import save_onnx
 from trundle.export.packages import onnx
 from trundle.export.sensitivity import Inputs
 from trundle.export.tables import with_int8_tables
@@ -34,7 +35,7 @@ def write_calibrated(
     `keep` names products left in float. `older_cpus` avoids sums that overflow on processors without VNNI.
     """
     tables = path.with_name("tables.onnx")
-    onnx.save(with_int8_tables(onnx.load(traced)), tables)
+    save_onnx(with_int8_tables(onnx.load(traced)), tables)
     graph = openvino.Core().read_model(tables)
     there = {operation.get_friendly_name() for operation in graph.get_ops()}
     with _calm():
@@ -50,7 +51,8 @@ def write_calibrated(
             ),
         )
     openvino.save_model(small, path, compress_to_fp16=False)
-    tables.unlink()
+    for leftover in path.parent.glob("tables.onnx*"):
+        leftover.unlink()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trundle.embedder import Vectors
+from trundle.export.large import save_onnx
 from trundle.export.packages import onnx, onnxruntime
 
 Inputs = Mapping[str, NDArray[np.int64]]
@@ -46,10 +47,11 @@ def worst_products(path: Path, samples: Sequence[Inputs]) -> list[str]:
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(wanted - present))
     probed = path.with_name("probed.onnx")
     try:
-        onnx.save(model, probed, save_as_external_data=model.ByteSize() > 1.8e9)
+        save_onnx(model, probed)
         session = onnxruntime.InferenceSession(str(probed), providers=["CPUExecutionProvider"])
     finally:
-        probed.unlink(missing_ok=True)
+        for leftover in path.parent.glob("probed.onnx*"):
+            leftover.unlink()
     errors = dict.fromkeys(known, 0.0)
     names = sorted(wanted)
     for sample in samples:
