@@ -76,19 +76,27 @@ def check_augmentations(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def augmented(texts: Iterable[Text], names: Sequence[str], *, seed: int) -> Iterator[Text]:
-    """Every text, and after it what is made from it."""
+def augmented(
+    texts: Iterable[Text],
+    names: Sequence[str],
+    *,
+    seed: int,
+    allowed: Callable[[str], bool] = lambda _text: True,
+) -> Iterator[Text]:
+    """Every text, and after it what is made from it and is allowed."""
     chosen = [PIECES[name] for name in PIECES if name in names]
     waiting: list[str] = []
     for text in texts:
         yield text
-        random = Random(_seed_of(text, seed))
-        for make in chosen:
-            yield from make(text, random)
+        if chosen:
+            random = Random(_seed_of(text, seed))
+            yield from (piece for make in chosen for piece in make(text, random) if allowed(piece.text))
         if JOINS in names and len(text.text.split()) <= SHORT:
             waiting.append(text.text)
             if len(waiting) == JOINED:
-                yield Text(text=" ".join(waiting), kind="document")
+                joined = " ".join(waiting)
+                if allowed(joined):
+                    yield Text(text=joined, kind="document")
                 waiting = []
 
 

@@ -276,8 +276,7 @@ def _targets(teacher: Teacher, options: AlignOptions, context: Context) -> tuple
         chosen = data.distinct(corpus.train(), key=lambda text: f"{text.kind}\0{text.text}")
         if options.texts is not None:
             chosen = iter(data.sample(chosen, options.texts, seed=context.seed))
-        made = data.augmented(chosen, names, seed=context.seed)
-        return (text for text in made if corpus.may_train_on(text.text))
+        return data.augmented(chosen, names, seed=context.seed, allowed=corpus.may_train_on)
 
     content = _key(corpus.facts(), options.texts, names, context.seed)
     targets = build(f"train {content}", training_texts)
