@@ -257,14 +257,12 @@ def test_adapters_are_on_every_linear_and_leave_no_trace(pico_model: PicoModel, 
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_resumed_run_ends_with_the_same_bits(pico_model: PicoModel, tmp_path: Path, lora: bool):
-    settings = TrainSettings(steps=9, learning_rate=1e-3, validate_every=3, checkpoint_every=4)
+    settings = TrainSettings(steps=9, learning_rate=1e-3, checkpoint_every=4)
 
     def run(name: str, stop_at: int | None = None) -> dict[str, Tensor]:
         model = copy.deepcopy(pico_model("bert"))
         adapted = add_adapters(model, Lora(rank=4, alpha=8, dropout=0.2), seed=1) if lora else None
-        task = make_contrast(
-            model, some_examples(40), some_examples(8, seed=9), prompts=PLAIN, batch_size=8, mini_batch=4
-        )
+        task = contrast(model, some_examples(40), mini_batch=4)
 
         def stop(step: int) -> None:
             if step == stop_at:
@@ -275,7 +273,6 @@ def test_a_resumed_run_ends_with_the_same_bits(pico_model: PicoModel, tmp_path: 
             task.objective,
             task.batches,
             settings,
-            validation=task.validation,
             folder=tmp_path / name,
             resume=True,
             after_step=stop,
