@@ -75,7 +75,7 @@ def table(output: str) -> None:
         print("no level came to an end; see the logs")
         return
     rows = [(content, scores(content, "sts"), scores(content, "retrieval")) for content in found]
-    full = next((row for row in rows if row[0]["level"] == "0"), rows[0])
+    full = next((row[1:] for row in rows if row[0]["level"] == "0"), (float("nan"), float("nan")))
     columns = ("pruned", "layers", "params", "STS", "% of full", "retrieval", "% of full", "val. loss")
     print("  ".join(f"{column:>9}" for column in columns))
     for content, sts, retrieval in rows:
@@ -85,9 +85,9 @@ def table(output: str) -> None:
             str(content["layers"]),
             f"{content['parameters'] / 1e6:.1f}M",
             f"{sts:.4f}",
-            f"{100 * sts / full[1]:.1f}",
+            f"{100 * sts / full[0]:.1f}",
             f"{retrieval:.4f}",
-            f"{100 * retrieval / full[2]:.1f}",
+            f"{100 * retrieval / full[1]:.1f}",
             f"{content['facts'].get('validation') or float('nan'):.4f}",
         ]
         print("  ".join(f"{cell:>9}" for cell in cells))
