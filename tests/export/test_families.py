@@ -50,3 +50,19 @@ def test_every_pooling_and_side(family: str, mode: str, side: str, tmp_path: Pat
     encoder = Encoder(tmp_path / "model")
     assert encoder.dimensions == 24
     np.testing.assert_allclose(encoder.encode(TEXTS), reference(tmp_path / "model"), atol=1e-5)
+
+
+def test_a_chat_template_is_part_of_the_model(tmp_path: Path) -> None:
+    """sentence-transformers renders each text as a message where the tokenizer has a template."""
+    folder = tmp_path / "backbone"
+    pico.save_backbone("llama", str(folder))
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<s>{{ m['role'] }} says {{ m['content'] }}</s>{% endfor %}"
+    )
+    model = SentenceTransformer(modules=[Transformer(str(folder)), Pooling(32, "lasttoken")], device="cpu")
+    assert model.preprocess(["a"])["modality"] == "message"
+    model.save_pretrained(str(tmp_path / "model"))
+    export_model(str(tmp_path / "model"), to="onnx")
+    np.testing.assert_allclose(
+        Encoder(tmp_path / "model").encode(TEXTS), reference(tmp_path / "model"), atol=1e-4, rtol=1e-4
+    )

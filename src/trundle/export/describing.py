@@ -17,6 +17,8 @@ TOKENIZER = "tokenizer.json"
 OWN_TOKENIZER = "encoder_tokenizer.json"
 """For a model that changes its tokenizer as it is opened, so that the file in its folder does not tell all."""
 
+MARK = "marked place"
+
 NOT_TOKENIZING = {"padding", "truncation"}
 """How the tokenizer was last asked to fill up and cut; the runtime asks in its own way."""
 
@@ -35,7 +37,14 @@ def describe(model: SentenceTransformer) -> Description:
         raise BadModel(
             "the model does not say how wide its vectors are and how many tokens it takes; set both"
         )
+    before, after = chat_frame(model)
+    if (before or after) and any(model.prompts.values()):
+        raise BadModel(
+            "the model has both a chat template and prompts, which can't be told to a graph; remove its prompts"
+        )
     return Description(
+        before=before,
+        after=after,
         dimensions=width,
         normalised=normalises(model),
         max_tokens=longest,
@@ -44,6 +53,18 @@ def describe(model: SentenceTransformer) -> Description:
         parameters=sum(weight.numel() for weight in model.parameters()),
         default_prompt=model.default_prompt_name,
     )
+
+
+def chat_frame(model: SentenceTransformer) -> tuple[str, str]:
+    """What the model's chat template puts before and after a text; nothing where it has none."""
+    features = model.preprocess([MARK])
+    if features.get("modality") != "message":
+        return "", ""
+    rendered = str(model.tokenizer.decode(features["input_ids"][0].tolist()))
+    before, mark, after = rendered.partition(MARK)
+    if not mark:
+        raise BadModel("the model's chat template changes the text itself; remove chat_template.jinja")
+    return before, after
 
 
 def place_tokenizer(model: SentenceTransformer, folder: Path) -> str:

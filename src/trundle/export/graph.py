@@ -80,7 +80,7 @@ def write_onnx(graph: Whole, path: Path, *, tracer: Tracer) -> None:
     weights = sum(weight.numel() * weight.element_size() for weight in graph.parameters())
     outside = weights > large.LARGEST_IN_ONE_FILE
     with warnings.catch_warnings(), torch.no_grad(), redirect_stdout(StringIO()), _quiet_logs():
-        warnings.simplefilter("ignore")  # tracers warn of every branch they see, and of themselves
+        warnings.filterwarnings("ignore")  # tracers warn of every branch they see, and of themselves
         if tracer == "dynamo":
             any_size = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
             torch.onnx.export(

@@ -43,6 +43,9 @@ class Description:
     tokenizer: str = "tokenizer.json"
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    before: str = ""
+    after: str = ""
+    """What a chat template puts around every text; then the tokenizer adds nothing by itself."""
     graphs: tuple[Graph, ...] = ()
     format: int = FORMAT
 

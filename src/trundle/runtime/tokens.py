@@ -28,10 +28,22 @@ class Reader:
             raise BadModel(f"{path} can't be read ({error}); export the model again") from error
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(description.max_tokens)
+        self._description = description
+        self._end = self._tokenizer.encode(description.after, add_special_tokens=False).ids
 
     def read(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text, cut at what the model takes, special tokens included."""
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts))]
+        before, after = self._description.before, self._description.after
+        if not before and not after:
+            return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts))]
+        framed = [before + text + after for text in texts]
+        rows = self._tokenizer.encode_batch_fast(framed, add_special_tokens=False)
+        return [self._ended(encoding.ids) for encoding in rows]
+
+    def _ended(self, ids: list[int]) -> list[int]:
+        """A text that was cut still ends as the template ends, as sentence-transformers has it."""
+        cut = len(ids) == self._description.max_tokens and len(self._end) > 0
+        return [*ids[: -len(self._end)], *self._end] if cut else ids
 
 
 def padded(rows: Sequence[Sequence[int]], width: int, pad_id: int) -> tuple[Ids, Ids]:
