@@ -32,8 +32,8 @@ from trundle.runtime.describe import FILE, Description, Graph
 from trundle.runtime.encoder import Encoder
 from trundle.runtime.tokens import Reader, padded
 
-CALIBRATED_ON = 128
-MEASURED_ON = 128
+CALIBRATED_ON = 48
+MEASURED_ON = 96
 PROBED_WITH = 16
 HALF_COSINE = 0.999
 """What a half-precision graph must reach on every probe."""

@@ -186,16 +186,27 @@ class Encoder:
         if 0 in lengths:
             number = places[lengths.index(0)]
             raise BadInput(f"text {number + 1} ({texts[number][:60]!r}) has nothing to embed; leave it out")
-        few_shapes = self._graph.engine == "openvino"
-        texts_at_once = 1 if self._graph.one_by_one else BATCH_TEXTS
-        groups = batches(lengths, tokens=BATCH_TOKENS, texts=texts_at_once)
-        if few_shapes:  # openvino prepares itself for each new shape, which takes longer than a run
-            groups = [part for group in groups for part in in_powers_of_two(group)]
-        for group in groups:
-            longest = lengths[group[0]]
-            width = rounded_up(longest, self.max_tokens) if few_shapes else longest
+        for group, width in self._shapes(lengths):
             ids, mask = padded([rows[member] for member in group], width, self._description.pad_id)
             vectors[[places[member] for member in group]] = run(ids, mask)
+
+    def _shapes(self, lengths: Sequence[int]) -> Iterator[tuple[list[int], int]]:
+        """Which texts are run together, and how wide.
+
+        openvino prepares itself for each new shape, which takes longer than a run, and in int8 another width rounds
+        otherwise. So there it is given few shapes, and a text's width follows from its own length alone.
+        """
+        if self._graph.engine == "onnx":
+            texts = 1 if self._graph.one_by_one else BATCH_TEXTS
+            for group in batches(lengths, tokens=BATCH_TOKENS, texts=texts):
+                yield group, lengths[group[0]]
+            return
+        widths = [rounded_up(length, self.max_tokens) for length in lengths]
+        for width in sorted(set(widths), reverse=True):
+            members = [place for place, each in enumerate(widths) if each == width]
+            for group in batches([width] * len(members), tokens=BATCH_TOKENS, texts=BATCH_TEXTS):
+                for part in in_powers_of_two(group):
+                    yield [members[place] for place in part], width
 
     def _run_with(self, threads: int) -> Run:
         """The graph opened for so many threads a call, opened once."""
