@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -156,6 +157,9 @@ def run_all(arguments: argparse.Namespace) -> None:
         waiting[1:1] = [f"{TEACHER}={arguments.teacher}"]
     running: list[subprocess.Popen[bytes]] = []
     labelled = False
+    # Evaluators that each start a thread per core get in each other's way.
+    threads = max(1, (os.cpu_count() or 1) // arguments.at_once)
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     while waiting or running:
         running = [process for process in running if process.poll() is None]
         if waiting and len(running) < (arguments.at_once if labelled else 1):
@@ -163,7 +167,8 @@ def run_all(arguments: argparse.Namespace) -> None:
             log = Path(arguments.output) / f"{parse_row(row)[0]}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, __file__, *sys.argv[1:], "--only", row]
-            running.append(subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT))
+            with log.open("w") as stream:
+                running.append(subprocess.Popen(command, stdout=stream, stderr=stream, env=environment))
             if not labelled:
                 if running.pop().wait():
                     raise SystemExit(f"the first row failed; see {log}")
