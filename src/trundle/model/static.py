@@ -1,8 +1,8 @@
 """A model without layers: one vector a token, and a text is their mean. The far end of depth.
 
 The vectors start as what the model itself gives for each token alone, less what all texts share, so they are in its own
-space; frequent tokens, which say little, are weighed down. A linear map of a mean is the mean of the mapped vectors, so whatever maps such a model
-into another space goes into its table and costs nothing later.
+space; frequent tokens, which say little, are weighed down. A linear map of a mean is the mean of the mapped vectors, so
+whatever maps such a model into another space goes into its table and costs nothing later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trundle.progress import SILENT, Progress
 
 TOKENS_AT_ONCE = 1024
 TEXTS_AT_ONCE = 1000
-SIF = 1e-4
+SIF = 1e-3
 """A token this frequent counts half as much as a rare one."""
 PROBE = "a"
 
@@ -77,8 +77,12 @@ def with_mapped_table(
 
 
 def token_vectors(model: SentenceTransformer, *, progress: Progress = SILENT) -> Tensor:
-    """The model's vector for every token of its tokenizer, alone between the special tokens a text would have."""
+    """The model's vector for every token of its tokenizer, alone between the special tokens a text would have.
+
+    Taken before the model normalises: how long a token's vector is tells how much it should count.
+    """
     rows, width = static_shape(model)
+    bare = with_modules(model, [module for module in model if not isinstance(module, Normalize)])
     before, after = _surroundings(model)
     like = model.preprocess([PROBE])
     vectors = torch.empty(rows, width)
@@ -93,7 +97,7 @@ def token_vectors(model: SentenceTransformer, *, progress: Progress = SILENT) ->
                 name: torch.zeros_like(given) for name, value in like.items() if torch.is_tensor(value)
             }
             features |= {"input_ids": given, "attention_mask": torch.ones_like(given)}
-            found = model.eval()(features)["sentence_embedding"][:, :width]
+            found = bare.eval()(features)["sentence_embedding"][:, :width]
             vectors[start : start + len(ids)] = found.float().cpu()
             advance(len(ids))
     if not torch.isfinite(vectors).all():
