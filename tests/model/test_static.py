@@ -76,10 +76,10 @@ def test_it_reads_as_much_of_a_text_as_the_model_did(
     pico_model: Callable[[str], SentenceTransformer],
 ) -> None:
     model = pico_model("bert")
-    before = model.tokenizer.backend_tokenizer.to_str()
+    expected = model.encode(["fox " * 500])
     read = plain(model).preprocess(["fox " * 500])["input_ids"]
     assert len(read) == model.max_seq_length - 2
-    assert model.tokenizer.backend_tokenizer.to_str() == before
+    assert (model.encode(["fox " * 500]) == expected).all()
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=2, max_size=50).filter(any))
