@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from leaf import ENGLISH_STS, Lines
+from rows import ENGLISH_STS, Lines, run_rows
 from trundle.data import distinct, read_corpus, sample
 from trundle.data.corpus import Corpus
 from trundle.evaluate import evaluate, find_tasks
@@ -131,17 +131,8 @@ def main() -> None:
     if arguments.only:
         build(arguments, arguments.only)
         return
-    Path(arguments.output).mkdir(parents=True, exist_ok=True)
     rows = [f"{way}-{count}" for count in arguments.layers.split(",") for way in arguments.ways.split(",")]
-    running: list[subprocess.Popen[bytes]] = []
-    for row in ["teacher", *rows]:
-        while sum(process.poll() is None for process in running) >= arguments.parallel:
-            time.sleep(0.5)
-        with (Path(arguments.output) / f"{row}.log").open("w") as log:
-            command = [sys.executable, __file__, *sys.argv[1:], "--only", row]
-            running.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
-    for process in running:
-        process.wait()
+    run_rows({row: row for row in ["teacher", *rows]}, arguments.output, at_once=arguments.parallel)
     table(arguments.output)
 
 

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leaf import ENGLISH_STS, Lines
+from rows import ENGLISH_STS, Lines, run_rows
 from trundle.data import read_corpus
 from trundle.evaluate import evaluate, find_tasks, mean_score
 from trundle.evaluate.scoring import Result
@@ -121,16 +119,9 @@ def main() -> None:
     if arguments.only:
         build(arguments, arguments.only)
         return
-    Path(arguments.output).mkdir(parents=True, exist_ok=True)
-    running: list[subprocess.Popen[bytes]] = []
-    for level in arguments.levels.split(","):
-        while sum(process.poll() is None for process in running) >= arguments.parallel:
-            time.sleep(0.5)
-        with (Path(arguments.output) / f"{level}.log").open("w") as log:
-            command = [sys.executable, __file__, *sys.argv[1:], "--only", level]
-            running.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
-    for process in running:
-        process.wait()
+    run_rows(
+        {level: level for level in arguments.levels.split(",")}, arguments.output, at_once=arguments.parallel
+    )
     table(arguments.output)
 
 

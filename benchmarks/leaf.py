@@ -16,34 +16,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from rows import ENGLISH_STS, Lines, run_rows
 from trundle.data import read_corpus
 from trundle.evaluate import evaluate, find_tasks, mean_score, share_of_teacher
 from trundle.evaluate.scoring import Result
 from trundle.model import embedder, load
 from trundle.pipeline import compress
-from trundle.progress import Silent
 from trundle.recipe import single
 from trundle.steps.catalogue import STEPS
 
-ENGLISH_STS = ("STS12", "STS13", "STS14", "STS15", "STS17-en-en", "STSBenchmark")
 KINDS = ("retrieval", "classification", "clustering", "pairs")
 TEACHER = "teacher"
-
-
-class Lines(Silent):
-    """Progress for a log file."""
-
-    def say(self, line: str) -> None:
-        """One line with the time."""
-        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
 
 def parse_row(row: str) -> tuple[str, str, dict[str, Any]]:
@@ -152,29 +140,10 @@ def _figure(value: float | None, digits: int) -> str:
 def run_all(arguments: argparse.Namespace) -> None:
     """The row that labels comes first and alone; the others share the machine as they are allowed to."""
     first = parse_row(arguments.rows[0])[1]
-    waiting = [f"ridge={first}:steps=1:minutes=null", *arguments.rows]
-    if arguments.scores:
-        waiting[1:1] = [f"{TEACHER}={arguments.teacher}"]
-    running: list[subprocess.Popen[bytes]] = []
-    labelled = False
-    # Evaluators that each start a thread per core get in each other's way.
-    threads = max(1, (os.cpu_count() or 1) // arguments.at_once)
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    while waiting or running:
-        running = [process for process in running if process.poll() is None]
-        if waiting and len(running) < (arguments.at_once if labelled else 1):
-            row = waiting.pop(0)
-            log = Path(arguments.output) / f"{parse_row(row)[0]}.log"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            command = [sys.executable, __file__, *sys.argv[1:], "--only", row]
-            with log.open("w") as stream:
-                running.append(subprocess.Popen(command, stdout=stream, stderr=stream, env=environment))
-            if not labelled:
-                if running.pop().wait():
-                    raise SystemExit(f"the first row failed; see {log}")
-                labelled = True
-        else:
-            time.sleep(0.5)
+    run_rows({"ridge": f"ridge={first}:steps=1:minutes=null"}, arguments.output, at_once=1)
+    whole = [f"{TEACHER}={arguments.teacher}"] if arguments.scores else []
+    rows = {parse_row(row)[0]: row for row in (*whole, *arguments.rows)}
+    run_rows(rows, arguments.output, at_once=arguments.at_once)
     table(arguments.output)
 
 

@@ -14,28 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.artifact import versions
-from trundle.cli import app as cli
 from trundle.steps.catalogue import STEPS
-
-
-@pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Run `trundle …` in this process: exit code, stdout, stderr."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["trundle", *words])
-        monkeypatch.setattr("warnings.simplefilter", lambda *_: None)
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture

@@ -3,32 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 import pico
-from trundle.cli import app as cli
-
-
-@pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["trundle", "export", *words])
-        monkeypatch.setattr("warnings.simplefilter", lambda *_: None)
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return call
 
 
 def test_a_graph_in_a_folder_of_its_own(
@@ -40,16 +18,16 @@ def test_a_graph_in_a_folder_of_its_own(
     )
     source, out = str(pico_folders("bert")), str(tmp_path / "out")
     wide = ("--max-cosine-loss", "0.05", "--max-agreement-loss", "0.6")
-    code, said, _ = run(source, "--int8", "--calibrate", str(texts), *wide, "-o", out, "--json")
+    code, said, _ = run("export", source, "--int8", "--calibrate", str(texts), *wide, "-o", out, "--json")
     assert code == 0
     assert json.loads(said)["graph"] == "onnx/model_quantized.onnx"
-    code, _, complaint = run(source, "-o", out)
+    code, _, complaint = run("export", source, "-o", out)
     assert code == 2
     assert "say --force" in complaint
-    code, shown, _ = run(source, "-o", out, "--force")
+    code, shown, _ = run("export", source, "-o", out, "--force")
     assert code == 0
     assert "cosine to torch" in shown
     assert f'Encoder("{out}")' in shown
-    code, _, complaint = run(source, "--int8", "--half")
+    code, _, complaint = run("export", source, "--int8", "--half")
     assert code == 2
     assert "exclude each other" in complaint

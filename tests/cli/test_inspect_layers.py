@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,28 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 import pico
-from trundle.cli import app as cli
 from trundle.cli import chart
 from trundle.measure import LayerCurve
 from trundle.report.layer_curve import curve_page, curve_svg
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["trundle", *words])
-        monkeypatch.setattr("warnings.simplefilter", lambda *_: None)
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture

@@ -33,11 +33,11 @@ from trundle.measure.layer_losses import (
     pool,
     token_weights,
 )
-from trundle.model.encode import check_texts
 from trundle.model.layout import layout_of
 from trundle.model.prompts import prompts_by_role
 from trundle.model.surgery import transformer_of
 from trundle.progress import SILENT, Progress
+from trundle.readable import check_texts
 
 TUPLES = 1280
 BATCH = 64

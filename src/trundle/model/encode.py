@@ -16,6 +16,7 @@ from trundle.errors import BadInput, BadModel
 from trundle.model.prompts import Role, pools_prompts, prompts_by_role
 from trundle.model.tokenise import Features, make_tokeniser
 from trundle.progress import SILENT, Progress
+from trundle.readable import check_texts
 
 CHUNK = 4096
 """Texts between two reports of progress."""
@@ -106,21 +107,6 @@ def _encode(
     vectors = np.empty((len(texts), found[0].shape[1]), dtype=np.float32)
     vectors[order] = torch.cat(found).cpu().numpy()
     return vectors
-
-
-def check_texts(texts: Sequence[str]) -> None:
-    """Refuse what no tokenizer can read."""
-    for number, text in enumerate(texts, start=1):
-        if not isinstance(text, str):
-            raise BadInput(f"text {number} is a {type(text).__name__}, not a string; convert it first")
-        if not text.isascii():
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise BadInput(
-                    f"text {number} holds half of a character pair (a lone surrogate); clean it with "
-                    "text.encode('utf-8', 'replace').decode()"
-                ) from error
 
 
 def _check_vectors(vectors: Vectors, texts: Sequence[str], name: str) -> Vectors:

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput, BadModel
+from trundle.readable import check_texts
 from trundle.runtime.batching import batches, chunk_size, in_powers_of_two, rounded_up
 from trundle.runtime.describe import Graph, read_description
 from trundle.runtime.engines import Run, choose, open_graph, usable_cores
 from trundle.runtime.outputs import Output, as_output, check_output, truncated
-from trundle.runtime.tokens import Reader, check_texts, padded
+from trundle.runtime.tokens import Reader, padded
 
 CHUNK_TEXTS = 256
 BATCH_TOKENS = 2048

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from trundle.errors import BadInput, BadModel
+from trundle.errors import BadModel
 from trundle.runtime.describe import Description
 
 Ids = NDArray[np.int64]
@@ -58,18 +58,3 @@ def padded(rows: Sequence[Sequence[int]], width: int, pad_id: int) -> tuple[Ids,
         ids[place, : len(row)] = row
         mask[place, : len(row)] = 1
     return ids, mask
-
-
-def check_texts(texts: Sequence[str]) -> None:
-    """Refuse what no tokenizer can read."""
-    for number, text in enumerate(texts, start=1):
-        if not isinstance(text, str):
-            raise BadInput(f"text {number} is a {type(text).__name__}, not a string; convert it first")
-        if not text.isascii():
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise BadInput(
-                    f"text {number} holds half of a character pair (a lone surrogate); clean it with "
-                    "text.encode('utf-8', 'replace').decode()"
-                ) from error

@@ -1,0 +1,40 @@
+"""What benchmarks with a row per model share: each row in a process of its own, some at once, each with its log."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from trundle.progress import Silent
+
+ENGLISH_STS = ("STS12", "STS13", "STS14", "STS15", "STS17-en-en", "STSBenchmark")
+
+
+class Lines(Silent):
+    """Progress for a log file."""
+
+    def say(self, line: str) -> None:
+        """One line with the time."""
+        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+def run_rows(rows: Mapping[str, str], output: str | Path, *, at_once: int) -> None:
+    """Start this very script again with `--only ROW` for each name and its row; a row that fails is named at the end."""
+    Path(output).mkdir(parents=True, exist_ok=True)
+    # Evaluators that each start a thread per core get in each other's way.
+    threads = max(1, (os.cpu_count() or 1) // at_once)
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    for name, row in rows.items():
+        while sum(process.poll() is None for process in started.values()) >= at_once:
+            time.sleep(0.5)
+        with (Path(output) / f"{name}.log").open("w") as log:
+            command = [sys.executable, *sys.argv, "--only", row]
+            started[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    failed = [name for name, process in started.items() if process.wait()]
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}; see the logs in {output}")
