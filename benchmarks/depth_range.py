@@ -1,39 +1,36 @@
 """The whole range of depth on one table: one teacher cut to fewer and fewer layers, each aligned for equal steps.
 
     python benchmarks/depth_range.py TEACHER --texts DIR --tasks DIR --steps 5000 -o results/ [--keep 12,9,6,4,3,2,1,0]
+    python benchmarks/depth_range.py TEACHER --speeds -o results/
 
-0 layers is the static model. Training and scoring run on the device torch finds; texts/s are measured on the CPU, one model
-after the other in turns. Texts are the parquet files in --texts; the tasks in --tasks are only measured on, never trained
-on nor chosen by. A row that has its result already is not made again, so a run that was stopped goes on.
+0 layers is the static model. The first command trains and scores on the device torch finds, --at-once rows at a time after
+one that asks the teacher for all vectors; the second measures texts/s on this machine's CPU, of cuts with no training, since
+speed is a matter of shape alone. Either prints the table of what is there. Texts are the parquet files in --texts; the tasks
+in --tasks are only measured on, never trained on nor chosen by.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from rows import ENGLISH_STS, Lines, run_rows
 from trundle.bench import bench
 from trundle.data import read_corpus
-from trundle.evaluate import Result, evaluate, find_tasks, mean_score
+from trundle.evaluate import Result, evaluate, find_tasks, mean_score, share_of_teacher
 from trundle.model import embedder, load
 from trundle.pipeline import compress
-from trundle.progress import Silent
 from trundle.recipe import parse_recipe
 
-TASKS = "sts/STS12,sts/STS13,sts/STS14,sts/STS15,sts/STS17-en-en,sts/STSBenchmark,retrieval,classification,clustering,pairs"
-RESULT = "result.json"
-
-
-class Lines(Silent):
-    """Progress for a log file."""
-
-    def say(self, line: str) -> None:
-        """One line with the time."""
-        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+TASKS = ",".join(
+    [*(f"sts/{name}" for name in ENGLISH_STS), "retrieval", "classification", "clustering", "pairs"]
+)
+TEACHER = "teacher"
+RESULT, SPEEDS = "result.json", "speeds.json"
 
 
 def score(options: argparse.Namespace, model: str, index: str | None = None) -> list[Result]:
@@ -45,10 +42,10 @@ def score(options: argparse.Namespace, model: str, index: str | None = None) -> 
 
 def row(options: argparse.Namespace, keep: int) -> dict[str, Any]:
     """Cut, align, score."""
-    folder = Path(options.output) / f"keep-{keep}"
+    folder = Path(options.output) / str(keep)
     rate = options.static_learning_rate if keep == 0 else options.learning_rate
     align = {"steps": options.steps, "batch_size": options.batch_size, "learning_rate": rate}
-    align |= {} if options.sample is None else {"texts": options.sample}
+    align |= {"warmup": options.warmup, "augment": options.augment, "texts": options.sample}
     recipe = parse_recipe(
         json.dumps({"steps": [{"depth": {"keep": keep}}, {"align": align}]}), name=f"keep {keep}"
     )
@@ -59,7 +56,6 @@ def row(options: argparse.Namespace, keep: int) -> dict[str, Any]:
         recipe,
         output=folder / "model",
         corpus=read_corpus(sources, seed=0),
-        replace=True,
         progress=Lines(),
     )
     seconds = time.monotonic() - began
@@ -80,44 +76,54 @@ def teacher_row(options: argparse.Namespace) -> dict[str, Any]:
     return {"parameters": size, "scores": [result.as_json() for result in score(options, options.teacher)]}
 
 
-def kept(folder: Path, make: Any) -> dict[str, Any]:
-    """The result in a folder, made now if it is not there yet."""
-    file = folder / RESULT
-    if not file.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        content = make()
-        file.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+def build(options: argparse.Namespace, name: str) -> None:
+    folder = Path(options.output) / name
+    folder.mkdir(parents=True)
+    content = teacher_row(options) if name == TEACHER else row(options, int(name))
+    (folder / RESULT).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def speeds(options: argparse.Namespace, models: dict[str, str]) -> dict[str, tuple[float, float]]:
-    """Texts a second on the CPU, short and long ones."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the processes that are measured; this one has its device
-    result = bench(
-        list(models.values()), rounds=options.rounds, seconds=options.seconds, threads=options.threads
-    )
-    return {
+def measure_speeds(options: argparse.Namespace) -> None:
+    """Texts a second on the CPU, short and long ones, all models in turns."""
+    with tempfile.TemporaryDirectory() as scratch:
+        models = {TEACHER: options.teacher}
+        for keep in options.keep.split(","):
+            recipe = parse_recipe(json.dumps({"steps": [{"depth": {"keep": int(keep)}}]}), name=keep)
+            compress(options.teacher, recipe, output=Path(scratch) / keep)
+            models[keep] = str(Path(scratch) / keep)
+        found = bench(
+            list(models.values()), rounds=options.rounds, seconds=options.seconds, threads=options.threads
+        )
+    speeds = {
         name: (figures.short_texts_per_second.value, figures.long_texts_per_second.value)
-        for name, figures in zip(models, result.models, strict=True)
+        for name, figures in zip(models, found.models, strict=True)
     }
+    Path(options.output).mkdir(parents=True, exist_ok=True)
+    (Path(options.output) / SPEEDS).write_text(json.dumps(speeds, indent=1), encoding="utf-8")
 
 
-def table(rows: dict[str, dict[str, Any]], speed: dict[str, tuple[float, float]]) -> None:
+def table(output: Path) -> None:
+    rows = {file.parent.name: json.loads(file.read_text()) for file in output.glob(f"*/{RESULT}")}
+    speeds = json.loads((output / SPEEDS).read_text()) if (output / SPEEDS).is_file() else {}
     results = {name: [Result(**score) for score in content["scores"]] for name, content in rows.items()}
-    whole = mean_score(results["teacher"])
-    search = mean_score([result for result in results["teacher"] if result.kind == "retrieval"])
+    whole = results.get(TEACHER, [])
+    search = [result for result in whole if result.kind == "retrieval"]
     print("| layers | parameters | cosine | quality | asymmetric retrieval | texts/s short | texts/s long |")
     print("|---|---:|---:|---:|---:|---:|---:|")
-    for name, content in rows.items():
-        asymmetric = [result.score for result in results[name] if result.mode == "asymmetric"]
+    names = {TEACHER, *rows, *speeds}
+    for name in sorted(names, key=lambda name: -float(name) if name != TEACHER else -1e9):
+        content = rows.get(name, {})
+        asymmetric = [result for result in results.get(name, []) if result.mode == "asymmetric"]
         near = (content.get("fidelity") or {}).get("cosine")
+        known = bool(whole and results.get(name))
         cells = [
-            f"{content['parameters'] / 1e6:.1f}M",
+            f"{content['parameters'] / 1e6:.1f}M" if content else "",
             "" if near is None else f"{near:.4f}",
-            f"{mean_score(results[name]) / whole:.1%}",
-            f"{sum(asymmetric) / len(asymmetric) / search:.1%}" if asymmetric else "",
-            *(f"{rate:,.0f}" for rate in speed[name]),
+            f"{share_of_teacher(results[name], whole):.1%}" if known else "",
+            f"{mean_score(asymmetric, 'asymmetric') / mean_score(search):.1%}"
+            if asymmetric and search
+            else "",
+            *(f"{rate:,.0f}" for rate in speeds.get(name, ())),
         ]
         print(f"| {name} | {' | '.join(cells)} |")
 
@@ -127,15 +133,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("teacher")
-    parser.add_argument("--texts", required=True)
-    parser.add_argument("--tasks", required=True)
+    parser.add_argument("--texts")
+    parser.add_argument("--tasks")
     parser.add_argument("--names", default=TASKS, help="which tasks, names or kinds, with commas between")
     parser.add_argument("--keep", default="12,9,6,4,3,2,1,0")
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--static-learning-rate", type=float, default=1e-3)
+    parser.add_argument("--warmup", type=int, default=0)
+    parser.add_argument("--augment", default="")
     parser.add_argument("--sample", type=int, help="use at most this many of the texts")
+    parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--only", help="make this one row in this process")
+    parser.add_argument("--speeds", action="store_true", help="only measure the speeds on this machine")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the speed measurement")
     parser.add_argument(
         "--seconds", type=float, default=1.0, help="how long each speed is measured in a round"
@@ -143,13 +154,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("-o", "--output", required=True)
     options = parser.parse_args()
-    output = Path(options.output)
-    rows = {"teacher": kept(output / "teacher", lambda: teacher_row(options))}
-    models = {"teacher": options.teacher}
-    for keep in map(int, options.keep.split(",")):
-        rows[str(keep)] = kept(output / f"keep-{keep}", lambda keep=keep: row(options, keep))
-        models[str(keep)] = str(output / f"keep-{keep}" / "model")
-    table(rows, speeds(options, models))
+    if options.only:
+        build(options, options.only)
+        return
+    if options.speeds:
+        measure_speeds(options)
+    elif options.texts and options.tasks:
+        first, *others = options.keep.split(",")
+        run_rows({TEACHER: TEACHER, first: first}, options.output, at_once=1)
+        run_rows({name: name for name in others}, options.output, at_once=options.at_once)
+    else:
+        parser.error("say --texts and --tasks to train and score, or --speeds")
+    table(Path(options.output))
 
 
 if __name__ == "__main__":
