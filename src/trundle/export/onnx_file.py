@@ -11,33 +11,35 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from trundle.export.large import save_onnx
 from trundle.export.packages import onnx
+from trundle.export.stored import with_stored_matrices
 from trundle.export.tables import with_int8_tables
 
 
 def write_int8(traced: Path, path: Path, *, keep: Sequence[str], older_cpus: bool) -> None:
     """Matrices as int8 with a scale per column, inputs quantised as they come, tables as int8 rows.
 
-    `keep` names products left in float. `older_cpus` gives matrices 7 bits: processors without VNNI add two
+    `keep` names products left in float, of which only the storage is int8. `older_cpus` gives matrices 7 bits: processors without VNNI add two
     products in 16 bits, where 8-bit ones can overflow without a word.
     """
-    tables = path.with_name("tables.onnx")
+    tables, quantised = path.with_name("making-tables.onnx"), path.with_name("making-int8.onnx")
     model = with_int8_tables(onnx.load(traced))
     try:
         save_onnx(model, tables)
         logging.getLogger().addFilter(_no_advice)
         quantize_dynamic(
             tables,
-            path,
+            quantised,
             per_channel=True,
             reduce_range=older_cpus,
             weight_type=QuantType.QInt8,
             op_types_to_quantize=["MatMul", "Gemm"],
             nodes_to_exclude=list(keep),
-            use_external_data_format=(tables.parent / "tables.onnx_data").exists(),
+            use_external_data_format=(tables.parent / f"{tables.name}_data").exists(),
         )
+        save_onnx(with_stored_matrices(onnx.load(quantised)), path)
     finally:
         logging.getLogger().removeFilter(_no_advice)
-        for leftover in path.parent.glob("tables.onnx*"):
+        for leftover in path.parent.glob("making-*"):
             leftover.unlink()
 
 

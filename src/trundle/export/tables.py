@@ -28,7 +28,7 @@ def with_int8_tables(model: onnx.ModelProto) -> onnx.ModelProto:
     nodes = []
     for node in model.graph.node:
         table = stored.get(node.input[0]) if node.op_type == "Gather" else None
-        if table is None or not _worth_it(table) or users[table.name] > 1:
+        if table is None or not is_large_matrix(table) or users[table.name] > 1:
             nodes.append(node)
             continue
         rows, scales = rows_in_int8(onnx.numpy_helper.to_array(table))
@@ -58,6 +58,7 @@ def with_int8_tables(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def _worth_it(table: onnx.TensorProto) -> bool:
+def is_large_matrix(table: onnx.TensorProto) -> bool:
+    """Whether these are floats in rows, and enough of them for int8 to pay."""
     floats = table.data_type == onnx.TensorProto.FLOAT and len(table.dims) == 2
     return floats and table.dims[0] * table.dims[1] >= SMALLEST
