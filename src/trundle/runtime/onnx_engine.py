@@ -25,7 +25,7 @@ class OnnxRun:
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if threads > 1 else "0")
-        # Matrices stored in int8 but multiplied in float are opened once, not for every batch.
+        # Matrices stored in int8 but multiplied in float: opened once, and never fused with rounded inputs.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         try:
             self._session = onnxruntime.InferenceSession(
