@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,20 @@ class Lineage:
     versions: Mapping[str, str] = field(default_factory=versions)
     parent: Mapping[str, Any] | None = None
     format: int = LINEAGE_FORMAT
+
+    def after_parent(self) -> Lineage:
+        """One lineage for both, where the source was only a stage on the way here."""
+        parent = self.parent
+        if parent is None:
+            return self
+        return replace(
+            self,
+            source=parent["source"],
+            space=None if self.space == parent["source"] else self.space,
+            steps=(*parent["steps"], *self.steps),
+            before=parent["before"],
+            parent=parent["parent"],
+        )
 
     def write(self, folder: Path) -> None:
         """Put the lineage into `folder`."""

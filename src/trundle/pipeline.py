@@ -100,10 +100,13 @@ def compress(
     dry_run: bool = False,
     replace: bool = False,
     pair: bool = False,
+    continues: bool = False,
     trust_remote_code: bool = False,
     progress: Progress = SILENT,
 ) -> Run:
     """Make a small model out of a large one.
+
+    Where `source` is only a stage on the way, `continues` says so: the result's lineage then goes on with the source's.
 
     With `pair`, a second folder holds the result and its teacher as one model: see `pairing`. A dry run plans every
     step and says what it would save; steps that only cut are carried out in memory, so that the next plan is made on
@@ -159,6 +162,7 @@ def compress(
             scores={} if fidelity is None else headline(fidelity),
             parent=read_lineage(source),
         )
+        lineage = lineage.after_parent() if continues else lineage
         card = model_card(
             Path(output).name,
             lineage,

@@ -1,0 +1,186 @@
+"""Every model the steps could make of this one, as plain data, sized before any is made.
+
+The grid is small on purpose. A candidate that another one beats or equals in everything that is kept, and that fits just
+as well, is no candidate: what stays is the edge of the budget, where one thing can only be had for another.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal
+
+from sentence_transformers import SentenceTransformer
+
+from trundle.errors import ImpossibleCut
+from trundle.measure import Cost, predict
+from trundle.model.layout import Layout, layout_of
+from trundle.model.surgery import transformer_of
+from trundle.planner.budget import Budget
+
+Precision = Literal["float32", "int8"]
+
+LAYERS = (
+    Fraction(1),
+    Fraction(5, 6),
+    Fraction(2, 3),
+    Fraction(1, 2),
+    Fraction(1, 3),
+    Fraction(1, 4),
+    Fraction(1, 6),
+)
+TOKENS = (Fraction(1), Fraction(1, 2), Fraction(1, 3), Fraction(1, 4), Fraction(1, 6), Fraction(1, 8))
+NEURONS = (Fraction(1), Fraction(3, 4), Fraction(1, 2))
+WIDTHS = (Fraction(1), Fraction(1, 2))
+FEWEST_TOKENS = 4000
+"""Fewer pieces than this spell words letter by letter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """What would be kept of which model, and what that costs."""
+
+    base: str
+    """The model it is cut from: the one to shrink, or a student's backbone."""
+    layers: int
+    tokens: int
+    neurons: int
+    width: Fraction
+    precision: Precision
+    cost: Cost
+    whole: Layout = field(repr=False)
+    milliseconds: float | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of the file that is shipped."""
+        return self.cost.int8_file_bytes if self.precision == "int8" else self.cost.file_bytes
+
+    @property
+    def name(self) -> str:
+        """What is kept, in a few words."""
+        sizes = self.whole.sizes
+        told = [f"{self.layers} of {self.whole.layers} layers"]
+        if self.tokens < sizes["vocab"]:
+            told.append(f"{self.tokens:,} tokens")
+        if self.width != 1:
+            told.append(f"{self.width} width")
+        if self.neurons < sizes["mlp"]:
+            told.append(f"{self.neurons:,} neurons")
+        return ", ".join([*told, self.precision])
+
+    @property
+    def kept(self) -> tuple[Fraction, ...]:
+        """The shares that are kept: more is never worse."""
+        sizes = self.whole.sizes
+        return (
+            Fraction(self.layers, self.whole.layers),
+            Fraction(self.tokens, sizes["vocab"]),
+            Fraction(self.neurons, sizes["mlp"]),
+            self.width,
+            Fraction(1 if self.precision == "float32" else 0),
+        )
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The cuts as rows of a recipe: the vocabulary first, so that all others are made on the model that reads it."""
+        sizes = self.whole.sizes
+        found: list[dict[str, Any]] = []
+        if self.tokens < sizes["vocab"]:
+            found.append({"vocabulary": {"keep": self.tokens}})
+        if self.layers < self.whole.layers:
+            found.append({"depth": {"keep": self.layers}})
+        if self.width != 1:
+            found.append({"width": {"extract": str(self.width)}})
+        if self.neurons < sizes["mlp"]:
+            share = f"{sizes['mlp'] - self.neurons}/{sizes['mlp']}"
+            found.append({"weights": {"structure": "neuron", "method": "magnitude", "sparsity": share}})
+        return found
+
+
+def list_candidates(
+    model: SentenceTransformer, base: str, *, dimensions: int, precisions: Sequence[Precision]
+) -> list[Candidate]:
+    """The whole grid of cuts the model can take, each with a linear map into `dimensions`."""
+    layout = layout_of(transformer_of(model).model)
+    sizes = layout.sizes
+    grid = itertools.product(
+        _counts(layout.layers, LAYERS, at_least=1),
+        _counts(sizes["vocab"], TOKENS, at_least=FEWEST_TOKENS),
+        _counts(sizes["mlp"], NEURONS, at_least=1),
+        WIDTHS,
+    )
+    found = []
+    for layers, tokens, neurons, width in grid:
+        hidden = sizes["hidden"] * width
+        try:
+            cost = predict(
+                model,
+                blocks=range(layers),
+                vocab=tokens,
+                mlp=neurons,
+                hidden=int(hidden) if width != 1 else None,
+                head=int(sizes["head"] * width) if width != 1 else None,
+                dense=(int(hidden), dimensions),
+            )
+        except ImpossibleCut:
+            continue
+        found += [
+            Candidate(
+                base=base,
+                layers=layers,
+                tokens=tokens,
+                neurons=neurons,
+                width=width,
+                precision=precision,
+                cost=cost,
+                whole=layout,
+            )
+            for precision in precisions
+        ]
+    return found
+
+
+def edge(candidates: Iterable[Candidate], budget: Budget) -> list[Candidate]:
+    """Those that fit and that no other that fits beats in all that is kept, most promising first."""
+    fitting = [each for each in candidates if _fits(each, budget)]
+    best = [
+        each
+        for each in fitting
+        if not any(
+            other is not each
+            and other.base == each.base
+            and other.kept != each.kept
+            and all(theirs >= ours for theirs, ours in zip(other.kept, each.kept, strict=True))
+            for other in fitting
+        )
+    ]
+    return sorted(best, key=promise, reverse=True)
+
+
+def promise(candidate: Candidate) -> float:
+    """A guess at quality from what is kept, to choose what is tried at all; trials decide, not this.
+
+    In what was measured, half the width hurts most, then half the layers, then half the neurons; a vocabulary cut by use
+    hurts least, and int8 hardly at all.
+    """
+    layers, tokens, neurons, width, _ = (float(share) for share in candidate.kept)
+    return float(layers * tokens**0.35 * neurons**0.8 * width**2.5)
+
+
+def smallest(candidates: Iterable[Candidate]) -> Candidate:
+    """The least the grid can do."""
+    return min(candidates, key=lambda each: (each.bytes, each.cost.parameters))
+
+
+def _fits(candidate: Candidate, budget: Budget) -> bool:
+    return budget.allows(
+        file_bytes=candidate.bytes, parameters=candidate.cost.parameters, milliseconds=candidate.milliseconds
+    )
+
+
+def _counts(whole: int, shares: Sequence[Fraction], *, at_least: int) -> list[int]:
+    """Counts for these shares, largest first, none under what makes sense unless the whole is."""
+    counts = {max(int(whole * share), min(at_least, whole)) for share in shares}
+    return sorted(counts, reverse=True)

@@ -1,0 +1,55 @@
+"""How the time is shared: many candidates for a little while, the better half for longer, the winner for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TRIED = 8
+"""Candidates at most in the first round."""
+KEPT = 2
+"""One of so many goes on to the next round."""
+SHORTEST_TRIAL = 20.0
+"""Seconds of training under which a trial says nothing."""
+LABELLING, TRYING, FINISHING = 0.25, 0.3, 0.35
+"""Shares of the time: the teacher's vectors, the trials, the winner's training. The rest is for exporting and proving."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One round of trials."""
+
+    candidates: int
+    seconds: float
+    """Of training for each of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timetable:
+    """Seconds for each part of the work."""
+
+    labelling: float
+    rungs: tuple[Rung, ...]
+    finishing: float
+
+
+def plan_time(minutes: float, candidates: int) -> Timetable:
+    """As many candidates as the time can try for long enough; with time for one alone, none is tried."""
+    whole = 60 * minutes
+    trying = TRYING * whole
+    tried = min(TRIED, candidates)
+    while tried > 1 and trying / len(_counts(tried)) / tried < SHORTEST_TRIAL:
+        tried -= 1
+    counts = _counts(tried)
+    rungs = tuple(
+        Rung(candidates=count, seconds=trying / len(counts) / count) for count in counts if tried > 1
+    )
+    finishing = FINISHING * whole + (0 if rungs else trying)
+    return Timetable(labelling=LABELLING * whole, rungs=rungs, finishing=finishing)
+
+
+def _counts(tried: int) -> list[int]:
+    """8, 4, 2: each round has the same time, so each candidate in it has more."""
+    counts = [tried]
+    while counts[-1] > KEPT:
+        counts.append(-(-counts[-1] // KEPT))
+    return counts

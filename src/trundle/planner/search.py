@@ -1,0 +1,351 @@
+"""From a budget to a model: size and time every candidate, try the promising ones, train the best, export it, prove it.
+
+Each trial is a folder in the cache, named by all that leads to it, so a search that was killed goes on where it was. Trials are
+compared by the distance to the teacher on validation texts; nothing that is measured at the end is looked at before.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+
+from trundle.artifact import cache_folder, check_free, read_lineage, write_whole
+from trundle.data.corpus import Corpus
+from trundle.errors import BadInput
+from trundle.measure import Cost, cost
+from trundle.model import embedder, load
+from trundle.pipeline import Run, compress
+from trundle.planner.budget import Budget, parse_budget
+from trundle.planner.candidates import Candidate, Precision, edge, list_candidates, smallest
+from trundle.planner.halving import Timetable, plan_time
+from trundle.planner.speed import Speed, export_graph, measure_speed, time_queries
+from trundle.progress import SILENT, Progress
+from trundle.recipe import parse_recipe
+
+PLANNING_FILE = "planning.json"
+MINUTES = 30.0
+TIMED_TEXTS = 64
+FEWEST_TEXTS = 2000
+CALIBRATION_TEXTS = 400
+GPU_PACE = {"batch_size": 512, "learning_rate": 5e-4, "warmup": 200}
+"""Where a step takes milliseconds, large batches learn more in a minute; elsewhere LEAF's small ones do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A candidate and how its trials went: validation distances, round by round."""
+
+    candidate: Candidate
+    distances: tuple[float, ...] = ()
+    seconds: tuple[float, ...] = ()
+    outcome: str = "not tried"
+
+    def as_json(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "name": self.candidate.name,
+            "base": self.candidate.base,
+            "steps": self.candidate.steps(),
+            "parameters": self.candidate.cost.parameters,
+            "bytes": self.candidate.bytes,
+            "milliseconds": self.candidate.milliseconds,
+            "flops_per_token": round(self.candidate.cost.flops_per_token),
+            "outcome": self.outcome,
+            "rungs": [
+                {"seconds": round(seconds, 1), "distance": distance}
+                for seconds, distance in zip(self.seconds, self.distances, strict=True)
+            ],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What was asked, what could be had, what was chosen, and what came of it."""
+
+    budget: Budget
+    before: Cost
+    before_milliseconds: float | None
+    tried: tuple[Tried, ...]
+    chosen: Tried
+    timetable: Timetable
+    run: Run | None = None
+    bytes: int | None = None
+    """Of the file that is shipped, as it lies on the disk."""
+    milliseconds: float | None = None
+    """For a query, as measured at the end."""
+
+    def as_json(self) -> dict[str, Any]:
+        """What planning.json holds."""
+        best = self.chosen.candidate
+        return {
+            "budget": self.budget.as_json(),
+            "teacher": {
+                "parameters": self.before.parameters,
+                "bytes": self.before.file_bytes,
+                "milliseconds": self.before_milliseconds,
+            },
+            "candidates": [each.as_json() for each in self.tried],
+            "chosen": best.name,
+            "predicted": {"bytes": best.bytes, "milliseconds": best.milliseconds},
+            "measured": {"bytes": self.bytes, "milliseconds": self.milliseconds},
+        }
+
+
+def compress_to_budget(
+    source: str,
+    budget: Sequence[str],
+    *,
+    output: str | Path | None,
+    corpus: Corpus,
+    minutes: float = MINUTES,
+    students: Sequence[str] = (),
+    seed: int = 0,
+    dry_run: bool = False,
+    replace_output: bool = False,
+    fresh: bool = False,
+    pair: bool = False,
+    trust_remote_code: bool = False,
+    progress: Progress = SILENT,
+) -> Outcome:
+    """The best model within the budget that `minutes` can find; a dry run stops before the first trial."""
+    if output is not None and not dry_run:
+        check_free(output, replace=replace_output)
+    original = load(source, trust_remote_code=trust_remote_code)
+    before = cost(original)
+    limits = parse_budget(budget, whole_bytes=before.file_bytes)
+    search = Search(
+        source=source,
+        corpus=replace(corpus, held_out=lambda: iter(())),
+        seed=seed,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+    )
+    speeds = search.speeds(original, students)
+    found = search.candidates(original, students, speeds)
+    slow = _slowest(speeds, source, before)
+    if limits.allows(file_bytes=before.file_bytes, parameters=before.parameters, milliseconds=slow):
+        raise BadInput(
+            f"{source} is within {limits} as it is ({before.file_bytes / 1e6:.4g} MB, {before.parameters / 1e6:.4g}M "
+            "parameters), so nothing was done; ask for less"
+        )
+    promising = edge(found, limits)
+    if not promising:
+        least = smallest(found)
+        told = "" if least.milliseconds is None else f", {least.milliseconds:.2g} ms a query"
+        raise BadInput(
+            f"nothing trundle can make of {source} is within {limits}: the smallest is {least.name} with "
+            f"{least.bytes / 1e6:.3g} MB, {least.cost.parameters / 1e6:.3g}M parameters{told}; allow that much"
+            + ("" if students else ", or give a smaller backbone with --student")
+        )
+    timetable = plan_time(minutes, len(promising))
+    count = timetable.rungs[0].candidates if timetable.rungs else 1
+    tried = [Tried(candidate=each) for each in promising]
+    outcome = Outcome(
+        budget=limits,
+        before=before,
+        before_milliseconds=slow,
+        tried=tuple(tried),
+        chosen=tried[0],
+        timetable=timetable,
+    )
+    if dry_run:
+        return outcome
+    if output is None:
+        raise BadInput("say where the result goes with -o FOLDER, or only look with --dry-run")
+    known = [source, *budget, str(minutes), *students, str(seed), str(corpus.facts())]
+    work = cache_folder() / "trials" / blake2b("\0".join(known).encode(), digest_size=16).hexdigest()
+    if fresh:
+        shutil.rmtree(work, ignore_errors=True)
+    texts = search.affordable_texts(original, timetable.labelling)
+    contest, others = search.contest(tried[:count], timetable, work, texts), tried[count:]
+    chosen = contest[0]
+    run = search.finish(chosen, timetable.finishing, work, texts, corpus, output, replace_output, pair=pair)
+    outcome = replace(
+        outcome, tried=(*contest, *others), chosen=chosen, run=run, **search.ship(chosen, Path(output))
+    )
+    write_whole(Path(output) / PLANNING_FILE, json.dumps(outcome.as_json(), indent=1))
+    shutil.rmtree(work, ignore_errors=True)
+    return outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What stays the same through one search."""
+
+    source: str
+    corpus: Corpus
+    """With no held-out texts: trials are not measured on them."""
+    seed: int
+    trust_remote_code: bool
+    progress: Progress
+
+    def speeds(
+        self, original: SentenceTransformer, students: Sequence[str]
+    ) -> dict[tuple[str, Precision], Speed]:
+        """By base and precision; empty where graphs can't be made here, and speed can't be told."""
+        if find_spec("onnxruntime") is None or find_spec("onnx") is None:
+            self.progress.say(
+                "without the extra export there is no int8 and no speed: pip install 'trundle[export]'"
+            )
+            return {}
+        bases = {self.source: original} | {each: self._open(each) for each in students}
+        return {
+            (base, precision): measure_speed(model, precision, progress=self.progress)
+            for base, model in bases.items()
+            for precision in ("float32", "int8")
+        }
+
+    def candidates(
+        self,
+        original: SentenceTransformer,
+        students: Sequence[str],
+        speeds: Mapping[tuple[str, Precision], Speed],
+    ) -> list[Candidate]:
+        """All cuts of the model and of the students' backbones, sized and timed by arithmetic."""
+        precisions: tuple[Precision, ...] = ("float32", "int8") if speeds else ("float32",)
+        dimensions = original.get_embedding_dimension() or 0
+        found = list_candidates(original, self.source, dimensions=dimensions, precisions=precisions)
+        for each in students:
+            found += list_candidates(self._open(each), each, dimensions=dimensions, precisions=precisions)
+        return [
+            replace(each, milliseconds=speeds[each.base, each.precision].milliseconds(each.cost))
+            if speeds
+            else each
+            for each in found
+        ]
+
+    def affordable_texts(self, teacher: SentenceTransformer, seconds: float) -> int:
+        """How many texts the teacher can answer in this time, told from the first few."""
+        texts = [text.text for text in islice(self.corpus.train(), TIMED_TEXTS)]
+        if not texts:
+            raise BadInput("there are no texts to learn from; say where they are with --data")
+        encode = embedder(teacher, name="teacher", half_on_gpu=True).text
+        encode(texts[:4])
+        began = time.monotonic()
+        encode(texts)
+        return max(FEWEST_TEXTS, int(seconds * len(texts) / (time.monotonic() - began)))
+
+    def contest(self, tried: Sequence[Tried], timetable: Timetable, work: Path, texts: int) -> list[Tried]:
+        """Round by round the better half goes on; best first, those that were dropped behind."""
+        running: list[Tried] = list(tried)
+        dropped: list[Tried] = []
+        for number, rung in enumerate(timetable.rungs):
+            dropped = [
+                *(replace(each, outcome=f"dropped in round {number}") for each in running[rung.candidates :]),
+                *dropped,
+            ]
+            running = [
+                self._trial(each, number, rung.seconds, work, texts) for each in running[: rung.candidates]
+            ]
+            running.sort(key=lambda each: each.distances[-1])
+            best = running[0]
+            self.progress.say(
+                f"round {number + 1}: {best.candidate.name} leads at a distance of {best.distances[-1]:.4f}"
+            )
+        last = len(timetable.rungs)
+        behind = [replace(each, outcome=f"dropped in round {last}") for each in running[1:]]
+        return [replace(running[0], outcome="chosen"), *behind, *dropped]
+
+    def finish(
+        self,
+        chosen: Tried,
+        seconds: float,
+        work: Path,
+        texts: int,
+        corpus: Corpus,
+        output: str | Path,
+        replace_output: bool,
+        *,
+        pair: bool,
+    ) -> Run:
+        """Train the winner on from its last trial, and write it."""
+        rounds = len(chosen.distances)
+        start = self._folder(chosen, rounds - 1, work) if rounds else None
+        return compress(
+            chosen.candidate.base if start is None else str(start),
+            self._recipe(chosen, rounds, seconds, texts),
+            output=output,
+            corpus=corpus,
+            seed=self.seed,
+            replace=replace_output,
+            pair=pair,
+            continues=start is not None,
+            trust_remote_code=self.trust_remote_code,
+            progress=self.progress,
+        )
+
+    def ship(self, chosen: Tried, output: Path) -> dict[str, Any]:
+        """The graph that is shipped, with its real size and speed; weights alone where no graph can be made."""
+        candidate = chosen.candidate
+        if candidate.milliseconds is None:
+            return {"bytes": candidate.bytes}
+        texts = [text.text for text in islice(self.corpus.validation(), CALIBRATION_TEXTS)]
+        texts = (
+            texts
+            if len(texts) == CALIBRATION_TEXTS
+            else [text.text for text in islice(self.corpus.train(), CALIBRATION_TEXTS)]
+        )
+        weight = export_graph(output, candidate.precision, calibrate=texts, progress=self.progress)
+        return {
+            "bytes": weight if candidate.precision == "int8" else candidate.bytes,
+            "milliseconds": time_queries([output])[0],
+        }
+
+    def _trial(self, tried: Tried, number: int, seconds: float, work: Path, texts: int) -> Tried:
+        folder = self._folder(tried, number, work)
+        if not folder.is_dir():
+            start = self._folder(tried, number - 1, work) if number else None
+            compress(
+                tried.candidate.base if start is None else str(start),
+                self._recipe(tried, number, seconds, texts),
+                output=folder,
+                corpus=self.corpus,
+                seed=self.seed,
+                continues=start is not None,
+                trust_remote_code=self.trust_remote_code,
+                progress=self.progress,
+            )
+        lineage = read_lineage(folder) or {}
+        facts = lineage["steps"][-1]["facts"]
+        distance = facts["validation"] if facts["validation"] is not None else facts["loss"]
+        return replace(
+            tried,
+            distances=(*tried.distances, float(distance)),
+            seconds=(*tried.seconds, seconds),
+        )
+
+    def _recipe(self, tried: Tried, rounds: int, seconds: float, texts: int) -> Any:
+        """The cuts and the first training, or the next training of what is cut already."""
+        candidate = tried.candidate
+        align: dict[str, Any] = {"minutes": seconds / 60, "texts": texts}
+        align |= GPU_PACE if torch.cuda.is_available() else {}
+        if rounds or candidate.base != self.source:
+            align["teacher"] = self.source
+        if rounds:
+            align["start"] = "keep"
+        steps = [*([] if rounds else candidate.steps()), {"align": align}]
+        return parse_recipe(json.dumps({"steps": steps}), name=candidate.name)
+
+    def _folder(self, tried: Tried, number: int, work: Path) -> Path:
+        known = json.dumps([tried.candidate.base, tried.candidate.name, number])
+        return work / blake2b(known.encode(), digest_size=12).hexdigest()
+
+    def _open(self, model: str) -> SentenceTransformer:
+        return load(model, trust_remote_code=self.trust_remote_code)
+
+
+def _slowest(speeds: Mapping[tuple[str, Precision], Speed], source: str, before: Cost) -> float | None:
+    """What a query takes with the model as it is, told like the candidates'."""
+    speed = speeds.get((source, "float32"))
+    return None if speed is None else speed.milliseconds(before)
