@@ -65,6 +65,8 @@ class Run:
     after: Cost
     steps: tuple[StepRun, ...]
     fidelity: Fidelity | None
+    judged: Mapping[str, tuple[float, float]]
+    """What a step measured of the original and of the result."""
     output: Path | None
     pair: Path | None
     original: Embedder
@@ -85,6 +87,7 @@ class Run:
                 for step in self.steps
             ],
             "fidelity": None if self.fidelity is None else self.fidelity.as_json(),
+            "judged": {name: {"before": old, "after": new} for name, (old, new) in self.judged.items()},
             "output": None if self.output is None else str(self.output),
             "pair": None if self.pair is None else str(self.pair),
         }
@@ -135,12 +138,15 @@ def compress(
     space: Embedder | None = None
     partner: SentenceTransformer | None = None
     when_safe: list[Callable[[], None]] = []
+    judges, compact = [], False
     for call in recipe.calls:
         applied, step = _take(call, model, context, dry_run=dry_run)
         model, space = applied.model, applied.space or space
         partner = applied.teacher or partner
         files |= applied.files
         when_safe.append(applied.done)
+        judges += [] if applied.judge is None else [applied.judge]
+        compact = compact or applied.compact
         progress.say(f"{call.step.name}: {step.says}")
         steps.append(step)
     before, after = cost(original), steps[-1].after
@@ -150,6 +156,12 @@ def compress(
     fidelity = None
     if not dry_run and corpus is not None and is_first():
         fidelity = measure_against(teacher, student, corpus, seed=seed, progress=progress)
+    judged: dict[str, tuple[float, float]] = {}
+    if judges and not dry_run and is_first():
+        started = memory.remember(embedder(original, name="the original"), "original: encoding")
+        for judge in judges:
+            old, new = judge(started), judge(student)
+            judged |= {name: (old[name], new[name]) for name in old}
     if output is not None and not dry_run and is_first():
         lineage = Lineage(
             source=source,
@@ -159,7 +171,7 @@ def compress(
             seed=seed,
             before=before.as_json(),
             after=after.as_json(),
-            scores={} if fidelity is None else headline(fidelity),
+            scores=({} if fidelity is None else headline(fidelity)) | before_and_after(judged),
             parent=read_lineage(source),
         )
         lineage = lineage.after_parent() if continues else lineage
@@ -183,6 +195,7 @@ def compress(
         after=after,
         steps=tuple(steps),
         fidelity=fidelity,
+        judged=judged,
         output=None if output is None or dry_run else Path(output),
         pair=pair_folder(output) if pair and output is not None and not dry_run else None,
         original=teacher,
@@ -227,6 +240,14 @@ def measure_against(
         )
         return None
     return measure_fidelity(result, original, queries, documents, progress=progress)
+
+
+def before_and_after(judged: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """What a step measured, for the lineage and the card."""
+    named = {
+        name: {"before": round(old, 4), "after": round(new, 4)} for name, (old, new) in judged.items()
+    }
+    return {f"{name}, {when}": score for name, both in named.items() for when, score in both.items()}
 
 
 def headline(fidelity: Fidelity) -> dict[str, float]:

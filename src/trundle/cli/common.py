@@ -86,6 +86,9 @@ def carry_out(
     if run.fidelity is not None:
         console.show()
         console.show_table(figures.fidelity(run.fidelity))
+    if run.judged:
+        console.show()
+        console.show_table(figures.judged(run.judged))
     if run.output is not None:
         console.show()
         call = how_to_open(str(run.output), needs_trundle=run.needs_trundle)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trundle.cli.console import bar
@@ -133,6 +133,15 @@ def run(result: Run) -> Rows:
         before.flops_per_token / after.flops_per_token,
     ]
     rows.append(("ratio", "", *(f"{ratio:.2f}×" for ratio in ratios), ""))
+    return rows
+
+
+def judged(scores: Mapping[str, tuple[float, float]]) -> Rows:
+    """What a step measured of the original and of the result."""
+    rows: Rows = [("held-back queries", "before", "after", "change")]
+    for name, (old, new) in scores.items():
+        change = f"{(new - old) / old:+.1%}" if old else ""
+        rows.append((name, f"{old:.4f}", f"{new:.4f}", change))
     return rows
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from trundle.data.targets import find_targets as find_targets
     from trundle.data.targets import open_targets as open_targets
     from trundle.data.targets import wait_for_targets as wait_for_targets
+    from trundle.data.text_pairs import DROPOUT as DROPOUT
+    from trundle.data.text_pairs import pairs_from_texts as pairs_from_texts
     from trundle.data.texts import Kind as Kind
     from trundle.data.texts import Text as Text
     from trundle.data.texts import read_texts as read_texts
@@ -79,5 +81,7 @@ __getattr__ = lazy(
         "unseen_texts": "unseen",
         "TableTeacher": "vector_table",
         "teacher_from_parquet": "vector_table",
+        "DROPOUT": "text_pairs",
+        "pairs_from_texts": "text_pairs",
     },
 )

@@ -45,6 +45,8 @@ class Corpus:
     """The labelled tuples a step may learn from, read when asked for: sources without them are refused only then."""
     validation_examples: Callable[[], Iterator[Example]] = lambda: iter(())
     """The labelled tuples a step may choose by: none of their queries is learned from."""
+    held_out_examples: Callable[[], Iterator[Example]] = lambda: iter(())
+    """The labelled tuples that only measure the result: their queries are neither learned from nor chosen by."""
     facts: Callable[[], tuple[Mapping[str, Any], ...]]
     """What the lineage keeps: each source with the number of its texts and a fingerprint of their content."""
 
@@ -125,6 +127,14 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
                 )
                 yield from trainable(asked, may_choose_by)
 
+    def held_out_examples() -> Iterator[Example]:
+        for source in sources:
+            if source == ENVIRONMENT:
+                yield from as_examples(documented()["held_out"])
+            else:
+                read = read_examples(source)
+                yield from (one for one in read if part_of(one.query, share(), seed) == "held_out")
+
     return Corpus(
         train=train,
         validation=lambda: kept("validation"),
@@ -132,6 +142,7 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
         may_train_on=may_train_on,
         examples=examples,
         validation_examples=validation_examples,
+        held_out_examples=held_out_examples,
         facts=lambda: first_reading()[0],
     )
 

@@ -31,6 +31,18 @@ if TYPE_CHECKING:
     from trundle.measure.token_ranking import what_is_missing as what_is_missing
     from trundle.measure.token_scores import attention_scores as attention_scores
     from trundle.measure.token_scores import tfidf_scores as tfidf_scores
+    from trundle.measure.weight_choice import best_neurons as best_neurons
+    from trundle.measure.weight_choice import choose as choose
+    from trundle.measure.weight_choice import how_many as how_many
+    from trundle.measure.weight_choice import neuron_scores as neuron_scores
+    from trundle.measure.weight_choice import two_of_four as two_of_four
+    from trundle.measure.weight_map import PrunedMatrix as PrunedMatrix
+    from trundle.measure.weight_map import WeightMap as WeightMap
+    from trundle.measure.weight_map import count_alignment as count_alignment
+    from trundle.measure.weight_scores import alignment as alignment
+    from trundle.measure.weight_scores import dai as dai
+    from trundle.measure.weight_scores import random_scores as random_scores
+    from trundle.measure.weight_scores import wanda as wanda
 
 __getattr__ = lazy(
     __name__,
@@ -61,5 +73,17 @@ __getattr__ = lazy(
         "what_is_missing": "token_ranking",
         "attention_scores": "token_scores",
         "tfidf_scores": "token_scores",
+        "best_neurons": "weight_choice",
+        "choose": "weight_choice",
+        "how_many": "weight_choice",
+        "neuron_scores": "weight_choice",
+        "two_of_four": "weight_choice",
+        "PrunedMatrix": "weight_map",
+        "WeightMap": "weight_map",
+        "count_alignment": "weight_map",
+        "alignment": "weight_scores",
+        "dai": "weight_scores",
+        "random_scores": "weight_scores",
+        "wanda": "weight_scores",
     },
 )

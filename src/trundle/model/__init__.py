@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     from trundle.model.layout import layout_of as layout_of
     from trundle.model.layout import shrunk as shrunk
     from trundle.model.loading import load as load
-    from trundle.model.merge_tree import NO_MERGES as NO_MERGES
+    from trundle.model.matrices import Matrix as Matrix
+    from trundle.model.matrices import block_weights as block_weights
+    from trundle.model.matrices import prunable as prunable
+    from trundle.model.matrices import weight_of as weight_of
+    from trundle.model.matrices import with_zeros as with_zeros
     from trundle.model.merge_tree import MergeTree as MergeTree
+    from trundle.model.merge_tree import NO_MERGES as NO_MERGES
     from trundle.model.pairing import check_pairable as check_pairable
     from trundle.model.pairing import paired as paired
     from trundle.model.pooling import with_pooling as with_pooling
@@ -93,5 +98,10 @@ __getattr__ = lazy(
         "read_vocabulary": "vocabulary",
         "rebuilt_backend": "vocabulary",
         "token_vectors": "vocabulary",
+        "Matrix": "matrices",
+        "block_weights": "matrices",
+        "prunable": "matrices",
+        "weight_of": "matrices",
+        "with_zeros": "matrices",
     },
 )

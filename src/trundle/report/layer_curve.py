@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
-from trundle.measure import LayerCurve
+if TYPE_CHECKING:
+    from trundle.measure import LayerCurve
 
 WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 28, 52
@@ -106,12 +108,16 @@ def curve_page(curve: LayerCurve, title: str, rows: Sequence[Sequence[str]], not
     header = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
     lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in body)
     said = "".join(f"<p>{escape(note)}</p>" for note in notes)
+    table = f'<div class="wide"><table><thead><tr>{header}</tr></thead><tbody>{lines}</tbody></table></div>'
+    return page(title, f"<h1>{escape(title)}</h1>{curve_svg(curve, title)}{table}{said}")
+
+
+def page(title: str, content: str) -> str:
+    """A page that needs nothing but itself."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_page_style()}</style></head><body><main>"
-        f"<h1>{escape(title)}</h1>{curve_svg(curve, title)}"
-        f'<div class="wide"><table><thead><tr>{header}</tr></thead><tbody>{lines}</tbody></table></div>{said}'
+        f"<title>{escape(title)}</title><style>{_page_style()}</style></head><body><main>{content}"
         "</main></body></html>\n"
     )
 

@@ -72,6 +72,10 @@ class Applied:
     """Called when the result is safe on disk: what was only kept in case of a failure may go."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Text files to keep in the model's folder, such as a training's metrics."""
+    judge: Callable[[Embedder], Mapping[str, float]] | None = None
+    """Scores by which the original and the end result are to be compared, where the step knows such."""
+    compact: bool = False
+    """Whether zeros are to be stored as bits."""
 
 
 O = TypeVar("O", bound=Options)  # noqa: E741

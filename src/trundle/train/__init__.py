@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from trundle.train.contrastive import angle as angle
     from trundle.train.contrastive import cosine as cosine
     from trundle.train.contrastive import infonce as infonce
+    from trundle.train.fisher import Gradients as Gradients
+    from trundle.train.fisher import measure_gradients as measure_gradients
+    from trundle.train.fisher import measure_norms as measure_norms
     from trundle.train.grouped import ByGroup as ByGroup
     from trundle.train.imitation import Imitator as Imitator
     from trundle.train.imitation import check_imitation as check_imitation
@@ -75,5 +78,8 @@ __getattr__ = lazy(
         "leaf_cycles": "schedule",
         "linear": "schedule",
         "Prompts": "tuple_batches",
+        "Gradients": "fisher",
+        "measure_gradients": "fisher",
+        "measure_norms": "fisher",
     },
 )

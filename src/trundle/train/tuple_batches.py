@@ -113,7 +113,7 @@ def make_tuple_loader(
     negatives: int | None = None,
 ) -> Callable[[Indices], TupleBatch]:
     """How the tuples of a batch become what the objective takes; `prompts` are found by an example's source."""
-    chunked = _make_chunker(model, chunk)
+    chunked = make_chunker(model, chunk)
 
     def load(indices: Indices) -> TupleBatch:
         chosen = [examples[index] for index in indices]
@@ -134,7 +134,7 @@ def make_tuple_loader(
     return load
 
 
-def _make_chunker(model: SentenceTransformer, size: int) -> Callable[[Sequence[str], str], Chunks]:
+def make_chunker(model: SentenceTransformer, size: int) -> Callable[[Sequence[str], str], Chunks]:
     """Texts of similar length together, each chunk with what pooling must know of the prompt."""
     tokenise = make_tokeniser(model)
     prompt_counts = any(isinstance(module, Pooling) and not module.include_prompt for module in model)

@@ -1,0 +1,146 @@
+"""The two sides weights are judged by: samples of a domain and of everything else, and a search each that only measures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import trundle.data as data
+import trundle.evaluate as evaluate
+import trundle.measure as measure
+import trundle.model as body
+from trundle.data.sampling import draw
+from trundle.errors import BadInput
+from trundle.steps.contract import Context
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from trundle.data import Corpus, Example
+    from trundle.embedder import Embedder
+
+Name = Literal["domain", "general"]
+POOL = 4
+"""Samples are chosen from so many times their number: clustering more of them takes long and changes little."""
+FEWEST = 2
+JUDGED = 400
+FEWEST_JUDGED = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One source of samples."""
+
+    name: Name
+    corpus: Corpus
+    made: str | None
+    """Why its pairs are made out of texts, where it has no tuples."""
+
+    def samples(self) -> Iterator[Example]:
+        """What may be learned from."""
+        if self.made is None:
+            return self.corpus.examples()
+        return data.pairs_from_texts(self.corpus.train(), allowed=self.corpus.may_train_on)
+
+    def kept_back(self) -> Iterator[Example]:
+        """What only measures; a text searched for by itself is always found, so it says nothing."""
+        if self.made is None:
+            return self.corpus.held_out_examples()
+        pairs = data.pairs_from_texts(self.corpus.held_out())
+        return (pair for pair in pairs if pair.source != data.DROPOUT)
+
+
+def open_side(name: Name, source: str | None, context: Context) -> Side:
+    """Read a source by the rules of --data: only its train rows, and nothing that is kept back."""
+    if source is not None:
+        key = f"weights {name} {source} {context.seed}"
+        if key not in context.opened:
+            context.opened[key] = data.read_corpus([source], seed=context.seed, progress=context.progress)
+        corpus = context.opened[key]
+    elif name == "domain" and context.corpus is not None:
+        corpus = context.corpus
+    else:
+        raise BadInput(
+            f"say where the tuples or texts of the {name} side are with --{name} FILE"
+            + (" or --data FILE" if name == "domain" else "; the method domain-fisher does without")
+        )
+    try:
+        found, made = next(corpus.examples(), None), None
+    except BadInput as error:
+        found, made = None, str(error)
+    if found is None and next(corpus.train(), None) is None:
+        raise BadInput(
+            f"the {name} side has nothing to learn from; give a file with tuples of query and positive, or texts"
+        )
+    return Side(name=name, corpus=corpus, made=made or ("it has no tuples" if found is None else None))
+
+
+def same_data(domain: Side, general: Side) -> bool:
+    """Whether both sides hold the same texts in the same order, wherever they lie."""
+    prints = [[fact["fingerprint"] for fact in side.corpus.facts()] for side in (domain, general)]
+    return bool(prints[0]) and prints[0] == prints[1]
+
+
+def draw_samples(
+    model: SentenceTransformer, side: Side, count: int, context: Context
+) -> tuple[list[Example], dict[str, Any]]:
+    """Tuples that stand for all of a side: the nearest to each centre of a k-means over its queries' vectors."""
+    different = data.distinct(side.samples(), key=lambda one: f"{one.query}\0{one.positive}")
+    pool = data.sample(different, POOL * count, seed=context.seed)
+    if len(pool) < FEWEST:
+        raise BadInput(
+            f"the {side.name} side has {len(pool)} tuple to learn from, and a search among others takes at least "
+            f"{FEWEST}; give more, better thousands"
+        )
+    if len(pool) > count:
+        encode = body.embedder(model, name=f"{side.name} queries", progress=context.progress).query
+        chosen = measure.representatives(encode([one.query for one in pool]), count, seed=context.seed)
+        drawn = [pool[place] for place in chosen]
+    else:
+        drawn = pool
+        context.progress.say(
+            f"{side.name}: {len(pool):,} samples are all there are ({count:,} asked for), so none are chosen by k-means"
+        )
+    ways = Counter(Path(one.source).name for one in drawn)
+    if side.made is not None:
+        listed = ", ".join(f"{number:,} {way}" for way, number in ways.most_common())
+        context.progress.say(f"{side.name}: no labelled tuples, so pairs are made from the texts: {listed}")
+    facts = {
+        "samples": len(drawn),
+        "of": len(pool),
+        "pairs": "made from texts" if side.made is not None else "given",
+        "from": dict(sorted(ways.items())),
+    }
+    return sorted(drawn, key=lambda one: (one.source, draw(one.query, context.seed))), facts
+
+
+def make_judge(
+    sides: list[Side], context: Context
+) -> Callable[[Embedder], Mapping[str, float]] | None:
+    """How well held-back queries of each side find their document, for any model; None where too few are held back."""
+    tasks = []
+    for side in sides:
+        kept = (one for one in side.kept_back() if not _learned_from(one.query, context))
+        pairs = [(one.query, one.positive) for one in data.sample(kept, JUDGED, seed=context.seed)]
+        if len(pairs) >= FEWEST_JUDGED:
+            tasks.append(evaluate.KnownItemTask(name=side.name, pairs=pairs))
+        else:
+            context.progress.say(
+                f"{side.name}: only {len(pairs)} queries are held back, too few to measure a search by"
+            )
+    if not tasks:
+        return None
+
+    def judge(embedder: Embedder) -> Mapping[str, float]:
+        found = evaluate.evaluate(embedder, tasks)
+        return {f"{one.task} {one.main}, {len(task.pairs):,} queries": one.score for one, task in zip(found, tasks, strict=True)}
+
+    return judge
+
+
+def _learned_from(text: str, context: Context) -> bool:
+    """Whether a later step that trains on --data may see a text that this side keeps back."""
+    return context.corpus is not None and context.corpus.may_train_on(text)

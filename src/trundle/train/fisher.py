@@ -1,0 +1,281 @@
+"""Per-sample gradients of chosen matrices, squared and summed while they stream by: the diagonal of the Fisher information.
+
+The loss of a sample is InfoNCE: its query finds its document among all documents of its small batch. It is taken as a
+function of how the sample's *own* texts are encoded; the rivals' vectors are given. So each text has the gradient of one
+sample, one backward pass serves a whole batch, and the gradient of a sample in a matrix is the product of what entered
+the matrix and what came back from behind it, over the sample's tokens. It is formed for one matrix at a time, added to two
+sums in fp32 (squares, and the gradient itself) and forgotten: the memory is two copies of the chosen matrices.
+
+What this is not: it changes no weight, and no other parameter's gradient is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import batch_to_device
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trundle.data.tuples import Example
+from trundle.errors import BadInput
+from trundle.model.surgery import transformer_of
+from trundle.progress import SILENT, Progress
+from trundle.train.contrastive import TEMPERATURE, directions
+from trundle.train.fisher_batches import Part, SampleBatch, make_sample_loader
+from trundle.train.tuple_batches import Prompts
+
+BATCH = 32
+GPU_BYTES = 1 << 28
+"""How much of per-sample gradients of one matrix is held at once on a GPU; a CPU takes them one by one, in its cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """What a pass over samples found, by matrix, as (out, in) in fp32."""
+
+    fisher: dict[str, Tensor]
+    """The mean squared gradient of a sample."""
+    mean: dict[str, Tensor]
+    """The mean gradient."""
+    samples: int
+
+
+def measure_gradients(
+    model: SentenceTransformer,
+    samples: Sequence[Example],
+    modules: Sequence[str],
+    *,
+    prompts: Mapping[str, Prompts],
+    batch_size: int = BATCH,
+    negatives: int = 1,
+    temperature: float = TEMPERATURE,
+    dropout_seed: int | None = None,
+    label: str = "gradients",
+    progress: Progress = SILENT,
+) -> Gradients:
+    """Take the Fisher information and the mean gradient of these modules' weights, named as in the backbone.
+
+    Samples should stand in the order in which they shall be rivals; a batch never mixes sources. With `dropout_seed` the
+    model drops at random as in training, so that two copies of a text are two views of it.
+    """
+    load = make_sample_loader(model, prompts, negatives=negatives)
+    sums = _Sums(transformer_of(model).model, modules)
+    was_training, wanted = model.training, [weight.requires_grad for weight in model.parameters()]
+    model.requires_grad_(False).train(dropout_seed is not None)
+    try:
+        with _dice(dropout_seed, model.device), sums.tapped(), progress.task(f"{label}: gradients", len(samples)) as advance:
+            for number, chosen in enumerate(batches_of(samples, batch_size), start=1):
+                losses = sums.take(model, load(chosen), temperature)
+                sums.check(losses, f"{label} batch {number}, which begins with {chosen[0].query[:60]!r},")
+                advance(len(chosen))
+    finally:
+        model.train(was_training)
+        for weight, needs in zip(model.parameters(), wanted, strict=True):
+            weight.requires_grad_(needs)
+    return Gradients(
+        fisher={name: total.div_(len(samples)) for name, total in sums.squares.items()},
+        mean={name: total.div_(len(samples)) for name, total in sums.totals.items()},
+        samples=len(samples),
+    )
+
+
+def measure_norms(
+    model: SentenceTransformer,
+    samples: Sequence[Example],
+    modules: Sequence[str],
+    *,
+    prompts: Mapping[str, Prompts],
+    batch_size: int = BATCH,
+    label: str = "activations",
+    progress: Progress = SILENT,
+) -> dict[str, Tensor]:
+    """The length of each input feature of these modules over all tokens of the samples: what Wanda weighs by."""
+    load = make_sample_loader(model, prompts)
+    backbone = transformer_of(model).model
+    squares: dict[str, Tensor] = {}
+    real: Tensor | None = None
+
+    def listen(name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+            assert real is not None
+            found = inputs[0].flatten(0, -2)[real].float().square().sum(dim=0)
+            squares[name] = squares[name] + found if name in squares else found
+
+        return hook
+
+    handles = [backbone.get_submodule(name).register_forward_hook(listen(name)) for name in modules]
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode(), progress.task(f"{label}: activations", len(samples)) as advance:
+            for chosen in batches_of(samples, batch_size):
+                batch = load(chosen)
+                for part in (*batch.queries, *batch.documents):
+                    features = batch_to_device(dict(part.features), model.device)
+                    real = features["attention_mask"].flatten().bool()
+                    model(features)
+                advance(len(chosen))
+    finally:
+        model.train(was_training)
+        for handle in handles:
+            handle.remove()
+    return {name: total.sqrt().clone() for name, total in squares.items()}
+
+
+def batches_of(samples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
+    """Samples of one source, a few at a time; a last one alone joins those before it, for it needs rivals."""
+    start = 0
+    while start < len(samples):
+        end = start
+        while end < len(samples) and samples[end].source == samples[start].source:
+            end += 1
+        while start < end:
+            stop = min(start + size, end)
+            stop = end if end - stop == 1 else stop
+            yield samples[start:stop]
+            start = stop
+
+
+def own_losses(batch: SampleBatch, queries: Tensor, documents: Tensor, temperature: float) -> Tensor:
+    """The loss of each sample; what another sample's document is like is given, not learned from."""
+    device = queries.device
+    samples = torch.arange(batch.size, device=device)
+    own = batch.owners.to(device)[None, :] == samples[:, None]
+    asked, found = directions(queries), directions(documents)
+    scores = torch.where(own, asked @ found.T, asked @ found.detach().T) / temperature
+    scores = scores.masked_fill(batch.excluded.to(device), -torch.inf)
+    return functional.cross_entropy(scores, samples, reduction="none")
+
+
+@contextmanager
+def _dice(seed: int | None, device: torch.device) -> Iterator[None]:
+    """The same chances every time, and nobody else's disturbed."""
+    with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else []):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
+
+
+class _Tap(torch.autograd.Function):
+    """Leaves a module's output as it is, and hands what comes back to `receive` together with what went in."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, _anchor: Tensor, inputs: Tensor, receive: Any) -> Tensor:
+        ctx.save_for_backward(inputs)
+        ctx.receive = receive
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        ctx.receive(ctx.saved_tensors[0], slope)
+        return slope, None, None, None
+
+
+class _Sums:
+    """The two sums of each module, and what of the batch at hand has come back so far."""
+
+    def __init__(self, backbone: nn.Module, modules: Sequence[str]) -> None:
+        self._modules = {name: backbone.get_submodule(name) for name in modules}
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._part = 0
+        self._real: list[Tensor] = []
+        self._back: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
+        self.squares: dict[str, Tensor] = {}
+        self.totals: dict[str, Tensor] = {}
+
+    @contextmanager
+    def tapped(self) -> Iterator[None]:
+        """Listen to the modules while the block runs."""
+        handles = [module.register_forward_hook(self._hook(name)) for name, module in self._modules.items()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, name: str) -> Callable[..., Tensor]:
+        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            part = self._part
+            tapped: Tensor = _Tap.apply(
+                output, self._anchor, inputs[0].detach(), lambda went, came: self._receive(name, part, went, came)
+            )
+            return tapped
+
+        return hook
+
+    def take(self, model: SentenceTransformer, batch: SampleBatch, temperature: float) -> Tensor:
+        """Add one batch; its samples' losses come back."""
+        parts = (*batch.queries, *batch.documents)
+        self._index, self._lengths = token_index(parts, batch.size)
+        self._index = self._index.to(model.device)
+        self._real, self._back, self._parts = [], {}, len(parts)
+        vectors = []
+        for number, part in enumerate(parts):
+            self._part = number
+            features = batch_to_device(dict(part.features), model.device)
+            self._real.append(features["attention_mask"].flatten().bool())
+            vectors.append(model(features)["sentence_embedding"])
+        asked = torch.cat(vectors[: len(batch.queries)])[batch.query_rows.to(model.device)]
+        found = torch.cat(vectors[len(batch.queries) :])[batch.document_rows.to(model.device)]
+        losses = own_losses(batch, asked, found, temperature)
+        losses.sum().backward()
+        return losses.detach()
+
+    def _receive(self, name: str, part: int, went: Tensor, came: Tensor) -> None:
+        """Keep what came back of one part; when all parts of the batch have, form the samples' gradients."""
+        real = self._real[part]
+        back = self._back.setdefault(name, {})
+        back[part] = (went.flatten(0, -2)[real].float(), came.flatten(0, -2)[real].float())
+        if len(back) == self._parts:
+            ordered = [back[number] for number in range(self._parts)]
+            self._add(name, *(torch.cat(tensors) for tensors in zip(*ordered, strict=True)))
+            del self._back[name]
+
+    def _add(self, name: str, went: Tensor, came: Tensor) -> None:
+        if name not in self.squares:
+            shape = (came.shape[1], went.shape[1])
+            self.squares[name], self.totals[name] = (torch.zeros(shape, device=went.device) for _ in range(2))
+        squares, totals = self.squares[name], self.totals[name]
+        if went.device.type == "cpu":
+            for rows, length in zip(self._index, self._lengths, strict=True):
+                gradient = came[rows[:length]].T @ went[rows[:length]]
+                squares.addcmul_(gradient, gradient)
+                totals.add_(gradient)
+            return
+        went, came = (functional.pad(tensor, (0, 0, 0, 1)) for tensor in (went, came))
+        for rows in self._index.split(max(1, GPU_BYTES // (4 * squares.numel()))):
+            gradients = torch.bmm(came[rows].transpose(1, 2), went[rows])
+            totals.add_(gradients.sum(dim=0))
+            squares.add_(gradients.square_().sum(dim=0))
+
+    def check(self, losses: Tensor, where: str) -> None:
+        """Refuse a batch whose gradients are not numbers."""
+        sums = torch.stack([losses.sum(), *(total.sum() for total in self.squares.values())])
+        if not bool(torch.isfinite(sums).all()):
+            raise BadInput(
+                f"the loss or the gradients of {where} are NaN or infinite; look for damaged texts there, or check "
+                "the model's weights"
+            )
+
+
+def token_index(parts: Sequence[Part], samples: int) -> tuple[Tensor, list[int]]:
+    """For each sample, where its tokens stand in the row of all real tokens; filled up with the place after the last."""
+    owners = torch.cat(
+        [
+            part.owners.repeat_interleave(part.features["attention_mask"].sum(dim=1).to(part.owners.device))
+            for part in parts
+        ]
+    )
+    order = torch.argsort(owners, stable=True)
+    lengths = torch.bincount(owners, minlength=samples)
+    index = torch.full((samples, int(lengths.max())), len(owners))
+    starts = lengths.cumsum(0) - lengths
+    places = torch.arange(len(owners)) - starts[owners[order]]
+    index[owners[order], places] = order
+    return index, lengths.tolist()
