@@ -8,6 +8,8 @@ pico table.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +39,18 @@ CORPUS = Corpus(
     facts=lambda: (),
 )
 
+GENERAL = Path(os.environ["TRUNDLE_CACHE"]) / "general.jsonl"
+"""What is not the domain: weights compares the two."""
+GENERAL.write_text(
+    "".join(
+        json.dumps({"query": f"{number} {text}", "positive": f"about {text} {number}"}) + "\n"
+        for number in range(8)
+        for text in pico.TEXTS
+    ),
+    encoding="utf-8",
+)
+PRUNED = {"general": str(GENERAL), "samples": 12, "batch_size": 6}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -54,6 +68,13 @@ CASES = {
     "depth: blocks": Case(options={"blocks": "0,1,3"}, identity={"blocks": "0,1,2,3"}, shrinks=True),
     "depth: pick": Case(options={"pick": "small"}, identity=None, shrinks=True),
     "depth: static": Case(options={"keep": 0}, identity=None, shrinks=True),
+    "weights": Case(options=PRUNED | {"sparsity": "50%"}, identity={"sparsity": 0}, shrinks=False),
+    "weights: neuron": Case(
+        options=PRUNED | {"sparsity": "30%", "structure": "neuron"}, identity=None, shrinks=True
+    ),
+    "weights: 2:4": Case(
+        options=PRUNED | {"structure": "2:4", "attention": True}, identity=None, shrinks=False
+    ),
     "align: static": Case(options={"texts": 40, "steps": 2, "batch_size": 8}, identity=None, shrinks=False),
     "align": Case(options={"texts": 40, "steps": 2, "batch_size": 8}, identity=None, shrinks=False),
     "contrast": Case(

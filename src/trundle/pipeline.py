@@ -22,7 +22,7 @@ from trundle.evaluate import Fidelity, measure_fidelity
 from trundle.evaluate.encoding import Memory
 from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, MEASURED_TEXTS, queries_and_documents
 from trundle.measure import Cost, cost
-from trundle.model import embedder, has_token_map, load, save
+from trundle.model import embedder, has_token_map, load, save, weight_bytes
 from trundle.pairing import pair_folder, save_pair
 from trundle.processes import is_first
 from trundle.progress import SILENT, Progress
@@ -74,6 +74,8 @@ class Run:
     """Both models as texts → vectors; what was encoded once is remembered."""
     needs_trundle: bool
     """Whether the result has a module of ours, which plain sentence-transformers opens only when told to."""
+    stored_bytes: int | None = None
+    """What the weights take on disk, where zeros are stored as bits."""
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -89,6 +91,7 @@ class Run:
             "fidelity": None if self.fidelity is None else self.fidelity.as_json(),
             "judged": {name: {"before": old, "after": new} for name, (old, new) in self.judged.items()},
             "output": None if self.output is None else str(self.output),
+            "stored_bytes": self.stored_bytes,
             "pair": None if self.pair is None else str(self.pair),
         }
 
@@ -179,9 +182,9 @@ def compress(
             Path(output).name,
             lineage,
             similarity=str(model.similarity_fn_name),
-            needs_trundle=has_token_map(model),
+            needs_trundle=has_token_map(model) or compact,
         )
-        save(model, output, lineage=lineage, card=card, files=files, replace=replace)
+        save(model, output, lineage=lineage, card=card, files=files, replace=replace, compact=compact)
         if pair and partner is not None:
             names = (str(output), source if partner is original or space is None else space.name)
             place = pair_folder(output)
@@ -200,7 +203,8 @@ def compress(
         pair=pair_folder(output) if pair and output is not None and not dry_run else None,
         original=teacher,
         result=student,
-        needs_trundle=has_token_map(model),
+        needs_trundle=has_token_map(model) or compact,
+        stored_bytes=weight_bytes(output) if compact and output is not None and not dry_run and is_first() else None,
     )
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trundle.model.matrices import with_zeros as with_zeros
     from trundle.model.merge_tree import MergeTree as MergeTree
     from trundle.model.merge_tree import NO_MERGES as NO_MERGES
+    from trundle.model.packing import pack_folder as pack_folder
     from trundle.model.pairing import check_pairable as check_pairable
     from trundle.model.pairing import paired as paired
     from trundle.model.pooling import with_pooling as with_pooling
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from trundle.model.prompts import prompts_by_role as prompts_by_role
     from trundle.model.saving import save as save
     from trundle.model.saving import weight_bytes as weight_bytes
+    from trundle.model.sparse_kernels import is_two_of_four as is_two_of_four
+    from trundle.model.sparse_kernels import with_sparse_kernels as with_sparse_kernels
     from trundle.model.static import shares_by_rank as shares_by_rank
     from trundle.model.static import static_model as static_model
     from trundle.model.static import static_shape as static_shape
@@ -73,6 +76,7 @@ __getattr__ = lazy(
         "layout_of": "layout",
         "shrunk": "layout",
         "load": "loading",
+        "pack_folder": "packing",
         "check_pairable": "pairing",
         "paired": "pairing",
         "with_pooling": "pooling",
@@ -80,6 +84,8 @@ __getattr__ = lazy(
         "prompts_by_role": "prompts",
         "save": "saving",
         "weight_bytes": "saving",
+        "is_two_of_four": "sparse_kernels",
+        "with_sparse_kernels": "sparse_kernels",
         "shares_by_rank": "static",
         "static_model": "static",
         "static_shape": "static",

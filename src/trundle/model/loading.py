@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from trundle.errors import BadModel
 from trundle.model.anatomy import BY_MODEL_TYPE, family_of
+from trundle.model.packing import is_packed, unpacked
 from trundle.model.pooling import ending_tokenizer
 from trundle.model.token_map import MAPPED_TYPE, MappedTransformer
 
@@ -55,6 +56,19 @@ def load(
     `pooling` is for models that come without one: mean for encoders and weightedmean for decoders by default.
     """
     folder = _folder(str(name), trust_remote_code)
+    if not is_packed(folder):
+        return _load(folder, name, pooling, trust_remote_code, device)
+    with unpacked(folder) as plain:
+        return _load(plain, name, pooling, trust_remote_code, device)
+
+
+def _load(
+    folder: Path,
+    name: str | Path,
+    pooling: PoolingChoice | None,
+    trust_remote_code: bool,
+    device: str | None,
+) -> SentenceTransformer:
     config = _check_folder(folder, trust_remote_code)
     try:
         model = _open(folder, config, pooling, trust_remote_code, device)

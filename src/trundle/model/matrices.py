@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from trundle.errors import ImpossibleCut
 from trundle.model.anatomy import Conv1D, terms
 from trundle.model.layout import Layout, layout_of
+from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
 
 
@@ -76,7 +77,9 @@ def weight_of(backbone: nn.Module, matrix: Matrix) -> Tensor:
 
 
 def block_weights(model: SentenceTransformer) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every matrix of attention and MLP inside the blocks, by the name of its module."""
+    """Every matrix of attention and MLP inside the blocks, by the name of its module; a static model has none."""
+    if static_table(model) is not None:
+        return
     backbone = transformer_of(model).model
     for matrix in prunable(layout_of(backbone), attention=True):
         yield matrix.name, backbone.get_parameter(matrix.parameter)

@@ -10,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 
 from trundle.artifact import Lineage, whole_folder
 from trundle.errors import WriteFailed
+from trundle.model.packing import pack_folder
 
 
 def save(
@@ -20,8 +21,9 @@ def save(
     card: str,
     files: Mapping[str, str] | None = None,
     replace: bool = False,
+    compact: bool = False,
 ) -> Path:
-    """Write the layout that plain sentence-transformers loads, and text files beside it."""
+    """Write the layout that plain sentence-transformers loads, and text files beside it; `compact` stores zeros as bits."""
     target = Path(folder)
     with whole_folder(target, replace=replace) as scratch:
         try:
@@ -30,6 +32,8 @@ def save(
             raise WriteFailed(
                 f"{target} could not be written ({error}); free some space and run again"
             ) from error
+        if compact:
+            pack_folder(scratch)
         for name, text in {"README.md": card, **(files or {})}.items():
             (scratch / name).write_text(text, encoding="utf-8")
         lineage.write(scratch)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -85,6 +86,9 @@ class AlignOptions(Options):
     dropout: bool = Field(False, description="Train with the model's own dropout.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
+    )
+    keep_zeros: bool = Field(
+        True, description="Leave pruned weights, which are exactly zero, as they are."
     )
     patience: int | None = Field(
         None, ge=1, description="Stop after so many validations without a better one."
@@ -204,19 +208,22 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     )
     if run.is_dir():
         context.progress.say("going on from the checkpoint of an earlier run of the same command")
-    result = train.train(
-        student,
-        task.objective,
-        task.batches,
-        settings,
-        shape=train.leaf_cycles(task.batches.order.per_epoch, epochs=EPOCHS, cycles=CYCLES, end=LAST_RATE),
-        validation=task.validation,
-        folder=run,
-        resume=True,
-        on_validation=watch_margin(student, validation, context) if options.margin else None,
-        progress=context.progress,
-        label="align",
-    )
+    with train.zeros_kept(student) if options.keep_zeros else nullcontext():
+        result = train.train(
+            student,
+            task.objective,
+            task.batches,
+            settings,
+            shape=train.leaf_cycles(
+                task.batches.order.per_epoch, epochs=EPOCHS, cycles=CYCLES, end=LAST_RATE
+            ),
+            validation=task.validation,
+            folder=run,
+            resume=True,
+            on_validation=watch_margin(student, validation, context) if options.margin else None,
+            progress=context.progress,
+            label="align",
+        )
     if imitator is not None:
         imitator.close()
     facts |= {

@@ -111,6 +111,9 @@ class ContrastOptions(Options):
         {},
         description="Prompts by data file, as in '{quora: \"Same question: \"}'; for queries, or by query and document.",
     )
+    keep_zeros: bool = Field(
+        True, description="Leave pruned weights, which are exactly zero, as they are."
+    )
     tuples: int | None = Field(None, ge=2, description="Use at most this many of the training tuples.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
@@ -196,7 +199,8 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     prompts = prompts_by_file(student, options.prompts, [*examples, *validation])
     takes, student.max_seq_length = student.max_seq_length, plan.max_length
     adapted = (
-        train.add_adapters(student, _lora(options), seed=context.seed) if options.train == "lora" else None
+        train.add_adapters(student, _lora(options), seed=context.seed, keep_zeros=options.keep_zeros)
+        if options.train == "lora" else None
     )
     task = train.make_contrast(
         student,
@@ -217,7 +221,10 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     if run.is_dir():
         context.progress.say("going on from the checkpoint of an earlier run of the same command")
     backbone = body.transformer_of(student).model
-    with train.recomputed_blocks(backbone) if options.gradient_checkpointing else nullcontext():
+    with (
+        train.recomputed_blocks(backbone) if options.gradient_checkpointing else nullcontext(),
+        train.zeros_kept(student) if options.keep_zeros and adapted is None else nullcontext(),
+    ):
         result = train.train(
             student,
             task.objective,

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from trundle.train.schedule import leaf_cycles as leaf_cycles
     from trundle.train.schedule import linear as linear
     from trundle.train.tuple_batches import Prompts as Prompts
+    from trundle.train.zeros import count_zeros as count_zeros
+    from trundle.train.zeros import zeros_kept as zeros_kept
 
 __getattr__ = lazy(
     __name__,
@@ -78,6 +80,8 @@ __getattr__ = lazy(
         "leaf_cycles": "schedule",
         "linear": "schedule",
         "Prompts": "tuple_batches",
+        "count_zeros": "zeros",
+        "zeros_kept": "zeros",
         "Gradients": "fisher",
         "measure_gradients": "fisher",
         "measure_norms": "fisher",

@@ -6,15 +6,18 @@ ones included. The merged model has the same parts and names as before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from peft import LoraConfig, LoraModel
 from sentence_transformers import SentenceTransformer
+from torch import nn
 
 from trundle.model.anatomy import Conv1D
 from trundle.model.layout import block_matrices, layout_of
 from trundle.model.surgery import transformer_of
+from trundle.train.zeros import keep_zeros_beside
 
 ADAPTER = "default"
 
@@ -34,15 +37,22 @@ class Adapted:
 
     model: SentenceTransformer
     tuner: LoraModel
+    after_merge: tuple[Callable[[], None], ...] = ()
+    """Put zeros back where the adapters would have filled them."""
 
     def merge(self) -> SentenceTransformer:
         """Add the adapters to the weights they stand beside; the model is plain again."""
         transformer_of(self.model).model = self.tuner.merge_and_unload()
+        for finish in self.after_merge:
+            finish()
         return self.model.requires_grad_(True)
 
 
-def add_adapters(model: SentenceTransformer, lora: Lora, *, seed: int) -> Adapted:
-    """Put adapters into the model itself, which is frozen but for them; at first they change nothing."""
+def add_adapters(model: SentenceTransformer, lora: Lora, *, seed: int, keep_zeros: bool = True) -> Adapted:
+    """Put adapters into the model itself, which is frozen but for them; at first they change nothing.
+
+    With `keep_zeros` a pruned weight stays zero: adapters beside a matrix with zeros add nothing there, and drop nothing out.
+    """
     model.requires_grad_(False)
     backbone = transformer_of(model).model
     matrices = block_matrices(layout_of(backbone))
@@ -56,4 +66,11 @@ def add_adapters(model: SentenceTransformer, lora: Lora, *, seed: int) -> Adapte
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         tuner = LoraModel(backbone, config, ADAPTER)
-    return Adapted(model=model, tuner=tuner)
+    finish = []
+    if keep_zeros:
+        for name, member in matrices:
+            layer = backbone.get_submodule(name)
+            if bool((layer.get_base_layer().weight == 0).any()):
+                layer.lora_dropout[ADAPTER] = nn.Identity()
+                finish.append(keep_zeros_beside(layer, ADAPTER, transposed=isinstance(member, Conv1D)))
+    return Adapted(model=model, tuner=tuner, after_merge=tuple(finish))

@@ -1,0 +1,64 @@
+"""Pruned weights stay pruned while a model learns.
+
+A model carries its mask in its zeros (see `model.matrices`). A weight that is exactly zero gets no gradient, so it has no
+momentum, counts in no gradient norm, and no step of the optimizer moves it: 0 stays 0 through decay and all. Nothing
+is stored for it, so a resumed run or another process needs no mask handed over.
+
+Beside LoRA's thin matrices the pruned ones are frozen, but what is added to them is not zero there; so the part of it that
+falls on zeros is taken out again, in every forward pass and when it is merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+
+from trundle.model.matrices import block_weights
+
+
+def count_zeros(model: SentenceTransformer) -> int:
+    """How many weights inside the blocks are pruned."""
+    return sum(int((weight == 0).sum()) for _, weight in block_weights(model))
+
+
+@contextmanager
+def zeros_kept(model: SentenceTransformer) -> Iterator[None]:
+    """While the block runs, what is zero learns nothing."""
+
+    def silence(weight: nn.Parameter) -> Callable[[Tensor], Tensor]:
+        return lambda gradient: gradient.masked_fill(weight.detach() == 0, 0.0)
+
+    handles = [
+        weight.register_hook(silence(weight))
+        for _, weight in block_weights(model)
+        if weight.requires_grad and bool((weight == 0).any())
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def keep_zeros_beside(layer: Any, adapter: str, *, transposed: bool) -> Callable[[], None]:
+    """Make a LoRA layer leave the zeros of its matrix alone; what comes back is to be called after the merge."""
+    base: nn.Module = layer.get_base_layer()
+    pruned = base.weight.detach() == 0
+
+    def corrected(_layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        falls = layer.get_delta_weight(adapter) * pruned.to(output.device)
+        return output - (inputs[0] @ (falls if transposed else falls.T).to(inputs[0].dtype)).to(output.dtype)
+
+    handle = layer.register_forward_hook(corrected)
+
+    def merged() -> None:
+        handle.remove()
+        with torch.no_grad():
+            base.weight.masked_fill_(pruned.to(base.weight.device), 0.0)
+
+    return merged
