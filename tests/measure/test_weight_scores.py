@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from trundle.measure import alignment, best_neurons, choose, dai, how_many, neuron_scores, two_of_four, wanda
+from trundle.measure.weight_choice import lowest, lowest_in_rows
+from trundle.measure.weight_map import BINS, PrunedMatrix, WeightMap, count_alignment
+from trundle.measure.weight_scores import on_one_scale
+
+MATRICES = arrays.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 7), st.integers(1, 9)),
+    elements=st.floats(-3, 3, width=32).map(lambda value: round(value * 4) / 4),
+)
+"""Round values, so that many are equal."""
+
+
+def test_dai_is_the_formula_weight_by_weight() -> None:
+    torch.manual_seed(0)
+    weight, general, domain, s = torch.randn(3, 5), torch.rand(3, 5), torch.rand(3, 5), torch.rand(3, 1) - 0.5
+    found = dai(weight, general, domain, s, alpha=0.3, beta=0.7, gamma=0.4, scaled=False)
+    for row in range(3):
+        for column in range(5):
+            size = abs(float(weight[row, column]))
+            term = float(domain[row, column]) - 0.7 * float(general[row, column])
+            expected = (term * size + 0.4 * math.sqrt(size)) * (1 + 0.3 * float(s[row, 0]))
+            assert float(found[row, column]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_one_scale_forgets_how_large_a_loss_is() -> None:
+    fisher, weight, s = torch.rand(4, 6), torch.randn(4, 6), torch.zeros(4, 1)
+    assert on_one_scale(fisher).mean() == pytest.approx(1.0)
+    plain = dai(weight, fisher, fisher.flip(0), s)
+    torch.testing.assert_close(dai(weight, 1e-9 * fisher, 1e-6 * fisher.flip(0), s), plain)
+
+
+def test_a_matrix_nobody_reaches_is_judged_by_magnitude() -> None:
+    weight, none = torch.randn(4, 6), torch.zeros(4, 6)
+    score = dai(weight, none, none, alignment(none, none))
+    torch.testing.assert_close(score, 0.5 * weight.abs().sqrt())
+
+
+@pytest.mark.parametrize("by", ["row", "tensor"])
+def test_alignment_is_the_cosine(by: str) -> None:
+    general, domain = torch.randn(4, 6), torch.randn(4, 6)
+    found = alignment(general, domain, by)
+    if by == "row":
+        expected = torch.nn.functional.cosine_similarity(general, domain, dim=1)[:, None]
+    else:
+        expected = torch.nn.functional.cosine_similarity(general.flatten(), domain.flatten(), dim=0).view(1, 1)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(alignment(general, general, by), torch.ones_like(found))
+    torch.testing.assert_close(alignment(1e-9 * general, -1e-9 * general, by), -torch.ones_like(found))
+
+
+def test_wanda_is_magnitude_times_the_input_length() -> None:
+    weight, inputs = torch.randn(3, 4), torch.randn(50, 4)
+    expected = weight.abs() * torch.linalg.vector_norm(inputs, dim=0)
+    torch.testing.assert_close(wanda(weight, inputs.square().sum(dim=0).sqrt()), expected)
+
+
+@settings(deadline=None)
+@given(MATRICES, st.data())
+def test_exactly_the_lowest_go_and_the_first_of_equals(scores: np.ndarray, drawn: st.DataObject) -> None:
+    count = drawn.draw(st.integers(0, scores.size))
+    gone = lowest(torch.from_numpy(scores), count).numpy()
+    expected = np.zeros(scores.size, dtype=bool)
+    expected[np.argsort(scores, axis=None, kind="stable")[:count]] = True
+    np.testing.assert_array_equal(gone.ravel(), expected)
+
+
+@settings(deadline=None)
+@given(MATRICES, st.fractions(0, Fraction(99, 100)))
+def test_a_share_is_exact_in_all_three_ways(scores: np.ndarray, share: Fraction) -> None:
+    both = {"a": torch.from_numpy(scores), "b": torch.from_numpy(scores[:, ::-1].copy()) + 1}
+    rows, columns = scores.shape
+    gone = {way: choose(both, share, way) for way in ("global", "tensor", "row")}
+    assert sum(int(mask.sum()) for mask in gone["global"].values()) == how_many(2 * scores.size, share)
+    for name in both:
+        assert int(gone["tensor"][name].sum()) == how_many(scores.size, share)
+        assert (gone["row"][name].sum(dim=1) == how_many(columns, share)).all()
+    kept = torch.cat([both[name][~gone["global"][name]] for name in both])
+    lost = torch.cat([both[name][gone["global"][name]] for name in both])
+    assert not len(lost) or not len(kept) or lost.max() <= kept.min()
+    assert rows == gone["row"]["a"].shape[0]
+
+
+def test_a_share_is_what_a_person_means() -> None:
+    assert how_many(10, Fraction("0.3")) == 3
+    assert how_many(10, Fraction("0.7")) == 7
+    assert how_many(1536, Fraction("30/100")) == 460
+
+
+def test_two_of_four_against_a_plain_loop() -> None:
+    scores = torch.randn(5, 12)
+    gone = two_of_four(scores)
+    for row in range(5):
+        for start in range(0, 12, 4):
+            four = scores[row, start : start + 4].tolist()
+            worst = sorted(range(4), key=four.__getitem__)[:2]
+            assert [place in worst for place in range(4)] == gone[row, start : start + 4].tolist()
+
+
+def test_neurons_sum_rows_before_and_columns_after() -> None:
+    fused, down = torch.rand(6, 4), torch.rand(4, 3)
+    axes = {"fused": (["mlp", "mlp"], ["hidden"]), "down": (["hidden"], ["mlp"])}
+    found = neuron_scores({"fused": fused, "down": down}, axes)
+    expected = [
+        float(fused[neuron].sum() + fused[neuron + 3].sum() + down[:, neuron].sum()) for neuron in range(3)
+    ]
+    assert found.tolist() == pytest.approx(expected)
+    assert best_neurons(torch.tensor([3.0, 1.0, 2.0, 3.0]), 2) == (0, 3)
+
+
+def test_rows_keep_their_own_count() -> None:
+    assert lowest_in_rows(torch.tensor([[1.0, 0.0, 2.0]]), 1).tolist() == [[False, True, False]]
+
+
+def test_the_map_counts_every_weight_once_and_survives_json() -> None:
+    aligned = {"a": torch.tensor([[-1.0], [0.0], [1.0]]), "b": torch.tensor([[0.5]])}
+    found = count_alignment(aligned, {"a": 12, "b": 8})
+    assert (found.conflicting, found.specific, found.shared) == (4, 4, 12)
+    assert sum(found.counts) == 20
+    assert len(found.counts) == BINS
+    drawn = WeightMap(
+        says="x", matrices=(PrunedMatrix(layer=0, matrix="up", weights=8, kept=4),), alignment=found
+    )
+    assert WeightMap.from_json(drawn.as_json()) == drawn

@@ -1,0 +1,99 @@
+"""What was pruned stays pruned, whatever trains the model afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+import pico
+from trundle.data import Example
+from trundle.model import block_weights, copy_of, transformer_of
+from trundle.train import Lora, Prompts, TrainSettings, add_adapters, count_zeros, make_contrast, train, zeros_kept
+
+EXAMPLES = [Example(query=text, positive=text[::-1]) for text in pico.TEXTS]
+
+
+def pruned(model: SentenceTransformer) -> SentenceTransformer:
+    small = copy_of(model).eval()
+    dice = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for _, weight in block_weights(small):
+            weight.masked_fill_(torch.rand(weight.shape, generator=dice) < 0.5, 0.0)
+    return small
+
+
+def masks(model: SentenceTransformer) -> dict[str, torch.Tensor]:
+    return {name: weight.detach() == 0 for name, weight in block_weights(model)}
+
+
+def learn(model: SentenceTransformer, *, steps: int = 4) -> None:
+    task = make_contrast(model, EXAMPLES, (), prompts={"": Prompts()}, batch_size=7)
+    train(model, task.objective, task.batches, TrainSettings(steps=steps, learning_rate=0.01, weight_decay=0.1))
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_zeros_stay_and_the_rest_moves(
+    family: str, pico_model: Callable[[str], SentenceTransformer]
+) -> None:
+    model = pruned(pico_model(family))
+    before, old = masks(model), {name: weight.detach().clone() for name, weight in block_weights(model)}
+    with zeros_kept(model):
+        learn(model)
+    for name, weight in block_weights(model):
+        assert torch.equal(weight.detach() == 0, before[name]), name
+        assert (weight.detach() != old[name]).any(), name
+    assert count_zeros(model) == sum(int(mask.sum()) for mask in before.values())
+
+
+def test_without_it_they_would_fill_up(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    model = pruned(pico_model("bert"))
+    with nullcontext():
+        learn(model, steps=1)
+    assert count_zeros(model) == 0
+
+
+def test_no_momentum_gathers_on_a_zero(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    model = pruned(pico_model("bert"))
+    gone = masks(model)
+    task = make_contrast(model, EXAMPLES, (), prompts={"": Prompts()}, batch_size=7)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with zeros_kept(model):
+        for number in range(3):
+            task.objective(task.batches.load(task.batches.order.batch(number))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, weight in block_weights(model):
+        state = optimizer.state[weight]
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert (state[moment][gone[name]] == 0).all()
+            assert (state[moment][~gone[name]] != 0).any()
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_lora_leaves_zeros_alone_and_trains_what_is_merged(
+    family: str, pico_model: Callable[[str], SentenceTransformer]
+) -> None:
+    model = pruned(pico_model(family))
+    before = masks(model)
+    adapted = add_adapters(model, Lora(rank=2, alpha=4), seed=0)
+    learn(model)
+    model.eval()
+    while_training = model.encode(pico.TEXTS)
+    plain = adapted.merge()
+    for name, mask in masks(plain).items():
+        assert torch.equal(mask, before[name]), name
+    torch.testing.assert_close(
+        torch.tensor(plain.encode(pico.TEXTS)), torch.tensor(while_training), atol=1e-5, rtol=1e-4
+    )
+    assert not any(module._forward_hooks for module in transformer_of(plain).model.modules())
+
+
+def test_lora_may_be_told_to_fill_them(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    model = pruned(pico_model("bert"))
+    adapted = add_adapters(model, Lora(rank=2, alpha=4), seed=0, keep_zeros=False)
+    learn(model)
+    assert count_zeros(adapted.merge()) == 0
