@@ -204,7 +204,9 @@ def compress(
         original=teacher,
         result=student,
         needs_trundle=has_token_map(model) or compact,
-        stored_bytes=weight_bytes(output) if compact and output is not None and not dry_run and is_first() else None,
+        stored_bytes=weight_bytes(output)
+        if compact and output is not None and not dry_run and is_first()
+        else None,
     )
 
 
@@ -248,9 +250,7 @@ def measure_against(
 
 def before_and_after(judged: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     """What a step measured, for the lineage and the card."""
-    named = {
-        name: {"before": round(old, 4), "after": round(new, 4)} for name, (old, new) in judged.items()
-    }
+    named = {name: {"before": round(old, 4), "after": round(new, 4)} for name, (old, new) in judged.items()}
     return {f"{name}, {when}": score for name, both in named.items() for when, score in both.items()}
 
 

@@ -55,7 +55,9 @@ def test_alignment_is_the_cosine(by: str) -> None:
     if by == "row":
         expected = torch.nn.functional.cosine_similarity(general, domain, dim=1)[:, None]
     else:
-        expected = torch.nn.functional.cosine_similarity(general.flatten(), domain.flatten(), dim=0).view(1, 1)
+        expected = torch.nn.functional.cosine_similarity(general.flatten(), domain.flatten(), dim=0).view(
+            1, 1
+        )
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(alignment(general, general, by), torch.ones_like(found))
     torch.testing.assert_close(alignment(1e-9 * general, -1e-9 * general, by), -torch.ones_like(found))

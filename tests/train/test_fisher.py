@@ -99,16 +99,16 @@ def test_broken_gradients_name_the_batch(pico_model: Callable[[str], SentenceTra
     with torch.no_grad():
         transformer_of(model).model.embeddings.word_embeddings.weight.fill_(float("nan"))
     with pytest.raises(BadInput, match=r"finance batch 1, which begins with 'the quick"):
-        measure_gradients(
-            model, SAMPLES, ["encoder.layer.0.output.dense"], prompts=PROMPTS, label="finance"
-        )
+        measure_gradients(model, SAMPLES, ["encoder.layer.0.output.dense"], prompts=PROMPTS, label="finance")
 
 
 def test_norms_are_those_of_all_real_tokens(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model, name = copy_of(pico_model("bert")).eval(), "encoder.layer.1.intermediate.dense"
     seen: list[torch.Tensor] = []
-    handle = transformer_of(model).model.get_submodule(name).register_forward_hook(
-        lambda _module, inputs, _output: seen.append(inputs[0][0].detach())
+    handle = (
+        transformer_of(model)
+        .model.get_submodule(name)
+        .register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0][0].detach()))
     )
     for one in SAMPLES:
         for text in (one.query, one.positive, *one.negatives[:1]):

@@ -12,7 +12,16 @@ from sentence_transformers import SentenceTransformer
 import pico
 from trundle.data import Example
 from trundle.model import block_weights, copy_of, transformer_of
-from trundle.train import Lora, Prompts, TrainSettings, add_adapters, count_zeros, make_contrast, train, zeros_kept
+from trundle.train import (
+    Lora,
+    Prompts,
+    TrainSettings,
+    add_adapters,
+    count_zeros,
+    make_contrast,
+    train,
+    zeros_kept,
+)
 
 EXAMPLES = [Example(query=text, positive=text[::-1]) for text in pico.TEXTS]
 
@@ -32,13 +41,13 @@ def masks(model: SentenceTransformer) -> dict[str, torch.Tensor]:
 
 def learn(model: SentenceTransformer, *, steps: int = 4) -> None:
     task = make_contrast(model, EXAMPLES, (), prompts={"": Prompts()}, batch_size=7)
-    train(model, task.objective, task.batches, TrainSettings(steps=steps, learning_rate=0.01, weight_decay=0.1))
+    train(
+        model, task.objective, task.batches, TrainSettings(steps=steps, learning_rate=0.01, weight_decay=0.1)
+    )
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_zeros_stay_and_the_rest_moves(
-    family: str, pico_model: Callable[[str], SentenceTransformer]
-) -> None:
+def test_zeros_stay_and_the_rest_moves(family: str, pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pruned(pico_model(family))
     before, old = masks(model), {name: weight.detach().clone() for name, weight in block_weights(model)}
     with zeros_kept(model):

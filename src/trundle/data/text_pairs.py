@@ -1,8 +1,8 @@
 """Pairs out of texts without labels: what stands side by side in a text belongs together.
 
-    title and body           a short first line, and what follows it
-    neighbouring passages    the two halves of a text of several sentences
-    dropout views            a short text twice: a model that drops weights at random sees it in two ways
+title and body           a short first line, and what follows it
+neighbouring passages    the two halves of a text of several sentences
+dropout views            a short text twice: a model that drops weights at random sees it in two ways
 """
 
 from __future__ import annotations

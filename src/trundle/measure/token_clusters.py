@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans, MiniBatchKMeans
+from sklearn.exceptions import ConvergenceWarning
 
 Vectors = NDArray[np.float32]
 Numbers = NDArray[np.int64]
@@ -56,7 +59,10 @@ def _one_per_cluster(vectors: Vectors, count: int, seed: int) -> Numbers:
     if count >= len(vectors):
         return np.arange(len(vectors))
     method = KMeans if len(vectors) <= SMALL else MiniBatchKMeans
-    fitted = method(count, n_init=1, max_iter=ROUNDS, random_state=seed).fit(vectors)
+    with warnings.catch_warnings():
+        # Equal vectors leave clusters empty; their places are filled below.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        fitted = method(count, n_init=1, max_iter=ROUNDS, random_state=seed).fit(vectors)
     off_centre = np.linalg.norm(vectors - fitted.cluster_centers_[fitted.labels_], axis=1)
     order = np.lexsort((off_centre, fitted.labels_))
     _, first = np.unique(fitted.labels_[order], return_index=True)

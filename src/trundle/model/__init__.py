@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from trundle.model.matrices import prunable as prunable
     from trundle.model.matrices import weight_of as weight_of
     from trundle.model.matrices import with_zeros as with_zeros
-    from trundle.model.merge_tree import MergeTree as MergeTree
     from trundle.model.merge_tree import NO_MERGES as NO_MERGES
+    from trundle.model.merge_tree import MergeTree as MergeTree
     from trundle.model.packing import pack_folder as pack_folder
     from trundle.model.pairing import check_pairable as check_pairable
     from trundle.model.pairing import paired as paired

@@ -121,7 +121,9 @@ def _unpack_file(file: Path, into: Path) -> None:
         names = set(weights.keys())
         stored = {name: weights.get_tensor(name) for name in names if not name.endswith((BITS, KEPT))}
         for name, shape in shapes.items():
-            stored[name] = unpack(weights.get_tensor(name + BITS), weights.get_tensor(name + KEPT), tuple(shape))
+            stored[name] = unpack(
+                weights.get_tensor(name + BITS), weights.get_tensor(name + KEPT), tuple(shape)
+            )
     save_file(stored, str(into / (file.name.removesuffix(SUFFIX) + ".safetensors")), metadata=metadata)
 
 

@@ -37,7 +37,9 @@ def with_sparse_kernels(model: SentenceTransformer) -> tuple[SentenceTransformer
     found = 0
     for module in transformer_of(fast).model.modules():
         if isinstance(module, nn.Linear) and _fits(module.weight):
-            module.weight = nn.Parameter(to_sparse_semi_structured(module.weight.detach()), requires_grad=False)
+            module.weight = nn.Parameter(
+                to_sparse_semi_structured(module.weight.detach()), requires_grad=False
+            )
             found += 1
     return fast, found
 

@@ -27,10 +27,14 @@ def heat_svg(drawn: WeightMap) -> str:
     for place, name in enumerate(names):
         x = LEFT + COLUMN * (place + 0.5)
         short = name.split(".", 1)[-1] if len(name) > 16 else name
-        parts.append(f'<text class="faint" text-anchor="middle" x="{x:.0f}" y="{TOP - 14}">{escape(short)}</text>')
+        parts.append(
+            f'<text class="faint" text-anchor="middle" x="{x:.0f}" y="{TOP - 14}">{escape(short)}</text>'
+        )
     for place, layer in enumerate(layers):
         y = TOP + ROW * (place + 0.5) + 5
-        parts.append(f'<text class="faint" text-anchor="end" x="{LEFT - 10}" y="{y:.0f}">layer {layer}</text>')
+        parts.append(
+            f'<text class="faint" text-anchor="end" x="{LEFT - 10}" y="{y:.0f}">layer {layer}</text>'
+        )
     for one in drawn.matrices:
         x, y = LEFT + COLUMN * names.index(one.matrix), TOP + ROW * layers.index(one.layer)
         share = one.kept / one.weights

@@ -87,9 +87,7 @@ class AlignOptions(Options):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
     )
-    keep_zeros: bool = Field(
-        True, description="Leave pruned weights, which are exactly zero, as they are."
-    )
+    keep_zeros: bool = Field(True, description="Leave pruned weights, which are exactly zero, as they are.")
     patience: int | None = Field(
         None, ge=1, description="Stop after so many validations without a better one."
     )

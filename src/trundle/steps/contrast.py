@@ -111,9 +111,7 @@ class ContrastOptions(Options):
         {},
         description="Prompts by data file, as in '{quora: \"Same question: \"}'; for queries, or by query and document.",
     )
-    keep_zeros: bool = Field(
-        True, description="Leave pruned weights, which are exactly zero, as they are."
-    )
+    keep_zeros: bool = Field(True, description="Leave pruned weights, which are exactly zero, as they are.")
     tuples: int | None = Field(None, ge=2, description="Use at most this many of the training tuples.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
@@ -200,7 +198,8 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     takes, student.max_seq_length = student.max_seq_length, plan.max_length
     adapted = (
         train.add_adapters(student, _lora(options), seed=context.seed, keep_zeros=options.keep_zeros)
-        if options.train == "lora" else None
+        if options.train == "lora"
+        else None
     )
     task = train.make_contrast(
         student,

@@ -88,7 +88,7 @@ def draw_samples(
     model: SentenceTransformer, side: Side, count: int, context: Context
 ) -> tuple[list[Example], dict[str, Any]]:
     """Tuples that stand for all of a side: the nearest to each centre of a k-means over its queries' vectors."""
-    different = data.distinct(side.samples(), key=lambda one: f"{one.query}\0{one.positive}")
+    different = data.distinct(side.samples(), key=lambda one: one.query)
     pool = data.sample(different, POOL * count, seed=context.seed)
     if len(pool) < FEWEST:
         raise BadInput(
@@ -117,9 +117,7 @@ def draw_samples(
     return sorted(drawn, key=lambda one: (one.source, draw(one.query, context.seed))), facts
 
 
-def make_judge(
-    sides: list[Side], context: Context
-) -> Callable[[Embedder], Mapping[str, float]] | None:
+def make_judge(sides: list[Side], context: Context) -> Callable[[Embedder], Mapping[str, float]] | None:
     """How well held-back queries of each side find their document, for any model; None where too few are held back."""
     tasks = []
     for side in sides:
@@ -136,7 +134,10 @@ def make_judge(
 
     def judge(embedder: Embedder) -> Mapping[str, float]:
         found = evaluate.evaluate(embedder, tasks)
-        return {f"{one.task} {one.main}, {len(task.pairs):,} queries": one.score for one, task in zip(found, tasks, strict=True)}
+        return {
+            f"{one.task} {one.main}, {len(task.pairs):,} queries": one.score
+            for one, task in zip(found, tasks, strict=True)
+        }
 
     return judge
 

@@ -62,7 +62,10 @@ def score_weights(
     weights = {matrix.name: body.weight_of(backbone, matrix).float() for matrix in matrices}
     if asked.method in ("magnitude", "random"):
         return Scored(
-            matrices=matrices, scores=_without_samples(asked.method, weights, context.seed), aligned=None, facts={}
+            matrices=matrices,
+            scores=_without_samples(asked.method, weights, context.seed),
+            aligned=None,
+            facts={},
         )
     probe = _Probe(model, tuple(weights), asked, context)
     facts: dict[str, Any] = {}

@@ -78,16 +78,23 @@ class WeightsOptions(Options):
     attention: bool = Field(False, description="Prune the matrices of attention, too, not the MLPs alone.")
     samples: int = Field(5000, ge=2, description="Tuples of each side whose gradients are taken.")
     aligned_by: AlignedBy = Field(
-        "row", description="Over what the two sides' gradients are compared: each output neuron, or a whole matrix."
+        "row",
+        description="Over what the two sides' gradients are compared: each output neuron, or a whole matrix.",
     )
     fisher: Literal["scaled", "raw"] = Field(
         "scaled", description="Fisher information relative to its matrix, or as in the paper's formula."
     )
     alpha: float = Field(0.2, allow_inf_nan=False, description="How much alignment counts in DAI.")
-    beta: float = Field(1.0, allow_inf_nan=False, description="How much general importance is held against a weight.")
+    beta: float = Field(
+        1.0, allow_inf_nan=False, description="How much general importance is held against a weight."
+    )
     gamma: float = Field(0.5, allow_inf_nan=False, description="How much magnitude counts in DAI.")
-    batch_size: int = Field(32, ge=2, description="Samples that are each other's rivals; more need more memory.")
-    max_length: int | None = Field(None, ge=2, description="Tokens after which a text is cut. Default: up to 512.")
+    batch_size: int = Field(
+        32, ge=2, description="Samples that are each other's rivals; more need more memory."
+    )
+    max_length: int | None = Field(
+        None, ge=2, description="Tokens after which a text is cut. Default: up to 512."
+    )
     compact: bool = Field(
         False, description="Store zeros as bits: a smaller folder, which opens where trundle is installed."
     )

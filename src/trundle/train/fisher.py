@@ -69,7 +69,11 @@ def measure_gradients(
     was_training, wanted = model.training, [weight.requires_grad for weight in model.parameters()]
     model.requires_grad_(False).train(dropout_seed is not None)
     try:
-        with _dice(dropout_seed, model.device), sums.tapped(), progress.task(f"{label}: gradients", len(samples)) as advance:
+        with (
+            _dice(dropout_seed, model.device),
+            sums.tapped(),
+            progress.task(f"{label}: gradients", len(samples)) as advance,
+        ):
             for number, chosen in enumerate(batches_of(samples, batch_size), start=1):
                 losses = sums.take(model, load(chosen), temperature)
                 sums.check(losses, f"{label} batch {number}, which begins with {chosen[0].query[:60]!r},")
@@ -203,7 +207,10 @@ class _Sums:
         def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             part = self._part
             tapped: Tensor = _Tap.apply(
-                output, self._anchor, inputs[0].detach(), lambda went, came: self._receive(name, part, went, came)
+                output,
+                self._anchor,
+                inputs[0].detach(),
+                lambda went, came: self._receive(name, part, went, came),
             )
             return tapped
 

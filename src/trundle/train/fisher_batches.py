@@ -82,9 +82,7 @@ def _parts(
     order = torch.argsort(rows)
     by_place = torch.from_numpy(owners)[order]
     sizes = [len(part["input_ids"]) for part in features]
-    parts = [
-        Part(features=one, owners=of) for one, of in zip(features, by_place.split(sizes), strict=True)
-    ]
+    parts = [Part(features=one, owners=of) for one, of in zip(features, by_place.split(sizes), strict=True)]
     return tuple(parts), rows
 
 

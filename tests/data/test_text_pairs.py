@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from trundle.data import DROPOUT, Text, pairs_from_texts
+from trundle.data.text_pairs import NEIGHBOURS, TITLE_BODY, pair_from_text
+
+LONG = "Banks lend money to people. They ask for interest. Some loans fail, and that is priced in. It always was."
+
+
+def test_a_first_line_is_a_title() -> None:
+    pair = pair_from_text("Quarterly report\n\nRevenue rose by ten per cent\nand costs fell.")
+    assert (pair.query, pair.source) == ("Quarterly report", TITLE_BODY)
+    assert pair.positive == "Revenue rose by ten per cent\nand costs fell."
+
+
+def test_halves_are_neighbours() -> None:
+    pair = pair_from_text(LONG)
+    assert pair.source == NEIGHBOURS
+    assert f"{pair.query} {pair.positive}" == LONG
+    assert pair.query == "Banks lend money to people. They ask for interest."
+
+
+def test_a_short_text_is_seen_twice() -> None:
+    for text in ("one sentence without an end", "Yes. No.", "Short.\n\nToo short"):
+        pair = pair_from_text(text)
+        assert (pair.query, pair.positive, pair.source) == (text, text, DROPOUT)
+
+
+def test_pieces_that_are_kept_back_are_left_out() -> None:
+    texts = [Text(text=LONG), Text(text="a plain line")]
+    kept = list(pairs_from_texts(texts, allowed=lambda text: not text.startswith("Some loans")))
+    assert [pair.query for pair in kept] == ["a plain line"]

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+import pico
+from trundle.data import read_corpus
+from trundle.errors import BadInput, ImpossibleCut, UserError
+from trundle.measure import WeightMap
+from trundle.model import cut, is_two_of_four, layout_of, prunable, transformer_of, weight_of
+from trundle.model.surgery import Cut
+from trundle.pipeline import compress
+from trundle.progress import Silent
+from trundle.recipe import make_options, parse_recipe, read_recipe
+from trundle.report.weight_map import alignment_svg, map_page
+from trundle.steps.catalogue import STEPS
+from trundle.steps.contract import Applied, Context
+
+TOOL = STEPS["weights"]
+
+
+class Heard(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def write(path: Path, rows: Iterator[dict[str, str]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    numbered = [(number, text) for number in range(60) for text in pico.TEXTS]
+    domain = ({"query": f"{text} {n}", "positive": f"{n} is {text}"} for n, text in numbered)
+    general = (
+        {"query": f"{n} {text}", "positive": f"about {text} {n}", "negative": f"no {n}"}
+        for n, text in numbered
+    )
+    return {
+        "domain": write(tmp_path / "domain.jsonl", domain),
+        "general": write(tmp_path / "general.jsonl", general),
+    }
+
+
+def prune(model: SentenceTransformer, heard: Heard | None = None, **options: Any) -> Applied:
+    context = Context(original=model, seed=1, progress=heard or Heard())
+    options = {"samples": 20, "batch_size": 8} | options
+    return TOOL.apply(model, TOOL.plan(model, make_options(TOOL, options), context), context)
+
+
+def weights(model: SentenceTransformer, *, attention: bool = False) -> dict[str, torch.Tensor]:
+    backbone = transformer_of(model).model
+    return {one.name: weight_of(backbone, one) for one in prunable(layout_of(backbone), attention=attention)}
+
+
+@pytest.mark.parametrize(
+    "method", ["gaprune", "magnitude", "random", "general-fisher", "domain-fisher", "wanda"]
+)
+def test_every_method_takes_exactly_its_share(
+    method: str, pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
+) -> None:
+    model = pico_model("bert")
+    small = prune(model, method=method, sparsity="37%", **files)
+    zeros = sum(int((weight == 0).sum()) for weight in weights(small.model).values())
+    total = sum(weight.numel() for weight in weights(small.model).values())
+    rows = method == "wanda"
+    expected = (
+        sum(w.shape[0] * (w.shape[1] * 37 // 100) for w in weights(model).values())
+        if rows
+        else total * 37 // 100
+    )
+    assert zeros == expected == small.facts["zeros"]
+    untouched = {k: v for k, v in model.state_dict().items() if "dense" not in k or "attention" in k}
+    assert all(torch.equal(small.model.state_dict()[name], weight) for name, weight in untouched.items())
+
+
+def test_what_is_zero_already_counts_and_stays(
+    pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
+) -> None:
+    once = prune(pico_model("bert"), sparsity="30%", **files).model
+    twice = prune(once, sparsity="60%", **files).model
+    total = sum(weight.numel() for weight in weights(twice).values())
+    assert sum(int((weight == 0).sum()) for weight in weights(twice).values()) == total * 60 // 100
+    for name, weight in weights(once).items():
+        assert (weights(twice)[name][weight == 0] == 0).all()
+
+
+def test_neurons_that_stay_keep_their_weights(
+    pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
+) -> None:
+    model = pico_model("bert")
+    small = prune(model, sparsity="50%", structure="neuron", method="magnitude").model
+    kept = []
+    for layer in range(pico.LAYERS):
+        up, down = (
+            weights(model)[f"encoder.layer.{layer}.{part}.dense"] for part in ("intermediate", "output")
+        )
+        worth = up.abs().sum(dim=1) + down.abs().sum(dim=0)
+        kept.append(tuple(sorted(worth.argsort(descending=True)[:24].tolist())))
+    expected = cut(model, Cut(mlp=tuple(kept)))
+    assert all(torch.equal(small.state_dict()[n], w) for n, w in expected.state_dict().items())
+
+
+def test_two_of_four_in_every_matrix(
+    pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
+) -> None:
+    small = prune(pico_model("gpt2"), structure="2:4", attention=True, **files).model
+    for name, weight in weights(small, attention=True).items():
+        assert is_two_of_four(weight), name
+        assert (weight == 0).sum() == weight.numel() // 2
+
+
+def test_a_map_is_left_in_the_folder(
+    pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
+) -> None:
+    small = prune(pico_model("bert"), sparsity="50%", **files)
+    drawn = WeightMap.from_json(json.loads(small.files["weights.json"]))
+    assert {(one.layer, one.matrix) for one in drawn.matrices} == {
+        (layer, name) for layer in range(pico.LAYERS) for name in ("intermediate.dense", "output.dense")
+    }
+    assert sum(one.weights - one.kept for one in drawn.matrices) == small.facts["zeros"]
+    assert drawn.alignment is not None
+    assert sum(drawn.alignment.counts) == small.facts["weights"]
+    assert small.files["weights.html"] == map_page(drawn)
+    assert map_page(drawn).count("<svg") == 2
+    assert alignment_svg(replace(drawn, alignment=None)) == ""
+
+
+def test_one_file_for_both_sides_is_said(
+    pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
+) -> None:
+    heard, model = Heard(), pico_model("bert")
+    same = {"domain": files["domain"], "general": files["domain"]}
+    small = prune(model, heard, sparsity="50%", **same)
+    assert any("every alignment is 1" in line for line in heard.lines)
+    assert small.facts["alignment"]["shared"] == small.facts["weights"]
+    by_size = prune(model, sparsity="50%", method="magnitude").model
+    assert all(torch.equal(small.model.state_dict()[n], w) for n, w in by_size.state_dict().items())
+
+
+def test_texts_alone_become_pairs(
+    pico_model: Callable[[str], SentenceTransformer], files: dict[str, str], tmp_path: Path
+) -> None:
+    lines = [
+        f"Number {n} is here. {text.capitalize()} number {n}, they say."
+        for n in range(40)
+        for text in pico.TEXTS
+    ]
+    (tmp_path / "texts.txt").write_text("\n".join([*lines, "short one", "short two"]), encoding="utf-8")
+    heard = Heard()
+    small = prune(
+        pico_model("bert"),
+        heard,
+        sparsity="50%",
+        domain=str(tmp_path / "texts.txt"),
+        general=files["general"],
+    )
+    assert small.facts["domain"]["pairs"] == "made from texts"
+    assert any(
+        "pairs are made from the texts" in line and "neighbouring passages" in line for line in heard.lines
+    )
+    assert small.facts["general"]["pairs"] == "given"
+
+
+def test_few_samples_are_all_taken_and_said(
+    pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
+) -> None:
+    heard = Heard()
+    small = prune(pico_model("bert"), heard, sparsity="50%", samples=2000, **files)
+    assert small.facts["domain"]["samples"] == small.facts["domain"]["of"] < 60 * len(pico.TEXTS)
+    assert any("are all there are (2,000 asked for)" in line for line in heard.lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "says"),
+    [
+        ({"sparsity": "100%"}, ImpossibleCut, "under 1"),
+        ({}, ImpossibleCut, "sparsity, such as 50%"),
+        ({"sparsity": "50%", "general": None}, BadInput, "--general FILE"),
+        ({"sparsity": "50%", "domain": None}, BadInput, "--domain FILE or --data FILE"),
+        ({"sparsity": "30%", "structure": "2:4"}, ImpossibleCut, "leave sparsity out"),
+        ({"structure": "2:4", "selection": "row"}, ImpossibleCut, "leave selection out"),
+        ({"sparsity": "30%", "structure": "neuron", "attention": True}, ImpossibleCut, "leave attention out"),
+        ({"sparsity": "30%", "structure": "neuron", "selection": "global"}, ImpossibleCut, "one MLP width"),
+    ],
+)
+def test_bad_wishes(
+    options: dict[str, Any],
+    kind: type[UserError],
+    says: str,
+    pico_model: Callable[[str], SentenceTransformer],
+    files: dict[str, str],
+) -> None:
+    with pytest.raises(kind, match=says):
+        prune(pico_model("bert"), **(files | options))
+
+
+def test_one_tuple_is_too_few(
+    pico_model: Callable[[str], SentenceTransformer], files: dict[str, str], tmp_path: Path
+) -> None:
+    one = write(tmp_path / "one.jsonl", iter([{"query": "a question", "positive": "an answer"}]))
+    with pytest.raises(BadInput, match="the domain side has 1 tuple"):
+        prune(pico_model("bert"), sparsity="50%", domain=one, general=files["general"])
+
+
+def test_an_anatomy_without_mlps_is_refused(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    layout = layout_of(transformer_of(pico_model("bert")).model)
+    bare = replace(layout, parameters=tuple(one for one in layout.parameters if one.part != "mlp"))
+    with pytest.raises(ImpossibleCut, match="names no MLP to prune"):
+        prunable(bare)
+
+
+def test_the_recipe_retrains_scores_both_sides_and_keeps_zeros(
+    pico_folders: Callable[[str], Path], files: dict[str, str], tmp_path: Path
+) -> None:
+    changes = [f"weights.general={files['general']}", "weights.samples=20", "weights.compact=true"]
+    changes += ["contrast.steps=3", "contrast.batch_size=8"]
+    corpus = read_corpus([files["domain"]], seed=0)
+    run = compress(
+        str(pico_folders("bert")), read_recipe("gaprune", changes), output=tmp_path / "out", corpus=corpus
+    )
+    zeros = run.steps[0].facts["zeros"]
+    assert sum(int((w == 0).sum()) for w in weights(_opened(tmp_path / "out")).values()) == zeros
+    assert [name.split()[0] for name in run.judged] == ["domain", "general"]
+    assert run.stored_bytes is not None
+    assert run.stored_bytes < run.after.file_bytes
+    assert (tmp_path / "out" / "weights.html").is_file()
+
+
+def test_lora_and_align_keep_zeros_too(
+    pico_folders: Callable[[str], Path], files: dict[str, str], tmp_path: Path
+) -> None:
+    steps = [
+        {"weights": {"sparsity": "50%", "method": "magnitude"}},
+        {"contrast": {"steps": 2, "batch_size": 8, "warmup": 0}},
+        {"align": {"steps": 2, "batch_size": 8, "texts": 40, "start": "keep"}},
+    ]
+    recipe = parse_recipe(json.dumps({"steps": steps}), name="all")
+    corpus = read_corpus([files["domain"]], seed=0)
+    run = compress(str(pico_folders("bert")), recipe, output=tmp_path / "out", corpus=corpus)
+    found = weights(_opened(tmp_path / "out"))
+    assert sum(int((w == 0).sum()) for w in found.values()) == run.steps[0].facts["zeros"]
+
+
+def _opened(folder: Path) -> SentenceTransformer:
+    from trundle.model import load
+
+    return load(folder)
