@@ -68,7 +68,9 @@ def test_size_follows_sparsity(
         weights = sum(weight.numel() for _, weight in block_weights(model))
         if share:
             expected = sizes[0] - zeros * dtype.itemsize + weights / 8
-            assert sizes[-1] == pytest.approx(expected, abs=300 * len(list(block_weights(model))))  # names, shapes
+            assert sizes[-1] == pytest.approx(
+                expected, abs=300 * len(list(block_weights(model)))
+            )  # names, shapes
     assert sizes == sorted(sizes, reverse=True)
     assert not is_packed(tmp_path / "0.0")
 

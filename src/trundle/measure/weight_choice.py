@@ -37,7 +37,7 @@ def choose(scores: Mapping[str, Tensor], share: Fraction, selection: Selection) 
     if selection == "global":
         whole = torch.cat([score.flatten() for score in scores.values()])
         gone = lowest(whole, how_many(whole.numel(), share))
-        parts = gone.split([score.numel() for score in scores.values()])
+        parts = torch.split(gone, [score.numel() for score in scores.values()])
         return {name: part.view_as(score) for (name, score), part in zip(scores.items(), parts, strict=True)}
     if selection == "tensor":
         return {name: lowest(score, how_many(score.numel(), share)) for name, score in scores.items()}

@@ -153,8 +153,9 @@ class PackedTransformer(Transformer):
             raise BadModel(f"{model_name_or_path} can't be found; give the folder of the whole model")
         with unpacked(Path(folder)) as plain:
             modules = json.loads((plain / "modules.json").read_text(encoding="utf-8"))
-            kind = MappedTransformer if modules[0]["type"] == MAPPED_TYPE else Transformer
-            return kind.load(str(plain), subfolder=subfolder, **hub, **kwargs)
+            kind: type[Transformer] = MappedTransformer if modules[0]["type"] == MAPPED_TYPE else Transformer
+            opened: Transformer = kind.load(str(plain), subfolder=subfolder, **hub, **kwargs)
+            return opened
 
 
 PACKED_TYPE = f"{PackedTransformer.__module__}.{PackedTransformer.__name__}"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import trundle.data as data
 import trundle.measure as measure
 import trundle.model as body
 import trundle.train as train
-from trundle.measure.weight_names import AlignedBy, Method
+from trundle.measure.weight_names import Method
 from trundle.steps.contract import Context
 from trundle.steps.file_prompts import prompts_by_file
+from trundle.steps.weight_options import WeightsOptions
 from trundle.steps.weight_samples import Name, Side, draw_samples
 
 if TYPE_CHECKING:
@@ -25,21 +26,11 @@ if TYPE_CHECKING:
     from trundle.train import Gradients
 
 LONGEST = 512
-
-
-class Asked(Protocol):
-    """What of the options scoring looks at."""
-
-    method: Method
-    attention: bool
-    samples: int
-    aligned_by: AlignedBy
-    fisher: str
-    alpha: float
-    beta: float
-    gamma: float
-    batch_size: int
-    max_length: int | None
+GRADIENTS_OF: dict[Method, tuple[Name, ...]] = {
+    "gaprune": ("domain", "general"),
+    "domain-fisher": ("domain",),
+    "general-fisher": ("general",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +45,7 @@ class Scored:
 
 
 def score_weights(
-    model: SentenceTransformer, asked: Asked, sides: Mapping[Name, Side], context: Context
+    model: SentenceTransformer, asked: WeightsOptions, sides: Mapping[Name, Side], context: Context
 ) -> Scored:
     """Take what the method needs to know, and score."""
     backbone = body.transformer_of(model).model
@@ -78,11 +69,7 @@ def score_weights(
             aligned=None,
             facts=facts,
         )
-    needed: tuple[Name, ...] = {
-        "gaprune": ("domain", "general"),
-        "domain-fisher": ("domain",),
-        "general-fisher": ("general",),
-    }[asked.method]
+    needed = GRADIENTS_OF[asked.method]
     found: dict[Name, Gradients] = {}
     for name in needed:
         samples, facts[name] = draw_samples(model, sides[name], asked.samples, context)
@@ -120,7 +107,7 @@ class _Probe:
     """A copy of the model in fp32 that samples are sent through."""
 
     def __init__(
-        self, model: SentenceTransformer, modules: tuple[str, ...], asked: Asked, context: Context
+        self, model: SentenceTransformer, modules: tuple[str, ...], asked: WeightsOptions, context: Context
     ) -> None:
         self._model = body.copy_of(model).float()
         takes = self._model.max_seq_length or LONGEST

@@ -18,16 +18,15 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 import trundle.measure as measure
 import trundle.model as body
 import trundle.report.weight_map as report
 from trundle.errors import ImpossibleCut
-from trundle.measure.weight_names import AlignedBy, Method, Selection
-from trundle.steps.contract import Applied, Context, ExactFraction, Options, Plan, Step
+from trundle.measure.weight_names import Method, Selection
+from trundle.steps.contract import Applied, Context, Plan, Step
+from trundle.steps.weight_options import WeightsOptions
 from trundle.steps.weight_samples import make_judge, open_side, same_data
 from trundle.steps.weight_scoring import Scored, neurons_by_layer, pruned_first, score_weights
 
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from trundle.model import Layout
     from trundle.steps.weight_samples import Side
 
-Structure = Literal["unstructured", "neuron", "2:4"]
 HALF = Fraction(1, 2)
 MAP_FILE, PICTURE_FILE = "weights.json", "weights.html"
 NEEDS_DOMAIN: tuple[Method, ...] = ("gaprune", "domain-fisher", "wanda")
@@ -52,52 +50,6 @@ CALLED: dict[Method, str] = {
     "wanda": "lowest magnitude times activation on the domain",
 }
 AMONG: dict[Selection, str] = {"global": "of all of them", "tensor": "in each matrix", "row": "in each row"}
-
-
-class WeightsOptions(Options):
-    """By which samples, how many weights, and in which form."""
-
-    domain: str | None = Field(
-        None, description="Tuples or texts of your domain, in any form --data takes. Default: --data."
-    )
-    general: str | None = Field(
-        None, description="Tuples or texts of everything else, in any form --data takes."
-    )
-    sparsity: ExactFraction | None = Field(
-        None, description="Share of the weights, or neurons, that go, such as 50%; 0 changes nothing."
-    )
-    structure: Structure = Field(
-        "unstructured",
-        description="What goes: single weights, whole MLP neurons (faster everywhere), two of each four (GPUs).",
-    )
-    method: Method = Field("gaprune", description="What a weight is judged by.")
-    selection: Selection | None = Field(
-        None,
-        description="Among which weights the worst are looked for. Default: global, for wanda row.",
-    )
-    attention: bool = Field(False, description="Prune the matrices of attention, too, not the MLPs alone.")
-    samples: int = Field(5000, ge=2, description="Tuples of each side whose gradients are taken.")
-    aligned_by: AlignedBy = Field(
-        "row",
-        description="Over what the two sides' gradients are compared: each output neuron, or a whole matrix.",
-    )
-    fisher: Literal["scaled", "raw"] = Field(
-        "scaled", description="Fisher information relative to its matrix, or as in the paper's formula."
-    )
-    alpha: float = Field(0.2, allow_inf_nan=False, description="How much alignment counts in DAI.")
-    beta: float = Field(
-        1.0, allow_inf_nan=False, description="How much general importance is held against a weight."
-    )
-    gamma: float = Field(0.5, allow_inf_nan=False, description="How much magnitude counts in DAI.")
-    batch_size: int = Field(
-        32, ge=2, description="Samples that are each other's rivals; more need more memory."
-    )
-    max_length: int | None = Field(
-        None, ge=2, description="Tokens after which a text is cut. Default: up to 512."
-    )
-    compact: bool = Field(
-        False, description="Store zeros as bits: a smaller folder, which opens where trundle is installed."
-    )
 
 
 class WeightsPlan(Plan):

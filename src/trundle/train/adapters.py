@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from peft import LoraConfig, LoraModel
@@ -69,7 +70,7 @@ def add_adapters(model: SentenceTransformer, lora: Lora, *, seed: int, keep_zero
     finish = []
     if keep_zeros:
         for name, member in matrices:
-            layer = backbone.get_submodule(name)
+            layer: Any = backbone.get_submodule(name)
             if bool((layer.get_base_layer().weight == 0).any()):
                 layer.lora_dropout[ADAPTER] = nn.Identity()
                 finish.append(keep_zeros_beside(layer, ADAPTER, transposed=isinstance(member, Conv1D)))

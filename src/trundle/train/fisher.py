@@ -176,7 +176,7 @@ class _Tap(torch.autograd.Function):
         return output.view_as(output)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
         ctx.receive(ctx.saved_tensors[0], slope)
         return slope, None, None, None
 
@@ -206,7 +206,7 @@ class _Sums:
     def _hook(self, name: str) -> Callable[..., Tensor]:
         def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             part = self._part
-            tapped: Tensor = _Tap.apply(
+            tapped: Tensor = _Tap.apply(  # type: ignore[no-untyped-call]
                 output,
                 self._anchor,
                 inputs[0].detach(),
@@ -231,7 +231,7 @@ class _Sums:
         asked = torch.cat(vectors[: len(batch.queries)])[batch.query_rows.to(model.device)]
         found = torch.cat(vectors[len(batch.queries) :])[batch.document_rows.to(model.device)]
         losses = own_losses(batch, asked, found, temperature)
-        losses.sum().backward()
+        torch.autograd.backward(losses.sum())
         return losses.detach()
 
     def _receive(self, name: str, part: int, went: Tensor, came: Tensor) -> None:
@@ -256,7 +256,7 @@ class _Sums:
                 totals.add_(gradient)
             return
         went, came = (functional.pad(tensor, (0, 0, 0, 1)) for tensor in (went, came))
-        for rows in self._index.split(max(1, GPU_BYTES // (4 * squares.numel()))):
+        for rows in torch.split(self._index, max(1, GPU_BYTES // (4 * squares.numel()))):
             gradients = torch.bmm(came[rows].transpose(1, 2), went[rows])
             totals.add_(gradients.sum(dim=0))
             squares.add_(gradients.square_().sum(dim=0))

@@ -82,7 +82,9 @@ def _parts(
     order = torch.argsort(rows)
     by_place = torch.from_numpy(owners)[order]
     sizes = [len(part["input_ids"]) for part in features]
-    parts = [Part(features=one, owners=of) for one, of in zip(features, by_place.split(sizes), strict=True)]
+    parts = [
+        Part(features=one, owners=of) for one, of in zip(features, torch.split(by_place, sizes), strict=True)
+    ]
     return tuple(parts), rows
 
 

@@ -34,7 +34,7 @@ def zeros_kept(model: SentenceTransformer) -> Iterator[None]:
         return lambda gradient: gradient.masked_fill(weight.detach() == 0, 0.0)
 
     handles = [
-        weight.register_hook(silence(weight))
+        torch.Tensor.register_hook(weight, silence(weight))  # type: ignore[no-untyped-call]
         for _, weight in block_weights(model)
         if weight.requires_grad and bool((weight == 0).any())
     ]
@@ -47,18 +47,19 @@ def zeros_kept(model: SentenceTransformer) -> Iterator[None]:
 
 def keep_zeros_beside(layer: Any, adapter: str, *, transposed: bool) -> Callable[[], None]:
     """Make a LoRA layer leave the zeros of its matrix alone; what comes back is to be called after the merge."""
-    base: nn.Module = layer.get_base_layer()
-    pruned = base.weight.detach() == 0
+    weight: nn.Parameter = layer.get_base_layer().weight
+    pruned = weight.detach() == 0
 
     def corrected(_layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        falls = layer.get_delta_weight(adapter) * pruned.to(output.device)
-        return output - (inputs[0] @ (falls if transposed else falls.T).to(inputs[0].dtype)).to(output.dtype)
+        falls: Tensor = layer.get_delta_weight(adapter) * pruned.to(output.device)
+        added: Tensor = inputs[0] @ (falls if transposed else falls.T).to(inputs[0].dtype)
+        return output - added.to(output.dtype)
 
     handle = layer.register_forward_hook(corrected)
 
     def merged() -> None:
         handle.remove()
         with torch.no_grad():
-            base.weight.masked_fill_(pruned.to(base.weight.device), 0.0)
+            weight.masked_fill_(pruned.to(weight.device), 0.0)
 
     return merged
