@@ -6,7 +6,7 @@
 DIR holds the tasks and triplets (classification/, retrieval/, sts/, triplets/). A domain is tested by its classification task
 and by a search: every tenth row of triplets/DOMAIN is kept back, its queries search all passages of those rows. Nothing in
 them is learned from. Gradients are taken once per domain and seed and serve all methods. `neuron` cuts whole neurons by
-gaprune's scores. `dense` is the model itself, and after the same training: what pruning has to be compared with.
+gaprune's scores. `gaprune-paper` has β = 1 (with each F below 1), `gaprune-raw` the formula as printed. `dense` is the model itself, and after the same training: what pruning has to be compared with.
 
     python benchmarks/weights.py --table results/ other-results/
 """
@@ -32,6 +32,8 @@ from rows import Lines, run_rows
 from trundle.data import read_corpus
 from trundle.evaluate import Task, evaluate, find_tasks
 from trundle.measure import alignment, best_neurons, choose, dai, random_scores, wanda
+from trundle.measure.weight_names import FisherScale
+from trundle.measure.weight_scores import BETA
 from trundle.model import (
     Cut,
     copy_of,
@@ -53,6 +55,7 @@ from trundle.train import Prompts, measure_gradients, measure_norms
 
 METHODS = (
     "gaprune",
+    "gaprune-paper",
     "gaprune-raw",
     "magnitude",
     "random",
@@ -131,16 +134,18 @@ def scored(
     f_dom, f_gen = found["domain"].fisher, found["general"].fisher
     aligned = {name: alignment(found["general"].mean[name], found["domain"].mean[name]) for name in weights}
 
-    def by_dai(*, scaled: bool) -> dict[str, Tensor]:
+    def by_dai(beta: float, scale: FisherScale) -> dict[str, Tensor]:
         return {
-            name: dai(w, f_gen[name], f_dom[name], aligned[name], scaled=scaled)
-            for name, w in weights.items()
+            name: dai(weight, f_gen[name], f_dom[name], aligned[name], beta=beta, scale=scale)
+            for name, weight in weights.items()
         }
 
+    ours = by_dai(BETA, "mean")
     return {
-        "gaprune": by_dai(scaled=True),
-        "gaprune-raw": by_dai(scaled=False),
-        "neuron": by_dai(scaled=True),
+        "gaprune": ours,
+        "gaprune-paper": by_dai(1.0, "largest"),
+        "gaprune-raw": by_dai(1.0, "raw"),
+        "neuron": ours,
         "magnitude": {name: weight.abs() for name, weight in weights.items()},
         "random": random_scores(weights, seed=seed),
         "general-fisher": f_gen,

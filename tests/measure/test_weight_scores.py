@@ -26,7 +26,7 @@ MATRICES = arrays.arrays(
 def test_dai_is_the_formula_weight_by_weight() -> None:
     torch.manual_seed(0)
     weight, general, domain, s = torch.randn(3, 5), torch.rand(3, 5), torch.rand(3, 5), torch.rand(3, 1) - 0.5
-    found = dai(weight, general, domain, s, alpha=0.3, beta=0.7, gamma=0.4, scaled=False)
+    found = dai(weight, general, domain, s, alpha=0.3, beta=0.7, gamma=0.4, scale="raw")
     for row in range(3):
         for column in range(5):
             size = abs(float(weight[row, column]))
@@ -35,11 +35,15 @@ def test_dai_is_the_formula_weight_by_weight() -> None:
             assert float(found[row, column]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_one_scale_forgets_how_large_a_loss_is() -> None:
+@pytest.mark.parametrize("scale", ["mean", "largest"])
+def test_one_scale_forgets_how_large_a_loss_is(scale: str) -> None:
     fisher, weight, s = torch.rand(4, 6), torch.randn(4, 6), torch.zeros(4, 1)
-    assert on_one_scale(fisher).max() == pytest.approx(1.0)
-    plain = dai(weight, fisher, fisher.flip(0), s)
-    torch.testing.assert_close(dai(weight, 1e-9 * fisher, 1e-6 * fisher.flip(0), s), plain)
+    scaled = on_one_scale(fisher, scale)
+    assert (scaled.mean() if scale == "mean" else scaled.max()) == pytest.approx(1.0)
+    assert torch.equal(on_one_scale(fisher, "raw"), fisher)
+    plain = dai(weight, fisher, fisher.flip(0), s, beta=0.5, scale=scale)
+    other = dai(weight, 1e-9 * fisher, 1e-6 * fisher.flip(0), s, beta=0.5, scale=scale)
+    torch.testing.assert_close(other, plain)
 
 
 def test_a_matrix_nobody_reaches_is_judged_by_magnitude() -> None:

@@ -6,4 +6,5 @@ from typing import Literal
 
 Method = Literal["gaprune", "magnitude", "random", "general-fisher", "domain-fisher", "wanda"]
 AlignedBy = Literal["row", "tensor"]
+FisherScale = Literal["mean", "largest", "raw"]
 Selection = Literal["global", "tensor", "row"]

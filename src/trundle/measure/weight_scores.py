@@ -16,9 +16,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from trundle.measure.weight_names import AlignedBy
+from trundle.measure.weight_names import AlignedBy, FisherScale
 
-ALPHA, BETA, GAMMA = 0.2, 1.0, 0.5
+ALPHA, BETA, GAMMA = 0.2, 0.0, 0.5
+"""The paper's, but for β, which is 1 there. The weights that matter most matter to both sides, and to hold one side's need against
+them takes away what both need: measured on two domains, β = 0 lost far less of either, whether weights or neurons went."""
 TINY = 1e-30
 
 
@@ -30,13 +32,11 @@ def alignment(general: Tensor, domain: Tensor, by: AlignedBy = "row") -> Tensor:
     return torch.where(lengths > TINY**2, product / lengths.clamp_min(TINY**2).sqrt(), 0.0).clamp(-1.0, 1.0)
 
 
-def on_one_scale(fisher: Tensor) -> Tensor:
-    """A Fisher matrix divided by its largest value: 0 to 1, as √|θ| nearly is.
-
-    Divided by its mean instead, the few large values of F outweigh everything else and their difference is mostly noise:
-    measured, that prunes worse than magnitude alone.
-    """
-    return fisher / fisher.max().clamp_min(TINY)
+def on_one_scale(fisher: Tensor, scale: FisherScale) -> Tensor:
+    """A Fisher matrix relative to its own mean, so that a usual weight has 1; or to its largest value, so that all are below 1."""
+    if scale == "raw":
+        return fisher
+    return fisher / (fisher.mean() if scale == "mean" else fisher.max()).clamp_min(TINY)
 
 
 def dai(
@@ -48,13 +48,12 @@ def dai(
     alpha: float = ALPHA,
     beta: float = BETA,
     gamma: float = GAMMA,
-    scaled: bool = True,
+    scale: FisherScale = "mean",
 ) -> Tensor:
-    """GAPrune's score from Fisher matrices; `scaled` puts each of them on one scale, else the paper's formula as printed."""
-    if scaled:
-        general, domain = on_one_scale(general), on_one_scale(domain)
+    """GAPrune's score from the Fisher matrices of both sides; `raw` is the paper's formula as printed."""
     size = weight.abs()
-    return ((domain - beta * general) * size + gamma * size.sqrt()) * (1 + alpha * aligned)
+    net = on_one_scale(domain, scale) - beta * on_one_scale(general, scale)
+    return (net * size + gamma * size.sqrt()) * (1 + alpha * aligned)
 
 
 def random_scores(weights: Mapping[str, Tensor], *, seed: int) -> dict[str, Tensor]:

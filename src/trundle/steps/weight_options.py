@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trundle.measure.weight_names import AlignedBy, Method, Selection
+from trundle.measure.weight_names import AlignedBy, FisherScale, Method, Selection
 from trundle.steps.contract import ExactFraction, Options
 
 Structure = Literal["unstructured", "neuron", "2:4"]
@@ -39,12 +39,15 @@ class WeightsOptions(Options):
         "row",
         description="Over what the two sides' gradients are compared: each output neuron, or a whole matrix.",
     )
-    fisher: Literal["scaled", "raw"] = Field(
-        "scaled", description="Fisher information relative to its matrix, or as in the paper's formula."
+    fisher: FisherScale = Field(
+        "mean",
+        description="Fisher information relative to the mean or the largest of its matrix, or raw as in the paper.",
     )
     alpha: float = Field(0.2, allow_inf_nan=False, description="How much alignment counts in DAI.")
     beta: float = Field(
-        1.0, allow_inf_nan=False, description="How much general importance is held against a weight."
+        0.0,
+        allow_inf_nan=False,
+        description="How much general importance is held against a weight; 1 in the paper.",
     )
     gamma: float = Field(0.5, allow_inf_nan=False, description="How much magnitude counts in DAI.")
     batch_size: int = Field(

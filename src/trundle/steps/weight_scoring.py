@@ -90,7 +90,7 @@ def score_weights(
             alpha=asked.alpha,
             beta=asked.beta,
             gamma=asked.gamma,
-            scaled=asked.fisher == "scaled",
+            scale=asked.fisher,
         )
         for name, weight in weights.items()
     }

@@ -93,7 +93,7 @@ def plan(model: SentenceTransformer, options: WeightsOptions, context: Context) 
     sides = open_sides(options, context)
     if len(sides) == 2 and same_data(*sides):
         context.progress.say(
-            "domain and general are the same data: every alignment is 1, and with beta 1 only magnitude is left to judge by"
+            "domain and general are the same data: every alignment is 1, so nothing is learned about the domain"
         )
     if options.structure == "neuron":
         of = layout.sizes["mlp"]
