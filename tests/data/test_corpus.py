@@ -50,3 +50,16 @@ def test_plain_texts_are_refused_only_when_tuples_are_asked_for(tmp_path: Path) 
     corpus = read_corpus([str(tmp_path / "plain.txt")], seed=0)
     with pytest.raises(BadInput, match="no column known as the query"):
         list(corpus.examples())
+
+
+def test_held_out_tuples_are_nobody_elses(tmp_path: Path) -> None:
+    file = tmp_path / "tuples.jsonl"
+    file.write_text("".join(f'{{"query": "q{n}", "positive": "p{n}"}}\n' for n in range(400)))
+    corpus = read_corpus([str(file)], seed=0)
+    parts = [
+        {example.query for example in part()}
+        for part in (corpus.examples, corpus.validation_examples, corpus.held_out_examples)
+    ]
+    assert all(parts)
+    assert not parts[2] & (parts[0] | parts[1])
+    assert parts[2] <= {f"q{n}" for n in range(400)}
