@@ -82,6 +82,7 @@ def _pack_file(file: Path) -> bool:
     if not shapes:
         return False
     save_file(stored, str(_packed_name(file)), metadata=metadata | {SHAPES: json.dumps(shapes)})
+    shutil.copymode(file, _packed_name(file))
     file.unlink()
     return True
 
