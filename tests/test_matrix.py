@@ -56,6 +56,21 @@ CASES = {
     "depth: static": Case(options={"keep": 0}, identity=None, shrinks=True),
     "align: static": Case(options={"texts": 40, "steps": 2, "batch_size": 8}, identity=None, shrinks=False),
     "align": Case(options={"texts": 40, "steps": 2, "batch_size": 8}, identity=None, shrinks=False),
+    "width": Case(
+        options={"widths": "1/2", "mlp": True, "result": "1/2", "texts": 40, "steps": 2, "batch_size": 8},
+        identity={"extract": 1},
+        shrinks=True,
+    ),
+    "width: contrast": Case(
+        options={"widths": "1/2", "objective": "contrast", "steps": 2, "batch_size": 8, "mini_batch": 4},
+        identity=None,
+        shrinks=False,
+    ),
+    "width: importance": Case(
+        options={"extract": "1/2", "select": "importance", "mlp": True, "texts": 40},
+        identity=None,
+        shrinks=True,
+    ),
     "contrast": Case(
         options={"steps": 2, "batch_size": 8, "mini_batch": 4, "warmup": 0, "gradient_checkpointing": True},
         identity=None,

@@ -9,17 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Normalize, Pooling
-from transformers import AutoConfig, AutoModel
 
 import pico
-from trundle.errors import ImpossibleCut
 from trundle.model import cut, layout_of, transformer_of
 from trundle.model.nested import NarrowModel
-from trundle.model.selection import Selection, by_priority, narrow_cut, spaced, spaced_pairs
+from trundle.model.selection import Selection, narrow_cut
 
 FAMILIES = list(pico.CONFIGS)
 SELECTIONS = [
@@ -74,5 +69,9 @@ def test_gradients_reach_the_part_of_the_wide_weights_and_nothing_else(
             weight.copy_(with_gradients[name])
     for name, weight in transformer_of(cut(wide, what)).model.named_parameters():
         own = dict(transformer_of(extracted).model.named_parameters())[name].grad
-        torch.testing.assert_close(weight.data, torch.zeros_like(weight) if own is None else own, atol=1e-4, rtol=1e-4)
-        assert float(weight.detach().abs().sum()) == pytest.approx(float(with_gradients[name].abs().sum()), rel=1e-4, abs=1e-6)
+        torch.testing.assert_close(
+            weight.data, torch.zeros_like(weight) if own is None else own, atol=1e-4, rtol=1e-4
+        )
+        assert float(weight.detach().abs().sum()) == pytest.approx(
+            float(with_gradients[name].abs().sum()), rel=1e-4, abs=1e-6
+        )

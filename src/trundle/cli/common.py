@@ -90,6 +90,9 @@ def carry_out(
         console.show()
         call = how_to_open(str(run.output), needs_trundle=run.needs_trundle)
         console.show(f"Written to {run.output}: {call} opens it.")
+    if run.besides:
+        console.show()
+        console.show_table(figures.besides(run))
     if run.pair is not None:
         console.show(
             f"Written to {run.pair}: its encode_query is the small model's, its encode_document the teacher's."

@@ -33,6 +33,15 @@ def model_digest(model: SentenceTransformer) -> str:
     return f"model {whole.hexdigest()}"
 
 
+def weights_digest(model: SentenceTransformer) -> str:
+    """Who a model is by its weights alone; whatever they were saved with."""
+    whole = blake2b(digest_size=DIGEST_BYTES)
+    for name, weight in sorted(model.named_parameters()):
+        whole.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\n".encode())
+        whole.update(memoryview(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+    return f"weights {whole.hexdigest()}"
+
+
 def _tokenizer(model: SentenceTransformer) -> str:
     """What the tokenizer does to a text; how it was last asked to pad and truncate is left out."""
     backend = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)

@@ -18,10 +18,10 @@ def save(
     *,
     lineage: Lineage,
     card: str,
-    files: Mapping[str, str] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
     replace: bool = False,
 ) -> Path:
-    """Write the layout that plain sentence-transformers loads, and text files beside it."""
+    """Write the layout that plain sentence-transformers loads, and files beside it."""
     target = Path(folder)
     with whole_folder(target, replace=replace) as scratch:
         try:
@@ -30,8 +30,8 @@ def save(
             raise WriteFailed(
                 f"{target} could not be written ({error}); free some space and run again"
             ) from error
-        for name, text in {"README.md": card, **(files or {})}.items():
-            (scratch / name).write_text(text, encoding="utf-8")
+        for name, content in {"README.md": card, **(files or {})}.items():
+            (scratch / name).write_bytes(content.encode() if isinstance(content, str) else content)
         lineage.write(scratch)
     return target
 

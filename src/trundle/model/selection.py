@@ -89,7 +89,9 @@ def part_of(layout: Layout, axis: str, share: Fraction) -> int:
     """The share of an axis in whole positions."""
     size = layout.sizes[axis]
     if not 0 < share <= 1:
-        raise ImpossibleCut(f"a width is a share of the model's, above 0 and up to 1, such as 1/2, not {share}")
+        raise ImpossibleCut(
+            f"a width is a share of the model's, above 0 and up to 1, such as 1/2, not {share}"
+        )
     if (size * share).denominator > 1:
         names = {"hidden": "hidden width", "head": "head width", "mlp": "MLP width"}
         raise ImpossibleCut(

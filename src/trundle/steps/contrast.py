@@ -59,8 +59,9 @@ class ContrastOptions(Options):
         allow_inf_nan=False,
         description="Train for this long; with steps, whichever is reached first.",
     )
-    objective: Literal["infonce", "angle", "cosine"] = Field(
-        "infonce", description="What is learned: ranking in the batch, or the order of right and wrong pairs."
+    objective: Literal["infonce", "angle", "cosine", "infonce+angle"] = Field(
+        "infonce",
+        description="What is learned: ranking in the batch, the order of right and wrong pairs, or both.",
     )
     temperature: float = Field(
         0.05, gt=0, allow_inf_nan=False, description="What similarities are divided by; lower is stricter."
@@ -153,7 +154,7 @@ def plan(model: SentenceTransformer, options: ContrastOptions, context: Context)
     takes = model.max_seq_length or LONGEST
     if options.max_length is not None and options.max_length > takes:
         raise BadInput(f"the model takes at most {takes} tokens; give a max_length up to that")
-    if options.objective == "angle" and (width := model.get_embedding_dimension() or 0) % 2:
+    if "angle" in options.objective and (width := model.get_embedding_dimension() or 0) % 2:
         raise BadInput(f"the angle objective halves vectors, and {width} is odd; use infonce or cosine")
     prepared(model, options)
     layout = body.layout_of(body.transformer_of(model).model)
@@ -192,7 +193,7 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     assert context.corpus is not None
     student = body.copy_of(prepared(model, options)).float()
     _set_prompts(student, options)
-    examples, validation = _examples(options, context)
+    examples, validation = examples_for(options, context)
     prompts = prompts_by_file(student, options.prompts, [*examples, *validation])
     takes, student.max_seq_length = student.max_seq_length, plan.max_length
     adapted = (
@@ -210,7 +211,7 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
         temperature=options.temperature,
         seed=context.seed,
     )
-    settings = _settings(options, context.seed)
+    settings = settings_for(options, context.seed)
     learned_from = data.fingerprint([*examples, "validation", *validation])
     key = [plan.model_dump(mode="json"), body.model_digest(model), learned_from, str(settings)]
     run = context.cache / "runs" / data.fingerprint(key)
@@ -252,7 +253,7 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     )
 
 
-def _examples(options: ContrastOptions, context: Context) -> tuple[list[Example], list[Example]]:
+def examples_for(options: ContrastOptions, context: Context) -> tuple[list[Example], list[Example]]:
     """The tuples to train on, no more than the run can see, and those to choose by."""
     assert context.corpus is not None
     steps = _steps(options)
@@ -295,7 +296,8 @@ def _validation_tuples(options: ContrastOptions) -> int:
     return min(VALIDATION_TUPLES, max(affordable, 2 * options.batch_size))
 
 
-def _settings(options: ContrastOptions, seed: int) -> Any:
+def settings_for(options: ContrastOptions, seed: int) -> Any:
+    """How the run goes."""
     return train.TrainSettings(
         steps=_steps(options),
         minutes=options.minutes,

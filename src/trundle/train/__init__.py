@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from trundle.train.losses import minilm as minilm
     from trundle.train.losses import tinybert as tinybert
     from trundle.train.losses import uniform_layers as uniform_layers
+    from trundle.train.nesting import Nest as Nest
+    from trundle.train.nesting import make_nesting as make_nesting
     from trundle.train.recompute import recomputed_blocks as recomputed_blocks
     from trundle.train.ridge import LinearMap as LinearMap
     from trundle.train.ridge import fit_ridge as fit_ridge
@@ -68,6 +70,8 @@ __getattr__ = lazy(
         "minilm": "losses",
         "tinybert": "losses",
         "uniform_layers": "losses",
+        "Nest": "nesting",
+        "make_nesting": "nesting",
         "recomputed_blocks": "recompute",
         "LinearMap": "ridge",
         "fit_ridge": "ridge",

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trundle.data.tuples import Example
@@ -25,14 +25,16 @@ from trundle.train.contrastive import TEMPERATURE, angle, cosine, infonce
 from trundle.train.grouped import ByGroup
 from trundle.train.tuple_batches import Chunks, Prompts, TupleBatch, make_tuple_loader
 
-Objective = Literal["infonce", "angle", "cosine"]
+Objective = Literal["infonce", "angle", "cosine", "infonce+angle"]
+RANKING_WEIGHT = 20.0
+"""How much ranking counts beside the order of pairs, where both are learned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
     """A student and how it is fed and judged."""
 
-    student: SentenceTransformer
+    student: nn.Module
     batches: Batches[TupleBatch]
     validation: Batches[TupleBatch] | None
     kind: Objective
@@ -43,12 +45,18 @@ class Contrast:
         """The loss of one batch."""
         queries, documents = self._encode(batch.queries), self._encode(batch.documents)
         if self.kind == "infonce":
-            return infonce(
-                queries, documents, batch.answers, excluded=batch.excluded, temperature=self.temperature
-            )
-        loss = angle if self.kind == "angle" else cosine
+            return self._ranking(queries, documents, batch)
+        loss = cosine if self.kind == "cosine" else angle
         left, right = queries[batch.pairs[:, 0]], documents[batch.pairs[:, 1]]
-        return loss(left, right, batch.labels, temperature=self.temperature)
+        ordered = loss(left, right, batch.labels, temperature=self.temperature)
+        if self.kind == "infonce+angle":
+            return RANKING_WEIGHT * self._ranking(queries, documents, batch) + ordered
+        return ordered
+
+    def _ranking(self, queries: Tensor, documents: Tensor, batch: TupleBatch) -> Tensor:
+        return infonce(
+            queries, documents, batch.answers, excluded=batch.excluded, temperature=self.temperature
+        )
 
     def _encode(self, chunks: Chunks) -> Tensor:
         vectors = [
