@@ -128,7 +128,7 @@ def _watch(backbone: nn.Module, layout: Layout, flows: _Flows) -> list[Any]:
         sizes = [layout.sizes[axis] for axis in axes]
 
         def watch(_module: Any, _inputs: Any, output: Tensor) -> None:
-            for axis, part in zip(axes, output.split(sizes, dim=-1), strict=True):
+            for axis, part in zip(axes, torch.split(output, sizes, dim=-1), strict=True):
                 if axis in ("q", "k"):
                     flows.add((axis, block), part)
 

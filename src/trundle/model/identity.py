@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from hashlib import blake2b
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -36,9 +37,11 @@ def model_digest(model: SentenceTransformer) -> str:
 def weights_digest(model: SentenceTransformer) -> str:
     """Who a model is by its weights alone; whatever they were saved with."""
     whole = blake2b(digest_size=DIGEST_BYTES)
-    for name, weight in sorted(model.named_parameters()):
+    weights: dict[str, Any] = dict(model.named_parameters())
+    for name, weight in sorted(weights.items()):
         whole.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\n".encode())
-        whole.update(memoryview(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+        raw = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
+        whole.update(memoryview(raw.numpy()))
     return f"weights {whole.hexdigest()}"
 
 

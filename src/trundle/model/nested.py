@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -60,16 +60,17 @@ class NarrowModel(nn.Module):
         super().__init__()
         backbone = transformer_of(wide).model
         before = layout_of(backbone)
-        small = _without_weights(unfilled_backbone(backbone, what.apply_to(before), what))
-        nn.Module.to(small, backbone.device)
+        small = unfilled_backbone(backbone, what.apply_to(before), what)
+        nn.Module.to(_without_weights(small), backbone.device)
         twin = copy.copy(transformer_of(wide))
         twin._modules = dict(twin._modules)
-        twin.model = small.train(backbone.training)
+        twin.model = small
         rest = [copy.deepcopy(module) for module in list(wide)[1:]]
         pooled = narrow_modules(rest, what.hidden or tuple(range(before.sizes["hidden"])))
         self._parts = (*_backbone_parts(wide, before, what), *_parts_after(wide, rest, pooled))
         self.body = with_modules(wide, [twin, *map(_without_weights, rest)])
         self.own = nn.ModuleList(own)
+        self.to(backbone.device).train(wide.training)
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
         """The features with the narrow model's `sentence_embedding` among them."""
@@ -102,7 +103,7 @@ class _Taken(torch.autograd.Function):
         return part.reshape([one.units * one.count for one in kept])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         kept: tuple[Kept, ...] = ctx.kept
         part = gradient.reshape([size for one in kept for size in (one.units, one.count)])
         for dimension, one in reversed(list(enumerate(kept))):
@@ -174,7 +175,7 @@ def _parts_after(wide: SentenceTransformer, narrow: Sequence[nn.Module], pooled:
                 )
                 for old, new in zip(weight.shape, sizes[name], strict=True)
             )
-            parts.append(Part(name=f"{number}.{name}", weight=cast("nn.Parameter", weight), kept=kept))
+            parts.append(Part(name=f"{number}.{name}", weight=weight, kept=kept))
     return parts
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,7 @@ class Nested:
     def as_bytes(self) -> bytes:
         """The file's content."""
         order = np.asarray(self.selection.hidden_order, dtype=np.int64)
-        tensors = {"hidden_order": order} if order.size else {}
+        tensors: dict[str, NDArray[Any]] = {"hidden_order": order} if order.size else {}
         for width, linear in self.maps.items():
             tensors |= {f"{width}.weight": linear.weight, f"{width}.bias": linear.bias}
         about = {
@@ -123,9 +124,7 @@ def pooled_width(model: SentenceTransformer, what: Cut) -> int:
     hidden = what.hidden or tuple(range(layout_of(transformer_of(model).model).sizes["hidden"]))
     rest = [copy.deepcopy(module) for module in list(model)[1:]]
     narrow_modules(rest, hidden)
-    widths = [
-        module.get_embedding_dimension() for module in rest if hasattr(module, "get_embedding_dimension")
-    ]
+    widths = [getattr(module, "get_embedding_dimension", lambda: None)() for module in rest]
     return next((width for width in reversed(widths) if width), len(hidden))
 
 

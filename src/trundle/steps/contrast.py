@@ -30,6 +30,7 @@ import trundle.train as train
 from trundle.errors import BadInput
 from trundle.steps.contract import Applied, Context, Options, Plan, Step
 from trundle.steps.file_prompts import FilePrompts, prompts_by_file
+from trundle.steps.teacher import find_teacher
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -59,9 +60,13 @@ class ContrastOptions(Options):
         allow_inf_nan=False,
         description="Train for this long; with steps, whichever is reached first.",
     )
-    objective: Literal["infonce", "angle", "cosine", "infonce+angle"] = Field(
+    objective: Literal["infonce", "angle", "cosine", "infonce+angle", "distil"] = Field(
         "infonce",
-        description="What is learned: ranking in the batch, the order of right and wrong pairs, or both.",
+        description="What is learned: ranking in the batch, the order of pairs, both, or a teacher's similarities.",
+    )
+    teacher: str | None = Field(
+        None,
+        description="With distil: the model to learn similarities from. Default: the model that came in.",
     )
     temperature: float = Field(
         0.05, gt=0, allow_inf_nan=False, description="What similarities are divided by; lower is stricter."
@@ -156,6 +161,7 @@ def plan(model: SentenceTransformer, options: ContrastOptions, context: Context)
         raise BadInput(f"the model takes at most {takes} tokens; give a max_length up to that")
     if "angle" in options.objective and (width := model.get_embedding_dimension() or 0) % 2:
         raise BadInput(f"the angle objective halves vectors, and {width} is odd; use infonce or cosine")
+    _teacher(model, options, context)
     prepared(model, options)
     layout = body.layout_of(body.transformer_of(model).model)
     of = sum(weight.numel() for weight in model.parameters())
@@ -209,6 +215,7 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
         mini_batch=options.mini_batch,
         negatives=options.negatives,
         temperature=options.temperature,
+        teacher=_teacher(model, options, context),
         seed=context.seed,
     )
     settings = settings_for(options, context.seed)
@@ -266,6 +273,25 @@ def examples_for(options: ContrastOptions, context: Context) -> tuple[list[Examp
             "no tuples are kept back for validation; the last weights are taken, not the best"
         )
     return examples, kept
+
+
+def _teacher(
+    model: SentenceTransformer, options: ContrastOptions, context: Context
+) -> SentenceTransformer | None:
+    """Whose similarities are learned, where they are."""
+    if options.objective != "distil":
+        if options.teacher is not None:
+            raise BadInput(
+                "only the objective distil learns from a teacher; leave teacher out, or use distil"
+            )
+        return None
+    found = find_teacher(model, options.teacher, None, context).model
+    if found is None:
+        raise BadInput(
+            f"distil needs a teacher that is a model, and {options.teacher} is none; give a folder"
+        )
+    train.check_same_tokens(model, found, "distil", "use the step align")
+    return found
 
 
 def _texts(example: Example) -> list[str]:

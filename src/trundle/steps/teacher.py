@@ -54,9 +54,7 @@ def find_teacher(
         found: Teacher = context.opened[name]
         return found
     if context.original is model:
-        raise BadInput(
-            "align needs a teacher other than the model itself; name the large model with --teacher"
-        )
+        raise BadInput("a student needs a teacher other than itself; name the large model with --teacher")
     return original_teacher(context)
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trundle.measure import Cost
     from trundle.model import Cut, Layout
 
-FULL = "full"
+FULL: Literal["full"] = "full"
 Objective = Literal["align", "contrast"]
 Select = Literal["consecutive", "uniform", "rotary", "importance"]
 Widths = Annotated[tuple[ExactFraction, ...], BeforeValidator(listed)]

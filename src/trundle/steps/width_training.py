@@ -94,8 +94,8 @@ def nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context)
             label="width",
         )
         wide.max_seq_length = takes
-        for width, loss in zip(sizes, nesting.losses(), strict=False):
-            sizes[width]["validation"] = round(loss, 5)
+        for size, loss in zip(sizes, nesting.losses(), strict=False):
+            sizes[size]["validation"] = round(loss, 5)
         facts |= {"steps": result.steps, "loss": result.loss, "best_step": result.best_step}
         files[METRICS] = (run / train.METRICS_FILE).read_text(encoding="utf-8")
         done = lambda: shutil.rmtree(run, ignore_errors=True)  # noqa: E731
@@ -143,11 +143,11 @@ def _maps(plan: WidthPlan, lesson: Lesson) -> dict[Fraction, Map]:
     """Each size's linear map, as it is now."""
     if plan.objective != "align":
         return {}
-    linears = [size.own[0].linear for size in lesson.narrow]
+    linears: list[Any] = [size.own[0] for size in lesson.narrow]
     return {
         width: body.Map(
-            weight=linear.weight.detach().float().cpu().numpy(),
-            bias=linear.bias.detach().float().cpu().numpy(),
+            weight=linear.linear.weight.detach().float().cpu().numpy(),
+            bias=linear.linear.bias.detach().float().cpu().numpy(),
         )
         for width, linear in zip(plan.widths, linears, strict=True)
     }

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from trundle.train.contrast_task import make_contrast as make_contrast
     from trundle.train.contrastive import angle as angle
     from trundle.train.contrastive import cosine as cosine
+    from trundle.train.contrastive import distil as distil
     from trundle.train.contrastive import infonce as infonce
     from trundle.train.grouped import ByGroup as ByGroup
     from trundle.train.imitation import Imitator as Imitator
     from trundle.train.imitation import check_imitation as check_imitation
+    from trundle.train.imitation import check_same_tokens as check_same_tokens
     from trundle.train.learner import best_precision as best_precision
     from trundle.train.loop import TrainResult as TrainResult
     from trundle.train.loop import TrainSettings as TrainSettings
@@ -52,10 +54,12 @@ __getattr__ = lazy(
         "make_contrast": "contrast_task",
         "angle": "contrastive",
         "cosine": "contrastive",
+        "distil": "contrastive",
         "infonce": "contrastive",
         "ByGroup": "grouped",
         "Imitator": "imitation",
         "check_imitation": "imitation",
+        "check_same_tokens": "imitation",
         "best_precision": "learner",
         "Batches": "batches",
         "ByLength": "batches",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -20,14 +20,15 @@ from torch import Tensor, nn
 
 from trundle.model.nested import NarrowModel
 from trundle.train.alignment import Alignment
-from trundle.train.alignment import Batch as AlignBatch
 from trundle.train.batches import Batches, Indices
 from trundle.train.contrast_task import Contrast
-from trundle.train.tuple_batches import TupleBatch
 
 B = TypeVar("B")
 Weighed = tuple[B, tuple[float, ...]]
 """A batch and what each model's loss on it counts, the wide one's first."""
+
+
+MEASURED_BATCHES = 32
 
 
 class Nest(nn.Module):
@@ -66,12 +67,12 @@ class Nesting(Generic[B]):
 
     @torch.no_grad()
     def losses(self) -> tuple[float, ...]:
-        """Each model's own loss over the validation batches."""
+        """Each model's own loss, over some validation batches."""
         if self.validation is None:
             return ()
         order, totals, texts = self.validation.order, np.zeros(len(self.nest.models)), 0
         self.nest.eval()
-        for indices in map(order.batch, range(order.per_epoch)):
+        for indices in map(order.batch, range(min(order.per_epoch, MEASURED_BATCHES))):
             inner, _ = send_to_device(self.validation.load(indices), self.nest.wide.device)
             totals += len(indices) * np.asarray(
                 [float(self.loss(model, inner)) for model in self.nest.models]
@@ -87,21 +88,23 @@ def make_nesting(
     student_weight: float,
     per_step: int | None = None,
     seed: int = 0,
-) -> Nesting[AlignBatch] | Nesting[TupleBatch]:
+) -> Nesting[Any]:
     """Give every model of a nest the task that the wide one was given."""
     narrow = len(nest.narrow)
 
     def loss(model: nn.Module, batch: object) -> Tensor:
-        return replace(task, student=model).objective(batch)  # type: ignore[arg-type]
+        judged: Any = replace(task, student=model)
+        found: Tensor = judged.objective(batch)
+        return found
 
-    def weighed(batches: Batches[B], count: int | None) -> Batches[Weighed[B]]:
-        def load(indices: Indices) -> Weighed[B]:
+    def weighed(batches: Batches[Any], count: int | None) -> Batches[Weighed[Any]]:
+        def load(indices: Indices) -> Weighed[Any]:
             drawn = (1.0,) * narrow if count is None else drawn_sizes(narrow, count, indices, seed=seed)
             return batches.load(indices), (1 - student_weight, *(student_weight * one for one in drawn))
 
         return Batches(order=batches.order, load=load)
 
-    return Nesting(  # type: ignore[return-value]
+    return Nesting(
         nest=nest,
         loss=loss,
         batches=weighed(task.batches, per_step),
