@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--widths", default="1/2,1/4")
     parser.add_argument("--mlp", action="store_true")
-    parser.add_argument("--select", choices=("consecutive", "uniform", "rotary"))
+    parser.add_argument("--select", choices=("consecutive", "uniform", "rotary", "importance"))
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=20)
@@ -86,7 +86,10 @@ def main() -> None:
     wide = load(arguments.model).train()
     backbone = transformer_of(wide).model
     layout, bf16 = layout_of(backbone), torch.cuda.is_available()
-    how = Selection(select=arguments.select or default_select(layout), mlp=arguments.mlp)
+    order = torch.randperm(layout.sizes["hidden"]).tolist() if arguments.select == "importance" else ()
+    how = Selection(
+        select=arguments.select or default_select(layout), mlp=arguments.mlp, hidden_order=tuple(order)
+    )
     cuts = [narrow_cut(layout, backbone.config, Fraction(w), how) for w in arguments.widths.split(",")]
     ids = torch.randint(5, layout.sizes["vocab"], (arguments.batch_size, arguments.tokens))
     features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -90,31 +90,50 @@ def taken(weight: Tensor, kept: tuple[Kept, ...]) -> Tensor:
 
 
 class _Taken(torch.autograd.Function):
-    """At most one copy forwards and one backwards; a chain of slices would make a gradient of full size for each of them."""
+    """Takes a part and gives its gradient back.
+
+    Where the wide parameter has a gradient already, the part's is added to it in its place: nothing of full size is made
+    for it. That is what returning it would come to, so long as gradients are collected by `backward()`.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, kept: tuple[Kept, ...]) -> Tensor:
-        ctx.kept = kept
-        units = weight.reshape([size for one in kept for size in (one.units, one.size)])
-        part = units[_slices(kept)]
-        for dimension, one in enumerate(kept):
-            if isinstance(one.positions, Tensor):
-                part = part.index_select(2 * dimension + 1, one.positions.to(weight.device))
+        ctx.weight, ctx.kept = weight, kept
+        part = _in_units(weight, kept)[_slices(kept)]
+        for dimension, positions in _scattered(kept):
+            part = part.index_select(dimension, positions.to(weight.device))
         return part.reshape([one.units * one.count for one in kept])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
         kept: tuple[Kept, ...] = ctx.kept
+        collected: Tensor | None = ctx.weight.grad
+        whole = torch.zeros_like(ctx.weight) if collected is None else collected
+        place = _in_units(whole, kept)[_slices(kept)]
         part = gradient.reshape([size for one in kept for size in (one.units, one.count)])
-        for dimension, one in reversed(list(enumerate(kept))):
-            if isinstance(one.positions, Tensor):
-                shape = list(part.shape)
-                shape[2 * dimension + 1] = one.size
-                places = one.positions.to(gradient.device)
-                part = part.new_zeros(shape).index_copy_(2 * dimension + 1, places, part)
-        whole = gradient.new_zeros([size for one in kept for size in (one.units, one.size)])
-        whole[_slices(kept)] = part
-        return whole.reshape([one.units * one.size for one in kept]), None
+        scattered = _scattered(kept)
+        for dimension, positions in scattered[1:]:
+            shape = [*part.shape[:dimension], place.shape[dimension], *part.shape[dimension + 1 :]]
+            part = part.new_zeros(shape).index_copy_(dimension, positions.to(part.device), part)
+        if scattered:
+            dimension, positions = scattered[0]
+            place.index_add_(dimension, positions.to(part.device), part)
+        else:
+            place.add_(part)
+        return (whole if collected is None else None), None
+
+
+def _in_units(weight: Tensor, kept: tuple[Kept, ...]) -> Tensor:
+    return weight.view([size for one in kept for size in (one.units, one.size)])
+
+
+def _scattered(kept: tuple[Kept, ...]) -> list[tuple[int, Tensor]]:
+    """The dimensions, in units, along which positions follow no rule."""
+    return [
+        (2 * number + 1, one.positions)
+        for number, one in enumerate(kept)
+        if isinstance(one.positions, Tensor)
+    ]
 
 
 def _slices(kept: tuple[Kept, ...]) -> tuple[slice, ...]:
@@ -126,11 +145,11 @@ def _slices(kept: tuple[Kept, ...]) -> tuple[slice, ...]:
     )
 
 
-def _positions(kept: Indices, size: int) -> slice | Tensor:
+def _positions(kept: Indices, size: int, device: torch.device) -> slice | Tensor:
     """Evenly spaced positions as a slice, which costs nothing; others as they are."""
     step = kept[1] - kept[0] if len(kept) > 1 else 1
     even = step > 0 and all(place == kept[0] + number * step for number, place in enumerate(kept))
-    return slice(kept[0], min(size, kept[-1] + 1), step) if even else torch.tensor(kept)
+    return slice(kept[0], min(size, kept[-1] + 1), step) if even else torch.tensor(kept, device=device)
 
 
 def _backbone_parts(wide: SentenceTransformer, layout: Layout, what: Cut) -> list[Part]:
@@ -139,19 +158,19 @@ def _backbone_parts(wide: SentenceTransformer, layout: Layout, what: Cut) -> lis
         Part(
             name=f"0.model.{parameter.name}",
             weight=weights[parameter.name],
-            kept=tuple(_along(axis, parameter, layout, what) for axis in parameter.axes),
+            kept=tuple(_along(axis, parameter, layout, what, wide.device) for axis in parameter.axes),
         )
         for parameter in layout.parameters
     ]
 
 
-def _along(axis: str, parameter: Parameter, layout: Layout, what: Cut) -> Kept:
+def _along(axis: str, parameter: Parameter, layout: Layout, what: Cut, device: torch.device) -> Kept:
     """What a cut keeps along an axis; all terms of a fused axis are made of the same units."""
     unit = UNITS.get(term := next(terms(axis)), term)
     size = layout.sizes[unit]
     mlp = None if what.mlp is None or parameter.block is None else what.mlp[parameter.block]
     chosen = {"hidden": what.hidden, "head": what.head, "mlp": mlp}.get(unit)
-    positions = slice(None) if chosen is None else _positions(chosen, size)
+    positions = slice(None) if chosen is None else _positions(chosen, size, device)
     return Kept(
         units=layout.size(axis) // size,
         size=size,
@@ -170,7 +189,9 @@ def _parts_after(wide: SentenceTransformer, narrow: Sequence[nn.Module], pooled:
                 Kept(
                     units=1,
                     size=old,
-                    positions=slice(None) if old == new else _positions(tuple(pooled.tolist()), old),
+                    positions=slice(None)
+                    if old == new
+                    else _positions(tuple(pooled.tolist()), old, weight.device),
                     count=new,
                 )
                 for old, new in zip(weight.shape, sizes[name], strict=True)

@@ -56,7 +56,9 @@ class Nested:
         order = np.asarray(self.selection.hidden_order, dtype=np.int64)
         tensors: dict[str, NDArray[Any]] = {"hidden_order": order} if order.size else {}
         for width, linear in self.maps.items():
-            tensors |= {f"{width}.weight": linear.weight, f"{width}.bias": linear.bias}
+            # safetensors writes memory as it lies, whatever the strides say
+            tensors[f"{width}.weight"] = np.ascontiguousarray(linear.weight)
+            tensors[f"{width}.bias"] = np.ascontiguousarray(linear.bias)
         about = {
             "select": self.selection.select,
             "mlp": self.selection.mlp,

@@ -65,7 +65,8 @@ def narrow_cut(layout: Layout, config: Any, share: Fraction, how: Selection) -> 
             "pairs; give a larger width"
         )
     spread = spaced if how.select == "uniform" else first
-    kept_hidden = how.hidden_order[:hidden] if how.hidden_order else spread(sizes["hidden"], hidden)
+    best = tuple(sorted(how.hidden_order[:hidden]))
+    kept_hidden = best or spread(sizes["hidden"], hidden)
     kept = head_positions(layout, config, head, how.select)
     mlp = None if not how.mlp else (spread(sizes["mlp"], neurons),) * layout.layers
     return Cut(hidden=kept_hidden, head=kept, mlp=mlp)

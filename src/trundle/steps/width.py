@@ -50,7 +50,7 @@ class WidthOptions(Options):
     )
     mlp: bool | None = Field(None, description="Narrow the MLPs by the same share, too.")
     select: Literal["auto", "consecutive", "uniform", "rotary", "importance"] = Field(
-        "auto", description="Which dimensions a size keeps; auto: whole rotary pairs, or the first ones."
+        "auto", description="Which dimensions a size keeps; auto: those that carry most on your texts."
     )
     objective: Literal["auto", "align", "contrast"] = Field(
         "auto",
@@ -174,7 +174,7 @@ def plan(model: SentenceTransformer, options: WidthOptions, context: Context) ->
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise BadInput("width runs in one process as yet; start it without torchrun or accelerate launch")
     objective = _objective(options, context)
-    select = body.default_select(layout) if options.select == "auto" else options.select
+    select = "importance" if options.select == "auto" else options.select
     found = WidthPlan(
         options=options,
         widths=widths,
@@ -240,7 +240,7 @@ def _plan_extract(
         same = (select, mlp) == (nested.selection.select, nested.selection.mlp)
         nested = nested if same else None
     if select == "auto":
-        select = body.default_select(layout)
+        select = "importance" if _can_fit(options, context) else body.default_select(layout)
     known = width == 1 or (options.start == "weights" and body.is_trained(nested, model, width))
     if select == "importance" and not known and context.corpus is None:
         raise BadInput("importance is measured on texts; give some with --data, or choose another select")
