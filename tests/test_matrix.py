@@ -61,11 +61,6 @@ CASES = {
         identity={"extract": 1},
         shrinks=True,
     ),
-    "width: contrast": Case(
-        options={"widths": "1/2", "objective": "contrast", "steps": 2, "batch_size": 8, "mini_batch": 4},
-        identity=None,
-        shrinks=False,
-    ),
     "width: importance": Case(
         options={"extract": "1/2", "select": "importance", "mlp": True, "texts": 40},
         identity=None,

@@ -80,6 +80,24 @@ def test_gradients_reach_their_part_of_the_wide_weights_and_nothing_else(
         )
 
 
+def test_gradients_add_to_those_that_are_there(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    """In place, and the same as torch's own slices give in one backward pass."""
+    wide = copy.deepcopy(pico_model("bert"))
+    features, what = wide.preprocess(pico.TEXTS), cut_for(wide, Fraction(1, 2), SCATTERED)
+    narrow = NarrowModel(wide, what)
+    alone = []
+    for model in (wide, narrow):
+        vectors(model, features)[:, 0].sum().backward()
+        alone.append({name: gradient(weight).clone() for name, weight in wide.named_parameters()})
+        wide.zero_grad()
+    for model in (wide, narrow, narrow):
+        vectors(model, features)[:, 0].sum().backward()
+    for name, weight in wide.named_parameters():
+        torch.testing.assert_close(
+            gradient(weight), alone[0][name] + 2 * alone[1][name], atol=1e-5, rtol=1e-4
+        )
+
+
 def gradient(weight: torch.nn.Parameter) -> torch.Tensor:
     return torch.zeros_like(weight) if weight.grad is None else weight.grad
 

@@ -154,6 +154,47 @@ def test_one_size_goes_on_in_a_recipe_and_the_others_still_leave(
     assert not (tmp_path / "out" / "nested.safetensors").exists()
 
 
+@pytest.mark.parametrize("family", ["mpnet", "gemma3"])
+def test_contrast_gives_each_size_a_space_of_its_own(
+    family: str, pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
+) -> None:
+    options = {"widths": "1/2", "objective": "contrast", "steps": 2, "batch_size": 8, "mini_batch": 4}
+    run = compress(str(pico_folders(family)), single(WIDTH, options), output=tmp_path / "out", corpus=corpus)
+    half = SentenceTransformer(str(run.besides[0].output), device="cpu").encode(pico.TEXTS)
+    assert half.shape == (len(pico.TEXTS), 16)
+    np.testing.assert_allclose(load(tmp_path / "out", width="1/2").encode(pico.TEXTS), half, atol=1e-6)
+    assert run.steps[0].facts["sizes"]["1/2"]["validation"] > 0
+
+
+def test_a_student_that_knows_nothing_learns_a_teacher_s_similarities(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
+) -> None:
+    """The paper's baselines: fresh weights, and vanilla distillation."""
+    heal = {
+        "objective": "distil",
+        "train": "full",
+        "steps": 40,
+        "batch_size": 16,
+        "learning_rate": 1e-3,
+        "warmup": 0,
+    }
+    steps = [{"width": {"extract": "1/2", "start": "random"}}, {"contrast": heal}]
+    source = str(pico_folders("bert"))
+    recipe = parse_recipe(json.dumps({"steps": steps}), name="distil")
+    run = compress(source, recipe, output=tmp_path / "out", corpus=corpus)
+    metrics = [json.loads(line) for line in (tmp_path / "out" / "contrast.jsonl").read_text().splitlines()]
+    looks = [line["validation"] for line in metrics if line.get("validation") is not None]
+    assert min(looks) < looks[0] / 2
+    assert run.after.width == 16
+    with pytest.raises(BadInput, match="only the objective distil"):
+        compress(
+            source,
+            parse_recipe("steps: [contrast: {teacher: x}]", name="x"),
+            output=tmp_path / "other",
+            corpus=corpus,
+        )
+
+
 def test_a_folder_in_the_way_of_a_size_is_found_before_any_work(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
 ) -> None:
