@@ -91,6 +91,19 @@ def test_a_size_can_be_taken_out_later(nested: Run, tmp_path: Path) -> None:
     np.testing.assert_allclose(taken, written, atol=1e-6)
 
 
+def test_another_size_is_taken_the_way_the_folder_s_are(nested: Run, tmp_path: Path) -> None:
+    assert nested.output is not None
+    run = compress(str(nested.output), single(WIDTH, {"extract": "3/4"}), output=tmp_path / "wide")
+    assert run.steps[0].says == "take out 3/4 (24) of 32, untrained, importance selection"
+    with pytest.warns(UserWarning, match="untrained"):
+        opened = load(nested.output, width="3/4")
+    np.testing.assert_allclose(
+        SentenceTransformer(str(tmp_path / "wide"), device="cpu").encode(pico.TEXTS),
+        opened.encode(pico.TEXTS),
+        atol=1e-6,
+    )
+
+
 def test_a_nested_folder_opens_at_any_of_its_widths(nested: Run) -> None:
     assert nested.output is not None
     with warnings.catch_warnings():

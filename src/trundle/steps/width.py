@@ -233,16 +233,16 @@ def _plan_extract(
     assert options.extract is not None
     width = options.extract
     nested = None if context.source is None else body.nested_in(context.source)
-    select, mlp = options.select, options.mlp
+    select, mlp, ordered = options.select, options.mlp, False
     if nested is not None:
         select = nested.selection.select if select == "auto" else select
         mlp = nested.selection.mlp if mlp is None else mlp
-        same = (select, mlp) == (nested.selection.select, nested.selection.mlp)
-        nested = nested if same else None
+        ordered = select == nested.selection.select
     if select == "auto":
         select = "importance" if _can_fit(options, context) else body.default_select(layout)
-    known = width == 1 or (options.start == "weights" and body.is_trained(nested, model, width))
-    if select == "importance" and not known and context.corpus is None:
+    same = ordered and nested is not None and mlp == nested.selection.mlp
+    known = width == 1 or (options.start == "weights" and same and body.is_trained(nested, model, width))
+    if select == "importance" and not (known or ordered) and context.corpus is None:
         raise BadInput("importance is measured on texts; give some with --data, or choose another select")
     found = WidthPlan(
         options=options,
@@ -256,7 +256,7 @@ def _plan_extract(
     )
     _counts(model, found, width)
     if not known and options.start == "weights":
-        context.progress.say(f"warning: {body.untrained('the model', width, nested)}")
+        context.progress.say(f"warning: {body.untrained('the model', width, nested if same else None)}")
     return found
 
 

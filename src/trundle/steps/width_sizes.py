@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from trundle.model import Cut, Map, Select, Selection
     from trundle.steps.width import WidthPlan
 
-MEASURED_TEXTS = 2048
+MEASURED_TEXTS = 512
 """Texts on which importance is measured."""
 
 
@@ -72,9 +73,10 @@ def taken_out(model: SentenceTransformer, plan: WidthPlan, context: Context) -> 
     if plan.trained:
         assert nested is not None
         return body.at_width(model, width, nested.selection, nested)
-    wide, how = made_ready(model, plan.select, plan.widths, context, mlp=plan.mlp)
-    if nested is not None and how.select == "importance":
-        wide, how = model, nested.selection
+    if nested is not None and nested.selection.select == plan.select:
+        wide, how = model, replace(nested.selection, mlp=plan.mlp)
+    else:
+        wide, how = made_ready(model, plan.select, plan.widths, context, mlp=plan.mlp)
     if plan.options.start == "random":
         return body.reinitialised(body.at_width(wide, width, how), seed=context.seed)
     if not plan.mapped:
