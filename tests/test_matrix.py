@@ -77,6 +77,16 @@ CASES = {
     ),
     "align: static": Case(options={"texts": 40, "steps": 2, "batch_size": 8}, identity=None, shrinks=False),
     "align": Case(options={"texts": 40, "steps": 2, "batch_size": 8}, identity=None, shrinks=False),
+    "width": Case(
+        options={"widths": "1/2", "mlp": True, "result": "1/2", "texts": 40, "steps": 2, "batch_size": 8},
+        identity={"extract": 1},
+        shrinks=True,
+    ),
+    "width: importance": Case(
+        options={"extract": "1/2", "select": "importance", "mlp": True, "texts": 40},
+        identity=None,
+        shrinks=True,
+    ),
     "contrast": Case(
         options={"steps": 2, "batch_size": 8, "mini_batch": 4, "warmup": 0, "gradient_checkpointing": True},
         identity=None,

@@ -106,7 +106,7 @@ def save_pair(
     *,
     names: tuple[str, str],
     output: str | Path,
-    files: Mapping[str, str] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
     replace: bool = False,
 ) -> Pair:
     """Write the pair, with the lineage of the student inside."""

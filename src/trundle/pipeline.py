@@ -5,6 +5,7 @@ The only room that knows several others. It decides nothing about any method.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from trundle.processes import is_first
 from trundle.progress import SILENT, Progress
 from trundle.recipe import Call, Recipe
 from trundle.report.card import model_card
-from trundle.steps.contract import Applied, Context
+from trundle.steps.contract import Applied, Beside, Context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,20 @@ class StepRun:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sibling:
+    """A further model that left in a folder beside the result's."""
+
+    output: Path
+    after: Cost
+    fidelity: Fidelity | None
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        near = None if self.fidelity is None else self.fidelity.as_json()
+        return {"output": str(self.output), "after": self.after.as_json(), "fidelity": near}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """What went in, what was done, what came out."""
 
@@ -69,6 +84,7 @@ class Run:
     """What a step measured of the original and of the result."""
     output: Path | None
     pair: Path | None
+    besides: tuple[Sibling, ...]
     original: Embedder
     result: Embedder
     """Both models as texts → vectors; what was encoded once is remembered."""
@@ -93,6 +109,7 @@ class Run:
             "output": None if self.output is None else str(self.output),
             "stored_bytes": self.stored_bytes,
             "pair": None if self.pair is None else str(self.pair),
+            "besides": [sibling.as_json() for sibling in self.besides],
         }
 
 
@@ -130,6 +147,7 @@ def compress(
     original = load(source, trust_remote_code=trust_remote_code)
     context = Context(
         original=original,
+        source=source,
         corpus=corpus,
         seed=seed,
         trust_remote_code=trust_remote_code,
@@ -137,13 +155,14 @@ def compress(
         progress=progress,
     )
     model, steps = original, []
-    files: dict[str, str] = {}
+    files: dict[str, str | bytes] = {}
+    besides: dict[str, tuple[Beside, int]] = {}
     space: Embedder | None = None
     partner: SentenceTransformer | None = None
     when_safe: list[Callable[[], None]] = []
     judges, compact = [], False
     for call in recipe.calls:
-        applied, step = _take(call, model, context, dry_run=dry_run)
+        applied, step = _take(call, model, context, output=output, dry_run=dry_run, replace=replace)
         model, space = applied.model, applied.space or space
         partner = applied.teacher or partner
         files |= applied.files
@@ -152,11 +171,12 @@ def compress(
         compact = compact or applied.compact
         progress.say(f"{call.step.name}: {step.says}")
         steps.append(step)
+        besides |= {name: (beside, len(steps)) for name, beside in applied.besides.items()}
     before, after = cost(original), steps[-1].after
     memory = Memory(progress)
     teacher = memory.remember(space or embedder(original, name="the original"), "original: encoding")
     student = memory.remember(embedder(model, name="result"), "result: encoding")
-    fidelity = None
+    fidelity, written = None, []
     if not dry_run and corpus is not None and is_first():
         fidelity = measure_against(teacher, student, corpus, seed=seed, progress=progress)
     judged: dict[str, tuple[float, float]] = {}
@@ -178,13 +198,21 @@ def compress(
             parent=read_lineage(source),
         )
         lineage = lineage.after_parent() if continues else lineage
-        card = model_card(
-            Path(output).name,
-            lineage,
-            similarity=str(model.similarity_fn_name),
-            needs_trundle=has_token_map(model) or compact,
-        )
-        save(model, output, lineage=lineage, card=card, files=files, replace=replace, compact=compact)
+        _save(model, Path(output), lineage, files, replace=replace, compact=compact)
+        for name, (beside, taken) in besides.items():
+            place, size = Path(f"{output}-{name}"), cost(beside.model)
+            near = None
+            if corpus is not None:
+                own = memory.remember(embedder(beside.model, name=place.name), f"{place.name}: encoding")
+                near = measure_against(teacher, own, corpus, seed=seed, progress=progress)
+            origin = dataclasses.replace(
+                lineage,
+                steps=lineage.steps[: len(lineage.steps) - len(steps) + taken],
+                after=size.as_json(),
+                scores={} if near is None else headline(near),
+            )
+            _save(beside.model, place, origin, beside.files, replace=replace)
+            written.append(Sibling(output=place, after=size, fidelity=near))
         if pair and partner is not None:
             names = (str(output), source if partner is original or space is None else space.name)
             place = pair_folder(output)
@@ -201,6 +229,7 @@ def compress(
         judged=judged,
         output=None if output is None or dry_run else Path(output),
         pair=pair_folder(output) if pair and output is not None and not dry_run else None,
+        besides=tuple(written),
         original=teacher,
         result=student,
         needs_trundle=has_token_map(model) or compact,
@@ -210,11 +239,38 @@ def compress(
     )
 
 
+def _save(
+    model: SentenceTransformer,
+    output: Path,
+    lineage: Lineage,
+    files: Mapping[str, str | bytes],
+    *,
+    replace: bool,
+    compact: bool = False,
+) -> None:
+    card = model_card(
+        output.name,
+        lineage,
+        similarity=str(model.similarity_fn_name),
+        needs_trundle=has_token_map(model) or compact,
+    )
+    save(model, output, lineage=lineage, card=card, files=files, replace=replace, compact=compact)
+
+
 def _take(
-    call: Call, model: SentenceTransformer, context: Context, *, dry_run: bool
+    call: Call,
+    model: SentenceTransformer,
+    context: Context,
+    *,
+    output: str | Path | None,
+    dry_run: bool,
+    replace: bool,
 ) -> tuple[Applied, StepRun]:
     began = time.monotonic()
     plan = call.step.plan(model, call.options, context)
+    if output is not None and not dry_run:
+        for name in call.step.besides(plan):
+            check_free(f"{output}-{name}", replace=replace)
     expected = call.step.forecast(model, plan)
     only_planned = dry_run and call.step.needs_texts
     applied = Applied(model=model) if only_planned else call.step.apply(model, plan, context)

@@ -95,6 +95,9 @@ def carry_out(
         console.show(f"Written to {run.output}: {call} opens it.")
     if run.stored_bytes is not None:
         console.show(f"Its weights take {figures.megabytes(run.stored_bytes)} there, zeros as bits.")
+    if run.besides:
+        console.show()
+        console.show_table(figures.besides(run))
     if run.pair is not None:
         console.show(
             f"Written to {run.pair}: its encode_query is the small model's, its encode_document the teacher's."

@@ -145,6 +145,27 @@ def judged(scores: Mapping[str, tuple[float, float]]) -> Rows:
     return rows
 
 
+def besides(result: Run) -> Rows:
+    """The further models of a run, and how near each is to the original."""
+    rows: Rows = [
+        ("Also written", "parameters", "weights", "smaller", "FLOPs/token", "cosine", "agreement@10")
+    ]
+    for sibling in result.besides:
+        size, near = sibling.after, sibling.fidelity
+        rows.append(
+            (
+                str(sibling.output),
+                count(size.parameters),
+                megabytes(size.file_bytes),
+                f"{result.before.file_bytes / size.file_bytes:.2f}×",
+                count(size.flops_per_token),
+                "–" if near is None else f"{near.cosine:.4f}",
+                "–" if near is None else f"{near.agreement_asymmetric:.1%}",
+            )
+        )
+    return rows
+
+
 def fidelity(result: Fidelity) -> Rows:
     """A model beside its teacher."""
     return [

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from trundle.measure.costs import cost as cost
     from trundle.measure.costs import predict as predict
     from trundle.measure.costs import predict_static as predict_static
+    from trundle.measure.importance import Importance as Importance
+    from trundle.measure.importance import measure_importance as measure_importance
     from trundle.measure.layers import LayerCurve as LayerCurve
     from trundle.measure.layers import measure_curve as measure_curve
     from trundle.measure.savings import Saving as Saving
@@ -52,6 +54,8 @@ __getattr__ = lazy(
         "cost": "costs",
         "predict": "costs",
         "predict_static": "costs",
+        "Importance": "importance",
+        "measure_importance": "importance",
         "LayerCurve": "layers",
         "measure_curve": "layers",
         "Saving": "savings",

@@ -10,18 +10,23 @@ if TYPE_CHECKING:
     from trundle.model.attention import with_both_ways as with_both_ways
     from trundle.model.encode import embedder as embedder
     from trundle.model.heads import copy_of as copy_of
+    from trundle.model.heads import linear_head as linear_head
     from trundle.model.heads import normalises as normalises
+    from trundle.model.heads import reinitialised as reinitialised
     from trundle.model.heads import with_linear_head as with_linear_head
     from trundle.model.heads import with_mean_pooling as with_mean_pooling
     from trundle.model.heads import with_new_head as with_new_head
     from trundle.model.heads import with_prompts as with_prompts
     from trundle.model.heads import without_head as without_head
     from trundle.model.identity import model_digest as model_digest
+    from trundle.model.identity import weights_digest as weights_digest
     from trundle.model.layout import Layout as Layout
     from trundle.model.layout import check_blocks as check_blocks
     from trundle.model.layout import layout_of as layout_of
     from trundle.model.layout import shrunk as shrunk
+    from trundle.model.loading import is_embedder as is_embedder
     from trundle.model.loading import load as load
+    from trundle.model.loading import nested_in as nested_in
     from trundle.model.matrices import Matrix as Matrix
     from trundle.model.matrices import block_weights as block_weights
     from trundle.model.matrices import prunable as prunable
@@ -29,14 +34,29 @@ if TYPE_CHECKING:
     from trundle.model.matrices import with_zeros as with_zeros
     from trundle.model.merge_tree import NO_MERGES as NO_MERGES
     from trundle.model.merge_tree import MergeTree as MergeTree
+    from trundle.model.nested import NarrowModel as NarrowModel
+    from trundle.model.nested_file import NESTED_FILE as NESTED_FILE
+    from trundle.model.nested_file import Map as Map
+    from trundle.model.nested_file import Nested as Nested
+    from trundle.model.nested_file import at_width as at_width
+    from trundle.model.nested_file import is_trained as is_trained
+    from trundle.model.nested_file import pooled_width as pooled_width
+    from trundle.model.nested_file import untrained as untrained
     from trundle.model.packing import pack_folder as pack_folder
     from trundle.model.pairing import check_pairable as check_pairable
     from trundle.model.pairing import paired as paired
     from trundle.model.pooling import with_pooling as with_pooling
     from trundle.model.prompts import check_prompts_are_pooled as check_prompts_are_pooled
     from trundle.model.prompts import prompts_by_role as prompts_by_role
+    from trundle.model.reorder import Orders as Orders
+    from trundle.model.reorder import reordered as reordered
     from trundle.model.saving import save as save
     from trundle.model.saving import weight_bytes as weight_bytes
+    from trundle.model.selection import Select as Select
+    from trundle.model.selection import Selection as Selection
+    from trundle.model.selection import default_select as default_select
+    from trundle.model.selection import narrow_cut as narrow_cut
+    from trundle.model.selection import part_of as part_of
     from trundle.model.sparse_kernels import is_two_of_four as is_two_of_four
     from trundle.model.sparse_kernels import with_sparse_kernels as with_sparse_kernels
     from trundle.model.static import shares_by_rank as shares_by_rank
@@ -63,7 +83,9 @@ __getattr__ = lazy(
         "looks_both_ways": "attention",
         "with_both_ways": "attention",
         "embedder": "encode",
+        "linear_head": "heads",
         "normalises": "heads",
+        "reinitialised": "heads",
         "with_linear_head": "heads",
         "without_head": "heads",
         "copy_of": "heads",
@@ -71,21 +93,39 @@ __getattr__ = lazy(
         "with_new_head": "heads",
         "with_prompts": "heads",
         "model_digest": "identity",
+        "weights_digest": "identity",
         "Layout": "layout",
         "check_blocks": "layout",
         "layout_of": "layout",
         "shrunk": "layout",
+        "is_embedder": "loading",
         "load": "loading",
         "pack_folder": "packing",
+        "nested_in": "loading",
+        "NarrowModel": "nested",
+        "NESTED_FILE": "nested_file",
+        "Map": "nested_file",
+        "Nested": "nested_file",
+        "at_width": "nested_file",
+        "is_trained": "nested_file",
+        "pooled_width": "nested_file",
+        "untrained": "nested_file",
         "check_pairable": "pairing",
         "paired": "pairing",
         "with_pooling": "pooling",
         "check_prompts_are_pooled": "prompts",
         "prompts_by_role": "prompts",
+        "Orders": "reorder",
+        "reordered": "reorder",
         "save": "saving",
         "weight_bytes": "saving",
         "is_two_of_four": "sparse_kernels",
         "with_sparse_kernels": "sparse_kernels",
+        "Select": "selection",
+        "Selection": "selection",
+        "default_select": "selection",
+        "narrow_cut": "selection",
+        "part_of": "selection",
         "shares_by_rank": "static",
         "static_model": "static",
         "static_shape": "static",

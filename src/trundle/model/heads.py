@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from torch import nn
 
 from trundle.model.static import static_table, with_mapped_table
-from trundle.model.surgery import with_modules
+from trundle.model.surgery import transformer_of, with_modules
 
 
 def normalises(model: SentenceTransformer) -> bool:
@@ -84,10 +84,20 @@ def with_linear_head(
 ) -> SentenceTransformer:
     """The model with its linear head replaced by this map, saved inside it."""
     body = without_head(model)
-    after = [Normalize()] if normalise else []
     table = static_table(body)
     if table is not None and is_bare_table(body):
+        after = [Normalize()] if normalise else []
         return with_modules(body, [with_mapped_table(table, weight, bias), *after])
+    dtype = next(body.parameters()).dtype
+    return with_modules(
+        body, [*body, *(part.to(dtype) for part in linear_head(weight, bias, normalise=normalise))]
+    )
+
+
+def linear_head(
+    weight: NDArray[np.float32], bias: NDArray[np.float32], *, normalise: bool
+) -> list[nn.Module]:
+    """A linear map as the modules after pooling."""
     rows, columns = weight.shape
     dense = Dense(
         columns,
@@ -96,5 +106,20 @@ def with_linear_head(
         init_weight=torch.tensor(weight),
         init_bias=torch.tensor(bias),
     )
-    dtype = next(body.parameters()).dtype
-    return with_modules(body, [*body, dense.to(dtype), *after])
+    return [dense, Normalize()] if normalise else [dense]
+
+
+def reinitialised(model: SentenceTransformer, *, seed: int) -> SentenceTransformer:
+    """The model with the backbone's weights drawn anew, as its own code draws them: a student that knows nothing."""
+    transformer = transformer_of(model)
+    twin = copy.copy(transformer)
+    twin._modules = dict(transformer._modules)
+    backbone = transformer.model
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        fresh = type(backbone)(copy.deepcopy(backbone.config))
+    if getattr(backbone, "pooler", fresh) is None:
+        del fresh.pooler
+        fresh.register_module("pooler", None)
+    twin.model = nn.Module.to(fresh, backbone.device, backbone.dtype)
+    return with_modules(model, [twin, *list(model)[1:]])

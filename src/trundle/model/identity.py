@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from hashlib import blake2b
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -31,6 +32,17 @@ def model_digest(model: SentenceTransformer) -> str:
         whole.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\n".encode())
         whole.update(memoryview(raw.numpy()))
     return f"model {whole.hexdigest()}"
+
+
+def weights_digest(model: SentenceTransformer) -> str:
+    """Who a model is by its weights alone; whatever they were saved with."""
+    whole = blake2b(digest_size=DIGEST_BYTES)
+    weights: dict[str, Any] = dict(model.named_parameters())
+    for name, weight in sorted(weights.items()):
+        whole.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\n".encode())
+        raw = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
+        whole.update(memoryview(raw.numpy()))
+    return f"weights {whole.hexdigest()}"
 
 
 def _tokenizer(model: SentenceTransformer) -> str:

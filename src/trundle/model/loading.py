@@ -9,6 +9,8 @@ code that comes with a model runs only when it is asked for.
 from __future__ import annotations
 
 import json
+import warnings
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,8 +26,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import PreTrainedModel
 
-from trundle.errors import BadModel
+from trundle.errors import BadInput, BadModel
 from trundle.model.anatomy import BY_MODEL_TYPE, family_of
+from trundle.model.nested_file import Nested, at_width, is_trained, read_nested, selection_for, untrained
 from trundle.model.packing import is_packed, unpacked
 from trundle.model.pooling import ending_tokenizer
 from trundle.model.token_map import MAPPED_TYPE, MappedTransformer
@@ -50,16 +53,20 @@ def load(
     pooling: PoolingChoice | None = None,
     trust_remote_code: bool = False,
     device: str | None = None,
+    width: str | Fraction | None = None,
 ) -> SentenceTransformer:
     """Open a folder or hub name as a SentenceTransformer, or say in one sentence why it can't be opened.
 
-    `pooling` is for models that come without one: mean for encoders and weightedmean for decoders by default.
+    `pooling` is for models that come without one: mean for encoders and weightedmean for decoders by default. `width`
+    opens a nested model at one of its sizes, such as "1/2".
     """
     folder = _folder(str(name), trust_remote_code)
-    if not is_packed(folder):
-        return _load(folder, name, pooling, trust_remote_code, device)
-    with unpacked(folder) as plain:
-        return _load(plain, name, pooling, trust_remote_code, device)
+    if is_packed(folder):
+        with unpacked(folder) as plain:
+            model = _load(plain, name, pooling, trust_remote_code, device)
+    else:
+        model = _load(folder, name, pooling, trust_remote_code, device)
+    return model if width is None else _narrowed(model, folder, width)
 
 
 def _load(
@@ -81,6 +88,29 @@ def _load(
         ) from error
     _check_complete(model, _backbone_place(folder))
     return model
+
+
+def is_embedder(name: str | Path) -> bool:
+    """Whether a folder or hub name holds a model that was made to embed, and not a bare backbone."""
+    return (_folder(str(name), trust_remote_code=False) / "modules.json").is_file()
+
+
+def nested_in(name: str | Path) -> Nested | None:
+    """The sizes inside the model of a folder or hub name, or None where it was never nested."""
+    return read_nested(_folder(str(name), trust_remote_code=False))
+
+
+def _narrowed(model: SentenceTransformer, folder: Path, width: str | Fraction) -> SentenceTransformer:
+    """The model at a width; one that was never trained is taken all the same, with a warning."""
+    try:
+        share = Fraction(width)
+    except (ValueError, ZeroDivisionError) as error:
+        raise BadInput(f"the width {width!r} is no share of the model's; give one such as '1/2'") from error
+    nested = read_nested(folder)
+    trained = share == 1 or is_trained(nested, model, share)
+    if not trained:
+        warnings.warn(untrained(folder.name, share, nested), stacklevel=3)
+    return at_width(model, share, selection_for(nested, model), nested if trained else None)
 
 
 def _open(

@@ -19,11 +19,11 @@ def save(
     *,
     lineage: Lineage,
     card: str,
-    files: Mapping[str, str] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
     replace: bool = False,
     compact: bool = False,
 ) -> Path:
-    """Write the layout that plain sentence-transformers loads, and text files beside it; `compact` stores zeros as bits."""
+    """Write the layout that plain sentence-transformers loads, and files beside it; `compact` stores zeros as bits."""
     target = Path(folder)
     with whole_folder(target, replace=replace) as scratch:
         try:
@@ -34,8 +34,8 @@ def save(
             ) from error
         if compact:
             pack_folder(scratch)
-        for name, text in {"README.md": card, **(files or {})}.items():
-            (scratch / name).write_text(text, encoding="utf-8")
+        for name, content in {"README.md": card, **(files or {})}.items():
+            (scratch / name).write_bytes(content.encode() if isinstance(content, str) else content)
         lineage.write(scratch)
     return target
 

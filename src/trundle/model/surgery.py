@@ -89,7 +89,7 @@ def cut(model: SentenceTransformer, what: Cut) -> SentenceTransformer:
         twin.processor = with_tokens(transformer.processor, what.vocab)
     rest = [copy.deepcopy(module) for module in list(model)[1:]]
     if what.hidden is not None:
-        _narrow(rest, what.hidden)
+        narrow_modules(rest, what.hidden)
     return with_modules(model, [twin, *rest])
 
 
@@ -119,12 +119,7 @@ def cut_backbone(backbone: PreTrainedModel, what: Cut) -> PreTrainedModel:
     """A new backbone with only what the cut keeps."""
     before = layout_of(backbone)
     after = what.apply_to(before)
-    config = _new_config(backbone.config, after, what)
-    with no_init_weights():
-        small = type(backbone)(config)
-    if getattr(backbone, "pooler", small) is None:
-        del small.pooler
-        small.register_module("pooler", None)
+    small = unfilled_backbone(backbone, after, what)
     old_names = _names_before(before, what.blocks)
     weights = backbone.state_dict()
     sliced = {
@@ -144,6 +139,17 @@ def cut_backbone(backbone: PreTrainedModel, what: Cut) -> PreTrainedModel:
             )
     small.train(backbone.training)
     return nn.Module.to(small, backbone.device)
+
+
+def unfilled_backbone(backbone: PreTrainedModel, after: Layout, what: Cut) -> PreTrainedModel:
+    """The backbone a cut leads to, with everything its config decides but with no weights to speak of."""
+    config = _new_config(backbone.config, after, what)
+    with no_init_weights():
+        small = type(backbone)(config)
+    if getattr(backbone, "pooler", small) is None:
+        del small.pooler
+        small.register_module("pooler", None)
+    return small
 
 
 def _names_before(before: Layout, blocks: Indices | None) -> list[Parameter]:
@@ -241,8 +247,11 @@ def _refuse_per_dimension_rope(config: PreTrainedConfig) -> None:
         )
 
 
-def _narrow(modules: Sequence[nn.Module], hidden: Indices) -> None:
-    """Make the modules after the backbone take the narrower states, up to the first that fixes its own width."""
+def narrow_modules(modules: Sequence[nn.Module], hidden: Indices) -> Tensor:
+    """Make the modules after the backbone take the narrower states, up to the first that fixes its own width.
+
+    Gives the positions that are kept of the pooled vector.
+    """
     kept = torch.tensor(hidden)
     for module in modules:
         if isinstance(module, Pooling):
@@ -258,7 +267,7 @@ def _narrow(modules: Sequence[nn.Module], hidden: Indices) -> None:
                 )
             module.linear.weight = nn.Parameter(module.linear.weight.detach()[:, kept].clone())
             module.linear.in_features = module.in_features = len(kept)
-            return
+            return kept
         elif isinstance(module, LayerNorm):
             module.norm = _narrow_norm(module.norm, kept)
             module.dimension = len(kept)
@@ -266,6 +275,7 @@ def _narrow(modules: Sequence[nn.Module], hidden: Indices) -> None:
             raise ImpossibleCut(
                 f"trundle can't narrow a {type(module).__name__} module; cut layers or neurons instead"
             )
+    return kept
 
 
 def _narrow_norm(norm: nn.LayerNorm, kept: Tensor) -> nn.LayerNorm:

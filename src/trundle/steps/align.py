@@ -161,7 +161,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     """Ask the teacher once, start in closed form, train."""
     options = plan.options
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
-    targets, validation = _targets(teacher, options, context)
+    targets, validation = targets_for(teacher, options, context)
     student = body.with_prompts(body.copy_of(model).float(), teacher.prompts, teacher.default_prompt_name)
     if options.pooling == "mean":
         student = body.with_mean_pooling(student)
@@ -197,7 +197,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         progress=context.progress,
     )
     looks = 0 if task.validation is None else task.validation.order.per_epoch
-    settings = _settings(options, task.batches.order.per_epoch, looks, context.seed)
+    settings = settings_for(options, task.batches.order.per_epoch, looks, context.seed)
     learned_from = [part.folder.name for part in (targets, validation) if part is not None]
     run = (
         context.cache
@@ -245,7 +245,7 @@ def _names(augment: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in augment.split(",") if name.strip())
 
 
-def _targets(teacher: Teacher, options: AlignOptions, context: Context) -> tuple[Targets, Targets | None]:
+def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tuple[Targets, Targets | None]:
     """The teacher's vectors for the training and the validation texts, computed at most once."""
     if teacher.table is not None:
         folder = _store(context, "table", teacher)
@@ -321,7 +321,7 @@ def _started(
     return student, {"ridge_strength": found.strength, "ridge_cosine": round(found.held_out_cosine, 4)}
 
 
-def _settings(options: AlignOptions, epoch_steps: int, validation_steps: int, seed: int) -> Any:
+def settings_for(options: AlignOptions, epoch_steps: int, validation_steps: int, seed: int) -> Any:
     """Validation comes a few times in a run, but never so often that it takes a large part of it."""
     steps = options.steps
     if steps is None and options.minutes is None:

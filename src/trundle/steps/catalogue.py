@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trundle.steps import align, contrast, depth, vocabulary, weights
+from trundle.steps import align, contrast, depth, vocabulary, weights, width
 from trundle.steps.contract import Step
 
 STEPS: dict[str, Step[Any, Any]] = {
-    step.name: step for step in (vocabulary.STEP, depth.STEP, weights.STEP, contrast.STEP, align.STEP)
+    step.name: step
+    for step in (vocabulary.STEP, depth.STEP, width.STEP, weights.STEP, contrast.STEP, align.STEP)
 }

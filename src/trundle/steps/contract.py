@@ -46,6 +46,8 @@ class Context:
     """What a step may use besides the model: the model that came in the door, the user's texts, a seed."""
 
     original: SentenceTransformer
+    source: str | None = None
+    """The folder or hub name the original was opened from, where it was."""
     corpus: Corpus | None = None
     seed: int = 0
     cache: Path = field(default_factory=cache_folder)
@@ -56,6 +58,14 @@ class Context:
     progress: Progress = SILENT
     opened: dict[str, Any] = field(default_factory=dict)
     """Costly things opened in `plan` that `apply` needs again, such as a teacher."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """A further model, and the files that belong into its folder."""
+
+    model: SentenceTransformer
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +80,10 @@ class Applied:
     facts: Mapping[str, Any] = field(default_factory=dict)
     done: Callable[[], None] = lambda: None
     """Called when the result is safe on disk: what was only kept in case of a failure may go."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Text files to keep in the model's folder, such as a training's metrics."""
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
+    """Files to keep in the model's folder, such as a training's metrics."""
+    besides: Mapping[str, Beside] = field(default_factory=dict)
+    """Further models the step made; each leaves in a folder of its own, named after the output and its name here."""
     judge: Callable[[Embedder], Mapping[str, float]] | None = None
     """Scores by which the original and the end result are to be compared, where the step knows such."""
     compact: bool = False
@@ -94,6 +106,8 @@ class Step(Generic[O, P]):
     forecast: Callable[[SentenceTransformer, P], Cost]
     """What the model will cost after `apply`, by arithmetic alone."""
     apply: Callable[[SentenceTransformer, P, Context], Applied]
+    besides: Callable[[P], tuple[str, ...]] = lambda _: ()
+    """The names of the further models that `apply` will make."""
     needs_texts: bool = False
     """Whether it learns from the user's texts; such a step is not applied in a dry run."""
     enters_space: bool = False

@@ -30,6 +30,7 @@ import trundle.train as train
 from trundle.errors import BadInput
 from trundle.steps.contract import Applied, Context, Options, Plan, Step
 from trundle.steps.file_prompts import FilePrompts, prompts_by_file
+from trundle.steps.teacher import find_teacher
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -59,8 +60,13 @@ class ContrastOptions(Options):
         allow_inf_nan=False,
         description="Train for this long; with steps, whichever is reached first.",
     )
-    objective: Literal["infonce", "angle", "cosine"] = Field(
-        "infonce", description="What is learned: ranking in the batch, or the order of right and wrong pairs."
+    objective: Literal["infonce", "angle", "cosine", "infonce+angle", "distil"] = Field(
+        "infonce",
+        description="What is learned: ranking in the batch, the order of pairs, both, or a teacher's similarities.",
+    )
+    teacher: str | None = Field(
+        None,
+        description="With distil: the model to learn similarities from. Default: the model that came in.",
     )
     temperature: float = Field(
         0.05, gt=0, allow_inf_nan=False, description="What similarities are divided by; lower is stricter."
@@ -154,8 +160,9 @@ def plan(model: SentenceTransformer, options: ContrastOptions, context: Context)
     takes = model.max_seq_length or LONGEST
     if options.max_length is not None and options.max_length > takes:
         raise BadInput(f"the model takes at most {takes} tokens; give a max_length up to that")
-    if options.objective == "angle" and (width := model.get_embedding_dimension() or 0) % 2:
+    if "angle" in options.objective and (width := model.get_embedding_dimension() or 0) % 2:
         raise BadInput(f"the angle objective halves vectors, and {width} is odd; use infonce or cosine")
+    _teacher(model, options, context)
     prepared(model, options)
     layout = body.layout_of(body.transformer_of(model).model)
     of = sum(weight.numel() for weight in model.parameters())
@@ -193,7 +200,7 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     assert context.corpus is not None
     student = body.copy_of(prepared(model, options)).float()
     _set_prompts(student, options)
-    examples, validation = _examples(options, context)
+    examples, validation = examples_for(options, context)
     prompts = prompts_by_file(student, options.prompts, [*examples, *validation])
     takes, student.max_seq_length = student.max_seq_length, plan.max_length
     adapted = (
@@ -211,9 +218,10 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
         mini_batch=options.mini_batch,
         negatives=options.negatives,
         temperature=options.temperature,
+        teacher=_teacher(model, options, context),
         seed=context.seed,
     )
-    settings = _settings(options, context.seed)
+    settings = settings_for(options, context.seed)
     learned_from = data.fingerprint([*examples, "validation", *validation])
     key = [plan.model_dump(mode="json"), body.model_digest(model), learned_from, str(settings)]
     run = context.cache / "runs" / data.fingerprint(key)
@@ -258,7 +266,7 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     )
 
 
-def _examples(options: ContrastOptions, context: Context) -> tuple[list[Example], list[Example]]:
+def examples_for(options: ContrastOptions, context: Context) -> tuple[list[Example], list[Example]]:
     """The tuples to train on, no more than the run can see, and those to choose by."""
     assert context.corpus is not None
     steps = _steps(options)
@@ -271,6 +279,25 @@ def _examples(options: ContrastOptions, context: Context) -> tuple[list[Example]
             "no tuples are kept back for validation; the last weights are taken, not the best"
         )
     return examples, kept
+
+
+def _teacher(
+    model: SentenceTransformer, options: ContrastOptions, context: Context
+) -> SentenceTransformer | None:
+    """Whose similarities are learned, where they are."""
+    if options.objective != "distil":
+        if options.teacher is not None:
+            raise BadInput(
+                "only the objective distil learns from a teacher; leave teacher out, or use distil"
+            )
+        return None
+    found = find_teacher(model, options.teacher, None, context).model
+    if found is None:
+        raise BadInput(
+            f"distil needs a teacher that is a model, and {options.teacher} is none; give a folder"
+        )
+    train.check_same_tokens(model, found, "distil", "use the step align")
+    return found
 
 
 def _texts(example: Example) -> list[str]:
@@ -301,7 +328,8 @@ def _validation_tuples(options: ContrastOptions) -> int:
     return min(VALIDATION_TUPLES, max(affordable, 2 * options.batch_size))
 
 
-def _settings(options: ContrastOptions, seed: int) -> Any:
+def settings_for(options: ContrastOptions, seed: int) -> Any:
+    """How the run goes."""
     return train.TrainSettings(
         steps=_steps(options),
         minutes=options.minutes,

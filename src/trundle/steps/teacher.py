@@ -54,9 +54,12 @@ def find_teacher(
         found: Teacher = context.opened[name]
         return found
     if context.original is model:
-        raise BadInput(
-            "align needs a teacher other than the model itself; name the large model with --teacher"
-        )
+        raise BadInput("a student needs a teacher other than itself; name the large model with --teacher")
+    return original_teacher(context)
+
+
+def original_teacher(context: Context) -> Teacher:
+    """The model that came in the door, as a teacher; also of itself."""
     return _from_model(context.original, ORIGINAL, context)
 
 

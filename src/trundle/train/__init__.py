@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trundle.train.contrast_task import make_contrast as make_contrast
     from trundle.train.contrastive import angle as angle
     from trundle.train.contrastive import cosine as cosine
+    from trundle.train.contrastive import distil as distil
     from trundle.train.contrastive import infonce as infonce
     from trundle.train.fisher import Gradients as Gradients
     from trundle.train.fisher import measure_gradients as measure_gradients
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from trundle.train.grouped import ByGroup as ByGroup
     from trundle.train.imitation import Imitator as Imitator
     from trundle.train.imitation import check_imitation as check_imitation
+    from trundle.train.imitation import check_same_tokens as check_same_tokens
     from trundle.train.learner import best_precision as best_precision
     from trundle.train.loop import TrainResult as TrainResult
     from trundle.train.loop import TrainSettings as TrainSettings
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from trundle.train.losses import minilm as minilm
     from trundle.train.losses import tinybert as tinybert
     from trundle.train.losses import uniform_layers as uniform_layers
+    from trundle.train.nesting import Nest as Nest
+    from trundle.train.nesting import make_nesting as make_nesting
     from trundle.train.recompute import recomputed_blocks as recomputed_blocks
     from trundle.train.ridge import LinearMap as LinearMap
     from trundle.train.ridge import fit_ridge as fit_ridge
@@ -55,10 +59,12 @@ __getattr__ = lazy(
         "make_contrast": "contrast_task",
         "angle": "contrastive",
         "cosine": "contrastive",
+        "distil": "contrastive",
         "infonce": "contrastive",
         "ByGroup": "grouped",
         "Imitator": "imitation",
         "check_imitation": "imitation",
+        "check_same_tokens": "imitation",
         "best_precision": "learner",
         "Batches": "batches",
         "ByLength": "batches",
@@ -73,6 +79,8 @@ __getattr__ = lazy(
         "minilm": "losses",
         "tinybert": "losses",
         "uniform_layers": "losses",
+        "Nest": "nesting",
+        "make_nesting": "nesting",
         "recomputed_blocks": "recompute",
         "LinearMap": "ridge",
         "fit_ridge": "ridge",

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from trundle.data.labelling import role_of
 from trundle.data.targets import Targets
@@ -33,7 +33,7 @@ Batch = tuple[dict[str, Any], Tensor]
 class Alignment:
     """A student and how it is fed and judged."""
 
-    student: SentenceTransformer
+    student: nn.Module
     batches: Batches[Batch]
     validation: Batches[Batch] | None
     imitate: Callable[[Mapping[str, Any], Outputs], Tensor] | None = None

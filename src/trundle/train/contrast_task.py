@@ -8,47 +8,67 @@ the plain way; memory is that of one chunk. (Gradient caching, done by torch's o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trundle.data.tuples import Example
 from trundle.errors import BadInput
 from trundle.model.tokenise import Features
 from trundle.train.batches import Batches
-from trundle.train.contrastive import TEMPERATURE, angle, cosine, infonce
+from trundle.train.contrastive import TEMPERATURE, angle, cosine, distil, infonce
 from trundle.train.grouped import ByGroup
 from trundle.train.tuple_batches import Chunks, Prompts, TupleBatch, make_tuple_loader
 
-Objective = Literal["infonce", "angle", "cosine"]
+Objective = Literal["infonce", "angle", "cosine", "infonce+angle", "distil"]
+RANKING_WEIGHT = 20.0
+"""How much ranking counts beside the order of pairs, where both are learned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
     """A student and how it is fed and judged."""
 
-    student: SentenceTransformer
+    student: nn.Module
     batches: Batches[TupleBatch]
     validation: Batches[TupleBatch] | None
     kind: Objective
     temperature: float
     cached: bool
+    teacher: nn.Module | None = None
+    """Whose similarities are imitated, with `distil`; it reads the same tokens."""
 
     def objective(self, batch: TupleBatch) -> Tensor:
         """The loss of one batch."""
         queries, documents = self._encode(batch.queries), self._encode(batch.documents)
         if self.kind == "infonce":
-            return infonce(
-                queries, documents, batch.answers, excluded=batch.excluded, temperature=self.temperature
-            )
-        loss = angle if self.kind == "angle" else cosine
+            return self._ranking(queries, documents, batch)
+        loss = cosine if self.kind == "cosine" else angle
         left, right = queries[batch.pairs[:, 0]], documents[batch.pairs[:, 1]]
-        return loss(left, right, batch.labels, temperature=self.temperature)
+        if self.kind == "distil":
+            return distil(left, right, self._as_taught(batch))
+        ordered = loss(left, right, batch.labels, temperature=self.temperature)
+        if self.kind == "infonce+angle":
+            return RANKING_WEIGHT * self._ranking(queries, documents, batch) + ordered
+        return ordered
+
+    def _ranking(self, queries: Tensor, documents: Tensor, batch: TupleBatch) -> Tensor:
+        return infonce(
+            queries, documents, batch.answers, excluded=batch.excluded, temperature=self.temperature
+        )
+
+    @torch.no_grad()
+    def _as_taught(self, batch: TupleBatch) -> tuple[Tensor, Tensor]:
+        """The teacher's vectors of a batch's pairs."""
+        assert self.teacher is not None
+        taught = replace(self, student=self.teacher.eval())
+        queries, documents = taught._encode(batch.queries), taught._encode(batch.documents)
+        return queries[batch.pairs[:, 0]], documents[batch.pairs[:, 1]]
 
     def _encode(self, chunks: Chunks) -> Tensor:
         vectors = [
@@ -75,6 +95,7 @@ def make_contrast(
     mini_batch: int | None = None,
     negatives: int | None = None,
     temperature: float = TEMPERATURE,
+    teacher: SentenceTransformer | None = None,
     seed: int = 0,
 ) -> Contrast:
     """Put tuples into batches of one source each; with `mini_batch` no more texts than that are in memory at once."""
@@ -94,6 +115,7 @@ def make_contrast(
         kind=objective,
         temperature=temperature,
         cached=mini_batch is not None,
+        teacher=teacher,
     )
 
 

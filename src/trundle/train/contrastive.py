@@ -41,6 +41,13 @@ def cosine(left: Tensor, right: Tensor, labels: Tensor, *, temperature: float = 
     return ordering((directions(left) * directions(right)).sum(dim=-1) / temperature, labels)
 
 
+def distil(left: Tensor, right: Tensor, like: tuple[Tensor, Tensor]) -> Tensor:
+    """Vanilla distillation: the squared error of pairs' cosines against those of a teacher's vectors."""
+    ours = (directions(left) * directions(right)).sum(dim=-1)
+    theirs = (directions(like[0]) * directions(like[1])).sum(dim=-1)
+    return functional.mse_loss(ours, theirs)
+
+
 def angle(left: Tensor, right: Tensor, labels: Tensor, *, temperature: float = TEMPERATURE) -> Tensor:
     """AnglE: pairs ordered by the angle between two complex vectors, whose slope does not fade where a cosine's does."""
     return ordering(angle_similarity(left, right) / temperature, labels)

@@ -31,10 +31,7 @@ Outputs = Mapping[str, Any]
 
 def check_imitation(name: Imitation, student: SentenceTransformer, teacher: SentenceTransformer) -> None:
     """Refuse a pair of models the loss has no meaning for."""
-    if _tokenizer(student) != _tokenizer(teacher):
-        raise BadInput(
-            f"the loss {name} needs both models to read the same tokens, and their tokenizers differ; use loss: leaf"
-        )
+    check_same_tokens(student, teacher, f"the loss {name}", "use loss: leaf")
     ours, theirs = _layout(student), _layout(teacher)
     needed = {"distilbert": ("hidden",), "minilm": ("heads",), "tinybert": ("hidden", "heads")}
     words = {"hidden": "hidden width", "heads": "number of attention heads"}
@@ -44,6 +41,16 @@ def check_imitation(name: Imitation, student: SentenceTransformer, teacher: Sent
                 f"the loss {name} needs the same {words[axis]} in both models, and the student has {ours.sizes[axis]} "
                 f"where its teacher has {theirs.sizes[axis]}; use loss: leaf"
             )
+
+
+def check_same_tokens(
+    student: SentenceTransformer, teacher: SentenceTransformer, what: str, instead: str
+) -> None:
+    """Refuse two models that cut texts into other tokens."""
+    if _tokenizer(student) != _tokenizer(teacher):
+        raise BadInput(
+            f"{what} needs both models to read the same tokens, and their tokenizers differ; {instead}"
+        )
 
 
 class Imitator:

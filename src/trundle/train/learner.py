@@ -32,26 +32,30 @@ class _Objective(nn.Module, Generic[B]):
     """The objective as a module's forward, so that several processes meet in one backward pass."""
 
     def __init__(
-        self, model: nn.Module, objective: Callable[[B], Tensor], device: str, *, bf16: bool
+        self, model: nn.Module, objectives: Sequence[Callable[[B], Tensor]], device: str, *, bf16: bool
     ) -> None:
         super().__init__()
         self.model = model
-        self._objective = objective
+        self._objectives = objectives
         self._device = device
         self._bf16 = bf16
 
-    def forward(self, batch: B) -> Tensor:
+    def forward(self, batch: B, number: int) -> Tensor:
         with torch.autocast(self._device, dtype=torch.bfloat16, enabled=self._bf16):
-            return self._objective(batch).float()
+            return self._objectives[number](batch).float()
 
 
 class Learner(Generic[B]):
-    """A model with its objective and optimizer, in one or several processes."""
+    """A model with its objectives and optimizer, in one or several processes.
+
+    The losses of several objectives are added, but each is taken back before the next is begun: the same gradients in the
+    memory of one.
+    """
 
     def __init__(
         self,
         model: nn.Module,
-        objective: Callable[[B], Tensor],
+        objectives: Sequence[Callable[[B], Tensor]],
         *,
         precision: Precision,
         weight_decay: float,
@@ -66,7 +70,10 @@ class Learner(Generic[B]):
         self.rank: int = self._accelerator.process_index
         self.processes: int = self._accelerator.num_processes
         self.model = model
-        self._module = _Objective(model, objective, self.device.type, bf16=precision == "bf16").train(dropout)
+        self._module = _Objective(model, objectives, self.device.type, bf16=precision == "bf16").train(
+            dropout
+        )
+        self._numbers = range(len(objectives))
         self._parallel = self._accelerator.prepare_model(self._module)
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._optimizer = _adamw(self._weights, weight_decay, self.device)
@@ -94,12 +101,15 @@ class Learner(Generic[B]):
         if self.model.training is not self._dropout:
             self._module.train(self._dropout)
         losses = []
-        for number, (batch, weight) in enumerate(loaded.pieces, start=1):
-            last = number == len(loaded.pieces)
-            with nullcontext() if last else self._accelerator.no_sync(self._parallel):
-                loss = self._parallel(send_to_device(batch, self.device, non_blocking=True)) * weight
-                self._accelerator.backward(loss)
-            losses.append(loss.detach())
+        for place, (batch, weight) in enumerate(loaded.pieces, start=1):
+            on_device = send_to_device(batch, self.device, non_blocking=True)
+            for number in self._numbers:
+                last = place == len(loaded.pieces) and number == self._numbers[-1]
+                with nullcontext() if last else self._accelerator.no_sync(self._parallel):
+                    loss = self._parallel(on_device, number) * weight
+                    if loss.requires_grad:
+                        self._accelerator.backward(loss)
+                losses.append(loss.detach())
         if self._clip_norm is not None:
             self._norms.append(self._accelerator.clip_grad_norm_(self._weights, self._clip_norm))
         self._optimizer.step()
@@ -125,7 +135,8 @@ class Learner(Generic[B]):
         total = torch.zeros(2, device=self.device)
         with torch.no_grad():
             for batch, texts in held_out:
-                loss = self._module(send_to_device(batch, self.device))
+                on_device = send_to_device(batch, self.device)
+                loss = torch.stack([self._module(on_device, number) for number in self._numbers]).sum()
                 total += torch.stack([loss * texts, torch.full_like(loss, texts)])
         summed, count = self._accelerator.reduce(total, "sum").tolist()
         if not math.isfinite(summed):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -110,7 +110,7 @@ class _State:
 
 def train(
     model: nn.Module,
-    objective: Callable[[B], Tensor],
+    objective: Callable[[B], Tensor] | Sequence[Callable[[B], Tensor]],
     batches: Batches[B],
     settings: TrainSettings,
     *,
@@ -126,14 +126,16 @@ def train(
 ) -> TrainResult:
     """Train `model` in place and leave it with its best weights by validation, or its last ones without validation.
 
-    `objective` uses the model and gives the mean loss over the texts of a batch (tensors in dicts, tuples or lists).
+    `objective` uses the model and gives the mean loss over the texts of a batch (tensors in dicts, tuples or lists). Of
+    several objectives the losses are added, with one graph in memory at a time; one that has nothing to say about a batch
+    gives a loss without a graph.
     One epoch of `validation` is measured before the first step, every `validate_every` steps and at the end;
     `on_validation(step, loss)` may then add measures to the metrics file. `after_step(step)` is called when the weights
     have changed. Checkpoints and metrics go to `folder`; `resume` goes on from the last checkpoint there, if any.
     """
     learner = Learner(
         model,
-        objective,
+        (objective,) if callable(objective) else tuple(objective),
         precision=settings.precision,
         weight_decay=settings.weight_decay,
         clip_norm=settings.clip_norm,

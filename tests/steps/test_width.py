@@ -1,0 +1,275 @@
+"""width from the wish to the folders: what it writes, what comes out of a nested folder later, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel
+
+import pico
+from trundle.data.corpus import Corpus, read_corpus
+from trundle.errors import BadInput, BadModel, BadRecipe, ImpossibleCut
+from trundle.measure import measure_importance
+from trundle.model import load, transformer_of
+from trundle.pipeline import Run, compress
+from trundle.recipe import make_options, parse_recipe, single
+from trundle.steps.catalogue import STEPS
+from trundle.steps.contract import Context
+from trundle.steps.width import WidthPlan
+
+WIDTH = STEPS["width"]
+ALIGNED: dict[str, Any] = {"widths": "1/2,1/4", "steps": 3, "batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    rows = [
+        {"query": f"{text} {number}", "positive": f"{number} {text}", "negative": f"no {text} {number}"}
+        for number in range(40)
+        for text in pico.TEXTS
+    ]
+    file = tmp_path_factory.mktemp("tuples") / "tuples.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return read_corpus([str(file)], seed=0)
+
+
+@pytest.fixture(scope="module")
+def nested(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path_factory: pytest.TempPathFactory
+) -> Run:
+    """A nested BERT, its folders beside it."""
+    output = tmp_path_factory.mktemp("nested") / "out"
+    return compress(str(pico_folders("bert")), single(WIDTH, ALIGNED), output=output, corpus=corpus)
+
+
+def planned(
+    model: SentenceTransformer, corpus: Corpus | None, source: str | None = None, **options: Any
+) -> WidthPlan:
+    context = Context(original=model, corpus=corpus, source=source)
+    plan = WIDTH.plan(model, make_options(WIDTH, options), context)
+    assert isinstance(plan, WidthPlan)
+    return plan
+
+
+def test_each_size_is_a_standard_folder_in_the_model_s_space(
+    nested: Run, pico_folders: Callable[[str], Path]
+) -> None:
+    original = SentenceTransformer(str(pico_folders("bert")), device="cpu").encode(pico.TEXTS)
+    assert nested.output is not None
+    names = [sibling.output.name for sibling in nested.besides]
+    assert names == ["out-1-2", "out-1-4"]
+    for folder, width in zip(
+        (nested.output, *(one.output for one in nested.besides)), (32, 16, 8), strict=True
+    ):
+        plain = SentenceTransformer(str(folder), device="cpu")
+        assert transformer_of(plain).model.config.hidden_size == width
+        assert plain.encode(pico.TEXTS).shape == original.shape
+        _, info = AutoModel.from_pretrained(folder, output_loading_info=True)
+        assert not info["missing_keys"]
+        lineage = json.loads((folder / "trundle.json").read_text())
+        assert lineage["after"]["width"] == width
+        assert lineage["steps"][0]["plan"]["widths"] == ["1/2", "1/4"]
+
+
+def test_a_size_can_be_taken_out_later(nested: Run, tmp_path: Path) -> None:
+    assert nested.output is not None
+    run = compress(str(nested.output), single(WIDTH, {"extract": "1/4"}), output=tmp_path / "quarter")
+    assert "trained" in run.steps[0].says
+    assert "untrained" not in run.steps[0].says
+    taken = SentenceTransformer(str(tmp_path / "quarter"), device="cpu").encode(pico.TEXTS)
+    written = SentenceTransformer(str(nested.besides[1].output), device="cpu").encode(pico.TEXTS)
+    np.testing.assert_allclose(taken, written, atol=1e-6)
+
+
+def test_another_size_is_taken_the_way_the_folder_s_are(nested: Run, tmp_path: Path) -> None:
+    assert nested.output is not None
+    run = compress(str(nested.output), single(WIDTH, {"extract": "3/4"}), output=tmp_path / "wide")
+    assert run.steps[0].says == "take out 3/4 (24) of 32, untrained, importance selection"
+    with pytest.warns(UserWarning, match="untrained"):
+        opened = load(nested.output, width="3/4")
+    np.testing.assert_allclose(
+        SentenceTransformer(str(tmp_path / "wide"), device="cpu").encode(pico.TEXTS),
+        opened.encode(pico.TEXTS),
+        atol=1e-6,
+    )
+
+
+def test_a_nested_folder_opens_at_any_of_its_widths(nested: Run) -> None:
+    assert nested.output is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for width, sibling in zip(("1/2", Fraction(1, 4)), nested.besides, strict=True):
+            written = SentenceTransformer(str(sibling.output), device="cpu").encode(pico.TEXTS)
+            opened = load(nested.output, width=width).encode(pico.TEXTS)
+            np.testing.assert_allclose(opened, written, atol=1e-6)
+        whole = load(nested.output, width="1").encode(pico.TEXTS)
+        np.testing.assert_array_equal(whole, load(nested.output).encode(pico.TEXTS))
+    with pytest.warns(UserWarning, match="untrained .it was trained at 1/2, 1/4"):
+        assert load(nested.output, width="3/4").encode(pico.TEXTS).shape == (len(pico.TEXTS), 24)
+    with pytest.raises(BadInput, match="no share of the model's"):
+        load(nested.output, width="half")
+
+
+def test_a_folder_that_was_never_nested_is_taken_by_selection_and_says_so(
+    pico_folders: Callable[[str], Path], corpus: Corpus
+) -> None:
+    with pytest.warns(UserWarning, match="never nested"):
+        small = load(pico_folders("qwen3"), width="1/2")
+    assert transformer_of(small).model.config.head_dim == 8
+    model = load(pico_folders("qwen3"))
+    says = str(planned(model, None, str(pico_folders("qwen3")), extract="1/2"))
+    assert says == "take out 1/2 (16) of 32, untrained, rotary selection"
+    mapped = planned(model, corpus, str(pico_folders("qwen3")), extract="1/2")
+    assert mapped.mapped
+    assert "closed form" in str(mapped)
+
+
+def test_weights_changed_since_nesting_count_as_untrained(nested: Run, tmp_path: Path) -> None:
+    assert nested.output is not None
+    changed = load(nested.output)
+    next(changed.parameters()).data.mul_(1.01)
+    changed.save_pretrained(str(tmp_path / "changed"))
+    (tmp_path / "changed" / "nested.safetensors").write_bytes(
+        (nested.output / "nested.safetensors").read_bytes()
+    )
+    with pytest.warns(UserWarning, match="were changed since"):
+        assert load(tmp_path / "changed", width="1/2").get_embedding_dimension() == 16
+    (tmp_path / "changed" / "nested.safetensors").write_bytes(b"damaged")
+    with pytest.raises(BadModel, match="damaged"):
+        load(tmp_path / "changed", width="1/2")
+
+
+def test_one_size_goes_on_in_a_recipe_and_the_others_still_leave(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
+) -> None:
+    recipe = parse_recipe(
+        "steps: [depth: {keep: 2}, width: {widths: '1/2,1/4', steps: 2, batch_size: 8, result: 1/2}, align: {steps: 0}]",
+        name="all",
+    )
+    run = compress(str(pico_folders("qwen2")), recipe, output=tmp_path / "out", corpus=corpus)
+    assert run.after.width == 16
+    assert run.after.layers == 2
+    assert [sibling.output.name for sibling in run.besides] == ["out-full", "out-1-4"]
+    assert [
+        len(json.loads((tmp_path / n / "trundle.json").read_text())["steps"]) for n in ("out", "out-full")
+    ] == [3, 2]
+    assert load(tmp_path / "out-full", width="1/4").get_embedding_dimension() == 32
+    assert not (tmp_path / "out" / "nested.safetensors").exists()
+
+
+@pytest.mark.parametrize("family", ["mpnet", "gemma3"])
+def test_contrast_gives_each_size_a_space_of_its_own(
+    family: str, pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
+) -> None:
+    options = {"widths": "1/2", "objective": "contrast", "steps": 2, "batch_size": 8, "mini_batch": 4}
+    run = compress(str(pico_folders(family)), single(WIDTH, options), output=tmp_path / "out", corpus=corpus)
+    half = SentenceTransformer(str(run.besides[0].output), device="cpu").encode(pico.TEXTS)
+    assert half.shape == (len(pico.TEXTS), 16)
+    np.testing.assert_allclose(load(tmp_path / "out", width="1/2").encode(pico.TEXTS), half, atol=1e-6)
+    assert run.steps[0].facts["sizes"]["1/2"]["validation"] > 0
+
+
+def test_a_student_that_knows_nothing_learns_a_teacher_s_similarities(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
+) -> None:
+    """The paper's baselines: fresh weights, and vanilla distillation."""
+    heal = {
+        "objective": "distil",
+        "train": "full",
+        "steps": 40,
+        "batch_size": 16,
+        "learning_rate": 1e-3,
+        "warmup": 0,
+    }
+    steps = [{"width": {"extract": "1/2", "start": "random"}}, {"contrast": heal}]
+    source = str(pico_folders("bert"))
+    recipe = parse_recipe(json.dumps({"steps": steps}), name="distil")
+    run = compress(source, recipe, output=tmp_path / "out", corpus=corpus)
+    metrics = [json.loads(line) for line in (tmp_path / "out" / "contrast.jsonl").read_text().splitlines()]
+    looks = [line["validation"] for line in metrics if line.get("validation") is not None]
+    assert min(looks) < looks[0] / 2
+    assert run.after.width == 16
+    with pytest.raises(BadInput, match="only the objective distil"):
+        compress(
+            source,
+            parse_recipe("steps: [contrast: {teacher: x}]", name="x"),
+            output=tmp_path / "other",
+            corpus=corpus,
+        )
+
+
+def test_a_folder_in_the_way_of_a_size_is_found_before_any_work(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
+) -> None:
+    (tmp_path / "out-1-4").mkdir()
+    (tmp_path / "out-1-4" / "mine.txt").write_text("precious")
+    with pytest.raises(BadInput, match="out-1-4 exists already"):
+        compress(str(pico_folders("bert")), single(WIDTH, ALIGNED), output=tmp_path / "out", corpus=corpus)
+    assert not (tmp_path / "out").exists()
+
+
+def test_align_is_for_embedders_and_contrast_for_bare_models(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
+) -> None:
+    bare = pico.save_backbone("llama", str(tmp_path / "bare"))
+    assert planned(load(bare), corpus, bare).objective == "contrast"
+    folder = str(pico_folders("llama"))
+    assert planned(load(folder), corpus, folder).objective == "align"
+
+
+def test_importance_keeps_what_flows(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    """A silenced neuron and a silenced value dimension come last."""
+    model = copy.deepcopy(pico_model("gpt2"))
+    block = transformer_of(model).model.h[1]
+    with torch.no_grad():
+        block.mlp.c_proj.weight[5] = 0.0
+        block.attn.c_proj.weight[2] = 0.0
+    found = measure_importance(model, pico.TEXTS)
+    orders = found.orders([(0, 1, 2, 3)])
+    assert orders.mlp[1][-1] == 5
+    assert orders.values[1][0][-1] == 2
+    assert orders.matches is not None
+    assert sorted(found.hidden_order) == list(range(32))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"widths": "1/3"}, "no whole number"),
+        ({"widths": "1,1/2"}, "shares under 1"),
+        ({"widths": "1/2", "result": "1/4"}, "none of the widths"),
+        ({"widths": "1/2", "start": "random"}, "belongs to extract"),
+        ({"objective": "contrast", "steps": 0}, "no closed form for contrast"),
+        ({"objective": "contrast", "widths": "1/32"}, "no whole number"),
+    ],
+)
+def test_bad_wishes(
+    options: dict[str, Any], says: str, pico_model: Callable[[str], SentenceTransformer], corpus: Corpus
+) -> None:
+    with pytest.raises((ImpossibleCut, BadInput), match=says):
+        planned(pico_model("bert"), corpus, **options)
+
+
+def test_odd_vectors_are_refused_by_the_angle_loss(tmp_path: Path, corpus: Corpus) -> None:
+    model = pico.model("bert", str(tmp_path), hidden_size=12, num_attention_heads=1)
+    with pytest.raises(BadInput, match="3 is odd"):
+        planned(model, corpus, objective="contrast", widths="1/4")
+
+
+def test_what_there_is_nothing_to_learn_from(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    with pytest.raises(BadInput, match="say where they are with --data"):
+        planned(pico_model("bert"), None)
+    with pytest.raises(BadInput, match="importance is measured on texts"):
+        planned(pico_model("bert"), None, extract="1/2", select="importance")
+    with pytest.raises(BadRecipe, match="widths can't be"):
+        make_options(WIDTH, {"widths": "half"})

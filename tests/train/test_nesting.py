@@ -1,0 +1,114 @@
+"""The joint loss of a nest, and drawing sizes for a step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+
+import pico
+from trundle.data import Example
+from trundle.model import NarrowModel, Selection, layout_of, narrow_cut, transformer_of
+from trundle.train import Nest, Prompts, TrainSettings, make_contrast, make_nesting, train
+from trundle.train.contrastive import angle, infonce
+from trundle.train.nesting import drawn_sizes
+
+EXAMPLES = [
+    Example(query=f"{text} {n}", positive=f"{n} {text}", negatives=(f"not {n}",), source="a")
+    for n in range(4)
+    for text in pico.TEXTS
+]
+
+
+def nest_of(model: SentenceTransformer) -> Nest:
+    wide = copy.deepcopy(model)
+    backbone = transformer_of(wide).model
+    how = Selection(select="consecutive", mlp=True)
+    cuts = [
+        narrow_cut(layout_of(backbone), backbone.config, Fraction(share), how) for share in ("1/2", "1/4")
+    ]
+    return Nest(wide, [NarrowModel(wide, what) for what in cuts])
+
+
+def contrast_for(nest: Nest, **settings: int) -> object:
+    return make_contrast(
+        nest.wide,
+        EXAMPLES,
+        (),
+        prompts={"a": Prompts()},
+        objective="infonce+angle",
+        batch_size=8,
+        **settings,
+    )
+
+
+def test_the_joint_loss_is_the_paper_s(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    """λ·Σ_j L_j + (1 − λ)·L_full with L = 20·L_cl + L_angle, computed here from each model's vectors."""
+    nest = nest_of(pico_model("bert")).eval()
+    nesting = make_nesting(nest, contrast_for(nest), student_weight=0.7)  # type: ignore[arg-type]
+    batch = nesting.batches.load(nesting.batches.order.batch(0))
+    tuples = batch[0]
+
+    def loss(model: torch.nn.Module) -> torch.Tensor:
+        queries, documents = (
+            torch.cat([model(dict(one))["sentence_embedding"] for one in chunks.features])[chunks.rows]
+            for chunks in (tuples.queries, tuples.documents)
+        )
+        left, right = queries[tuples.pairs[:, 0]], documents[tuples.pairs[:, 1]]
+        ranking = infonce(queries, documents, tuples.answers, excluded=tuples.excluded)
+        return 20 * ranking + angle(left, right, tuples.labels)
+
+    expected = 0.3 * loss(nest.wide) + 0.7 * sum(loss(model) for model in nest.narrow)
+    found = sum(objective(batch) for objective in nesting.objectives)
+    torch.testing.assert_close(found, expected)
+
+
+def test_objectives_one_after_the_other_give_the_gradients_of_their_sum(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
+    weights = []
+    for together in (False, True):
+        nest = nest_of(pico_model("llama"))
+        nesting = make_nesting(nest, contrast_for(nest), student_weight=0.9)  # type: ignore[arg-type]
+
+        def joint(batch: object, nesting: object = nesting) -> torch.Tensor:
+            return torch.stack([one(batch) for one in nesting.objectives]).sum()  # type: ignore[attr-defined]
+
+        train(
+            nest,
+            joint if together else nesting.objectives,
+            nesting.batches,
+            TrainSettings(steps=3, learning_rate=1e-3, dropout=False),
+        )
+        weights.append({name: weight.detach() for name, weight in nest.wide.named_parameters()})
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weight, weights[1][name], atol=2e-4, rtol=1e-3)
+
+
+def test_a_size_that_is_not_drawn_is_not_computed(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    nest = nest_of(pico_model("bert"))
+    nesting = make_nesting(nest, contrast_for(nest), student_weight=1.0)  # type: ignore[arg-type]
+    batch = nesting.batches.load(nesting.batches.order.batch(0))
+    whole, half, _ = (objective(batch) for objective in nesting.objectives)
+    assert not whole.requires_grad
+    assert half.requires_grad
+
+
+@given(narrow=st.integers(2, 8), data=st.data())
+def test_the_narrowest_is_always_drawn_and_the_others_count_as_before_on_average(
+    narrow: int, data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(2, narrow))
+    drawn = [drawn_sizes(narrow, count, np.asarray([number]), seed=1) for number in range(50)]
+    for one in drawn:
+        assert one[-1] == 1.0
+        assert sum(weight > 0 for weight in one) == count
+        assert sum(one) == pytest.approx(narrow)
+    assert drawn_sizes(narrow, count, np.asarray([7]), seed=1) == drawn[7]
