@@ -98,7 +98,21 @@ def parse_recipe(text: str, *, name: str, changes: Sequence[str] = ()) -> Recipe
     calls = tuple(
         Call(step=STEPS[step], options=make_options(STEPS[step], options)) for step, options in rows
     )
+    _check_order(calls, name)
     return Recipe(name=name, about=str(content.get("about", "")), calls=calls)
+
+
+def _check_order(calls: Sequence[Call], name: str) -> None:
+    """What moves the vectors after the last alignment would lead out of the space again."""
+    heals = [call.step.enters_space and not call.step.leaves_space for call in calls]
+    entries = [number for number, healing in enumerate(heals) if healing]
+    for call in calls[entries[-1] + 1 :] if entries else ():
+        if call.step.leaves_space:
+            healed, moved = calls[entries[-1]].step.name, call.step.name
+            raise BadRecipe(
+                f"the recipe {name} has {moved} after its last {healed}, which leads out of the teacher's space again; "
+                f"put {moved} before {healed}"
+            )
 
 
 def single(step: Step[Any, Any], options: Mapping[str, Any]) -> Recipe:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trundle.cli import console, figures, layer_curve
+from trundle.cli import budgeting, console, figures, layer_curve
 from trundle.cli.common import (
     Data,
     DryRun,
@@ -114,13 +114,34 @@ def _inspect_vocabulary(
 def compress(
     model: Model,
     recipe: Annotated[
-        str, typer.Option("--recipe", "-r", help="A recipe that comes with trundle, or a .yaml file.")
-    ],
+        str | None, typer.Option("--recipe", "-r", help="A recipe that comes with trundle, or a .yaml file.")
+    ] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--budget",
+            "-b",
+            help="Instead of a recipe: 12MB, 10x, 20M-params, 5ms; repeatable. The best that fits.",
+        ),
+    ] = None,
     output: Output = None,
     data: Data = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", help="step.option=value, over the recipe's own.")
     ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="With --budget: time for all of it. Default: 30.")
+    ] = None,
+    student: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--student", help="With --budget: a small model that may be trained instead; repeatable."
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="With --budget: do not go on from trials of a run that was stopped."),
+    ] = False,
     seed: Seed = 0,
     dry_run: DryRun = False,
     force: Force = False,
@@ -130,7 +151,33 @@ def compress(
     verbose: Verbose = False,
     trust: TrustRemoteCode = False,
 ) -> None:
-    """Make a small model out of a large one, by a recipe."""
+    """Make a small model out of a large one, by a recipe or to a budget."""
+    if (recipe is None) == (not budget):
+        raise BadInput("say how with --recipe NAME, or what it may cost with --budget 12MB, one of the two")
+    if recipe is None:
+        budgeting.carry_out(
+            model,
+            budget or [],
+            output=output,
+            data=data,
+            minutes=minutes,
+            students=student or [],
+            seed=seed,
+            dry_run=dry_run,
+            force=force,
+            fresh=fresh,
+            pair=pair,
+            as_json=as_json,
+            quiet=quiet,
+            verbose=verbose,
+            trust=trust,
+            changes=change,
+        )
+        return
+    if minutes is not None or student or fresh:
+        raise BadInput(
+            "--minutes, --student and --fresh go with --budget; a recipe takes --set align.minutes=10"
+        )
     from trundle.recipe import read_recipe
 
     carry_out(

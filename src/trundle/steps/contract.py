@@ -112,6 +112,8 @@ class Step(Generic[O, P]):
     """Whether it learns from the user's texts; such a step is not applied in a dry run."""
     enters_space: bool = False
     """Whether it leads into a teacher's vector space, so that the two models can be paired."""
+    leaves_space: bool = False
+    """Whether it moves a model's vectors, so that it has to come before the step that enters a space."""
 
 
 def exact_fraction(value: object) -> object:

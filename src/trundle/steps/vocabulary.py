@@ -260,4 +260,5 @@ STEP = Step(
     plan=plan,
     forecast=forecast,
     apply=apply,
+    leaves_space=True,
 )

@@ -217,5 +217,6 @@ STEP = Step(
     plan=plan,
     forecast=forecast,
     apply=apply,
+    leaves_space=True,
     needs_texts=True,
 )

@@ -311,4 +311,5 @@ STEP = Step(
     besides=besides,
     needs_texts=True,
     enters_space=True,
+    leaves_space=True,
 )

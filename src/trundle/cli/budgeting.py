@@ -1,0 +1,169 @@
+"""`compress --budget`: what could be had, what was tried, what came of it, in a person's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trundle.cli import console, figures
+from trundle.errors import BadInput
+
+if TYPE_CHECKING:
+    from trundle.planner import Outcome
+
+SHOWN = 12
+"""Candidates worth a line."""
+
+
+def carry_out(
+    model: str,
+    budget: list[str],
+    *,
+    output: Path | None,
+    data: list[str] | None,
+    minutes: float | None,
+    students: list[str],
+    seed: int,
+    dry_run: bool,
+    force: bool,
+    fresh: bool,
+    pair: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    trust: bool,
+    changes: list[str] | None,
+) -> None:
+    """Search, and show what came of it."""
+    if changes:
+        raise BadInput("--set changes a recipe, and a budget makes its own; leave one of them out")
+    if output is None and not dry_run:
+        raise BadInput("say where the result goes with -o FOLDER, or only look with --dry-run")
+    if not data:
+        raise BadInput("the small model learns from texts like yours; say where they are with --data")
+    console.calm_libraries(verbose=verbose)
+    from trundle.data.corpus import read_corpus
+    from trundle.planner import compress_to_budget
+    from trundle.planner.search import MINUTES
+
+    progress = console.terminal(quiet=quiet or as_json)
+    outcome = compress_to_budget(
+        model,
+        budget,
+        output=output,
+        corpus=read_corpus(data, seed=seed, progress=progress),
+        minutes=minutes or MINUTES,
+        students=students,
+        seed=seed,
+        dry_run=dry_run,
+        replace_output=force,
+        fresh=fresh,
+        pair=pair,
+        trust_remote_code=trust,
+        progress=progress,
+    )
+    if as_json:
+        console.show_json(outcome.as_json() | {"run": outcome.run.as_json() if outcome.run else None})
+        return
+    show(outcome)
+
+
+def show(outcome: Outcome) -> None:
+    """The candidates, and where the chosen one stands beside what was asked."""
+    console.show_table(candidates(outcome), title=f"Within {outcome.budget}", texts=(0, 1))
+    hidden = len(outcome.tried) - SHOWN
+    if hidden > 0:
+        console.show(f"and {hidden} more that fit")
+    if outcome.run is None:
+        console.show()
+        console.show(timetable(outcome))
+        return
+    console.show()
+    console.show_table(result(outcome))
+    if outcome.run.fidelity is not None:
+        console.show()
+        console.show_table(figures.fidelity(outcome.run.fidelity))
+    console.show()
+    console.show(
+        f"Written to {outcome.run.output}: SentenceTransformer({str(outcome.run.output)!r}) opens it."
+    )
+    if outcome.milliseconds is not None:
+        console.show(f"Without torch: trundle.runtime.Encoder({str(outcome.run.output)!r}).encode([...])")
+
+
+def candidates(outcome: Outcome) -> list[tuple[str, ...]]:
+    """What fits, most promising first, or best first where they were tried."""
+    bases = {each.candidate.base for each in outcome.tried}
+    rows: list[tuple[str, ...]] = [
+        ("candidate", "of" if len(bases) > 1 else "", "parameters", "file", "query", "distance", "")
+    ]
+    for each in outcome.tried[:SHOWN]:
+        what = each.candidate
+        rows.append(
+            (
+                what.name,
+                Path(what.base).name if len(bases) > 1 else "",
+                figures.count(what.cost.parameters),
+                figures.megabytes(what.bytes),
+                "" if what.milliseconds is None else f"{what.milliseconds:.2f} ms",
+                " → ".join(f"{distance:.3f}" for distance in each.distances),
+                "" if outcome.run is None else each.outcome,
+            )
+        )
+    return rows
+
+
+def timetable(outcome: Outcome) -> str:
+    """How the time would be used."""
+    times = outcome.timetable
+    rounds = ", ".join(f"{rung.candidates} × {_minutes(rung.seconds)}" for rung in times.rungs)
+    tried = f"trials {rounds}; " if rounds else "no time for trials, the first would be trained at once; "
+    return f"Nothing was made. The time: the teacher's vectors {_minutes(times.labelling)} at most; {tried}the best one {_minutes(times.finishing)}."
+
+
+def result(outcome: Outcome) -> list[tuple[str, ...]]:
+    """Before, predicted, measured."""
+    best = outcome.chosen.candidate
+    rows: list[tuple[str, ...]] = [("", "parameters", "file", "query")]
+    before = outcome.before
+    rows.append(
+        (
+            "before",
+            figures.count(before.parameters),
+            figures.megabytes(before.file_bytes),
+            _query(outcome.before_milliseconds),
+        )
+    )
+    rows.append(
+        (
+            "predicted",
+            figures.count(best.cost.parameters),
+            figures.megabytes(best.bytes),
+            _query(best.milliseconds),
+        )
+    )
+    size = outcome.bytes or best.bytes
+    rows.append(
+        (
+            "measured",
+            figures.count(best.cost.parameters),
+            figures.megabytes(size),
+            _query(outcome.milliseconds),
+        )
+    )
+    ratio = f"{before.file_bytes / size:.1f}×"
+    faster = (
+        ""
+        if outcome.milliseconds is None or outcome.before_milliseconds is None
+        else f"{outcome.before_milliseconds / outcome.milliseconds:.1f}×"
+    )
+    rows.append(("ratio", f"{before.parameters / best.cost.parameters:.1f}×", ratio, faster))
+    return rows
+
+
+def _query(milliseconds: float | None) -> str:
+    return "" if milliseconds is None else f"{milliseconds:.2f} ms"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"

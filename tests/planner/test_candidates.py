@@ -1,0 +1,84 @@
+"""The search space: sizes are those the steps really give, and nothing that is beaten is tried."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from sentence_transformers import SentenceTransformer
+from tests.pico import TEXTS
+
+from trundle.data import read_corpus
+from trundle.measure import cost
+from trundle.model import load
+from trundle.pipeline import compress
+from trundle.planner import candidates as space
+from trundle.planner.budget import Budget
+from trundle.planner.candidates import edge, list_candidates, smallest
+from trundle.recipe import parse_recipe
+
+WIDTH = 32
+
+
+@pytest.fixture
+def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pico models have a few hundred tokens in all."""
+    monkeypatch.setattr(space, "FEWEST_TOKENS", 120)
+
+
+@pytest.mark.usefixtures("few_tokens")
+def test_what_is_predicted_is_what_the_steps_make(
+    pico_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = pico_folders("bert")
+    found = list_candidates(load(folder), str(folder), dimensions=WIDTH, precisions=("float32",))
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(f"{text} {number}" for text in TEXTS for number in range(30)))
+    wanted = [
+        each
+        for each in found
+        if each.layers == 2 and each.neurons == 24 and each.tokens < each.whole.sizes["vocab"]
+    ][:2]
+    assert wanted
+    for number, each in enumerate(wanted):
+        steps = [*each.steps(), {"align": {"steps": 0}}]
+        run = compress(
+            str(folder),
+            parse_recipe(json.dumps({"steps": steps}), name="a candidate"),
+            output=tmp_path / str(number),
+            corpus=read_corpus([str(texts)], seed=0),
+        )
+        assert run.after.parameters == each.cost.parameters
+        assert run.after.file_bytes == each.cost.file_bytes == each.bytes
+
+
+@pytest.mark.usefixtures("few_tokens")
+def test_the_edge_fits_and_is_beaten_by_nothing(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    model = pico_model("bert")
+    found = list_candidates(model, "pico", dimensions=WIDTH, precisions=("float32", "int8"))
+    limit = Budget(parameters=int(0.6 * cost(model).parameters))
+    kept = edge(found, limit)
+    assert kept
+    assert all(each.cost.parameters <= (limit.parameters or 0) for each in kept)
+    fitting = [each for each in found if each.cost.parameters <= (limit.parameters or 0)]
+    for each in kept:
+        better = [
+            other
+            for other in fitting
+            if other.kept != each.kept and all(a >= b for a, b in zip(other.kept, each.kept, strict=True))
+        ]
+        assert not better
+    # Whatever fits is beaten or equalled by something on the edge.
+    for each in fitting:
+        assert any(all(a >= b for a, b in zip(best.kept, each.kept, strict=True)) for best in kept)
+
+
+def test_names_and_steps_say_only_what_changes(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    found = list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precisions=("int8",))
+    whole = next(each for each in found if set(each.kept[:-1]) == {Fraction(1)})
+    assert whole.name == "4 of 4 layers, int8"
+    assert whole.steps() == []
+    assert smallest(found).bytes == min(each.bytes for each in found)

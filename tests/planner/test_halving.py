@@ -1,0 +1,34 @@
+"""The time is shared, not exceeded."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trundle.planner.halving import SHORTEST_TRIAL, plan_time
+
+
+@given(minutes=st.floats(0.1, 10_000), candidates=st.integers(1, 50))
+def test_no_more_time_is_given_than_there_is(minutes: float, candidates: int) -> None:
+    times = plan_time(minutes, candidates)
+    tried = sum(rung.candidates * rung.seconds for rung in times.rungs)
+    assert times.labelling + tried + times.finishing <= 60 * minutes
+    assert times.finishing >= 0.35 * 60 * minutes - 1e-9
+    counts = [rung.candidates for rung in times.rungs]
+    assert counts == sorted(counts, reverse=True)
+    assert len(set(counts)) == len(counts)
+    assert all(2 <= count <= candidates for count in counts)
+    assert all(rung.seconds >= SHORTEST_TRIAL for rung in times.rungs)
+    assert all(
+        before.seconds < after.seconds for before, after in zip(times.rungs, times.rungs[1:], strict=False)
+    )
+
+
+def test_thirty_minutes_try_eight() -> None:
+    assert [rung.candidates for rung in plan_time(30, 16).rungs] == [8, 4, 2]
+
+
+def test_with_no_time_for_two_none_is_tried() -> None:
+    times = plan_time(1, 16)
+    assert times.rungs == ()
+    assert times.finishing == 39.0

@@ -1,0 +1,111 @@
+"""From a budget to a folder, on a pico model: what is promised is what is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.pico import TEXTS
+
+from trundle.artifact import read_lineage
+from trundle.data import read_corpus
+from trundle.data.corpus import Corpus
+from trundle.errors import BadInput
+from trundle.measure import cost
+from trundle.model import load
+from trundle.planner import candidates as space
+from trundle.planner import compress_to_budget, halving, search
+from trundle.planner.speed import Speed, fit
+from trundle.runtime import Encoder
+
+pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(f"{text} {number}" for text in TEXTS for number in range(120)))
+    return read_corpus([str(texts)], seed=0)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Seconds instead of minutes, pico vocabularies, and no timing of graphs."""
+    monkeypatch.setattr(space, "FEWEST_TOKENS", 120)
+    monkeypatch.setattr(space, "WIDTHS", space.WIDTHS[:1])
+    monkeypatch.setattr(halving, "SHORTEST_TRIAL", 0.1)
+    monkeypatch.setattr(halving, "TRIED", 3)
+    monkeypatch.setattr(search, "measure_speed", lambda *_, **__: Speed(fixed=0.1, attention=1e-6, mlp=1e-6))
+    monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_best_that_fits_is_trained_exported_and_written(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
+) -> None:
+    folder, output = pico_folders("bert"), tmp_path / "small"
+    limit = int(0.6 * cost(load(folder)).parameters)
+    outcome = compress_to_budget(str(folder), [f"{limit}-params"], output=output, corpus=corpus, minutes=0.1)
+    tried = [each for each in outcome.tried if each.distances]
+    assert len(tried) == 3
+    assert outcome.chosen.outcome == "chosen"
+    assert len(outcome.chosen.distances) == 2
+    last = [each for each in tried if len(each.distances) == 2]
+    assert outcome.chosen.distances[-1] == min(each.distances[-1] for each in last)
+    small, large = load(output), load(folder)
+    assert small.encode(["a text"]).shape == large.encode(["a text"]).shape
+    assert cost(small).parameters == outcome.chosen.candidate.cost.parameters <= limit
+    assert Encoder(output).encode("a text").shape == (32,)
+    planning = json.loads((output / search.PLANNING_FILE).read_text())
+    assert planning["chosen"] == outcome.chosen.candidate.name
+    assert len(planning["candidates"]) == len(outcome.tried)
+    lineage = read_lineage(output)
+    assert lineage is not None
+    assert lineage["source"] == str(folder)
+    assert [step["step"] for step in lineage["steps"]].count("align") == 3
+    assert not list((tmp_path / "cache" / "trials").iterdir())
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_search_that_was_stopped_goes_on_from_its_trials(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, output = pico_folders("bert"), tmp_path / "small"
+    words = [f"{cost(load(folder)).file_bytes // 2}B"]
+
+    def cut_short(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(search.Search, "finish", cut_short)
+        with pytest.raises(KeyboardInterrupt):
+            compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
+    assert not output.exists()
+    made: list[str] = []
+    plain = search.compress
+    monkeypatch.setattr(search, "compress", lambda *a, **k: made.append(str(k["output"])) or plain(*a, **k))
+    compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
+    assert made == [str(output)]
+
+
+@pytest.mark.usefixtures("quick")
+def test_budgets_that_make_no_sense_are_told_so(pico_folders: Callable[[str], Path], corpus: Corpus) -> None:
+    folder = str(pico_folders("bert"))
+    with pytest.raises(BadInput, match=r"as it is .* nothing was done; ask for less"):
+        compress_to_budget(folder, ["1GB"], output=None, corpus=corpus, dry_run=True)
+    with pytest.raises(BadInput, match=r"the smallest is 1 of 4 layers, .* allow that much"):
+        compress_to_budget(folder, ["1kB"], output=None, corpus=corpus, dry_run=True)
+    with pytest.raises(BadInput, match="say where the result goes"):
+        compress_to_budget(folder, ["2x"], output=None, corpus=corpus)
+
+
+def test_speed_is_told_from_what_was_timed(pico_folders: Callable[[str], Path]) -> None:
+    real = Speed(fixed=0.5, attention=2e-6, mlp=3e-6)
+    found = space.list_candidates(load(pico_folders("bert")), "", dimensions=32, precisions=("float32",))
+    costs = [found[0].cost, found[-1].cost, found[len(found) // 2].cost]
+    told = fit(costs, [real.milliseconds(each) for each in costs])
+    for each in found:
+        np.testing.assert_allclose(told.milliseconds(each.cost), real.milliseconds(each.cost), rtol=1e-3)
