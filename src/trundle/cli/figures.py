@@ -199,11 +199,9 @@ def scores(results: Sequence[Sequence[Result]], names: Sequence[str]) -> Rows:
 
 
 def demo(result: DemoResult) -> Rows:
-    """The original and the small model, side by side."""
-    before, after, near = result.run.before, result.run.after, result.run.fidelity
-    big, small = result.speed.models
-    ndcg = result.ndcg
-    asymmetric, standard = ndcg["asymmetric"], ndcg["standard"]
+    """The original and the small model as they are shipped, side by side."""
+    outcome, ndcg, near = result.outcome, result.ndcg, result.fidelity
+    big, small = result.speed.models[0], result.speed.models[-1]
     rows: Rows = [("", "original", "small", "small / original")]
 
     def line(label: str, old: float, new: float, write: Callable[[float], str]) -> None:
@@ -212,15 +210,14 @@ def demo(result: DemoResult) -> Rows:
     def speed(label: str, old: Measured, new: Measured) -> None:
         line(label, old.value, new.value, lambda rate: f"{rate:,.0f}")
 
-    line("parameters", before.parameters, after.parameters, count)
-    line("weights", before.file_bytes, after.file_bytes, megabytes)
+    line("parameters", outcome.before.parameters, outcome.chosen.candidate.cost.parameters, count)
+    line("file", outcome.before.file_bytes, outcome.bytes or 0, megabytes)
     speed("texts/s, short", big.short_texts_per_second, small.short_texts_per_second)
     speed("texts/s, long", big.long_texts_per_second, small.long_texts_per_second)
-    line("nDCG@10, own index (standard)", ndcg["original"], standard, percent)
-    line("nDCG@10, original's index (asymmetric)", ndcg["original"], asymmetric, percent)
-    if near is not None:
-        rows.append((f"agreement@{near.k}, original's index", "", percent(near.agreement_asymmetric), ""))
-        rows.append(("cosine to the original", "", f"{near.cosine:.3f}", ""))
+    line("nDCG@10, own index (standard)", ndcg["original"], ndcg["standard"], percent)
+    line("nDCG@10, original's index (asymmetric)", ndcg["original"], ndcg["asymmetric"], percent)
+    rows.append((f"agreement@{near.k}, original's index", "", percent(near.agreement_asymmetric), ""))
+    rows.append(("cosine to the original", "", f"{near.cosine:.3f}", ""))
     return rows
 
 

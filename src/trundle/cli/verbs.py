@@ -341,6 +341,10 @@ def demo(
     if as_json:
         console.show_json(result.as_json())
         return
+    console.show_table(
+        budgeting.candidates(result.outcome), title=f"Within {result.outcome.budget}", texts=(0, 1)
+    )
+    console.show()
     console.show_table(figures.demo(result))
     console.show()
     console.show(f"The small model is in {result.output}. Use it with the index the original built:")

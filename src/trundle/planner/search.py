@@ -32,6 +32,7 @@ from trundle.planner.halving import Timetable, plan_time
 from trundle.planner.speed import Speed, export_graph, measure_speed, time_queries
 from trundle.progress import SILENT, Progress
 from trundle.recipe import parse_recipe
+from trundle.steps.align import VALIDATED_SHARE
 
 PLANNING_FILE = "planning.json"
 MINUTES = 30.0
@@ -234,7 +235,8 @@ class Search:
         encode(texts[:4])
         began = time.monotonic()
         encode(texts)
-        return max(FEWEST_TEXTS, int(seconds * len(texts) / (time.monotonic() - began)))
+        affordable = int(seconds * len(texts) / (time.monotonic() - began))
+        return max(FEWEST_TEXTS, affordable * VALIDATED_SHARE // (VALIDATED_SHARE + 1))
 
     def contest(self, tried: Sequence[Tried], timetable: Timetable, work: Path, texts: int) -> list[Tried]:
         """Round by round the better half goes on; best first, those that were dropped behind."""

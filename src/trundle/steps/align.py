@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 RIDGE_TEXTS = 8192
 VALIDATION_TEXTS = 128 * 32
+FEWEST_VALIDATED, VALIDATED_SHARE = 512, 8
 CYCLES, EPOCHS = 3, 10
 LAST_RATE = 0.1
 LOOKS = 20
@@ -287,13 +288,22 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
     targets = build(f"train {content}", training_texts)
     if options.steps == 0:
         return targets, None
-    kept = data.sample(corpus.validation(), VALIDATION_TEXTS, seed=context.seed)
+    kept = data.sample(corpus.validation(), validation_count(options.texts), seed=context.seed)
     if not kept:
         context.progress.say(
             "no texts are kept back for validation; the last weights are taken, not the best"
         )
         return targets, None
     return targets, build(f"validation {content}", lambda: kept)
+
+
+def validation_count(texts: int | None) -> int:
+    """How many texts are validated on: LEAF's 128 batches, or fewer where few are learned from."""
+    return (
+        VALIDATION_TEXTS
+        if texts is None
+        else min(VALIDATION_TEXTS, max(FEWEST_VALIDATED, texts // VALIDATED_SHARE))
+    )
 
 
 def _store(context: Context, label: str, teacher: Teacher) -> Path:
