@@ -20,7 +20,7 @@ from trundle.measure.weight_names import AlignedBy, FisherScale
 
 ALPHA, BETA, GAMMA = 0.2, 0.0, 0.5
 """The paper's, but for β, which is 1 there. The weights that matter most matter to both sides, and to hold one side's need against
-them takes away what both need: measured on two domains, β = 0 lost less of the domain, and far less of both sides where whole
+them takes away what both need: with one small model on validation queries of two domains, β = 0 lost less of the domain, and far less of both sides where whole
 neurons went."""
 TINY = 1e-30
 
