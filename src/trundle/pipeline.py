@@ -124,12 +124,14 @@ def compress(
     replace: bool = False,
     pair: bool = False,
     continues: bool = False,
+    compare: bool = True,
     trust_remote_code: bool = False,
     progress: Progress = SILENT,
 ) -> Run:
     """Make a small model out of a large one.
 
     Where `source` is only a stage on the way, `continues` says so: the result's lineage then goes on with the source's.
+    Without `compare` the result is not measured against the original.
 
     With `pair`, a second folder holds the result and its teacher as one model: see `pairing`. A dry run plans every
     step and says what it would save; steps that only cut are carried out in memory, so that the next plan is made on
@@ -177,7 +179,7 @@ def compress(
     teacher = memory.remember(space or embedder(original, name="the original"), "original: encoding")
     student = memory.remember(embedder(model, name="result"), "result: encoding")
     fidelity, written = None, []
-    if not dry_run and corpus is not None and is_first():
+    if compare and not dry_run and corpus is not None and is_first():
         fidelity = measure_against(teacher, student, corpus, seed=seed, progress=progress)
     judged: dict[str, tuple[float, float]] = {}
     if judges and not dry_run and is_first():

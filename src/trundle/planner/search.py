@@ -127,7 +127,7 @@ def compress_to_budget(
     limits = parse_budget(budget, whole_bytes=before.file_bytes)
     search = Search(
         source=source,
-        corpus=replace(corpus, held_out=lambda: iter(())),
+        corpus=corpus,
         seed=seed,
         trust_remote_code=trust_remote_code,
         progress=progress,
@@ -171,7 +171,7 @@ def compress_to_budget(
     texts = search.affordable_texts(original, timetable.labelling)
     contest, others = search.contest(tried[:count], timetable, work, texts), tried[count:]
     chosen = contest[0]
-    run = search.finish(chosen, timetable.finishing, work, texts, corpus, output, replace_output, pair=pair)
+    run = search.finish(chosen, timetable.finishing, work, texts, output, replace_output, pair=pair)
     outcome = replace(
         outcome, tried=(*contest, *others), chosen=chosen, run=run, **search.ship(chosen, Path(output))
     )
@@ -186,7 +186,6 @@ class Search:
 
     source: str
     corpus: Corpus
-    """With no held-out texts: trials are not measured on them."""
     seed: int
     trust_remote_code: bool
     progress: Progress
@@ -265,7 +264,6 @@ class Search:
         seconds: float,
         work: Path,
         texts: int,
-        corpus: Corpus,
         output: str | Path,
         replace_output: bool,
         *,
@@ -278,7 +276,7 @@ class Search:
             chosen.candidate.base if start is None else str(start),
             self._recipe(chosen, rounds, seconds, texts),
             output=output,
-            corpus=corpus,
+            corpus=self.corpus,
             seed=self.seed,
             replace=replace_output,
             pair=pair,
@@ -308,6 +306,7 @@ class Search:
         folder = self._folder(tried, number, work)
         if not folder.is_dir():
             start = self._folder(tried, number - 1, work) if number else None
+            self.progress.say(f"round {number + 1}, {seconds:.0f} s: {tried.candidate.name}")
             compress(
                 tried.candidate.base if start is None else str(start),
                 self._recipe(tried, number, seconds, texts),
@@ -315,6 +314,7 @@ class Search:
                 corpus=self.corpus,
                 seed=self.seed,
                 continues=start is not None,
+                compare=False,
                 trust_remote_code=self.trust_remote_code,
                 progress=self.progress,
             )
