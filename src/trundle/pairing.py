@@ -7,27 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from trundle.artifact import Lineage, check_free, read_lineage
 from trundle.errors import BadInput
 from trundle.evaluate import CALIBRATION_FILE, read_ranges
+from trundle.evaluate.same_space import SENTENCES, find_themselves
 from trundle.model import check_pairable, load, paired, save
 from trundle.progress import SILENT, Progress
 from trundle.report.card import pair_card
-
-SENTENCES = (
-    "The bank raised its interest rate by half a percent.",
-    "Whales breathe air and nurse their young.",
-    "How do I undo the last commit in git?",
-    "Simmer the onions in butter until they turn golden.",
-    "The treaty ended a war of thirty years.",
-    "A vaccine teaches the immune system to know a virus.",
-    "Our train to the coast was two hours late.",
-    "The striker scored twice in the second half.",
-)
-"""So unlike each other that two models in one space know each one again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +84,7 @@ def pair(
 def share_a_space(student: SentenceTransformer, teacher: SentenceTransformer) -> bool:
     """Whether most sentences as the student's queries find themselves among the teacher's documents."""
     texts = list(SENTENCES)
-    near = student.encode_query(texts) @ teacher.encode_document(texts).T
-    return bool(np.mean(near.argmax(axis=1) == np.arange(len(texts))) > 0.5)
+    return find_themselves(student.encode_query(texts), teacher.encode_document(texts))
 
 
 def save_pair(

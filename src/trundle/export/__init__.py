@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from trundle.export.exporting import export_model as export_model
     from trundle.export.loss import Limits as Limits
     from trundle.export.loss import calibration_texts as calibration_texts
+    from trundle.export.opening import open_encoder as open_encoder
+    from trundle.export.opening import open_pair as open_pair
     from trundle.export.sentence_transformer import as_sentence_transformer as as_sentence_transformer
 
 __getattr__ = lazy(
@@ -18,6 +20,8 @@ __getattr__ = lazy(
         "export_model": "exporting",
         "Limits": "loss",
         "calibration_texts": "loss",
+        "open_encoder": "opening",
+        "open_pair": "opening",
         "as_sentence_transformer": "sentence_transformer",
     },
 )

@@ -54,3 +54,18 @@ def _prompts(student: SentenceTransformer, teacher: SentenceTransformer) -> tupl
         default = TEXT_PROMPT
         prompts[default] = theirs["text"]
     return prompts, default
+
+
+def one_route(both: SentenceTransformer, route: str) -> SentenceTransformer:
+    """The student or the teacher of a pair as a model of its own; it shares its weights with the pair."""
+    router = both[0]
+    if not isinstance(router, Router) or route not in router.sub_modules:
+        raise BadInput(f"the model has no route {route!r}; give a folder that trundle pair wrote")
+    prompts = prompts_by_role(both)
+    kept = {"query": prompts["query"], "document": prompts["document"]}
+    return SentenceTransformer(
+        modules=list(router.sub_modules[route]),
+        device=str(both.device),
+        prompts=kept,
+        similarity_fn_name=both.similarity_fn_name,
+    ).eval()

@@ -83,6 +83,40 @@ class Encoder:
         """What is being run."""
         return self._graph
 
+    @property
+    def folder(self) -> Path:
+        """Where the model lies."""
+        return self._folder
+
+    def prompt_for(self, role: str | None) -> str:
+        """What `encode_query`, `encode_document` and plain `encode` put before a text."""
+        return self._description.prompt_for(role)
+
+    def read(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of texts that already carry their prompt: what a server counts and gathers."""
+        return self._reader.read(texts)
+
+    def vectors_of(self, rows: Sequence[Sequence[int]]) -> Vectors:
+        """Full vectors of what `read` gave, none of it empty. Many rows are shared out among the threads."""
+        vectors = np.empty((len(rows), self.dimensions), dtype=np.float32)
+        shapes = list(self._shapes([len(row) for row in rows]))
+        alone = len(shapes) < self._threads or self._threads == 1
+        run = self._run_with(self._threads if alone else 1)
+
+        def fill(shape: tuple[list[int], int]) -> None:
+            group, width = shape
+            ids, mask = padded([rows[member] for member in group], width, self._description.pad_id)
+            vectors[group] = run(ids, mask)
+
+        for _ in map(fill, shapes) if alone else self._workers.map(fill, shapes):
+            pass
+        return vectors
+
+    def finished(self, vectors: Vectors, *, dimensions: int | None, output: Output) -> NDArray[Any]:
+        """Full vectors made shorter and of fewer bits, as `encode` does with `dimensions` and `output`."""
+        check_output(output)
+        return as_output(truncated(vectors, dimensions, normalise=self._description.normalised), output)
+
     def encode(
         self,
         texts: str | Sequence[str],
@@ -155,7 +189,7 @@ class Encoder:
         given = [texts] if isinstance(texts, str) else list(texts)
         check_texts(given)
         vectors = self._vectors([prompt + text for text in given] if prompt else given)
-        ready = as_output(truncated(vectors, dimensions, normalise=self._description.normalised), output)
+        ready = self.finished(vectors, dimensions=dimensions, output=output)
         return ready[0] if isinstance(texts, str) else ready
 
     def _vectors(self, texts: list[str]) -> Vectors:

@@ -1,0 +1,1 @@
+"""An index of vectors that a small model can search though a large one built it."""

@@ -1,0 +1,231 @@
+"""The routes: vectors, models, health, figures, and the page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+
+from trundle.artifact import versions
+from trundle.errors import UserError
+from trundle.readable import check_texts
+from trundle.serve.batching import Batcher, Busy, Closed, Encoded
+from trundle.serve.body import HUNG_UP, hung_up, read_body
+from trundle.serve.corpora import Corpora
+from trundle.serve.guard import Guard
+from trundle.serve.metrics import CONTENT_TYPE, Metrics
+from trundle.serve.models import Model, Served
+from trundle.serve.playground import add_page
+from trundle.serve.settings import Settings
+from trundle.serve.wire import (
+    JSON,
+    OUTPUTS,
+    EmbeddingsAnswer,
+    EmbeddingsRequest,
+    ErrorAnswer,
+    Refused,
+    parse_embeddings,
+    write_embeddings,
+)
+
+LARGE = 1 << 16
+"""Bodies and answers of more bytes than this are parsed and written in a thread."""
+EMBEDDINGS = "/v1/embeddings"
+ROUTES = frozenset((EMBEDDINGS, "/v1/models", "/health", "/metrics", "/"))
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorAnswer, "description": "The body can't be used."},
+    401: {"model": ErrorAnswer, "description": "The API key is missing or wrong."},
+    404: {"model": ErrorAnswer, "description": "There is no such model."},
+    408: {"model": ErrorAnswer, "description": "The body came too slowly."},
+    413: {"model": ErrorAnswer, "description": "The body is too large."},
+    429: {"model": ErrorAnswer, "description": "All places are taken; see Retry-After."},
+    503: {"model": ErrorAnswer, "description": "The server is going down."},
+    504: {"model": ErrorAnswer, "description": "The request took too long."},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desk:
+    """What the routes share: models, their batchers, limits and figures."""
+
+    served: Served
+    settings: Settings
+    metrics: Metrics
+    batchers: dict[str, Batcher]
+
+    def open(self) -> None:
+        """Start a batcher per model, inside the running event loop."""
+        for model in self.served.models:
+            batcher = Batcher(
+                model.encoder,
+                waiting=self.settings.waiting,
+                most_tokens=self.settings.most_tokens,
+                watch=self.metrics.watch_batches(model.name),
+            )
+            self.batchers[model.name] = batcher
+            self.metrics.watch_waiting(model.name, batcher)
+
+    async def close(self) -> None:
+        """Answer what was taken."""
+        for batcher in self.batchers.values():
+            await batcher.close()
+
+
+def make_app(served: Served, settings: Settings | None = None) -> FastAPI:
+    """The whole server as an ASGI app."""
+    settings = settings or Settings()
+    desk = Desk(served=served, settings=settings, metrics=Metrics(), batchers={})
+    corpora = Corpora(served, desk.batchers)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        desk.open()
+        yield
+        await corpora.close()
+        await desk.close()
+
+    app = FastAPI(
+        title="trundle",
+        version=versions(("trundle",)).get("trundle", "0"),
+        description="Text embeddings by a small model in a large one's vector space.",
+        docs_url=None,  # those pages come from a CDN
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.add_exception_handler(Refused, _refusal)
+    app.add_exception_handler(HTTPException, _http_refusal)
+    if settings.cors:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
+        )
+    app.add_middleware(Guard, keys=settings.keys, metrics=desk.metrics, routes=ROUTES)
+    _add_embeddings(app, desk)
+    _add_looks(app, desk)
+    if settings.page:
+        add_page(app, served, corpora, settings)
+    return app
+
+
+def _add_embeddings(app: FastAPI, desk: Desk) -> None:
+    body = {"content": {JSON: {"schema": EmbeddingsRequest.model_json_schema()}}, "required": True}
+
+    @app.post(
+        EMBEDDINGS,
+        responses={200: {"model": EmbeddingsAnswer}, **REFUSALS},
+        openapi_extra={"requestBody": body},
+        summary="Vectors of one or more texts",
+    )
+    async def embeddings(request: Request) -> Response:
+        settings = desk.settings
+        raw = await read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
+        large = len(raw) > LARGE
+        asked = await asyncio.to_thread(parse_embeddings, raw) if large else parse_embeddings(raw)
+        model = _answering(desk.served, asked)
+        texts = [asked.input] if isinstance(asked.input, str) else asked.input
+        if len(texts) > settings.most_texts:
+            few = f"{len(texts)} texts are too many for one request; send {settings.most_texts} or fewer"
+            raise Refused(400, few, param="input")
+        _check(model, asked, texts)
+        prompt = model.encoder.prompt_for(asked.input_type)
+        prompted = [prompt + text for text in texts] if prompt else texts
+        encoded = await _encoded(request, desk.batchers[model.name], prompted, settings.timeout)
+        desk.metrics.texts.labels(model.name, asked.input_type or "text").inc(len(texts))
+        desk.metrics.tokens.labels(model.name).inc(encoded.tokens)
+        if len(texts) * model.encoder.dimensions * 8 > LARGE:
+            return Response(await asyncio.to_thread(_written, model, asked, encoded), media_type=JSON)
+        return Response(_written(model, asked, encoded), media_type=JSON)
+
+
+def _answering(served: Served, asked: EmbeddingsRequest) -> Model:
+    model = served.answering(asked.model, asked.input_type)
+    if model is None:
+        known = ", ".join(each.name for each in served.models)
+        raise Refused(
+            404,
+            f"there is no such model here; ask for one of: {known}",
+            code="model_not_found",
+            param="model",
+        )
+    return model
+
+
+def _check(model: Model, asked: EmbeddingsRequest, texts: list[str]) -> None:
+    """Refuse what the model can't do before it takes a place in the queue."""
+    width = model.encoder.dimensions
+    if asked.dimensions is not None and asked.dimensions > width:
+        many = f"{asked.dimensions} dimensions can't be had of {width}; give 1 to {width}"
+        raise Refused(400, many, param="dimensions")
+    try:
+        check_texts(texts)
+    except UserError as error:
+        raise Refused(400, str(error), param="input") from error
+
+
+async def _encoded(request: Request, batcher: Batcher, texts: list[str], timeout: float) -> Encoded:
+    """Wait for the vectors, for the client to hang up, or for the time to be over, whatever is first."""
+    try:
+        job = batcher.submit(texts)
+    except Busy as busy:
+        headers = {"Retry-After": str(busy.seconds)}
+        raise Refused(429, str(busy), code="too_many_requests", headers=headers) from busy
+    except Closed as closed:
+        raise Refused(503, "the server is going down; ask another one", code="closing") from closed
+    gone = asyncio.ensure_future(hung_up(request))
+    try:
+        await asyncio.wait((job.answer, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if job.answer.done():
+            return job.answer.result()
+    except UserError as error:
+        raise Refused(400, str(error), param="input") from error
+    finally:
+        gone.cancel()
+        if not job.answer.done():
+            batcher.drop(job)
+    if gone.done() and not gone.cancelled():
+        raise Refused(HUNG_UP, "the client hung up")
+    late = f"the vectors were not ready after {timeout:g} s; send fewer texts, or try again later"
+    raise Refused(504, late, code="timeout")
+
+
+def _written(model: Model, asked: EmbeddingsRequest, encoded: Encoded) -> bytes:
+    vectors = model.encoder.finished(
+        encoded.vectors, dimensions=asked.dimensions, output=OUTPUTS[asked.output_dtype]
+    )
+    in_base64 = asked.encoding_format == "base64"
+    return write_embeddings(vectors, model=model.name, tokens=encoded.tokens, in_base64=in_base64)
+
+
+def _add_looks(app: FastAPI, desk: Desk) -> None:
+    @app.get("/v1/models", summary="The models that are served", responses={401: REFUSALS[401]})
+    async def models() -> dict[str, Any]:
+        found = [
+            {"id": model.name, "object": "model", "created": 0, "owned_by": "trundle"}
+            for model in desk.served.models
+        ]
+        return {"object": "list", "data": found}
+
+    @app.get("/health", summary="Whether the server is up, and who answers")
+    async def health() -> dict[str, Any]:
+        return {"status": "ok", "models": [model.name for model in desk.served.models]}
+
+    @app.get("/metrics", summary="Figures for Prometheus", responses={401: REFUSALS[401]})
+    async def metrics() -> Response:
+        return Response(desk.metrics.text(), media_type=CONTENT_TYPE)
+
+
+async def _refusal(_request: Request, refusal: Exception) -> Response:
+    assert isinstance(refusal, Refused)
+    return refusal.answer()
+
+
+async def _http_refusal(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    said = {404: "there is nothing at this address", 405: "this address takes another method"}
+    message = f"{said.get(error.status_code, error.detail)}; see /openapi.json"
+    return Refused(error.status_code, message, headers=error.headers).answer()

@@ -1,0 +1,185 @@
+"""Texts to search on the page: the documentation found in the environment, and files people drop in.
+
+Passages are embedded by both models in the background, a few at a time so that clients are not held up; what is ready
+can be searched at once. Everything is in memory and small by design; `trundle index` is for the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+
+from trundle.data import environment_pairs, sample
+from trundle.embedder import Vectors
+from trundle.evaluate.ranking import unit
+from trundle.serve.batching import Batcher, Busy
+from trundle.serve.models import Served
+
+ENVIRONMENT = "environment"
+ENVIRONMENT_PASSAGES = 500
+PER_PACKAGE = 40
+EXAMPLES = 5
+LONGEST_EXAMPLE = 48
+MOST_PASSAGES = 2000
+MOST_DROPPED = 4
+AT_ONCE = 8
+SHOWN = 10
+
+
+@dataclass(kw_only=True, eq=False)
+class Corpus:
+    """Passages, and as many vectors of them by each model as are ready."""
+
+    key: str
+    name: str
+    passages: list[str] = field(default_factory=list)
+    examples: list[str] = field(default_factory=list)
+    vectors: dict[str, list[Vectors]] = field(default_factory=dict)
+    ready: int = 0
+    cut: int = 0
+    """Passages that were left out because there were too many."""
+    work: asyncio.Task[None] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """As the page sees it."""
+        return {
+            "key": self.key,
+            "name": self.name,
+            "passages": len(self.passages),
+            "ready": self.ready,
+            "left_out": self.cut,
+            "reading": not self.passages,
+            "examples": self.examples,
+        }
+
+
+class Corpora:
+    """All that can be searched on one server's page."""
+
+    def __init__(self, served: Served, batchers: dict[str, Batcher]) -> None:
+        self._served = served
+        self._batchers = batchers
+        self._numbers = count(1)
+        self._found: dict[str, Corpus] = {
+            ENVIRONMENT: Corpus(key=ENVIRONMENT, name="Documentation found here")
+        }
+
+    def list(self) -> list[dict[str, Any]]:
+        """What there is."""
+        return [corpus.as_json() for corpus in self._found.values()]
+
+    def get(self, key: str) -> Corpus | None:
+        """A corpus; the documentation is read when it is first asked for."""
+        corpus = self._found.get(key)
+        if corpus is not None and corpus.work is None:
+            corpus.work = asyncio.create_task(self._read_environment(corpus))
+        return corpus
+
+    def add(self, name: str, passages: Sequence[str]) -> Corpus:
+        """Take a dropped file; the oldest of them goes when there are too many."""
+        corpus = Corpus(key=f"file-{next(self._numbers)}", name=name)
+        corpus.passages = list(passages[:MOST_PASSAGES])
+        corpus.cut = max(0, len(passages) - MOST_PASSAGES)
+        corpus.work = asyncio.create_task(self._embed(corpus))
+        self._found[corpus.key] = corpus
+        dropped = [key for key in self._found if key != ENVIRONMENT]
+        for key in dropped[:-MOST_DROPPED]:
+            gone = self._found.pop(key)
+            if gone.work is not None:
+                gone.work.cancel()
+        return corpus
+
+    async def close(self) -> None:
+        """Stop what goes on in the background."""
+        for corpus in self._found.values():
+            if corpus.work is not None:
+                corpus.work.cancel()
+                await asyncio.gather(corpus.work, return_exceptions=True)
+
+    async def search(self, corpus: Corpus, query: str) -> dict[str, Any]:
+        """The same query three ways: by the teacher, by the student on the teacher's vectors, by the student alone."""
+        student, teacher = self._served.student, self._served.teacher
+        asked: dict[str, tuple[Vectors, float]] = {}
+        for model in self._served.models:
+            started = time.perf_counter()
+            prompted = model.encoder.prompt_for("query") + query
+            encoded = await self._batchers[model.name].encode([prompted])
+            asked[model.name] = encoded.vectors[0], 1000 * (time.perf_counter() - started)
+        ways = [("student", student, student)]
+        if teacher is not None:
+            ways = [("teacher", teacher, teacher), ("asymmetric", student, teacher), *ways]
+        ready = corpus.ready
+        columns = []
+        for way, queries, documents in ways:
+            vector, milliseconds = asked[queries.name]
+            started = time.perf_counter()
+            found = nearest_passages(vector, corpus.vectors.get(documents.name, []), ready)
+            searched = 1000 * (time.perf_counter() - started)
+            columns.append(
+                {
+                    "way": way,
+                    "queries": queries.name,
+                    "documents": documents.name,
+                    "encode_ms": milliseconds,
+                    "search_ms": searched,
+                    "results": [
+                        {"place": place, "text": corpus.passages[place], "score": score}
+                        for place, score in found
+                    ],
+                }
+            )
+        return {"corpus": corpus.as_json(), "searched": ready, "columns": with_overlap(columns)}
+
+    async def _read_environment(self, corpus: Corpus) -> None:
+        pairs = await asyncio.to_thread(lambda: environment_pairs(limit_per_package=PER_PACKAGE))
+        chosen = sample(pairs, ENVIRONMENT_PASSAGES, seed=0)
+        short = (pair.query for pair in chosen if len(pair.query) <= LONGEST_EXAMPLE and pair.query.isascii())
+        corpus.examples = list(islice((query.rstrip(".") for query in short if "*" not in query), EXAMPLES))
+        corpus.passages = [pair.document for pair in chosen]
+        await self._embed(corpus)
+
+    async def _embed(self, corpus: Corpus) -> None:
+        """Embed the passages by every model, a few at a time."""
+        for start in range(0, len(corpus.passages), AT_ONCE):
+            part = corpus.passages[start : start + AT_ONCE]
+            for model in self._served.models:
+                prompt = model.encoder.prompt_for("document")
+                vectors = await _patiently(self._batchers[model.name], [prompt + text for text in part])
+                corpus.vectors.setdefault(model.name, []).append(vectors)
+            corpus.ready = start + len(part)
+
+
+async def _patiently(batcher: Batcher, texts: Sequence[str]) -> Vectors:
+    """Vectors of passages; clients go first."""
+    while True:
+        try:
+            return (await batcher.encode(texts)).vectors
+        except Busy as busy:
+            await asyncio.sleep(busy.seconds)
+
+
+def nearest_passages(query: Vectors, blocks: Sequence[Vectors], ready: int) -> list[tuple[int, float]]:
+    """Place and cosine of the nearest of the passages that are ready."""
+    if not ready:
+        return []
+    documents = np.vstack(blocks)[:ready]
+    scores = unit(documents) @ unit(query[None])[0]
+    best = np.argsort(-scores, kind="stable")[:SHOWN]
+    return [(int(place), float(scores[place])) for place in best]
+
+
+def with_overlap(columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How many of the first way's results each other way found too, and where each stood there."""
+    truth = [result["place"] for result in columns[0]["results"]]
+    for column in columns[1:]:
+        places = [result["place"] for result in column["results"]]
+        column["overlap"] = len(set(places) & set(truth)) / len(truth) if truth else 0.0
+        for result in column["results"]:
+            result["teacher_rank"] = truth.index(result["place"]) + 1 if result["place"] in truth else None
+    return columns
