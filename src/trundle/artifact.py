@@ -112,18 +112,20 @@ def cache_folder() -> Path:
     return Path(given).expanduser() if given else base / "trundle"
 
 
-def check_free(target: str | Path, *, replace: bool = False) -> Path:
-    """Refuse an output that would overwrite something, before any heavy work starts."""
+def check_free(target: str | Path, *, replace: bool = False, marks: Sequence[str] = MODEL_MARKS) -> Path:
+    """Refuse an output that would overwrite something, before any heavy work starts.
+
+    Only a folder that holds one of the `marks` is ever replaced.
+    """
     path = Path(target)
     if path.is_file():
         raise BadInput(f"{path} is a file; give a folder to write to")
     if path.is_dir() and any(path.iterdir()):
         if not replace:
             raise BadInput(f"{path} exists already; choose another folder, or say --force to replace it")
-        if not any((path / mark).is_file() for mark in MODEL_MARKS):
-            raise BadInput(
-                f"{path} is not a model folder, so --force won't replace it; choose another folder"
-            )
+        if not any((path / mark).is_file() for mark in marks):
+            what = "a model folder" if marks == MODEL_MARKS else f"a folder with {marks[0]}"
+            raise BadInput(f"{path} is not {what}, so --force won't replace it; choose another folder")
     if path.resolve() in (here := Path.cwd().resolve(), *here.parents):
         raise BadInput(f"{path.resolve()} is where you are or above it; choose a folder of its own")
     parent = path.absolute().parent
@@ -137,13 +139,15 @@ def check_free(target: str | Path, *, replace: bool = False) -> Path:
 
 
 @contextmanager
-def whole_folder(target: str | Path, *, replace: bool = False) -> Iterator[Path]:
+def whole_folder(
+    target: str | Path, *, replace: bool = False, marks: Sequence[str] = MODEL_MARKS
+) -> Iterator[Path]:
     """A scratch folder beside `target` that becomes `target` when the block ends, and vanishes if it fails.
 
     A kill in the middle leaves only a hidden scratch folder, never a half-written result. A folder that is
     replaced stays in place until the new one is complete.
     """
-    path = check_free(target, replace=replace).absolute()
+    path = check_free(target, replace=replace, marks=marks).absolute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))

@@ -80,12 +80,9 @@ def serve(
         progress=progress,
     )
     address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-    for each, role in zip(
-        served.models, ("queries" if served.teacher else "queries and documents", "documents")
-    ):
-        size = figures.count(each.encoder.parameters)
+    for each in served.models:
         progress.say(
-            f"{each.name}: {role}, {size} parameters, {each.encoder.graph.engine} {each.encoder.graph.precision}"
+            f"{each.name}: {figures.count(each.encoder.parameters)} parameters, {each.card()['runs']}"
         )
     if host not in LOCAL and not settings.keys:
         progress.say("anybody who can reach this address may use it; set API keys with --keys FILE")

@@ -10,6 +10,7 @@ from typing import cast
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Module, Router
+from torch import nn
 
 from trundle.errors import BadInput
 from trundle.model.prompts import prompts_by_role
@@ -64,7 +65,7 @@ def one_route(both: SentenceTransformer, route: str) -> SentenceTransformer:
     prompts = prompts_by_role(both)
     kept = {"query": prompts["query"], "document": prompts["document"]}
     return SentenceTransformer(
-        modules=list(router.sub_modules[route]),
+        modules=list(cast("nn.Sequential", router.sub_modules[route])),
         device=str(both.device),
         prompts=kept,
         similarity_fn_name=both.similarity_fn_name,

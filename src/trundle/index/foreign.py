@@ -1,0 +1,93 @@
+"""Tables of a database that somebody else filled: they are only read, in a transaction that can't write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from psycopg import sql
+
+from trundle.errors import BadInput
+from trundle.index.contract import Sample
+from trundle.index.link import AT_THE_DOOR, PATIENCE, Connection, Link, only_row
+from trundle.index.tables import COLUMNS, Place, find_place
+from trundle.progress import SILENT, Progress
+
+SPARSE = 10
+"""Where the table has this many times the rows wanted, a part of it is drawn before it is sorted."""
+
+
+class ForeignTable:
+    """A table that somebody else filled: it is only read."""
+
+    def __init__(self, link: Link, place: Place, dimensions: int) -> None:
+        self._link = link
+        self._place = place
+        self._dimensions = dimensions
+
+    @property
+    def name(self) -> str:
+        """Where it is, without the password."""
+        return f"{self._link.name}, table {self._place.table}"
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers in a vector."""
+        return self._dimensions
+
+    def sample(self, count: int, seed: int) -> Sample:
+        """Up to `count` texts drawn evenly."""
+        return draw_sample(self._link, self._place, count, seed)
+
+
+def open_table(
+    url: str,
+    *,
+    table: str | None = None,
+    text_column: str | None = None,
+    vector_column: str | None = None,
+    patience: float = PATIENCE,
+    progress: Progress = SILENT,
+) -> ForeignTable:
+    """Whatever table holds texts and vectors."""
+    link = Link(url, read_only=True, patience=patience, progress=progress)
+    found = link.do(
+        lambda connection: connection.execute(COLUMNS).fetchall(), patience=min(patience, AT_THE_DOOR)
+    )
+    columns = [(str(one), str(two), str(three), str(four)) for one, two, three, four in found]
+    place = find_place(columns, table=table, text=text_column, vector=vector_column)
+    one = draw_sample(link, place, 1, 0)
+    if not one.texts:
+        raise BadInput(f"table {place.table} holds no text with a vector; fill it first")
+    return ForeignTable(link, place, one.vectors.shape[1])
+
+
+def draw_sample(link: Link, place: Place, count: int, seed: int) -> Sample:
+    """Up to `count` rows of a table that have a text and a vector, drawn evenly."""
+    table = sql.Identifier(place.schema, place.table) if place.schema else sql.Identifier(place.table)
+    text, vector = sql.Identifier(place.text), sql.Identifier(place.vector)
+    whole = sql.SQL(" FROM {table} WHERE {text} <> '' AND {vector} IS NOT NULL").format(
+        table=table, text=text, vector=vector
+    )
+
+    def draw(connection: Connection) -> tuple[int, list[tuple[Any, ...]]]:
+        total = int(only_row(connection.execute(sql.SQL("SELECT count(*)") + whole))[0])
+        source: sql.Composable = table
+        if total > SPARSE * count and count > 1:
+            percent = min(100.0, 200.0 * count / total)
+            source = sql.SQL("{} TABLESAMPLE BERNOULLI ({}) REPEATABLE ({})").format(
+                table, sql.Literal(percent), sql.Literal(seed)
+            )
+        connection.execute("SELECT setseed(%s)", [1 / (2 + seed)])
+        query = sql.SQL(
+            "SELECT {text}, {vector}::text FROM {source} WHERE {text} <> '' AND {vector} IS NOT NULL "
+            "ORDER BY random() LIMIT {count}"
+        ).format(text=text, vector=vector, source=source, count=sql.Literal(count))
+        return total, connection.execute(query).fetchall()
+
+    total, rows = link.do(draw)
+    vectors = [np.fromstring(stored[1:-1], sep=",", dtype=np.float32) for _, stored in rows]
+    if len({len(vector) for vector in vectors}) > 1:
+        raise BadInput(f"table {place.table} holds vectors of several widths; choose another with --table")
+    array = np.stack(vectors) if vectors else np.empty((0, 0), dtype=np.float32)
+    return Sample(texts=tuple(text for text, _ in rows), vectors=array, total=total)
