@@ -214,7 +214,14 @@ def _add_looks(app: FastAPI, desk: Desk) -> None:
     async def health() -> dict[str, Any]:
         return {"status": "ok", "models": [model.name for model in desk.served.models]}
 
-    @app.get("/metrics", summary="Figures for Prometheus", responses={401: REFUSALS[401]})
+    plain = {200: {"content": {CONTENT_TYPE: {"schema": {"type": "string"}}}}}
+
+    @app.get(
+        "/metrics",
+        summary="Figures for Prometheus",
+        response_class=Response,
+        responses={**plain, 401: REFUSALS[401]},
+    )
     async def metrics() -> Response:
         return Response(desk.metrics.text(), media_type=CONTENT_TYPE)
 

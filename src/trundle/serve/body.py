@@ -9,34 +9,38 @@ from starlette.requests import ClientDisconnect
 
 from trundle.serve.wire import Refused
 
+THROWN_AWAY = 64 << 20
 HUNG_UP = 499
 """What servers call a client that did not wait; nobody reads the answer."""
 
 
 async def read_body(request: Request, *, most_bytes: int, seconds: float) -> bytes:
-    """The whole body, or a refusal as soon as it is too large or too slow."""
-    too_large = Refused(
-        413, f"the body holds more than {most_bytes:,} bytes; send fewer texts at once", code="body_too_large"
-    )
-    announced = request.headers.get("content-length", "0")
-    if announced.isdecimal() and int(announced) > most_bytes:
-        raise too_large
+    """The whole body, or a refusal when it is too large or too slow.
+
+    What is too large is read to its end and thrown away, within bounds: most clients look for an answer only
+    when they have sent everything.
+    """
     parts: list[bytes] = []
     size = 0
     try:
         async with asyncio.timeout(seconds):
             async for part in request.stream():
                 size += len(part)
-                if size > most_bytes:
-                    raise too_large
-                parts.append(part)
+                if size <= most_bytes:
+                    parts.append(part)
+                elif parts:
+                    parts.clear()
+                if size > most_bytes + THROWN_AWAY:
+                    break
     except TimeoutError as error:
-        close = {"Connection": "close"}
-        raise Refused(
-            408, f"the body took longer than {seconds:g} s; send it faster", code="slow_body", headers=close
-        ) from error
+        if size <= most_bytes:
+            slow = f"the body took longer than {seconds:g} s; send it faster"
+            raise Refused(408, slow, code="slow_body", headers={"Connection": "close"}) from error
     except ClientDisconnect as error:
         raise Refused(HUNG_UP, "the client hung up") from error
+    if size > most_bytes:
+        large = f"the body holds more than {most_bytes:,} bytes; send fewer texts at once"
+        raise Refused(413, large, code="body_too_large", headers={"Connection": "close"})
     return b"".join(parts)
 
 

@@ -15,15 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from trundle.data import environment_pairs, sample
+from trundle.data import Documented, environment_pairs, sample
+from trundle.data.environment import installed_packages, standard_library
 from trundle.embedder import Vectors
 from trundle.evaluate.ranking import unit
 from trundle.serve.batching import Batcher, Busy
 from trundle.serve.models import Served
 
 ENVIRONMENT = "environment"
-ENVIRONMENT_PASSAGES = 500
-PER_PACKAGE = 40
+ENVIRONMENT_PASSAGES = 400
+PACKAGES, PER_PACKAGE, OF_PYTHON = 30, 25, 250
 EXAMPLES = 5
 LONGEST_EXAMPLE = 48
 MOST_PASSAGES = 2000
@@ -137,8 +138,7 @@ class Corpora:
         return {"corpus": corpus.as_json(), "searched": ready, "columns": with_overlap(columns)}
 
     async def _read_environment(self, corpus: Corpus) -> None:
-        pairs = await asyncio.to_thread(lambda: environment_pairs(limit_per_package=PER_PACKAGE))
-        chosen = sample(pairs, ENVIRONMENT_PASSAGES, seed=0)
+        chosen = await asyncio.to_thread(_documentation)
         short = (pair.query for pair in chosen if len(pair.query) <= LONGEST_EXAMPLE and pair.query.isascii())
         corpus.examples = list(islice((query.rstrip(".") for query in short if "*" not in query), EXAMPLES))
         corpus.passages = [pair.document for pair in chosen]
@@ -153,6 +153,14 @@ class Corpora:
                 vectors = await _patiently(self._batchers[model.name], [prompt + text for text in part])
                 corpus.vectors.setdefault(model.name, []).append(vectors)
             corpus.ready = start + len(part)
+
+
+def _documentation() -> list[Documented]:
+    """Python's own documentation and that of some packages: what can be read in seconds."""
+    some = sample(installed_packages(), PACKAGES, seed=0)
+    pairs = environment_pairs(packages=some, limit_per_package=PER_PACKAGE)
+    pairs += environment_pairs(packages=[standard_library()], limit_per_package=OF_PYTHON)
+    return sample(pairs, ENVIRONMENT_PASSAGES, seed=0)
 
 
 async def _patiently(batcher: Batcher, texts: Sequence[str]) -> Vectors:

@@ -1,0 +1,108 @@
+"""A real server on a real socket, in a thread of this process, with pico models."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from trundle.runtime import Encoder
+from trundle.serve import Served, Settings, make_app
+from trundle.serve.running import open_socket
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Live:
+    """A running server."""
+
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
+        return self._send(urllib.request.Request(self.url + path, headers=dict(headers or {})))
+
+    def post(self, path: str, content: Any, headers: Mapping[str, str] | None = None) -> Answer:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        given = {"Content-Type": "application/json"} | dict(headers or {})
+        return self._send(urllib.request.Request(self.url + path, data=body, headers=given))
+
+    def embed(self, **content: Any) -> Answer:
+        return self.post("/v1/embeddings", content)
+
+    @staticmethod
+    def _send(request: urllib.request.Request) -> Answer:
+        try:
+            with urllib.request.urlopen(request, timeout=30) as found:
+                return Answer(status=found.status, headers=dict(found.headers), body=found.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return Answer(status=error.code, headers=dict(error.headers), body=error.read())
+
+
+@contextmanager
+def running(served: Served, settings: Settings | None = None) -> Iterator[Live]:
+    """The server's own app under uvicorn until the block ends."""
+    listening = open_socket("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(make_app(served, settings), log_level="warning", access_log=False))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            time.sleep(0.01)
+        yield Live(port=listening.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+class Gated(Encoder):
+    """The real encoder, held up until the test lets it go on."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.gate = threading.Event()
+        self.ran: list[int] = []
+
+    def vectors_of(self, rows: Any) -> Any:
+        assert self.gate.wait(30)
+        self.ran.append(len(rows))
+        return super().vectors_of(rows)
+
+
+def raw(port: int, content: bytes) -> socket.socket:
+    """A client that speaks HTTP by hand."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+    connection.sendall(content)
+    return connection
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    """Wait for something that must come; fail if it does not."""
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)

@@ -1,0 +1,69 @@
+"""Pico models behind a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra `serve`")
+
+from sentence_transformers import SentenceTransformer
+
+from live import Gated, Live, running
+from trundle.export import export_model
+from trundle.runtime import Encoder
+from trundle.serve import Served
+from trundle.serve.models import Model
+
+
+def exported_folder(source: Path, folder: Path, prompts: dict[str, str]) -> Path:
+    model = SentenceTransformer(str(source), device="cpu")
+    model.prompts = prompts
+    model.save_pretrained(str(folder))
+    export_model(str(folder), to="onnx")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def student_folder(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served") / "small"
+    return exported_folder(pico_folders("bert"), folder, {"query": "how do I ", "document": "the "})
+
+
+@pytest.fixture(scope="session")
+def teacher_folder(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served") / "big"
+    return exported_folder(pico_folders("distilbert"), folder, {"query": "", "document": ""})
+
+
+@pytest.fixture(scope="session")
+def student(student_folder: Path) -> Encoder:
+    return Encoder(student_folder)
+
+
+@pytest.fixture(scope="session")
+def teacher(teacher_folder: Path) -> Encoder:
+    return Encoder(teacher_folder)
+
+
+@pytest.fixture(scope="session")
+def alone(student: Encoder) -> Served:
+    return Served(student=Model(name="small", encoder=student))
+
+
+@pytest.fixture(scope="session")
+def pair(student: Encoder, teacher: Encoder) -> Served:
+    return Served(student=Model(name="small", encoder=student), teacher=Model(name="big", encoder=teacher))
+
+
+@pytest.fixture(scope="session")
+def server(pair: Served) -> Iterator[Live]:
+    with running(pair) as live:
+        yield live
+
+
+@pytest.fixture
+def gated(student_folder: Path) -> Gated:
+    return Gated(student_folder)

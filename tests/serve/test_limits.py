@@ -1,0 +1,270 @@
+"""Clients that are many, slow, gone, or not allowed; and a server that goes down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from live import Answer, Gated, Live, eventually, raw, running
+from trundle.errors import BadInput
+from trundle.runtime import Encoder
+from trundle.serve import Served, Settings
+from trundle.serve.models import Model
+from trundle.serve.settings import read_keys
+
+HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+def figure(live: Live, name: str) -> float:
+    lines = live.get("/metrics").body.decode().splitlines()
+    return float(next(line for line in lines if line.startswith(name + "{")).split()[-1])
+
+
+def waiting(live: Live) -> float:
+    return figure(live, "trundle_waiting_texts")
+
+
+def in_background(live: Live, answers: list[Answer], **content: Any) -> threading.Thread:
+    thread = threading.Thread(target=lambda: answers.append(live.embed(**content)))
+    thread.start()
+    return thread
+
+
+def test_a_full_queue_says_when_to_come_again(gated: Gated) -> None:
+    served = Served(student=Model(name="small", encoder=gated))
+    with running(served, Settings(waiting=4, most_texts=4)) as live:
+        answers: list[Answer] = []
+        threads = []
+        for number in range(2):  # each of the two workers takes one request
+            threads.append(in_background(live, answers, input=[f"held {number}"]))
+            eventually(lambda: waiting(live) == 0)
+            time.sleep(0.1)
+        threads.append(in_background(live, answers, input=["a", "b", "c", "d"]))
+        eventually(lambda: waiting(live) == 4)
+        refused = live.embed(input="one too many")
+        assert refused.status == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "try again" in refused.json()["error"]["message"]
+        gated.gate.set()
+        for thread in threads:
+            thread.join()
+        assert [answer.status for answer in answers] == [200, 200, 200]
+        assert live.embed(input="one too many").status == 200
+
+
+def test_requests_of_many_clients_are_run_together(gated: Gated) -> None:
+    served = Served(student=Model(name="small", encoder=gated))
+    with running(served) as live:
+        answers: list[Answer] = []
+        threads = [in_background(live, answers, input=f"text {number}") for number in range(20)]
+        eventually(lambda: waiting(live) >= 16)
+        gated.gate.set()
+        for thread in threads:
+            thread.join()
+    assert sum(gated.ran) == 20
+    assert max(gated.ran) >= 16
+    assert all(answer.status == 200 for answer in answers)
+
+
+def test_a_request_that_takes_too_long(gated: Gated) -> None:
+    served = Served(student=Model(name="small", encoder=gated))
+    with running(served, Settings(timeout=0.3)) as live:
+        late = live.embed(input="late")
+        assert late.status == 504
+        assert "not ready after 0.3 s" in late.json()["error"]["message"]
+        gated.gate.set()
+        assert live.embed(input="in time").status == 200
+
+
+def test_a_client_that_hangs_up_is_not_computed_for(gated: Gated) -> None:
+    served = Served(student=Model(name="small", encoder=gated))
+    with running(served) as live:
+        answers: list[Answer] = []
+        held = []
+        for number in range(2):
+            held.append(in_background(live, answers, input=[f"held {number}"]))
+            eventually(lambda: waiting(live) == 0)
+            time.sleep(0.1)
+        body = json.dumps({"input": ["gone"] * 7}).encode()
+        connection = raw(live.port, HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        eventually(lambda: waiting(live) == 7)
+        connection.close()
+        eventually(lambda: waiting(live) == 0)
+        gated.gate.set()
+        for thread in held:
+            thread.join()
+        assert [answer.status for answer in answers] == [200, 200]
+    assert sum(gated.ran) == 2
+
+
+def test_slow_and_broken_clients(alone: Served) -> None:
+    with running(alone, Settings(body_timeout=0.3)) as live:
+        slow = raw(live.port, HEAD + b"Content-Length: 1000\r\n\r\n{")
+        answer = slow.recv(4096)
+        assert b" 408 " in answer.split(b"\r\n")[0]
+        assert b"send it faster" in answer
+        slow.close()
+        half = raw(live.port, HEAD + b"Content-Length: 1000\r\n\r\n{")
+        half.close()
+        silent = raw(live.port, b"POST /v1/emb")
+        assert live.embed(input="others are served").status == 200
+        silent.close()
+        broken = raw(live.port, b"\x16\x03\x01 no HTTP at all\r\n\r\n")
+        assert b" 400 " in broken.recv(4096)
+        broken.close()
+        assert live.embed(input="still").status == 200
+
+
+def test_a_body_of_unknown_length_is_cut_off(alone: Served) -> None:
+    with running(alone, Settings(most_bytes=10_000, body_timeout=0.3)) as live:
+        connection = raw(live.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        chunk = b"%x\r\n%s\r\n" % (4096, b"a" * 4096)
+        for _ in range(6):
+            connection.sendall(chunk)
+        answer = connection.recv(4096)
+        assert b" 413 " in answer.split(b"\r\n")[0]
+        connection.close()
+
+
+def test_keys(alone: Served) -> None:
+    keys = ("first-key-123", "second-key-456")
+    with running(alone, Settings(keys=keys)) as live:
+        body = {"input": "a"}
+        for key, status in (*((key, 200) for key in keys), ("first-key-12", 401), ("", 401), ("wröng", 401)):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert live.post("/v1/embeddings", body, headers).status == status
+        assert live.post("/v1/embeddings", body, {"Authorization": "Basic first-key-123"}).status == 401
+        refused = live.post("/v1/embeddings", body)
+        assert refused.status == 401
+        assert refused.headers["www-authenticate"] == "Bearer"
+        assert (
+            live.get("/metrics").status == live.get("/v1/models").status == live.get("/compare").status == 401
+        )
+        assert live.get("/health").status == live.get("/").status == 200
+
+
+def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nfirst-key-123\n\nsecond-key-456\n")
+    assert read_keys(file, "third-key-789, first-key-123") == (
+        "first-key-123",
+        "second-key-456",
+        "third-key-789",
+    )
+    file.write_text("\n")
+    with pytest.raises(BadInput, match="one a line"):
+        read_keys(file, None)
+    with pytest.raises(BadInput, match="can't be read"):
+        read_keys(tmp_path / "nothing", None)
+    with pytest.raises(BadInput, match="8 or more plain characters"):
+        Settings(keys=("short",))
+    with pytest.raises(BadInput, match="above 0"):
+        Settings(timeout=0)
+    with pytest.raises(BadInput, match="let more wait"):
+        Settings(waiting=10, most_texts=20)
+
+
+def test_other_origins_are_let_in_only_when_asked_for(alone: Served, server: Live) -> None:
+    origin = {"Origin": "https://example.org"}
+    assert "access-control-allow-origin" not in server.get("/health", origin).headers
+    with running(alone, Settings(cors=("https://example.org",))) as live:
+        assert live.get("/health", origin).headers["access-control-allow-origin"] == "https://example.org"
+        other = live.get("/health", {"Origin": "https://example.com"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_failing_model_is_told_without_the_text(
+    gated: Gated, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(rows: Any) -> Any:
+        raise RuntimeError("my secret text")
+
+    monkeypatch.setattr(gated, "vectors_of", fail)
+    with running(Served(student=Model(name="small", encoder=gated))) as live:
+        answer = live.embed(input="my secret text")
+        assert answer.status == 500
+        assert "secret" not in answer.body.decode()
+        assert live.get("/health").status == 200
+    assert "RuntimeError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def start(folder: Path, *words: str) -> tuple[subprocess.Popen[str], int]:
+    command = [sys.executable, "-m", "trundle", "serve", str(folder), "--port", "0", *words]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    return process, int(line.split("/v1")[0].rsplit(":", 1)[1])
+
+
+def test_going_down_answers_what_was_taken_and_logs_no_text(student_folder: Path, student: Encoder) -> None:
+    process, port = start(student_folder)
+    live = Live(port=port)
+    eventually(lambda: _is_up(port))
+    texts = [f"a secret text number {number} that takes its time" for number in range(2000)]
+    answers: list[Answer] = []
+    thread = in_background(live, answers, input=texts, encoding_format="base64")
+    eventually(lambda: figure(live, "trundle_batch_texts_count") > 0)
+    live.post("/v1/embeddings", b'{"input": ["secret')
+    process.send_signal(signal.SIGTERM)
+    thread.join()
+    out, err = process.communicate(timeout=30)
+    assert process.returncode in (0, -signal.SIGTERM)
+    assert [answer.status for answer in answers] == [200]
+    assert len(answers[0].json()["data"]) == len(texts)
+    assert "secret" not in out + err
+    assert "Traceback" not in err
+
+
+def _is_up(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_serving_an_exported_folder_needs_no_torch(student_folder: Path) -> None:
+    script = (
+        "import sys\nfrom trundle.serve import open_served, make_app\n"
+        f"make_app(open_served({str(student_folder)!r}))\n"
+        "assert not {'torch', 'transformers', 'sklearn'} & set(sys.modules), 'heavy imports'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_port_that_is_taken(student_folder: Path, server: Live) -> None:
+    command = [sys.executable, "-m", "trundle", "serve", str(student_folder), "--port", str(server.port)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "choose another --port" in done.stderr
+
+
+def test_vectors_under_load_are_those_of_the_runtime(server: Live, student: Encoder) -> None:
+    texts = [f"text {number} " + "word " * (number % 40) for number in range(120)]
+    truth = student.encode(texts)
+    found: dict[int, Any] = {}
+
+    def ask(start: int) -> None:
+        for place in range(start, len(texts), 8):
+            found[place] = server.embed(input=texts[place]).json()["data"][0]["embedding"]
+
+    threads = [threading.Thread(target=ask, args=(start,)) for start in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_allclose([found[place] for place in range(len(texts))], truth, atol=1e-5)
