@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -114,7 +115,8 @@ def search(
             f"the model gives vectors of {encoder.dimensions} numbers and the index stores {store.dimensions}; "
             "search with a model in the space of the one that built it"
         )
-    found = store.search(encoder.encode_query(queries), results)
+    with closing(store):
+        found = store.search(encoder.encode_query(queries), results)
     if as_json:
         rows = [
             {"query": query, "results": [{"text": one.text, "score": one.score} for one in row]}
@@ -165,17 +167,20 @@ def check(
 
     progress = console.terminal(quiet=quiet or as_json)
     asked = [text.text for text in read_texts(queries)] if queries else []
+    reader = open_encoder(student, trust_remote_code=trust, progress=progress).embedder(_shown(student))
+    master = None if teacher is None else _teacher(teacher, teacher_model, trust=trust, progress=progress)
     index = open_readable(against, table=table, text_column=texts, vector_column=vectors, progress=progress)
-    found = check_index(
-        index,
-        open_encoder(student, trust_remote_code=trust, progress=progress).embedder(_shown(student)),
-        teacher=None if teacher is None else _teacher(teacher, teacher_model, trust=trust, progress=progress),
-        queries=asked,
-        texts=sample,
-        most_queries=most_queries,
-        seed=seed,
-        progress=progress,
-    )
+    with closing(index):
+        found = check_index(
+            index,
+            reader,
+            teacher=master,
+            queries=asked,
+            texts=sample,
+            most_queries=most_queries,
+            seed=seed,
+            progress=progress,
+        )
     if as_json:
         console.show_json(found.as_json())
         return

@@ -75,6 +75,10 @@ class Readable(Protocol):
         """Up to `count` texts drawn evenly."""
         ...
 
+    def close(self) -> None:
+        """Let go of files and connections."""
+        ...
+
 
 class Store(Readable, Protocol):
     """A store of ours: it can be added to and searched."""
@@ -102,10 +106,6 @@ class Store(Readable, Protocol):
 
     def search(self, queries: Vectors, k: int) -> list[list[Found]]:
         """The k nearest texts of each query by cosine, best first."""
-        ...
-
-    def close(self) -> None:
-        """Let go of files and connections."""
         ...
 
 

@@ -39,6 +39,10 @@ class ForeignTable:
         """Up to `count` texts drawn evenly."""
         return draw_sample(self._link, self._place, count, seed)
 
+    def close(self) -> None:
+        """Hang up."""
+        self._link.close()
+
 
 def open_table(
     url: str,
@@ -55,9 +59,14 @@ def open_table(
         lambda connection: connection.execute(COLUMNS).fetchall(), patience=min(patience, AT_THE_DOOR)
     )
     columns = [(str(one), str(two), str(three), str(four)) for one, two, three, four in found]
-    place = find_place(columns, table=table, text=text_column, vector=vector_column)
+    try:
+        place = find_place(columns, table=table, text=text_column, vector=vector_column)
+    except BadInput:
+        link.close()
+        raise
     one = draw_sample(link, place, 1, 0)
     if not one.texts:
+        link.close()
         raise BadInput(f"table {place.table} holds no text with a vector; fill it first")
     return ForeignTable(link, place, one.vectors.shape[1])
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from trundle.errors import BadInput, MissingExtra, WriteFailed
+from trundle.errors import BadInput, MissingExtra, TrundleError, WriteFailed
 from trundle.progress import Progress
 
 try:
@@ -61,7 +61,11 @@ class Link:
                 self._progress.say(f"{self.name} is away; trying again in {wait:.1f} s")
                 time.sleep(wait * random.uniform(0.8, 1.2))
                 wait = min(2 * wait, LONGEST_WAIT)
+            except TrundleError:
+                self.close()
+                raise
             except psycopg.Error as error:
+                self.close()
                 raise BadInput(
                     f"{self.name} refuses ({_first_line(error)}); mend that and run again"
                 ) from error

@@ -97,6 +97,7 @@ class PostgresStore:
         link = Link(url, read_only=True, patience=patience, progress=progress)
         facts = link.do(lambda connection: _facts_of(connection, table), patience=min(patience, AT_THE_DOOR))
         if facts is None:
+            link.close()
             raise BadInput(f"there is no table {table} yet; build it with trundle index build")
         return cls(link, table, facts, exact_up_to=exact_up_to, progress=progress)
 

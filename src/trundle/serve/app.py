@@ -214,7 +214,9 @@ def _add_looks(app: FastAPI, desk: Desk) -> None:
     async def health() -> dict[str, Any]:
         return {"status": "ok", "models": [model.name for model in desk.served.models]}
 
-    plain = {200: {"content": {CONTENT_TYPE: {"schema": {"type": "string"}}}}}
+    plain: dict[int | str, dict[str, Any]] = {
+        200: {"content": {CONTENT_TYPE: {"schema": {"type": "string"}}}}
+    }
 
     @app.get(
         "/metrics",

@@ -1,0 +1,242 @@
+"""The store in a folder: it finds what is nearest, forgets nothing, and survives whatever happens to it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.neighbors import NearestNeighbors
+
+from clusters import WIDTH, clustered, wanted
+from trundle.errors import BadInput, WriteFailed
+from trundle.index import build_index, create_store, open_store
+from trundle.index.codes import encode_codes, scan
+from trundle.index.contract import Precision
+from trundle.index.embedded import EmbeddedStore, create_embedded
+
+PRECISIONS: tuple[Precision, ...] = ("float", "int8", "binary")
+
+
+def filled(
+    folder: Path, texts: list[str], precision: Precision = "float", exact_up_to: int = 10**6
+) -> EmbeddedStore:
+    create_embedded(folder, wanted(precision))
+    store = EmbeddedStore(folder, exact_up_to=exact_up_to)
+    vectors = clustered(len(texts))
+    store.add(texts[:200], vectors[:200])
+    store.add(texts[200:], vectors[200:])
+    store.finish()
+    return store
+
+
+def places(store: EmbeddedStore, queries: np.ndarray, k: int = 10) -> list[list[int]]:
+    return [[int(one.text.split()[-1]) for one in row] for row in store.search(queries, k)]
+
+
+def recall(found: list[list[int]], truth: np.ndarray) -> float:
+    return float(
+        np.mean([len(set(row) & set(best)) / len(best) for row, best in zip(found, truth, strict=True)])
+    )
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_nearest_are_those_of_scikit_learn(
+    tmp_path: Path, texts: list[str], precision: Precision
+) -> None:
+    filled(tmp_path / "index", texts, precision).close()
+    store = EmbeddedStore(tmp_path / "index")
+    queries = clustered(30, seed=1)
+    distances, truth = NearestNeighbors(metric="cosine").fit(clustered(len(texts))).kneighbors(queries, 10)
+    found = store.search(queries, 10)
+    if precision == "float":
+        assert places(store, queries) == truth.tolist()
+        scores = [[one.score for one in row] for row in found]
+        np.testing.assert_allclose(scores, 1 - distances, atol=1e-5)
+    assert recall(places(store, queries), truth) > (0.99 if precision != "binary" else 0.9)
+    assert store.count() == 600
+    store.close()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_large_set_is_searched_through_a_graph(
+    tmp_path: Path, texts: list[str], precision: Precision
+) -> None:
+    pytest.importorskip("usearch", reason="needs the extra `index`")
+    folder = tmp_path / "index"
+    store = filled(folder, texts, precision, exact_up_to=100)
+    assert (folder / "graph.usearch").is_file()
+    queries = clustered(30, seed=1)
+    exact = np.array(places(EmbeddedStore(folder), queries))
+    assert recall(places(store, queries), exact) > 0.95
+    late = clustered(1, seed=99)
+    store.add(["text number 600"], late)  # not in the graph
+    store.close()
+    again = EmbeddedStore(folder, exact_up_to=100)
+    assert places(again, late)[0][0] == 600
+    assert recall(places(again, queries), exact) > 0.95
+    again.finish()
+    assert places(again, late)[0][0] == 600
+    again.close()
+    (folder / "graph.usearch").write_bytes(b"not a graph")
+    damaged = EmbeddedStore(folder, exact_up_to=100)
+    assert places(damaged, late)[0][0] == 600
+    damaged.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 300), st.integers(1, 20), st.sampled_from(PRECISIONS))
+def test_a_scan_finds_the_best_of_all_rows(seed: int, count: int, k: int, precision: Precision) -> None:
+    vectors = clustered(count, seed=seed)
+    codes = vectors if precision == "float" else encode_codes(vectors, precision)
+    query = clustered(1, seed=seed + 1)[0]
+    asked = query if precision == "float" else encode_codes(query[None], precision)[0]
+    if precision == "binary":
+        truth = -((vectors > 0) != (query > 0)).sum(axis=1).astype(float)
+    else:
+        wide, one = codes.astype(np.float64), asked.astype(np.float64)
+        truth = wide @ one / (np.linalg.norm(wide, axis=1) * np.linalg.norm(one))
+    rows = scan(asked, codes, precision, k)
+    assert len(set(rows.tolist())) == min(k, count)
+    np.testing.assert_allclose(truth[rows], np.sort(truth)[::-1][: len(rows)], atol=1e-5)
+
+
+def test_a_build_goes_on_where_it_stopped(tmp_path: Path, texts: list[str]) -> None:
+    asked: list[str] = []
+    vectors = dict(zip(texts, clustered(len(texts)), strict=True))
+
+    def encode(some: object) -> np.ndarray:
+        asked.extend(some)  # type: ignore[arg-type]
+        return np.stack([vectors[text] for text in some])  # type: ignore[attr-defined]
+
+    where = str(tmp_path / "index")
+    with create_store(where, wanted()) as store:
+        build_index(store, texts[:100], encode, at_once=64)
+    with create_store(where, wanted(None)) as store:
+        built = build_index(store, [*texts[:300], *texts[:50]], encode, at_once=64)
+    assert (built.total, built.added) == (300, 200)
+    assert asked == texts[:300]
+    with pytest.raises(BadInput, match="say --force"), create_store(where, wanted(model="another")):
+        pass
+    with pytest.raises(BadInput, match="say --force"), create_store(where, wanted("binary")):
+        pass
+    with create_store(where, wanted("binary"), force=True) as store:
+        build_index(store, texts[:20], encode)
+        assert open_store(where).count() == 300  # the old one is there until the new one is whole
+    assert open_store(where).count() == 20
+
+
+KILLED = """
+import sys
+import numpy as np
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from clusters import clustered, wanted
+from trundle.index.embedded import EmbeddedStore, create_embedded
+folder = Path({folder!r})
+create_embedded(folder, wanted("int8"))
+store = EmbeddedStore(folder)
+vectors = clustered(100_000)
+print("ready", flush=True)
+for start in range(store.count(), 100_000, 50):
+    store.add([f"text number {{number}}" for number in range(start, start + 50)], vectors[start : start + 50])
+"""
+
+
+def test_kill_9_loses_nothing_that_was_stored(tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    script = KILLED.format(tests=str(Path(__file__).parents[1]), folder=str(folder))
+    truth = clustered(100_000)
+    before = 0
+    for turn in range(3):
+        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.15 + 0.07 * turn)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        store = EmbeddedStore(folder)
+        count = store.count()
+        assert count > before
+        assert count % 50 == 0
+        sample = store.sample(count, 0)
+        assert list(sample.texts) == [f"text number {number}" for number in range(count)]
+        np.testing.assert_array_equal(sample.vectors, truth[:count])
+        assert places(store, truth[count - 1 : count], 1) == [[count - 1]]
+        store.close()
+        before = count
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, texts: list[str]) -> None:
+    """Files may not grow beyond a limit, which fails writes as a full disk does."""
+    folder = tmp_path / "index"
+    store = filled(folder, texts)
+    more = [f"more {'long ' * 400}{number}" for number in range(300)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for limit in (600 * WIDTH * 4 + 1000, 300_000):  # the vectors do not fit; the texts do not fit
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+            with pytest.raises(WriteFailed, match="what was stored is kept"):
+                store.add(more, clustered(300, seed=5))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, old)
+    assert store.count() == 600
+    assert store.missing(more) == more
+    store.add(more, clustered(300, seed=5))
+    store.close()
+    again = EmbeddedStore(folder)
+    assert again.count() == 900
+    assert again.search(clustered(300, seed=5)[7:8], 1)[0][0].text == more[7]
+    again.close()
+
+
+def test_two_writers_do_not_mix(tmp_path: Path, texts: list[str]) -> None:
+    store = filled(tmp_path / "index", texts)
+    other = sqlite3.connect(tmp_path / "index" / "texts.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    store._texts.execute("PRAGMA busy_timeout=50")
+    with pytest.raises(BadInput, match="is being added to"):
+        store.add(["another"], clustered(1))
+    other.execute("ROLLBACK")
+    other.close()
+    store.add(["another"], clustered(1))
+    assert store.count() == 601
+    store.close()
+
+
+def test_damage_is_named(tmp_path: Path, texts: list[str]) -> None:
+    folder = tmp_path / "index"
+    filled(folder, texts).close()
+    os.truncate(folder / "vectors.f32", 100)
+    with pytest.raises(BadInput, match="cut short; build the index again"):
+        EmbeddedStore(folder)
+    (folder / "index.json").write_text("{")
+    with pytest.raises(BadInput, match="damaged"):
+        EmbeddedStore(folder)
+    (folder / "index.json").unlink()
+    with pytest.raises(BadInput, match="is no index"):
+        EmbeddedStore(folder)
+    with pytest.raises(BadInput, match="there is no index"):
+        open_store(str(tmp_path / "nothing"))
+    with pytest.raises(BadInput, match="exists already"), create_store(str(folder), wanted()):
+        pass
+
+
+def test_an_empty_store_finds_nothing(tmp_path: Path) -> None:
+    create_embedded(tmp_path / "index", wanted("binary"))
+    store = EmbeddedStore(tmp_path / "index")
+    assert store.search(clustered(2), 5) == [[], []]
+    assert store.sample(5, 0).total == 0
+    store.close()
