@@ -83,14 +83,14 @@ class Gated(Encoder):
     """The real encoder, held up until the test lets it go on."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        super().__init__(folder, threads=2)
         self.gate = threading.Event()
         self.ran: list[int] = []
 
-    def vectors_of(self, rows: Any) -> Any:
+    def vectors_of(self, rows: Any, *, together: bool = True) -> Any:
         assert self.gate.wait(30)
         self.ran.append(len(rows))
-        return super().vectors_of(rows)
+        return super().vectors_of(rows, together=together)
 
 
 def raw(port: int, content: bytes) -> socket.socket:

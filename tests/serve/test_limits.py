@@ -187,7 +187,7 @@ def test_other_origins_are_let_in_only_when_asked_for(alone: Served, server: Liv
 def test_a_failing_model_is_told_without_the_text(
     gated: Gated, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(rows: Any) -> Any:
+    def fail(rows: Any, *, together: bool) -> Any:
         raise RuntimeError("my secret text")
 
     monkeypatch.setattr(gated, "vectors_of", fail)

@@ -84,6 +84,11 @@ class Encoder:
         return self._graph
 
     @property
+    def threads(self) -> int:
+        """How many threads it may use."""
+        return self._threads
+
+    @property
     def folder(self) -> Path:
         """Where the model lies."""
         return self._folder
@@ -96,20 +101,17 @@ class Encoder:
         """The token ids of texts that already carry their prompt: what a server counts and gathers."""
         return self._reader.read(texts)
 
-    def vectors_of(self, rows: Sequence[Sequence[int]]) -> Vectors:
-        """Full vectors of what `read` gave, none of it empty. Many rows are shared out among the threads."""
-        vectors = np.empty((len(rows), self.dimensions), dtype=np.float32)
-        shapes = list(self._shapes([len(row) for row in rows]))
-        alone = len(shapes) < self._threads or self._threads == 1
-        run = self._run_with(self._threads if alone else 1)
+    def vectors_of(self, rows: Sequence[Sequence[int]], *, together: bool = True) -> Vectors:
+        """Full vectors of what `read` gave, none of it empty.
 
-        def fill(shape: tuple[list[int], int]) -> None:
-            group, width = shape
+        `together` puts all threads to work on these rows; without it the calling thread works alone, which is
+        for callers that have several such threads at work.
+        """
+        vectors = np.empty((len(rows), self.dimensions), dtype=np.float32)
+        run = self._run_with(self._threads if together else 1)
+        for group, width in self._shapes([len(row) for row in rows]):
             ids, mask = padded([rows[member] for member in group], width, self._description.pad_id)
             vectors[group] = run(ids, mask)
-
-        for _ in map(fill, shapes) if alone else self._workers.map(fill, shapes):
-            pass
         return vectors
 
     def finished(self, vectors: Vectors, *, dimensions: int | None, output: Output) -> NDArray[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from trundle.artifact import versions
 from trundle.errors import UserError
@@ -18,7 +19,7 @@ from trundle.readable import check_texts
 from trundle.serve.batching import Batcher, Busy, Closed, Encoded
 from trundle.serve.body import HUNG_UP, hung_up, read_body
 from trundle.serve.corpora import Corpora
-from trundle.serve.guard import Guard
+from trundle.serve.guard import Guard, ShortWay
 from trundle.serve.metrics import CONTENT_TYPE, Metrics
 from trundle.serve.models import Model, Served
 from trundle.serve.playground import add_page
@@ -98,6 +99,7 @@ def make_app(served: Served, settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
+    _add_embeddings(app, desk)
     app.add_exception_handler(Refused, _refusal)
     app.add_exception_handler(HTTPException, _http_refusal)
     if settings.cors:
@@ -105,7 +107,6 @@ def make_app(served: Served, settings: Settings | None = None) -> FastAPI:
             CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
         )
     app.add_middleware(Guard, keys=settings.keys, metrics=desk.metrics, routes=ROUTES)
-    _add_embeddings(app, desk)
     _add_looks(app, desk)
     if settings.page:
         add_page(app, served, corpora, settings)
@@ -122,24 +123,37 @@ def _add_embeddings(app: FastAPI, desk: Desk) -> None:
         summary="Vectors of one or more texts",
     )
     async def embeddings(request: Request) -> Response:
-        settings = desk.settings
-        raw = await read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
-        large = len(raw) > LARGE
-        asked = await asyncio.to_thread(parse_embeddings, raw) if large else parse_embeddings(raw)
-        model = _answering(desk.served, asked)
-        texts = [asked.input] if isinstance(asked.input, str) else asked.input
-        if len(texts) > settings.most_texts:
-            few = f"{len(texts)} texts are too many for one request; send {settings.most_texts} or fewer"
-            raise Refused(400, few, param="input")
-        _check(model, asked, texts)
-        prompt = model.encoder.prompt_for(asked.input_type)
-        prompted = [prompt + text for text in texts] if prompt else texts
-        encoded = await _encoded(request, desk.batchers[model.name], prompted, settings.timeout)
-        desk.metrics.texts.labels(model.name, asked.input_type or "text").inc(len(texts))
-        desk.metrics.tokens.labels(model.name).inc(encoded.tokens)
-        if len(texts) * model.encoder.dimensions * 8 > LARGE:
-            return Response(await asyncio.to_thread(_written, model, asked, encoded), media_type=JSON)
-        return Response(_written(model, asked, encoded), media_type=JSON)
+        return await answer_embeddings(desk, request)
+
+    async def short_way(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await answer_embeddings(desk, Request(scope, receive))
+        except Refused as refusal:
+            response = refusal.answer()
+        await response(scope, receive, send)
+
+    app.add_middleware(ShortWay, path=EMBEDDINGS, handler=short_way)
+
+
+async def answer_embeddings(desk: Desk, request: Request) -> Response:
+    """One request for vectors, from its body to its answer."""
+    settings = desk.settings
+    raw = await read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
+    asked = await asyncio.to_thread(parse_embeddings, raw) if len(raw) > LARGE else parse_embeddings(raw)
+    model = _answering(desk.served, asked)
+    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    if len(texts) > settings.most_texts:
+        few = f"{len(texts)} texts are too many for one request; send {settings.most_texts} or fewer"
+        raise Refused(400, few, param="input")
+    _check(model, asked, texts)
+    prompt = model.encoder.prompt_for(asked.input_type)
+    prompted = [prompt + text for text in texts] if prompt else texts
+    encoded = await _encoded(request, desk.batchers[model.name], prompted, settings.timeout)
+    desk.metrics.texts.labels(model.name, asked.input_type or "text").inc(len(texts))
+    desk.metrics.tokens.labels(model.name).inc(encoded.tokens)
+    if len(texts) * model.encoder.dimensions * 8 > LARGE:
+        return Response(await asyncio.to_thread(_written, model, asked, encoded), media_type=JSON)
+    return Response(_written(model, asked, encoded), media_type=JSON)
 
 
 def _answering(served: Served, asked: EmbeddingsRequest) -> Model:
@@ -210,8 +224,10 @@ def _add_looks(app: FastAPI, desk: Desk) -> None:
         ]
         return {"object": "list", "data": found}
 
-    @app.get("/health", summary="Whether the server is up, and who answers")
+    @app.get("/health", summary="Whether the server is up, and who answers", responses={503: REFUSALS[503]})
     async def health() -> dict[str, Any]:
+        if not all(batcher.works for batcher in desk.batchers.values()):
+            raise Refused(503, "a worker has stopped; start the server again", code="stopped")
         return {"status": "ok", "models": [model.name for model in desk.served.models]}
 
     plain: dict[int | str, dict[str, Any]] = {

@@ -1,8 +1,9 @@
 """Texts of many clients, run together.
 
-A worker that is free takes whatever waits, so nobody waits for a batch to fill up, and batches grow by themselves under
-load. A large request gives up its place after each share, so it can't hold up the small ones. Tokenising and running
-happen in the workers' threads; the event loop is told once per batch.
+A worker that is free takes what waits, so nobody waits for a batch to fill up, and batches grow by themselves under
+load. There is a worker per core: under load each runs its own batch alone, and none waits for another. A large request
+gives up its place after each share, so it can't hold up the small ones. Tokenising and running happen in the workers'
+threads; the event loop is told once per batch.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ SHARE = 32
 """Texts that one request may have in one batch."""
 BATCH_TEXTS = 128
 BATCH_CHARACTERS = 32_768
-WORKERS = 2
-"""One reads and writes while the other computes."""
+LEAST_BATCH = 8
+"""Texts that are not worth sharing out among workers that are free."""
+WORTH_ALL_THREADS = 128
+"""Tokens from which one batch gains from all threads, where nothing else is to be done."""
 LONGEST_RETRY = 60
 
 
@@ -97,7 +100,6 @@ class Batcher:
         waiting: int,
         most_tokens: int,
         watch: Watch = lambda _texts, _seconds: None,
-        workers: int = WORKERS,
     ) -> None:
         self._encoder = encoder
         self._limit = waiting
@@ -107,8 +109,11 @@ class Batcher:
         self._changed = Condition()
         self._waiting = 0
         self._closing = False
+        self._busy = 0
         self._rate = 0.0
         self._loop = asyncio.get_running_loop()
+        # At least two: one reads and writes while the other computes.
+        workers = max(2, encoder.threads)
         self._threads = [Thread(target=self._work, name=f"batch-{number}") for number in range(workers)]
         for thread in self._threads:
             thread.start()
@@ -117,6 +122,11 @@ class Batcher:
     def waiting(self) -> int:
         """Texts that no worker has taken yet."""
         return self._waiting
+
+    @property
+    def works(self) -> bool:
+        """Whether somebody is there to take what waits."""
+        return all(thread.is_alive() for thread in self._threads)
 
     def submit(self, texts: Sequence[str]) -> Job:
         """Let texts that already carry their prompt wait for their turn; `answer` of the job brings the vectors."""
@@ -173,6 +183,7 @@ class Batcher:
             rate = len(self._threads) * texts / max(seconds, 1e-6)
             self._rate = rate if not self._rate else 0.9 * self._rate + 0.1 * rate
             with self._changed:
+                self._busy -= 1
                 ready = [part.job for part in batch if part.job.ready]
             if ready:
                 self._loop.call_soon_threadsafe(_settle, ready)
@@ -183,22 +194,29 @@ class Batcher:
             while True:
                 while not self._queue and not self._closing:
                     self._changed.wait()
-                batch = self._gather()
+                free = len(self._threads) - self._busy
+                batch = self._gather(min(BATCH_TEXTS, max(LEAST_BATCH, -(-self._waiting // free))))
+                if batch:
+                    self._busy += 1
+                if self._queue:
+                    self._changed.notify()
+                elif self._closing:
+                    self._changed.notify_all()
                 if batch or (not self._queue and self._closing):
                     return batch
 
-    def _gather(self) -> list[Slice]:
-        """Whatever waits, up to what is run at once; a job that is not through goes to the end of the queue."""
+    def _gather(self, most: int) -> list[Slice]:
+        """What waits, up to `most` texts; a job that is not through goes to the end of the queue."""
         batch: list[Slice] = []
         unfinished: list[Job] = []
         texts = characters = 0
-        while self._queue and texts < BATCH_TEXTS and characters < BATCH_CHARACTERS:
+        while self._queue and texts < most and characters < BATCH_CHARACTERS:
             job = self._queue.popleft()
             left = len(job.texts) - job.taken
             if job.over:
                 self._waiting -= left
                 continue
-            share = job.texts[job.taken : job.taken + min(SHARE, BATCH_TEXTS - texts)]
+            share = job.texts[job.taken : job.taken + min(SHARE, most - texts)]
             batch.append(Slice(job=job, start=job.taken, texts=share))
             job.taken += len(share)
             self._waiting -= len(share)
@@ -236,7 +254,8 @@ class Batcher:
                 good.append((part, own))
         if not good:
             return
-        vectors = self._encoder.vectors_of([row for _, own in good for row in own])
+        together = self._busy == 1 and sum(len(row) for _, own in good for row in own) >= WORTH_ALL_THREADS
+        vectors = self._encoder.vectors_of([row for _, own in good for row in own], together=together)
         place = 0
         for part, own in good:
             found = vectors[place : place + len(own)]

@@ -74,3 +74,17 @@ class Guard:
         kind, _, key = given.partition(b" ")
         same = [hmac.compare_digest(key.strip(), known) for known in self._keys]
         return kind.lower() == b"bearer" and any(same)
+
+
+class ShortWay:
+    """Middleware that takes the one busy route past the framework's own work, which costs as much as a short text."""
+
+    def __init__(self, app: ASGIApp, *, path: str, handler: ASGIApp) -> None:
+        self._app = app
+        self._path = path
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the busy route here, and pass everything else on."""
+        busy = scope["type"] == "http" and scope["path"] == self._path and scope["method"] == "POST"
+        await (self._handler if busy else self._app)(scope, receive, send)

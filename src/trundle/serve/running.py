@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 
 from trundle.errors import BadInput
 from trundle.serve.app import make_app
@@ -11,6 +12,8 @@ from trundle.serve.models import Served
 from trundle.serve.packages import uvicorn
 from trundle.serve.settings import Settings
 
+GIVES_WAY = 0.001
+"""Seconds until a busy worker lets the event loop have a turn."""
 LAST_ANSWERS = 5.0
 """Seconds beyond a request's own timeout that answers may still be on their way."""
 
@@ -33,12 +36,14 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 def run_server(served: Served, settings: Settings, listening: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM."""
+    sys.setswitchinterval(GIVES_WAY)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     config = uvicorn.Config(
         make_app(served, settings),
         access_log=False,
         log_level="warning",
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=int(settings.timeout + LAST_ANSWERS),
     )
