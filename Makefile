@@ -36,6 +36,9 @@ benchmarks: $(READY)
 	$(BIN)/python benchmarks/bench_overhead.py $(MODEL)
 	$(BIN)/python benchmarks/loop_overhead.py $(MODEL)
 	$(BIN)/python benchmarks/targets_memory.py
+	$(BIN)/trundle export $(MODEL) -o $(VENV)/served --force
+	$(BIN)/python benchmarks/serve.py speed $(VENV)/served
+	$(BIN)/python benchmarks/serve.py answers $(VENV)/served --requests 10000
 	$(if $(TASKS),$(BIN)/python benchmarks/evaluators.py $(MODEL) --data $(TASKS))
 
 clean:
@@ -44,5 +47,5 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,eval,export,openvino,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,eval,export,openvino,serve,index,dev]'
 	touch $@

@@ -5,7 +5,8 @@
 
 `speed`: trundle serve, sentence-transformers behind the same FastAPI (one lock, as people write it), and the bare
 runtime without any server, in turns in one run; requests per second of one text each, p50/p95/p99 in milliseconds. Clients
-keep their connections and send the next request when the last is answered.
+keep their connections and send the next request when the last is answered. CPU ms is the time all threads of a process
+computed per text: on a crowded machine its ratio is the steadier one.
 
 `answers`: good and bad requests mixed, each answer compared with offline encoding; memory of the server along the way.
 """
@@ -66,6 +67,7 @@ class Load:
 
     @property
     def rate(self) -> float:
+        """Answers a second."""
         return self.answers / self.seconds
 
 
@@ -154,11 +156,12 @@ def bare(model: str, texts: Sequence[str], seconds: float, pipe: Any) -> None:
     encoder.encode(many[:64])
     pipe.send("ready")
     while pipe.recv() == "go":
-        started, done = time.perf_counter(), 0
+        started, before, done = time.perf_counter(), time.process_time(), 0
         while time.perf_counter() - started < seconds:
             encoder.encode(many)
             done += len(many)
-        pipe.send(done / (time.perf_counter() - started))
+        cpu = time.process_time() - before
+        pipe.send((done / (time.perf_counter() - started), 1000 * cpu / done))
 
 
 def speed(model: str, *, clients: Sequence[int], seconds: float, rounds: int, kind: str, torch: bool) -> None:
@@ -177,35 +180,50 @@ def speed(model: str, *, clients: Sequence[int], seconds: float, rounds: int, ki
     rates: dict[tuple[str, int], list[float]] = {}
     times: dict[tuple[str, int], list[list[float]]] = {}
     shares: dict[tuple[str, int], list[float]] = {}
+    cpus: dict[tuple[str, int], list[float]] = {}
+    cpu_shares: dict[tuple[str, int], list[float]] = {}
     bare_rates: list[float] = []
-    with server(["-m", "trundle", "serve", model, "--port", "0", "-q"]) as (_, port):
-        contestants = {"trundle serve": port}
-        with server([__file__, "plain", model]) if torch else _nobody() as (_, other):
+    bare_cpus: list[float] = []
+    with server(["-m", "trundle", "serve", model, "--port", "0", "-q"]) as (mine, port):
+        contestants = {"trundle serve": (mine, port)}
+        with server([__file__, "plain", model]) if torch else _nobody() as (its, other):
             if torch:
-                contestants["sentence-transformers"] = other
+                contestants["sentence-transformers"] = its, other
             for _ in range(rounds):
                 for count in clients:
                     ours.send("go")
-                    now = ours.recv()
+                    now, bare_cpu = ours.recv()
                     bare_rates.append(now)
-                    for name, at in contestants.items():
+                    bare_cpus.append(bare_cpu)
+                    for name, (process, at) in contestants.items():
+                        before = cpu_seconds(process)
                         one = load(at, count, seconds, requests)
+                        cpu = 1000 * (cpu_seconds(process) - before) / one.answers
+                        cpus.setdefault((name, count), []).append(cpu)
+                        cpu_shares.setdefault((name, count), []).append(bare_cpu / cpu)
                         rates.setdefault((name, count), []).append(one.rate)
                         times.setdefault((name, count), []).append(one.times)
                         shares.setdefault((name, count), []).append(one.rate / now)
     ours.send("stop")
     alone.join()
-    print(f"{'':24}{'clients':>8}{'texts/s':>10}{'of bare':>9}{'p50 ms':>9}{'p95':>9}{'p99':>9}")
-    print(f"{'bare runtime':24}{'':>8}{median(bare_rates):10.1f}{1:9.2f}")
+    print(
+        f"{'':24}{'clients':>8}{'texts/s':>10}{'of bare':>9}{'CPU ms':>9}{'of bare':>9}{'p50 ms':>9}{'p95':>9}{'p99':>9}"
+    )
+    print(f"{'bare runtime':24}{'':>8}{median(bare_rates):10.1f}{1:9.2f}{median(bare_cpus):9.2f}{1:9.2f}")
     for (name, count), each in rates.items():
         marks = [
             1000 * median(percentile(samples, percent) for samples in times[name, count])
             for percent in (50, 95, 99)
         ]
-        share = median(shares[name, count])
-        print(
-            f"{name:24}{count:8}{median(each):10.1f}{share:9.2f}" + "".join(f"{mark:9.1f}" for mark in marks)
-        )
+        row = f"{name:24}{count:8}{median(each):10.1f}{median(shares[name, count]):9.2f}"
+        row += f"{median(cpus[name, count]):9.2f}{median(cpu_shares[name, count]):9.2f}"
+        print(row + "".join(f"{mark:9.1f}" for mark in marks))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Time all threads of a process have computed: what a crowded machine does not change much."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
