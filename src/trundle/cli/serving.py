@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -69,22 +70,22 @@ def serve(
     from trundle.serve.models import open_served
 
     progress = console.terminal(quiet=quiet)
-    listening = open_socket(host, port)
-    served = open_served(
-        model,
-        teacher=teacher,
-        name=name,
-        graph=graph,
-        threads=threads,
-        trust_remote_code=trust,
-        progress=progress,
-    )
-    address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-    for each in served.models:
-        progress.say(
-            f"{each.name}: {figures.count(each.encoder.parameters)} parameters, {each.card()['runs']}"
+    with closing(open_socket(host, port)) as listening:
+        served = open_served(
+            model,
+            teacher=teacher,
+            name=name,
+            graph=graph,
+            threads=threads,
+            trust_remote_code=trust,
+            progress=progress,
         )
-    if host not in LOCAL and not settings.keys:
-        progress.say("anybody who can reach this address may use it; set API keys with --keys FILE")
-    console.show(f"{address}/v1" + (f"   page: {address}/" if page else ""))
-    run_server(served, settings, listening)
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+        for each in served.models:
+            progress.say(
+                f"{each.name}: {figures.count(each.encoder.parameters)} parameters, {each.card()['runs']}"
+            )
+        if host not in LOCAL and not settings.keys:
+            progress.say("anybody who can reach this address may use it; set API keys with --keys FILE")
+        console.show(f"{address}/v1" + (f"   page: {address}/" if page else ""))
+        run_server(served, settings, listening)

@@ -67,7 +67,8 @@ def _exported(name: str, *, trust_remote_code: bool, progress: Progress) -> Path
     key = _fingerprint(home) if home.is_dir() else blake2b(name.encode(), digest_size=12).hexdigest()
     place = cache_folder() / CACHED / key
     if not (place / FILE).is_file():
-        progress.say(f"{name} has no graph yet: it is exported into {place}, this once")
+        if home.is_dir():
+            progress.say(f"{name} has no graph yet: it is exported into {place}, this once")
         _export(name, place, trust_remote_code=trust_remote_code, progress=progress)
     return place
 

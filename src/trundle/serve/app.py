@@ -37,6 +37,8 @@ from trundle.serve.wire import (
 
 LARGE = 1 << 16
 """Bodies and answers of more bytes than this are parsed and written in a thread."""
+WATCHED_AFTER = 0.2
+"""Seconds from which on it is asked whether a waiting client is still there."""
 EMBEDDINGS = "/v1/embeddings"
 ROUTES = frozenset((EMBEDDINGS, "/v1/models", "/health", "/metrics", "/"))
 REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -182,7 +184,11 @@ def _check(model: Model, asked: EmbeddingsRequest, texts: list[str]) -> None:
 
 
 async def _encoded(request: Request, batcher: Batcher, texts: list[str], timeout: float) -> Encoded:
-    """Wait for the vectors, for the client to hang up, or for the time to be over, whatever is first."""
+    """Wait for the vectors, for the client to hang up, or for the time to be over, whatever is first.
+
+    Whether the client is still there is asked only when it has waited for a while: the question costs as much as
+    the rest of a request's way.
+    """
     try:
         job = batcher.submit(texts)
     except Busy as busy:
@@ -190,21 +196,35 @@ async def _encoded(request: Request, batcher: Batcher, texts: list[str], timeout
         raise Refused(429, str(busy), code="too_many_requests", headers=headers) from busy
     except Closed as closed:
         raise Refused(503, "the server is going down; ask another one", code="closing") from closed
-    gone = asyncio.ensure_future(hung_up(request))
-    try:
-        await asyncio.wait((job.answer, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if job.answer.done():
-            return job.answer.result()
-    except UserError as error:
-        raise Refused(400, str(error), param="input") from error
-    finally:
-        gone.cancel()
+    loop = asyncio.get_running_loop()
+    watches: list[asyncio.Task[None]] = []
+
+    def give_up(refusal: Refused) -> None:
         if not job.answer.done():
             batcher.drop(job)
-    if gone.done() and not gone.cancelled():
-        raise Refused(HUNG_UP, "the client hung up")
+            job.answer.set_exception(refusal)
+
+    async def watch() -> None:
+        await hung_up(request)
+        give_up(Refused(HUNG_UP, "the client hung up"))
+
     late = f"the vectors were not ready after {timeout:g} s; send fewer texts, or try again later"
-    raise Refused(504, late, code="timeout")
+    timers = (
+        loop.call_later(timeout, lambda: give_up(Refused(504, late, code="timeout"))),
+        loop.call_later(WATCHED_AFTER, lambda: watches.append(loop.create_task(watch()))),
+    )
+    try:
+        return await job.answer
+    except UserError as error:
+        raise Refused(400, str(error), param="input") from error
+    except asyncio.CancelledError:
+        batcher.drop(job)
+        raise
+    finally:
+        for timer in timers:
+            timer.cancel()
+        for task in watches:
+            task.cancel()
 
 
 def _written(model: Model, asked: EmbeddingsRequest, encoded: Encoded) -> bytes:
