@@ -1,0 +1,81 @@
+"""What may be served: an exported folder, any other model folder, a pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+import pico
+from trundle.errors import BadInput, BadModel
+from trundle.export import open_encoder
+from trundle.pairing import save_pair
+from trundle.progress import Silent
+from trundle.serve import open_served
+
+
+class Lines(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_a_folder_without_a_graph_is_exported_once(pico_folders: Callable[[str], Path]) -> None:
+    folder, progress = pico_folders("roberta"), Lines()
+    before = sorted(folder.rglob("*"))
+    for _ in range(2):
+        found = open_encoder(str(folder), progress=progress).encode(pico.TEXTS)
+    assert len([line for line in progress.lines if "this once" in line]) == 1
+    truth = SentenceTransformer(str(folder), device="cpu").encode(pico.TEXTS)
+    np.testing.assert_allclose(found, truth, atol=1e-5)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_pair_is_taken_apart(pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
+    student = SentenceTransformer(str(pico_folders("bert")), device="cpu")
+    teacher = SentenceTransformer(str(pico_folders("mpnet")), device="cpu")
+    student.prompts = {"query": "how do I "}
+    teacher.prompts = {"document": "the "}
+    save_pair(student, teacher, names=("small", "big"), output=tmp_path / "both")
+    progress = Lines()
+    served = open_served(str(tmp_path / "both"), progress=progress)
+    assert [model.name for model in served.models] == ["both", "both-teacher"]
+    assert served.teacher is not None
+    truth = SentenceTransformer(str(tmp_path / "both"), device="cpu")
+    pairs = (
+        (served.student.encoder.encode_query(pico.TEXTS), truth.encode_query(pico.TEXTS)),
+        (served.teacher.encoder.encode_document(pico.TEXTS), truth.encode_document(pico.TEXTS)),
+    )
+    for found, wanted in pairs:
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+    with pytest.raises(BadInput, match="brings its own teacher"):
+        open_served(str(tmp_path / "both"), teacher=str(pico_folders("mpnet")))
+    with pytest.raises(BadInput, match="give the folder of one of them"):
+        open_encoder(str(tmp_path / "both"))
+
+
+def test_what_makes_no_pair(student_folder: Path, minilm: Path) -> None:
+    with pytest.raises(BadInput, match="trundle align"):
+        open_served(str(student_folder), teacher=str(minilm))
+
+
+def test_strangers_are_named_but_served(student_folder: Path, teacher_folder: Path) -> None:
+    progress = Lines()
+    served = open_served(str(student_folder), teacher=str(teacher_folder), name="mine", progress=progress)
+    assert [model.name for model in served.models] == ["mine", "big"]
+    card = served.student.card()
+    assert card["dimensions"] == 32
+    assert card["bytes"] > 10_000
+    assert card["runs"] == "onnx float32"
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in (str(tmp_path / "empty"), str(tmp_path / "nothing")):
+        with pytest.raises(BadModel):
+            open_served(name)
