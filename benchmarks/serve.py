@@ -150,7 +150,7 @@ def plain_server(model: str) -> None:
 def bare(model: str, texts: Sequence[str], seconds: float, pipe: Any) -> None:
     """The runtime alone, given as much as it likes at once."""
     encoder = Encoder(model)
-    many = list(texts) * max(1, 512 // len(texts))
+    many = list(texts) * max(1, 128 // len(texts))
     encoder.encode(many[:64])
     pipe.send("ready")
     while pipe.recv() == "go":
