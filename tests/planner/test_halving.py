@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.planner.halving import SHORTEST_TRIAL, plan_time
+from trundle.planner.halving import SHORTEST_TRIAL, plan_time, time_left
 
 
 @given(minutes=st.floats(0.1, 10_000), candidates=st.integers(1, 50))
@@ -32,3 +32,8 @@ def test_with_no_time_for_two_none_is_tried() -> None:
     times = plan_time(1, 16)
     assert times.rungs == ()
     assert times.finishing == 39.0
+
+
+def test_time_lost_in_the_trials_is_taken_from_the_end() -> None:
+    assert time_left(10, 300) == 240
+    assert time_left(10, 5000) == SHORTEST_TRIAL

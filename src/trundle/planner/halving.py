@@ -12,6 +12,7 @@ SHORTEST_TRIAL = 20.0
 """Seconds of training under which a trial says nothing."""
 LABELLING, TRYING, FINISHING = 0.25, 0.3, 0.35
 """Shares of the time: the teacher's vectors, the trials, the winner's training. The rest is for exporting and proving."""
+PROVING = 1 - LABELLING - TRYING - FINISHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,11 @@ def plan_time(minutes: float, candidates: int) -> Timetable:
     )
     finishing = FINISHING * whole + (0 if rungs else trying)
     return Timetable(labelling=LABELLING * whole, rungs=rungs, finishing=finishing)
+
+
+def time_left(minutes: float, gone: float) -> float:
+    """Seconds for the winner when so many have gone: what was lost before is not lost at the end as well."""
+    return max(SHORTEST_TRIAL, (1 - PROVING) * 60 * minutes - gone)
 
 
 def _counts(tried: int) -> list[int]:

@@ -28,7 +28,7 @@ from trundle.model import embedder, load
 from trundle.pipeline import Run, compress
 from trundle.planner.budget import Budget, parse_budget
 from trundle.planner.candidates import Candidate, Precision, edge, list_candidates, smallest
-from trundle.planner.halving import Timetable, plan_time
+from trundle.planner.halving import Timetable, plan_time, time_left
 from trundle.planner.speed import Speed, export_graph, measure_speed, time_queries
 from trundle.progress import SILENT, Progress
 from trundle.recipe import parse_recipe
@@ -120,6 +120,7 @@ def compress_to_budget(
     progress: Progress = SILENT,
 ) -> Outcome:
     """The best model within the budget that `minutes` can find; a dry run stops before the first trial."""
+    began = time.monotonic()
     if output is not None and not dry_run:
         check_free(output, replace=replace_output)
     original = load(source, trust_remote_code=trust_remote_code)
@@ -171,7 +172,8 @@ def compress_to_budget(
     texts = search.affordable_texts(original, timetable.labelling)
     contest, others = search.contest(tried[:count], timetable, work, texts), tried[count:]
     chosen = contest[0]
-    run = search.finish(chosen, timetable.finishing, work, texts, output, replace_output, pair=pair)
+    seconds = time_left(minutes, time.monotonic() - began)
+    run = search.finish(chosen, seconds, work, texts, output, replace_output, pair=pair)
     outcome = replace(
         outcome, tried=(*contest, *others), chosen=chosen, run=run, **search.ship(chosen, Path(output))
     )
