@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,5 +36,5 @@ def test_with_no_time_for_two_none_is_tried() -> None:
 
 
 def test_time_lost_in_the_trials_is_taken_from_the_end() -> None:
-    assert time_left(10, 300) == 240
+    assert time_left(10, 300) == pytest.approx(240)
     assert time_left(10, 5000) == SHORTEST_TRIAL
