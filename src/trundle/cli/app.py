@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trundle.artifact import versions
-from trundle.cli import comparing, indexing, serving, verbs
+from trundle.cli import comparing, indexing, reporting, serving, verbs
 from trundle.cli.step_verbs import step_verb
 from trundle.errors import TrundleError, UserError
 from trundle.steps.catalogue import STEPS
@@ -51,6 +51,7 @@ for verb in (
     comparing.pair,
     verbs.bench,
     verbs.export,
+    reporting.report,
     serving.serve,
 ):
     app.command()(verb)

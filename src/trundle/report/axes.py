@@ -1,0 +1,223 @@
+"""One plot: two axes with their ticks, and marks placed on them. SVG text, coloured by the page's own variables.
+
+The picture is as wide as a phone shows at a readable size; a page puts two of them side by side on a large screen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from trundle.report.figures import plain
+
+WIDTH, HEIGHT = 480, 320
+LEFT, RIGHT, TOP, BOTTOM = 54, 16, 34, 48
+LETTER = 7.0
+"""About how wide a letter is."""
+LINE = 16.0
+TICKS = 5
+COLOURS = 8
+STEPS = (1, 2, 5, 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """Values from `low` to `high`, evenly spaced or by their logarithm."""
+
+    label: str
+    low: float
+    high: float
+    write: Callable[[float], str] = plain
+    log: bool = False
+    at: tuple[float, ...] | None = None
+    """Where ticks stand, if not at round values."""
+
+    def share(self, value: float) -> float:
+        """How far along the axis a value lies, from 0 to 1."""
+        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        place = math.log(value) if self.log else value
+        return (place - low) / (high - low) if high > low else 0.5
+
+    def ticks(self) -> list[float]:
+        """Round values within the axis."""
+        if self.at is not None:
+            return list(self.at)
+        if not self.log:
+            step = round_step(self.high - self.low)
+            first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+            return [number * step for number in range(first, last + 1)]
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        found = [step * 10.0**power for power in powers for step in STEPS[:3]]
+        inside = [value for value in found if self.low <= value <= self.high]
+        whole = [value for value in inside if math.log10(value) == round(math.log10(value))]
+        return whole if len(inside) > 8 and len(whole) > 1 else inside
+
+
+def round_step(span: float) -> float:
+    """A round distance between ticks, for a few of them."""
+    rough = (span or 1.0) / TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(step * power for step in STEPS if step * power >= rough * 0.999)
+
+
+def around(values: Sequence[float], *, room: float = 0.08, least: float = 0.0) -> tuple[float, float]:
+    """Ends of an axis with some room beyond the values."""
+    low, high = min(values), max(values)
+    span = max(high - low, least) or abs(high) or 1.0
+    return low - room * span, high + room * span
+
+
+def around_log(values: Sequence[float], room: float = 0.12) -> tuple[float, float]:
+    """The same for an axis of logarithms; one value alone stands in the middle of a factor of four."""
+    low, high = math.log(min(values)), math.log(max(values))
+    span = (high - low) or math.log(4)
+    return math.exp(low - room * span), math.exp(high + room * span)
+
+
+@dataclass(kw_only=True)
+class Plot:
+    """A picture that is being drawn."""
+
+    title: str
+    across: Axis
+    up: Axis
+    right: int = RIGHT
+    height: int = HEIGHT
+    _marks: list[str] = field(default_factory=list)
+    _texts: list[str] = field(default_factory=list)
+    _taken: list[tuple[float, float, float, float]] = field(default_factory=list)
+
+    def x(self, value: float) -> float:
+        """Where a value lies from the left."""
+        return LEFT + (WIDTH - LEFT - self.right) * self.across.share(value)
+
+    def y(self, value: float) -> float:
+        """Where a value lies from the top."""
+        return TOP + (self.height - TOP - BOTTOM) * (1 - self.up.share(value))
+
+    def line(self, points: Sequence[tuple[float, float]], kind: str) -> None:
+        """A line through points; `kind` is its class."""
+        places = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
+        self._marks.append(f'<polyline class="line {kind}" points="{places}"/>')
+
+    def link(self, begin: tuple[float, float], end: tuple[float, float], kind: str) -> None:
+        """A short straight line."""
+        (x1, y1), (x2, y2) = begin, end
+        self._marks.append(
+            f'<line class="{kind}" x1="{self.x(x1):.1f}" y1="{self.y(y1):.1f}" x2="{self.x(x2):.1f}" y2="{self.y(y2):.1f}"/>'
+        )
+
+    def dot(self, point: tuple[float, float], kind: str, *, size: float = 5, says: str = "") -> None:
+        """A mark; what it says is shown to those who point at it."""
+        x, y = self.x(point[0]), self.y(point[1])
+        self._taken.append((x - size, y - size, x + size, y + size))
+        told = f' tabindex="0" class="mark {kind}"' if says else f' class="{kind}"'
+        about = f"<title>{escape(says)}</title>" if says else ""
+        self._marks.append(f'<circle{told} cx="{x:.1f}" cy="{y:.1f}" r="{size:g}">{about}</circle>')
+
+    def upright(self, value: float, says: str, kind: str = "limit") -> None:
+        """A line up from the lower axis, such as a budget."""
+        x = self.x(value)
+        self._marks.append(
+            f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{self.height - BOTTOM}"/>'
+        )
+        left = x > WIDTH / 2
+        self._text(x - 5 if left else x + 5, TOP + 12, says, f"{kind}-name", "end" if left else "start")
+
+    def level(self, value: float, kind: str = "limit") -> None:
+        """A line across."""
+        y = self.y(value)
+        self._marks.append(
+            f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - self.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
+
+    def name(self, point: tuple[float, float], says: str, kind: str, *, size: float = 6) -> None:
+        """A name beside a mark, on the side where most room is."""
+        x, y = self.x(point[0]), self.y(point[1])
+        wide = LETTER * len(says)
+        gap = size + 4
+        places = (
+            (x + gap, y + 5, "start", (x + gap, y - 9, x + gap + wide, y + 8)),
+            (x - gap, y + 5, "end", (x - gap - wide, y - 9, x - gap, y + 8)),
+            (x, y - gap - 2, "middle", (x - wide / 2, y - gap - 16, x + wide / 2, y - gap)),
+            (x, y + gap + 11, "middle", (x - wide / 2, y + gap - 3, x + wide / 2, y + gap + 14)),
+        )
+        free = [place for place in places if self._is_free(place[3])]
+        left, top, anchor, box = (free or places)[0]
+        self._taken.append(box)
+        self._text(left, top, says, kind, anchor)
+
+    def names_at_the_end(self, ends: Sequence[tuple[float, str, str]]) -> None:
+        """Names of lines to the right of where they end (height, name, class), moved apart where they would touch."""
+        wanted = sorted((self.y(value), says, kind) for value, says, kind in ends)
+        for top, (_, says, kind) in zip(spread([y for y, _, _ in wanted], LINE), wanted, strict=True):
+            self._text(WIDTH - self.right + 6, top + 5, says, kind, "start")
+
+    def svg(self) -> str:
+        """The whole picture."""
+        wide, base = WIDTH - self.right, self.height - BOTTOM
+        frame = []
+        for value in self.up.ticks():
+            y = self.y(value)
+            frame.append(f'<line class="rule" x1="{LEFT}" x2="{wide}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            frame.append(
+                f'<text class="tick" text-anchor="end" x="{LEFT - 8}" y="{y + 5:.1f}">{escape(self.up.write(value))}</text>'
+            )
+        last = -math.inf
+        for value in self.across.ticks():
+            x, says = self.x(value), self.across.write(value)
+            half = LETTER * len(says) / 2
+            if x - half > last + 6:
+                last = x + half
+                frame.append(f'<line class="stub" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>')
+                frame.append(
+                    f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{base + 19}">{escape(says)}</text>'
+                )
+        frame.append(f'<line class="base" x1="{LEFT}" x2="{wide}" y1="{base}" y2="{base}"/>')
+        middle = (LEFT + wide) / 2
+        frame.append(
+            f'<text class="axis" text-anchor="middle" x="{middle:.0f}" y="{self.height - 8}">{escape(self.across.label)}</text>'
+        )
+        frame.append(f'<text class="axis" x="4" y="15">{escape(self.up.label)}</text>')
+        return svg(WIDTH, self.height, self.title, [*frame, *self._marks, *self._texts])
+
+    def _is_free(self, box: tuple[float, float, float, float]) -> bool:
+        left, top, right, bottom = box
+        if left < LEFT - 4 or right > WIDTH - 2 or top < 18 or bottom > self.height - BOTTOM + 4:
+            return False
+        return not any(left < r and right > x and top < b and bottom > y for x, y, r, b in self._taken)
+
+    def _text(self, x: float, y: float, says: str, kind: str, anchor: str) -> None:
+        self._texts.append(
+            f'<text class="name {kind}" text-anchor="{anchor}" x="{x:.1f}" y="{y:.1f}">{escape(says)}</text>'
+        )
+
+
+def svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+    """A picture with a name for those who can't see it."""
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    )
+
+
+def spread(places: Sequence[float], gap: float) -> list[float]:
+    """Rising places moved as little as is needed to be `gap` apart."""
+    groups: list[tuple[list[float], float]] = []
+    for place in places:
+        members, middle = [place], place
+        while groups and groups[-1][1] + gap * len(groups[-1][0]) / 2 > middle - gap * len(members) / 2:
+            members = groups.pop()[0] + members
+            middle = sum(members) / len(members)
+        groups.append((members, middle))
+    return [
+        middle + gap * (number - (len(members) - 1) / 2)
+        for members, middle in groups
+        for number in range(len(members))
+    ]
+
+
+def colour(number: int) -> str:
+    """The class of the n-th run."""
+    return f"c{number % COLOURS}"

@@ -1,0 +1,226 @@
+"""Curves: the loss of each layer, the tokens that cover a text, trainings, and vectors cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trundle.report.axes import WIDTH, Axis, Plot, around, colour
+from trundle.report.figures import count, one_line, percent, plain
+from trundle.report.markup import Section, choice, figure, paragraph, side_by_side, table
+from trundle.report.records import Point, Report, Run, Shortened
+
+NAMES = 118
+"""Room at the right for the names of lines."""
+NAME = 15
+LABELS = 12
+WHO = {"teacher": "teacher", "asymmetric": "student → teacher", "student": "student"}
+PRECISIONS = {"float32": "as float32", "int8": "as bytes (int8)", "binary": "as bits (binary)"}
+
+
+def layer_curve(report: Report) -> Section | None:
+    """What the step depth saw."""
+    runs = [(number, run) for number, run in enumerate(report.runs) if run.layer_losses]
+    if not runs:
+        return None
+    figures = []
+    for number, run in runs:
+        seen = run.layer_losses
+        assert seen is not None
+        layers = len(seen.losses)
+        low, high = around(seen.losses, room=0.12)
+        every = -(-layers // LABELS)
+        at = tuple(float(layer) for layer in range(1, layers + 1) if layer % every == 0 or layer == 1)
+        plot = Plot(
+            title=f"{run.name}: loss of each layer as the last one",
+            across=Axis(label="layers kept", low=1, high=max(layers, 2), at=at),
+            up=Axis(label="loss before training", low=low, high=high),
+        )
+        points = [(float(layer), loss) for layer, loss in enumerate(seen.losses, start=1)]
+        plot.line(points, colour(number))
+        for layer, loss in points:
+            kept = layer == seen.kept
+            plot.dot((layer, loss), colour(number), size=7 if kept else 3.5, says=f"{layer:.0f} layers: loss {loss:.3f}")
+        if seen.kept:
+            plot.name((float(seen.kept), seen.losses[seen.kept - 1]), f"{seen.pick}: {seen.kept} layers", "ink")
+        figures.append(figure(plot.svg(), heading=run.name if len(report.runs) > 1 else ""))
+    lead = "How well the model would do if it ended after each of its layers, before any training; the low point of either half is where a cut costs least."
+    return Section(key="layers", heading="Layer curve", body=paragraph(lead) + side_by_side(figures))
+
+
+def coverage_curve(report: Report) -> Section | None:
+    """How much of the texts the kept tokens are."""
+    runs = [(number, run) for number, run in enumerate(report.runs) if run.coverage]
+    if not runs:
+        return None
+    curve = report.tokens
+    shares = [run.coverage.coverage for _, run in runs if run.coverage]
+    largest = max([run.coverage.of for _, run in runs if run.coverage] + ([int(curve.points[-1][0])] if curve else []))
+    plot = Plot(
+        title="share of the texts that the kept tokens cover",
+        across=Axis(label="tokens kept (log scale)", low=(curve.points[0][0] if curve else min(r.coverage.kept for _, r in runs if r.coverage) / 2), high=largest * 1.1, log=True, write=lambda v: f"{v:,.0f}"),
+        up=Axis(label="share of all tokens in the texts", low=max(0.0, min([*shares, *([curve.points[0][1]] if curve else [])]) - 0.06), high=1.02, write=lambda v: f"{100 * v:.0f}%"),
+    )
+    if curve:
+        plot.line(curve.points, "quiet")
+    for number, run in runs:
+        kept = run.coverage
+        assert kept is not None
+        says = f"{run.name} keeps {kept.kept:,} of {kept.of:,} tokens: {percent(kept.coverage)} of what occurs"
+        plot.dot((kept.kept, kept.coverage), colour(number), size=7, says=says)
+    for number, run in runs:
+        assert run.coverage is not None
+        plot.name((run.coverage.kept, run.coverage.coverage), one_line(f"{run.name}: {run.coverage.kept:,}", 28), colour(number))
+    caption = (
+        f"Line: the most frequent tokens of {curve.tokenizer}, in {curve.texts:,} texts of this report. Dots: what each run kept, on the texts it was chosen by."
+        if curve
+        else "What each run kept, on the texts it was chosen by."
+    )
+    lost = [
+        (run.name, " ".join(run.coverage.lost)) for _, run in runs if run.coverage and run.coverage.lost
+    ]
+    body = figure(plot.svg(), caption)
+    if lost:
+        body += paragraph("The most frequent tokens that are gone; they are read as smaller pieces:") + table(
+            [("run", "tokens"), *lost], texts=(0, 1)
+        )
+    return Section(key="coverage", heading="Coverage of the vocabulary", body=body)
+
+
+def training_curves(report: Report) -> Section | None:
+    """Loss and validation of each step that trains, all runs in one picture."""
+    figures = []
+    for step in ("align", "contrast"):
+        found = [
+            (number, run, training)
+            for number, run in enumerate(report.runs)
+            for training in run.trainings
+            if training.step == step
+        ]
+        if not found:
+            continue
+        lines = [(number, run, "validation", training.validation) for number, run, training in found]
+        lines += [(number, run, "loss", training.loss) for number, run, training in found]
+        drawn = [line for line in lines if line[3]]
+        figures.append(figure(_trained(f"{step}: loss", drawn), "Thin: training loss. Thick: validation.", heading=f"{step}: loss"))
+        for measure in sorted({name for *_, training in found for name in training.watched}):
+            watched = [(n, run, "validation", training.watched.get(measure, ())) for n, run, training in found]
+            figures.append(figure(_trained(measure, [line for line in watched if line[3]]), heading=f"{step}: {measure}"))
+    if not figures:
+        return None
+    return Section(key="training", heading="Training", body=side_by_side(figures))
+
+
+Line = tuple[int, Run, str, tuple[Point, ...]]
+
+
+def _trained(title: str, lines: Sequence[Line]) -> str:
+    values = [value for *_, points in lines for _, value in points]
+    steps = [step for *_, points in lines for step, _ in points]
+    low, high = around(values)
+    plot = Plot(
+        title=title,
+        across=Axis(label="steps", low=0, high=max(steps) or 1, write=lambda v: f"{v:,.0f}"),
+        up=Axis(label="", low=low, high=high),
+        right=NAMES,
+    )
+    ends = {}
+    for number, run, kind, points in sorted(lines, key=lambda line: line[2]):
+        thick = kind == "validation"
+        plot.line(points, f"{colour(number)} {'thick' if thick else 'thin'}")
+        if thick:
+            for step, value in points:
+                plot.dot((step, value), colour(number), size=2.5, says=f"{run.name}, step {step:,.0f}: {plain(value)}")
+        if thick or number not in ends:
+            ends[number] = (points[-1][1], f"{one_line(run.name, NAME - 6)} {points[-1][1]:.3f}", colour(number))
+    plot.names_at_the_end(list(ends.values()))
+    return plot.svg()
+
+
+def shortened_vectors(report: Report) -> Section | None:
+    """Teacher and student side by side when their vectors are cut and coarsened."""
+    blocks = [
+        (run.name, _cut_short(number, run.name, one))
+        for number, run in enumerate(report.runs)
+        for one in report.of(run).shortened
+    ]
+    if not blocks:
+        return None
+    lead = "Both models' vectors cut to their first dimensions and kept in fewer bits; nothing is trained for it. Where the student's line runs along its teacher's, it inherits what the teacher can bear."
+    return Section(key="shortened", heading="Truncation and quantisation", body=paragraph(lead) + choice("Run", _named(blocks)))
+
+
+def _named(blocks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Names that differ, where a run has several blocks."""
+    names = [name for name, _ in blocks]
+    return [
+        (name if names.count(name) == 1 else f"{name}, {1 + names[:place].count(name)}", body)
+        for place, (name, body) in enumerate(blocks)
+    ]
+
+
+def _cut_short(number: int, name: str, found: Shortened) -> str:
+    figures = []
+    values = [score for row in found.rows for score in row.scores.values()]
+    low, high = around(values, room=0.06)
+    sizes = sorted({row.dimensions for row in found.rows})
+    kinds = {"teacher": "teacher", "asymmetric": f"{colour(number)} dashed", "student": colour(number)}
+    for precision, says in PRECISIONS.items():
+        rows = sorted((row for row in found.rows if row.precision == precision), key=lambda row: row.dimensions)
+        if not rows:
+            continue
+        plot = Plot(
+            title=f"{name}: {found.measure}, {says}",
+            across=Axis(label="dimensions kept (log scale)", low=sizes[0], high=sizes[-1], log=True, at=tuple(map(float, sizes))),
+            up=Axis(label="", low=max(0.0, low), high=min(high, 1.02), write=lambda v: f"{100 * v:.0f}"),
+            right=NAMES + 16,
+        )
+        ends = []
+        for who, kind in kinds.items():
+            points = [(float(row.dimensions), row.scores[who]) for row in rows]
+            plot.line(points, kind)
+            for row in rows:
+                told = f"{WHO[who]}, {row.dimensions} dimensions, {row.bytes:,} bytes a vector: {100 * row.scores[who]:.1f}"
+                plot.dot((float(row.dimensions), row.scores[who]), kind.split()[0], size=3, says=told)
+            ends.append((points[-1][1], f"{WHO[who]} {100 * points[-1][1]:.0f}", kind.split()[0]))
+        plot.names_at_the_end(ends)
+        figures.append(figure(plot.svg(), heading=says.removeprefix("as ").capitalize()))
+    return paragraph(f"Score: {found.measure}, in percent.", "note") + side_by_side(figures)
+
+
+def tasks_table(report: Report) -> Section | None:
+    """Each task with labels: the teacher, and each run in both modes."""
+    runs = [run for run in report.runs if report.of(run).tasks]
+    if not runs:
+        return None
+    heading = ["task", "measure", report.teacher.name if report.teacher else "teacher"]
+    for run in runs:
+        heading += [run.name, "share"]
+        if any(task.asymmetric is not None for task in report.of(run).tasks):
+            heading += [f"{run.name} → teacher", "share"]
+    rows: list[tuple[str, ...]] = [tuple(heading)]
+    for place, first in enumerate(report.of(runs[0]).tasks):
+        line = [first.task, first.measure, f"{100 * first.teacher:.1f}"]
+        for run in runs:
+            task = report.of(run).tasks[place]
+            scores = [task.standard]
+            if any(one.asymmetric is not None for one in report.of(run).tasks):
+                scores.append(task.standard if task.asymmetric is None else task.asymmetric)
+            for score in scores:
+                line += [f"{100 * score:.1f}", percent(score / task.teacher if task.teacher else None)]
+        rows.append(tuple(line))
+    body = table(rows, texts=(0, 1)) + paragraph(
+        "“→ teacher”: queries by the run, documents by the teacher, as in an index that is already there. Share: of the teacher's own score.",
+        "note",
+    )
+    return Section(key="tasks", heading="Tasks with labels", body=body)
+
+
+def parts_of(run: Run) -> Mapping[str, str]:
+    """Parameters by part, as words."""
+    return {part: count(value) for part, value in run.parts.items() if value}
+
+
+def file_name(path: str) -> str:
+    """The last part of a path or hub name."""
+    return Path(path).name or path

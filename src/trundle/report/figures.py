@@ -1,0 +1,61 @@
+"""Numbers as a person reads them: a unit, and no more digits than mean something."""
+
+from __future__ import annotations
+
+NOTHING = "–"
+
+
+def short(value: float) -> str:
+    """Three significant digits, or all digits before the point."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.3g}" if value < 1 else f"{value:.2f}"
+
+
+def megabytes(value: float | None) -> str:
+    """Bytes; 1 MB is a million."""
+    if value is None:
+        return NOTHING
+    return f"{short(value / 1e9)} GB" if value >= 1e9 else f"{short(value / 1e6)} MB" if value >= 1e5 else f"{short(value / 1e3)} kB"
+
+
+def count(value: float | None) -> str:
+    """A number of parameters or tokens."""
+    if value is None:
+        return NOTHING
+    if value >= 1e9:
+        return f"{short(value / 1e9)}B"
+    return f"{short(value / 1e6)}M" if value >= 1e6 else f"{value:,.0f}"
+
+
+def milliseconds(value: float | None) -> str:
+    """A short time."""
+    return NOTHING if value is None else f"{short(value)} ms"
+
+
+def percent(share: float | None) -> str:
+    """A share of 1."""
+    return NOTHING if share is None else f"{100 * share:.1f}%"
+
+
+def points(share: float | None) -> str:
+    """A score of 1 as 100."""
+    return NOTHING if share is None else f"{100 * share:.1f}"
+
+
+def times(large: float | None, small: float | None) -> str:
+    """How many times smaller or faster."""
+    if not large or not small:
+        return NOTHING
+    return f"{short(large / small)}×"
+
+
+def plain(value: float) -> str:
+    """A number on an axis."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def one_line(text: str, longest: int) -> str:
+    """The beginning of a text, without its line breaks."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else line[: longest - 1].rstrip() + "…"

@@ -1,0 +1,98 @@
+"""Pictures of many small marks: which weights are left, and where both models put the same texts."""
+
+from __future__ import annotations
+
+from html import escape
+
+from trundle.report.axes import Axis, Plot, around, colour, svg
+from trundle.report.figures import percent
+from trundle.report.markup import Section, choice, figure, paragraph
+from trundle.report.records import Projection, PrunedMatrix, Report, Run
+
+CELL_WIDTH, CELL_HEIGHT = 70, 24
+LEFT, TOP = 60, 26
+DARK = 0.55
+"""From this share on, a cell is so full that its text is light."""
+
+
+def sparsity_map(report: Report) -> Section | None:
+    """The share of each matrix that is left."""
+    blocks = [(run.name, _left(run)) for run in report.runs if run.pruned]
+    if not blocks:
+        return None
+    return Section(key="sparsity", heading="What is left of the weights", body=choice("Run", blocks))
+
+
+def _left(run: Run) -> str:
+    weights, kept = sum(one.weights for one in run.pruned), sum(one.kept for one in run.pruned)
+    lead = f"{percent(kept / weights)} of {weights:,} weights in these matrices are left. The fuller a cell, the more of it."
+    return paragraph(lead) + figure(f'<div class="wide map" tabindex="0">{heat(run.pruned)}</div>')
+
+
+def heat(pruned: tuple[PrunedMatrix, ...]) -> str:
+    """One row a layer, one column a matrix."""
+    names = list(dict.fromkeys(one.matrix for one in pruned))
+    layers = sorted({one.layer for one in pruned})
+    parts = []
+    for place, name in enumerate(names):
+        x = LEFT + CELL_WIDTH * (place + 0.5)
+        short = ".".join(name.removesuffix(".weight").split(".")[-2:])
+        parts.append(
+            f'<text class="tick small" text-anchor="middle" x="{x:g}" y="{TOP - 9}">{escape(short[-11:])}<title>{escape(name)}</title></text>'
+        )
+    for place, layer in enumerate(layers):
+        y = TOP + CELL_HEIGHT * (place + 0.5) + 5
+        parts.append(f'<text class="tick" text-anchor="end" x="{LEFT - 8}" y="{y:g}">layer {layer}</text>')
+    for one in pruned:
+        x, y = LEFT + CELL_WIDTH * names.index(one.matrix), TOP + CELL_HEIGHT * layers.index(one.layer)
+        share = one.kept / one.weights if one.weights else 0.0
+        box = f'x="{x + 1}" y="{y + 1}" width="{CELL_WIDTH - 2}" height="{CELL_HEIGHT - 2}" rx="3"'
+        says = f"layer {one.layer}, {one.matrix}: {one.kept:,} of {one.weights:,} weights are left"
+        parts.append(f'<rect class="cell" {box}/>')
+        parts.append(
+            f'<rect class="mark heat" tabindex="0" {box} fill-opacity="{share:.3f}"><title>{escape(says)}</title></rect>'
+        )
+        ink = "over" if share > DARK else "ink"
+        parts.append(
+            f'<text class="{ink} cell-text" text-anchor="middle" x="{x + CELL_WIDTH / 2:g}" y="{y + CELL_HEIGHT / 2 + 5:g}">{100 * share:.0f}%</text>'
+        )
+    width, height = LEFT + CELL_WIDTH * len(names) + 8, TOP + CELL_HEIGHT * len(layers) + 8
+    return svg(width, height, "share of the weights that are left, by layer and matrix", parts)
+
+
+def projection(report: Report) -> Section | None:
+    """Teacher and student vectors of the same texts, each pair joined by a line."""
+    blocks = [
+        (run.name, _plane(number, run.name, found))
+        for number, run in enumerate(report.runs)
+        if (found := report.of(run).projection) is not None
+    ]
+    if not blocks:
+        return None
+    lead = (
+        "Vectors of the same texts by teacher (ring) and student (dot), joined by a line: the shorter the lines, the nearer "
+        "the two. Point at one to read its text."
+    )
+    return Section(key="projection", heading="The shared space", body=paragraph(lead) + choice("Run", blocks))
+
+
+def _plane(number: int, name: str, found: Projection) -> str:
+    both = [*found.teacher, *found.student]
+    left, right = around([x for x, _ in both], room=0.04)
+    low, high = around([y for _, y in both], room=0.04)
+    plot = Plot(
+        title=f"{name}: vectors of {len(found.texts)} texts by teacher and student",
+        across=Axis(label="first principal direction of the teacher's vectors", low=left, high=right),
+        up=Axis(label="second principal direction", low=low, high=high),
+        height=400,
+    )
+    for theirs, ours in zip(found.teacher, found.student, strict=True):
+        plot.link(theirs, ours, f"link {colour(number)}")
+    for theirs, ours, text in zip(found.teacher, found.student, found.texts, strict=True):
+        plot.dot(theirs, "ring", size=3.2)
+        plot.dot(ours, f"{colour(number)} fine", size=3.2, says=text)
+    caption = (
+        f"{len(found.texts)} texts. These two directions hold {percent(found.shown)} of the variance of the teacher's vectors, "
+        "so what looks near here can be far in the whole space, and a short line is no proof."
+    )
+    return figure(plot.svg(), caption)

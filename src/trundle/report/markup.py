@@ -1,0 +1,62 @@
+"""Pieces of a page. Whatever comes from outside passes through `escape` here or in the drawings, and nowhere is it left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the page: its name in the contents, its heading, and what stands below it."""
+
+    key: str
+    heading: str
+    body: str
+
+
+def table(rows: Sequence[Sequence[str]], *, texts: Sequence[int] = (0,), bold: Sequence[int] = ()) -> str:
+    """Plain cells under a heading; `texts` are the columns read from the left, `bold` the rows that stand out."""
+
+    def cells(row: Sequence[str], tag: str) -> str:
+        kinds = [' class="text"' if number in texts else "" for number in range(len(row))]
+        return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
+
+    heading, *body = rows
+    lines = "".join(
+        f'<tr{" class=bold" if number in bold else ""}>{cells(row, "td")}</tr>' for number, row in enumerate(body)
+    )
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{cells(heading, "th")}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def figure(picture: str, caption: str = "", *, heading: str = "") -> str:
+    """A picture with a line above and a line below it; both are plain text."""
+    above = f"<h3>{escape(heading)}</h3>" if heading else ""
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f"<figure>{above}{picture}{below}</figure>"
+
+
+def side_by_side(parts: Sequence[str]) -> str:
+    """Figures beside each other where there is room."""
+    return f'<div class="grid">{"".join(parts)}</div>'
+
+
+def paragraph(text: str, kind: str = "") -> str:
+    """A plain sentence or two."""
+    return f"<p{f' class={kind}' if kind else ''}>{escape(text)}</p>"
+
+
+def code(text: str) -> str:
+    """Lines to copy."""
+    return f'<pre tabindex="0"><code>{escape(text)}</code></pre>'
+
+
+def choice(label: str, blocks: Sequence[tuple[str, str]]) -> str:
+    """Blocks of which one is shown at a time, by name; all of them, one below the other, where scripts don't run."""
+    if len(blocks) == 1:
+        return blocks[0][1]
+    inside = "".join(
+        f'<div class="option" data-name="{escape(name)}"><h3>{escape(name)}</h3>{body}</div>' for name, body in blocks
+    )
+    return f'<div class="choice" data-label="{escape(label)}">{inside}</div>'

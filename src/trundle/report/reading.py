@@ -1,0 +1,294 @@
+"""What a run's folder tells without its model being opened: its lineage, its trainings, its plans, its files."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trundle.artifact import LINEAGE_FILE, read_lineage
+from trundle.errors import BadInput
+from trundle.report.records import (
+    Candidate,
+    Coverage,
+    Form,
+    LayerLosses,
+    Planning,
+    Point,
+    PrunedMatrix,
+    Quality,
+    Run,
+    Rung,
+    StepTaken,
+    Training,
+)
+from trundle.runtime.describe import FILE as GRAPHS_FILE
+from trundle.runtime.describe import installed, read_description
+from trundle.runtime.engines import SMALLEST_FIRST
+
+PLANNING_FILE = "planning.json"
+PRUNED_FILE = "weights.json"
+OWN_MODULE = '"trundle.'
+"""In the list of modules of a folder that plain sentence-transformers can't open alone."""
+TRAININGS = ("contrast", "align")
+"""Steps that leave a file of metrics, in the order in which they are usually taken."""
+METRICS = {"step", "epoch", "loss", "lr", "validation", "seconds", "texts_per_second"}
+POINTS = 400
+"""A curve is thinned to so many points: more can't be seen."""
+TORCH = "torch"
+
+T = TypeVar("T")
+
+
+def read_runs(folders: Sequence[str | Path]) -> tuple[Run, ...]:
+    """All runs, each with a name that tells it from the others."""
+    if not folders:
+        raise BadInput("there is no run to report on; name at least one folder that trundle wrote")
+    places = [Path(folder).expanduser() for folder in folders]
+    return tuple(
+        read_run(place, name)
+        for place, name in zip(places, short_names([str(place) for place in places]), strict=True)
+    )
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """One folder that a step, a recipe or a budget has left."""
+    if not folder.is_dir():
+        raise BadInput(f"there is no folder {str(folder)!r}; name a model folder that trundle wrote")
+    lineage = read_lineage(folder)
+    if lineage is None:
+        raise BadInput(
+            f"{folder} has no {LINEAGE_FILE}, so it is no run of trundle's; name a folder that a step or compress wrote"
+        )
+    try:
+        return _run(folder, name, lineage)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadInput(
+            f"{folder} can't be read as a run ({type(error).__name__}: {error}); make the folder again"
+        ) from error
+
+
+def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> Run:
+    ages = list(generations(lineage))
+    after = lineage["after"] or next((age["after"] for age in ages[::-1] if age["after"]), {})
+    forms = _forms(folder, after)
+    steps = tuple(
+        StepTaken(
+            begins_from=_name(age["source"]),
+            step=step["step"],
+            says=step["says"],
+            options={key: value for key, value in step["options"].items() if value not in (None, "")},
+            facts=step["facts"],
+        )
+        for age in ages
+        for step in age["steps"]
+    )
+    plans = [(step["step"], step["plan"]) for age in ages for step in age["steps"]]
+    return Run(
+        name=name,
+        folder=str(folder),
+        source=str(ages[0]["source"]),
+        teacher=str(lineage["space"] or ages[0]["source"]),
+        parameters=int(after.get("parameters", 0)),
+        layers=int(after.get("layers", 0)),
+        width=int(after.get("width", 0)),
+        parts={part: int(cost["parameters"]) for part, cost in after.get("parts", {}).items()},
+        origin=ages[0]["before"],
+        forms=forms,
+        form=_fastest(forms),
+        needs_trundle=_needs_trundle(folder),
+        pair=any(step.step == "pair" for step in steps),
+        quality=kept_quality(lineage["scores"]),
+        scores={key: float(value) for key, value in lineage["scores"].items() if isinstance(value, int | float)},
+        steps=steps,
+        data=tuple(lineage["data"]),
+        seed=int(lineage["seed"]),
+        versions=lineage["versions"],
+        trainings=tuple(found for step in TRAININGS if (found := read_training(folder, step)) is not None),
+        layer_losses=_layer_losses(plans),
+        coverage=_coverage(plans),
+        pruned=_pruned(folder),
+        planning=_planning(folder),
+    )
+
+
+def generations(lineage: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """A lineage and those of the models it was made from, the oldest first."""
+    if lineage is not None:
+        yield from generations(lineage.get("parent"))
+        yield lineage
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """The end of each path, as long as it must be to differ from the others."""
+    parts = [Path(path).resolve().parts for path in paths]
+    shown = []
+    for own in parts:
+        length = 1
+        while length < len(own) and sum(other[-length:] == own[-length:] for other in set(parts)) > 1:
+            length += 1
+        shown.append("/".join(own[-length:]))
+    return [
+        f"{name} ({shown[:place].count(name) + 1})" if name in shown[:place] else name
+        for place, name in enumerate(shown)
+    ]
+
+
+def _name(path: str) -> str:
+    return Path(path).name or path
+
+
+def _forms(folder: Path, after: Mapping[str, Any]) -> tuple[Form, ...]:
+    """The torch weights, if they are there, and each exported graph."""
+    weights = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    forms = [Form(engine=TORCH, bytes=weights)] if weights else []
+    if (folder / GRAPHS_FILE).is_file():
+        for graph in read_description(folder).graphs:
+            path = folder / graph.path
+            same = [file for file in path.parent.glob("*") if file.name.split(".")[0] == path.stem]
+            if installed(graph.engine) and same:
+                size = sum(file.stat().st_size for file in same)
+                forms.append(Form(engine=f"{graph.engine}-{graph.precision}", bytes=size))
+    return tuple(forms) or (Form(engine=TORCH, bytes=int(after.get("bytes", 0))),)
+
+
+def _fastest(forms: Sequence[Form]) -> Form:
+    """The form the runtime would choose: a graph before torch, small numbers before large ones."""
+
+    def rank(form: Form) -> tuple[int, bool]:
+        engine, _, precision = form.engine.partition("-")
+        return (SMALLEST_FIRST.index(precision) if precision else len(SMALLEST_FIRST)), engine != "openvino"
+
+    return min(forms, key=rank)
+
+
+def _needs_trundle(folder: Path) -> bool:
+    path = folder / "modules.json"
+    return path.is_file() and OWN_MODULE in path.read_text(encoding="utf-8")
+
+
+def kept_quality(scores: Mapping[str, Any]) -> Quality | None:
+    """The figures of a lineage's scores that tell how near a model is to its teacher."""
+    found: dict[str, float] = {}
+    k = 10
+    for name, value in scores.items():
+        if match := re.match(r"agreement@(\d+), (searching the index|own index)", name):
+            k = int(match[1])
+            found["agreement_standard" if match[2] == "own index" else "agreement_asymmetric"] = float(value)
+        elif name.startswith("cosine to "):
+            found["cosine"] = float(value)
+        elif name.startswith("l2 distance to "):
+            found["distance"] = float(value)
+    return Quality(measured="texts held out when it was made", k=k, **found) if found else None
+
+
+def read_training(folder: Path, step: str) -> Training | None:
+    """The metrics a step left, thinned; None where there are none."""
+    path = folder / f"{step}.jsonl"
+    if not path.is_file():
+        return None
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except ValueError as error:
+        raise BadInput(f"{path} is damaged ({error}); delete it, or train again") from error
+
+    def points(key: str) -> tuple[Point, ...]:
+        return tuple((float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None)
+
+    watched = sorted({key for row in rows for key in row if key not in METRICS})
+    training = Training(
+        step=step,
+        loss=thinned(points("loss"), POINTS),
+        validation=points("validation"),
+        watched={key: points(key) for key in watched},
+    )
+    return training if training.loss or training.validation else None
+
+
+def thinned(points: Sequence[T], most: int) -> tuple[T, ...]:
+    """Evenly spaced ones, the first and the last among them."""
+    if len(points) <= most:
+        return tuple(points)
+    return tuple(points[round(place * (len(points) - 1) / (most - 1))] for place in range(most))
+
+
+Plans = Sequence[tuple[str, Mapping[str, Any]]]
+
+
+def _layer_losses(plans: Plans) -> LayerLosses | None:
+    for step, plan in reversed(plans):
+        if step == "depth" and plan.get("losses"):
+            losses = tuple(float(loss) for loss in plan["losses"])
+            return LayerLosses(losses=losses, kept=len(plan["blocks"]), pick=str(plan["pick"]))
+    return None
+
+
+def _coverage(plans: Plans) -> Coverage | None:
+    for step, plan in reversed(plans):
+        if step == "vocabulary" and plan.get("coverage") is not None:
+            return Coverage(
+                kept=count_ids(plan["kept"]),
+                of=int(plan["of"]),
+                coverage=float(plan["coverage"]),
+                lost=tuple(plan["lost"]),
+            )
+    return None
+
+
+def count_ids(ranges: str) -> int:
+    """How many ids a list such as 0-4,7 stands for."""
+    ends = [part.partition("-") for part in ranges.split(",") if part]
+    return sum(int(high or low) - int(low) + 1 for low, _, high in ends)
+
+
+def _pruned(folder: Path) -> tuple[PrunedMatrix, ...]:
+    path = folder / PRUNED_FILE
+    if not path.is_file():
+        return ()
+    content = json.loads(path.read_text(encoding="utf-8"))
+    keys = ("layer", "matrix", "weights", "kept")
+    return tuple(PrunedMatrix(**{key: one[key] for key in keys}) for one in content["matrices"])
+
+
+def _planning(folder: Path) -> Planning | None:
+    path = folder / PLANNING_FILE
+    if not path.is_file():
+        return None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    keys = ("seconds", "steps", "distance", "cosine", "agreement")
+    candidates = tuple(
+        Candidate(
+            name=one["name"],
+            parameters=int(one["parameters"]),
+            bytes=int(one["bytes"]),
+            milliseconds=float(one["milliseconds"]),
+            outcome=one["outcome"],
+            rungs=tuple(Rung(**{key: rung[key] for key in keys}) for rung in one["rungs"]),
+        )
+        for one in content["candidates"]
+    )
+    return Planning(
+        budget={key: content["budget"].get(key) for key in ("bytes", "parameters", "milliseconds")},
+        candidates=candidates,
+        chosen=content["chosen"],
+        predicted=content["predicted"],
+        measured=content["measured"],
+    )
+
+
+def weigh(folder: Path) -> tuple[int, int]:
+    """Bytes and parameters of a model's safetensors, by their headers alone."""
+    size = parameters = 0
+    for file in folder.rglob("*.safetensors"):
+        with file.open("rb") as handle:
+            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+        size += file.stat().st_size
+        parameters += sum(
+            math.prod(tensor["shape"])
+            for name, tensor in header.items()
+            if name != "__metadata__" and "F" in tensor["dtype"]
+        )
+    return size, parameters
