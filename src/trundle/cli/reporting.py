@@ -12,22 +12,27 @@ from trundle.cli.common import Data, Json, Quiet, TrustRemoteCode, Verbose
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(help="Model folders that trundle wrote; several are compared.")],
+    runs: Annotated[
+        list[str], typer.Argument(help="Model folders that trundle wrote; several are compared.")
+    ],
     teacher: Annotated[
-        str | None, typer.Option(help="The large model's folder or hub name; by default the runs' own teacher.")
+        str | None,
+        typer.Option(help="The large model's folder or hub name; by default the runs' own teacher."),
     ] = None,
     data: Data = None,
     tasks: Annotated[
         list[str] | None,
         typer.Option(help="A folder of tasks with labels (sts, retrieval, …), or one task; repeatable."),
     ] = None,
-    texts: Annotated[int, typer.Option(min=100, help="At most so many texts of --data are measured on.")] = 2000,
+    texts: Annotated[
+        int, typer.Option(min=100, help="At most so many texts of --data are measured on.")
+    ] = 2000,
     speed: Annotated[
         bool, typer.Option("--speed/--no-speed", help="Where models are opened, also race them.")
     ] = True,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page; report.json goes beside it.")] = Path(
-        "report.html"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The page; report.json goes beside it.")
+    ] = Path("report.html"),
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,

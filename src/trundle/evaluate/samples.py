@@ -50,5 +50,7 @@ def on_a_plane(teacher: Vectors, student: Vectors) -> Plane:
     energy = sizes**2
     shown = float(energy[:2].sum() / energy.sum()) if energy.sum() else 1.0
     return Plane(
-        teacher=(wide - centre) @ plane.T, student=(student.astype(np.float64) - centre) @ plane.T, shown=shown
+        teacher=(wide - centre) @ plane.T,
+        student=(student.astype(np.float64) - centre) @ plane.T,
+        shown=shown,
     )

@@ -13,9 +13,11 @@ from html import escape
 from trundle.report.figures import plain
 
 WIDTH, HEIGHT = 480, 320
-LEFT, RIGHT, TOP, BOTTOM = 54, 16, 34, 48
-LETTER = 7.0
-"""About how wide a letter is."""
+LEFT, RIGHT, TOP, BOTTOM = 54, 16, 14, 48
+LABEL = 20
+"""Room above for the name of the upright axis, where it has one."""
+LETTER = 7.8
+"""About how wide a bold letter is."""
 LINE = 16.0
 TICKS = 5
 COLOURS = 8
@@ -95,7 +97,11 @@ class Plot:
 
     def y(self, value: float) -> float:
         """Where a value lies from the top."""
-        return TOP + (self.height - TOP - BOTTOM) * (1 - self.up.share(value))
+        return self._top + (self.height - self._top - BOTTOM) * (1 - self.up.share(value))
+
+    @property
+    def _top(self) -> int:
+        return TOP + (LABEL if self.up.label else 0)
 
     def line(self, points: Sequence[tuple[float, float]], kind: str) -> None:
         """A line through points; `kind` is its class."""
@@ -121,10 +127,10 @@ class Plot:
         """A line up from the lower axis, such as a budget."""
         x = self.x(value)
         self._marks.append(
-            f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{self.height - BOTTOM}"/>'
+            f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{self._top}" y2="{self.height - BOTTOM}"/>'
         )
         left = x > WIDTH / 2
-        self._text(x - 5 if left else x + 5, TOP + 12, says, f"{kind}-name", "end" if left else "start")
+        self._text(x - 5 if left else x + 5, self._top + 12, says, f"{kind}-name", "end" if left else "start")
 
     def level(self, value: float, kind: str = "limit") -> None:
         """A line across."""
@@ -180,12 +186,13 @@ class Plot:
         frame.append(
             f'<text class="axis" text-anchor="middle" x="{middle:.0f}" y="{self.height - 8}">{escape(self.across.label)}</text>'
         )
-        frame.append(f'<text class="axis" x="4" y="15">{escape(self.up.label)}</text>')
+        if self.up.label:
+            frame.append(f'<text class="axis" x="4" y="15">{escape(self.up.label)}</text>')
         return svg(WIDTH, self.height, self.title, [*frame, *self._marks, *self._texts])
 
     def _is_free(self, box: tuple[float, float, float, float]) -> bool:
         left, top, right, bottom = box
-        if left < LEFT - 4 or right > WIDTH - 2 or top < 18 or bottom > self.height - BOTTOM + 4:
+        if left < LEFT - 4 or right > WIDTH - 2 or top < self._top - 8 or bottom > self.height - BOTTOM + 4:
             return False
         return not any(left < r and right > x and top < b and bottom > y for x, y, r, b in self._taken)
 
@@ -197,9 +204,7 @@ class Plot:
 
 def svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
     """A picture with a name for those who can't see it."""
-    return (
-        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
-    )
+    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
 
 
 def spread(places: Sequence[float], gap: float) -> list[float]:
@@ -216,6 +221,11 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
         for members, middle in groups
         for number in range(len(members))
     ]
+
+
+def room_for(names: Sequence[str]) -> int:
+    """What names at the ends of lines need at the right."""
+    return math.ceil(RIGHT + LETTER * max(map(len, names), default=0))
 
 
 def colour(number: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trundle.report.axes import Axis, Plot, around, colour
 from trundle.report.figures import count, megabytes, milliseconds, percent
 from trundle.report.markup import Section, choice, figure, paragraph, table
-from trundle.report.records import Candidate, Planning, Report, Run
+from trundle.report.records import Candidate, Planning, Report
 
 NAMES = 20
 
@@ -13,31 +13,62 @@ NAMES = 20
 def planning(report: Report) -> Section | None:
     """One block for each run that was made to a budget."""
     blocks = [
-        (run.name, _block(number, run, run.planning)) for number, run in enumerate(report.runs) if run.planning
+        (run.name, _block(number, run.planning)) for number, run in enumerate(report.runs) if run.planning
     ]
     if not blocks:
         return None
     return Section(key="budget", heading="How the budget was met", body=choice("Run", blocks))
 
 
-def _block(number: int, run: Run, plan: Planning) -> str:
-    writers = {"bytes": megabytes, "parameters": lambda v: f"{count(v)} parameters", "milliseconds": lambda v: f"{milliseconds(v)} a query"}
-    wanted = [write(value) for key, write in writers.items() if (value := plan.budget.get(key))]
+def _block(number: int, plan: Planning) -> str:
+    budget = plan.budget
+    wanted = [
+        says
+        for value, says in (
+            (budget["bytes"], megabytes(budget["bytes"])),
+            (budget["parameters"], f"{count(budget['parameters'])} parameters"),
+            (budget["milliseconds"], f"{milliseconds(budget['milliseconds'])} a query"),
+        )
+        if value
+    ]
     rungs = sum(len(one.rungs) for one in plan.candidates)
     lead = (
         f"Budget: {' and '.join(wanted)}. {len(plan.candidates)} candidates were weighed by arithmetic, "
         f"{sum(bool(one.rungs) for one in plan.candidates)} were tried in {rungs} short trainings, and {plan.chosen} was trained to the end."
     )
     tried = [one for one in plan.candidates if one.rungs]
-    picture = figure(_halving(number, plan, tried), "Each line is a candidate; it ends where it was given up. Hover or tab for names.", heading="Successive halving") if tried else ""
+    picture = (
+        figure(
+            _halving(number, plan, tried),
+            "Each line is a candidate; it ends where it was given up. Hover or tab for names.",
+            heading="Successive halving",
+        )
+        if tried
+        else ""
+    )
     return paragraph(lead) + picture + _candidates(plan) + _forecast(plan)
 
 
 def _candidates(plan: Planning) -> str:
-    rows: list[tuple[str, ...]] = [("candidate", "outcome", "parameters", "weights", "one query", "short trainings", "agreement", "cosine")]
+    rows: list[tuple[str, ...]] = [
+        (
+            "candidate",
+            "outcome",
+            "parameters",
+            "weights",
+            "one query",
+            "short trainings",
+            "agreement",
+            "cosine",
+        )
+    ]
     ordered = sorted(
         plan.candidates,
-        key=lambda one: (one.name != plan.chosen, -len(one.rungs), -(one.rungs[-1].agreement if one.rungs else 0)),
+        key=lambda one: (
+            one.name != plan.chosen,
+            -len(one.rungs),
+            -(one.rungs[-1].agreement if one.rungs else 0),
+        ),
     )
     for one in ordered:
         last = one.rungs[-1] if one.rungs else None
@@ -62,8 +93,18 @@ def _halving(number: int, plan: Planning, tried: list[Candidate]) -> str:
     low, high = around([rung.agreement for one in tried for rung in one.rungs])
     plot = Plot(
         title="agreement of each candidate after each short training",
-        across=Axis(label="seconds of training, all rungs together", low=0, high=longest * 1.04, write=lambda v: f"{v:,.0f}"),
-        up=Axis(label="agreement@10, validation texts", low=max(0.0, low), high=min(1.0, high), write=lambda v: f"{100 * v:.0f}%"),
+        across=Axis(
+            label="seconds of training, all rungs together",
+            low=0,
+            high=longest * 1.04,
+            write=lambda v: f"{v:,.0f}",
+        ),
+        up=Axis(
+            label="agreement@10, validation texts",
+            low=max(0.0, low),
+            high=min(1.0, high),
+            write=lambda v: f"{100 * v:.0f}%",
+        ),
     )
     for one in sorted(tried, key=lambda one: one.name == plan.chosen):
         chosen = one.name == plan.chosen
@@ -75,7 +116,9 @@ def _halving(number: int, plan: Planning, tried: list[Candidate]) -> str:
         if len(points) > 1:
             plot.line(points, f"{kind} {'thick' if chosen else ''}")
         for rung, point in zip(one.rungs, points, strict=True):
-            says = f"{one.name}: {percent(rung.agreement)}, cosine {rung.cosine:.3f} after {rung.steps:,} steps"
+            says = (
+                f"{one.name}: {percent(rung.agreement)}, cosine {rung.cosine:.3f} after {rung.steps:,} steps"
+            )
             plot.dot(point, kind, size=5 if chosen else 3.5, says=says)
         if chosen:
             plot.name(points[-1], one.name[:NAMES], kind)

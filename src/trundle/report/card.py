@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,25 @@ import yaml
 
 from trundle.artifact import Lineage
 
+TAGS = ("sentence-transformers", "feature-extraction", "sentence-similarity", "trundle", "model-compression")
+TASK = {"type": "sentence-similarity", "name": "Agreement with the teacher"}
+
 ENCODE = 'vectors = model.encode(["a text", "another text"])'
 ENCODE_BOTH = """documents = model.encode_document(["a text", "another text"])
 queries = model.encode_query(["what is asked"])"""
 
 
 def model_card(name: str, lineage: Lineage, *, similarity: str, needs_trundle: bool = False) -> str:
-    """A card that says what the lineage says, for people."""
+    """A card that says what the lineage says, for people and, at its head, for the hub."""
     return _card(
         name,
+        _front(
+            name, [_first_source(lineage)], "finetune", _readable(lineage.scores, lineage.space), lineage.data
+        ),
         f"Made from `{Path(lineage.source).name}` with trundle{_space(lineage.space)}.",
         _sizes(lineage.before, lineage.after),
         _steps(lineage),
-        _scores(lineage.scores),
+        _scores(_readable(lineage.scores, lineage.space)),
         _use(name, ENCODE, similarity, needs_trundle=needs_trundle),
     )
 
@@ -30,26 +37,82 @@ def model_card(name: str, lineage: Lineage, *, similarity: str, needs_trundle: b
 def pair_card(name: str, lineage: Lineage, *, similarity: str) -> str:
     """The card of two models in one folder, by the facts of the step that put them together."""
     facts = lineage.steps[-1]["facts"]
+    student = lineage.parent or {}
+    scores = _readable(student.get("scores", {}), student.get("space"))
+    both = [_first_source(lineage), str(lineage.space)]
     return _card(
         name,
+        _front(name, both, "merge", scores, student.get("data", ())),
         f"Two models in one vector space of {facts['width']} dimensions, put together with trundle: queries are "
         f"encoded by the small `{Path(lineage.source).name}`, documents by `{Path(str(lineage.space)).name}`.",
         "| | queries | documents |\n|---|---:|---:|\n| parameters | "
         f"{facts['query_parameters'] / 1e6:,.1f}M | {facts['document_parameters'] / 1e6:,.1f}M |",
-        _scores((lineage.parent or {}).get("scores", {})),
+        _scores(scores),
         _use(name, ENCODE_BOTH, similarity)
         + " Plain `encode` takes the way of the documents. How the small model was made is in `trundle.json`.",
     )
 
 
-def _card(name: str, *parts: str) -> str:
-    front = {
+def _card(name: str, front: Mapping[str, Any], *parts: str) -> str:
+    head = (f"---\n{yaml.safe_dump(dict(front), sort_keys=False, allow_unicode=True)}---", f"# {name}")
+    return "\n\n".join(part for part in (*head, *parts) if part) + "\n"
+
+
+def _front(
+    name: str,
+    bases: Sequence[str],
+    relation: str,
+    scores: Mapping[str, float],
+    data: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The hub's metadata; results only where something was measured."""
+    models = list(dict.fromkeys(_hub_name(base) for base in bases))
+    front: dict[str, Any] = {
         "library_name": "sentence-transformers",
         "pipeline_tag": "sentence-similarity",
-        "tags": ["sentence-transformers", "feature-extraction", "sentence-similarity", "trundle"],
+        "base_model": models[0] if len(models) == 1 else models,
+        "base_model_relation": relation,
+        "tags": list(TAGS),
     }
-    head = (f"---\n{yaml.safe_dump(front, sort_keys=False)}---", f"# {name}")
-    return "\n\n".join(part for part in (*head, *parts) if part) + "\n"
+    if scores:
+        sources = ", ".join(Path(str(one["source"])).name for one in data)
+        dataset = {"type": "custom", "name": f"Held-out texts of {sources}" if sources else "Held-out texts"}
+        metrics = [
+            {"type": _metric(label), "name": label, "value": float(value)} for label, value in scores.items()
+        ]
+        front["model-index"] = [
+            {"name": name, "results": [{"task": dict(TASK), "dataset": dataset, "metrics": metrics}]}
+        ]
+    return front
+
+
+def _first_source(lineage: Lineage) -> str:
+    """The model that everything began from."""
+    source, parent = lineage.source, lineage.parent
+    while parent:
+        source, parent = parent["source"], parent.get("parent")
+    return str(source)
+
+
+def _hub_name(source: str) -> str:
+    """A hub name as it is; of a folder only its own name, which says nothing of this machine."""
+    looks_like_one = re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not Path(source).exists()
+    return source if looks_like_one else Path(source).name
+
+
+def _readable(scores: Mapping[str, Any], space: str | None) -> dict[str, float]:
+    """The measured figures, without the way to the teacher's folder in their names."""
+    short = Path(space).name if space else ""
+    return {
+        (label.replace(space, short) if space else label): float(value)
+        for label, value in scores.items()
+        if isinstance(value, int | float)
+    }
+
+
+def _metric(label: str) -> str:
+    """A name for machines: agreement@10, own index → agreement_at_10_own_index."""
+    return re.sub(r"[^a-z0-9]+", "_", label.lower().replace("@", " at ")).strip("_")
 
 
 def _space(model: str | None) -> str:
@@ -78,8 +141,8 @@ def _steps(lineage: Lineage) -> str:
     return "## How it was made\n\n" + "\n".join(lines) + "\n\nThe whole lineage is in `trundle.json`."
 
 
-def _scores(scores: Mapping[str, Any]) -> str:
-    rows = [f"| {name} | {value:.4f} |" for name, value in scores.items() if isinstance(value, int | float)]
+def _scores(scores: Mapping[str, float]) -> str:
+    rows = [f"| {name} | {value:.4f} |" for name, value in scores.items()]
     if not rows:
         return ""
     return "## Measured on held-out texts\n\n| | |\n|---|---:|\n" + "\n".join(rows)

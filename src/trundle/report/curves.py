@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from trundle.report.axes import WIDTH, Axis, Plot, around, colour
-from trundle.report.figures import count, one_line, percent, plain
+from trundle.report.axes import Axis, Plot, around, colour, room_for
+from trundle.report.figures import one_line, percent, plain
 from trundle.report.markup import Section, choice, figure, paragraph, side_by_side, table
 from trundle.report.records import Point, Report, Run, Shortened
 
-NAMES = 118
-"""Room at the right for the names of lines."""
-NAME = 15
+NAME = 14
 LABELS = 12
 WHO = {"teacher": "teacher", "asymmetric": "student → teacher", "student": "student"}
 PRECISIONS = {"float32": "as float32", "int8": "as bytes (int8)", "binary": "as bits (binary)"}
@@ -40,9 +37,16 @@ def layer_curve(report: Report) -> Section | None:
         plot.line(points, colour(number))
         for layer, loss in points:
             kept = layer == seen.kept
-            plot.dot((layer, loss), colour(number), size=7 if kept else 3.5, says=f"{layer:.0f} layers: loss {loss:.3f}")
+            plot.dot(
+                (layer, loss),
+                colour(number),
+                size=7 if kept else 3.5,
+                says=f"{layer:.0f} layers: loss {loss:.3f}",
+            )
         if seen.kept:
-            plot.name((float(seen.kept), seen.losses[seen.kept - 1]), f"{seen.pick}: {seen.kept} layers", "ink")
+            plot.name(
+                (float(seen.kept), seen.losses[seen.kept - 1]), f"{seen.pick}: {seen.kept} layers", "ink"
+            )
         figures.append(figure(plot.svg(), heading=run.name if len(report.runs) > 1 else ""))
     lead = "How well the model would do if it ended after each of its layers, before any training; the low point of either half is where a cut costs least."
     return Section(key="layers", heading="Layer curve", body=paragraph(lead) + side_by_side(figures))
@@ -55,30 +59,47 @@ def coverage_curve(report: Report) -> Section | None:
         return None
     curve = report.tokens
     shares = [run.coverage.coverage for _, run in runs if run.coverage]
-    largest = max([run.coverage.of for _, run in runs if run.coverage] + ([int(curve.points[-1][0])] if curve else []))
+    largest = max(
+        [run.coverage.of for _, run in runs if run.coverage] + ([int(curve.points[-1][0])] if curve else [])
+    )
     plot = Plot(
         title="share of the texts that the kept tokens cover",
-        across=Axis(label="tokens kept (log scale)", low=(curve.points[0][0] if curve else min(r.coverage.kept for _, r in runs if r.coverage) / 2), high=largest * 1.1, log=True, write=lambda v: f"{v:,.0f}"),
-        up=Axis(label="share of all tokens in the texts", low=max(0.0, min([*shares, *([curve.points[0][1]] if curve else [])]) - 0.06), high=1.02, write=lambda v: f"{100 * v:.0f}%"),
+        across=Axis(
+            label="tokens kept (log scale)",
+            low=(curve.points[0][0] if curve else min(r.coverage.kept for _, r in runs if r.coverage) / 2),
+            high=largest * 1.1,
+            log=True,
+            write=lambda v: f"{v:,.0f}",
+        ),
+        up=Axis(
+            label="share of all tokens in the texts",
+            low=max(0.0, min([*shares, *([curve.points[0][1]] if curve else [])]) - 0.06),
+            high=1.02,
+            write=lambda v: f"{100 * v:.0f}%",
+        ),
     )
     if curve:
         plot.line(curve.points, "quiet")
     for number, run in runs:
         kept = run.coverage
         assert kept is not None
-        says = f"{run.name} keeps {kept.kept:,} of {kept.of:,} tokens: {percent(kept.coverage)} of what occurs"
+        says = (
+            f"{run.name} keeps {kept.kept:,} of {kept.of:,} tokens: {percent(kept.coverage)} of what occurs"
+        )
         plot.dot((kept.kept, kept.coverage), colour(number), size=7, says=says)
     for number, run in runs:
         assert run.coverage is not None
-        plot.name((run.coverage.kept, run.coverage.coverage), one_line(f"{run.name}: {run.coverage.kept:,}", 28), colour(number))
+        plot.name(
+            (run.coverage.kept, run.coverage.coverage),
+            one_line(f"{run.name}: {run.coverage.kept:,}", 28),
+            colour(number),
+        )
     caption = (
         f"Line: the most frequent tokens of {curve.tokenizer}, in {curve.texts:,} texts of this report. Dots: what each run kept, on the texts it was chosen by."
         if curve
         else "What each run kept, on the texts it was chosen by."
     )
-    lost = [
-        (run.name, " ".join(run.coverage.lost)) for _, run in runs if run.coverage and run.coverage.lost
-    ]
+    lost = [(run.name, " ".join(run.coverage.lost)) for _, run in runs if run.coverage and run.coverage.lost]
     body = figure(plot.svg(), caption)
     if lost:
         body += paragraph("The most frequent tokens that are gone; they are read as smaller pieces:") + table(
@@ -102,10 +123,20 @@ def training_curves(report: Report) -> Section | None:
         lines = [(number, run, "validation", training.validation) for number, run, training in found]
         lines += [(number, run, "loss", training.loss) for number, run, training in found]
         drawn = [line for line in lines if line[3]]
-        figures.append(figure(_trained(f"{step}: loss", drawn), "Thin: training loss. Thick: validation.", heading=f"{step}: loss"))
+        figures.append(
+            figure(
+                _trained(f"{step}: loss", drawn),
+                "Thin: training loss. Thick: validation.",
+                heading=f"{step}: loss",
+            )
+        )
         for measure in sorted({name for *_, training in found for name in training.watched}):
-            watched = [(n, run, "validation", training.watched.get(measure, ())) for n, run, training in found]
-            figures.append(figure(_trained(measure, [line for line in watched if line[3]]), heading=f"{step}: {measure}"))
+            watched = [
+                (n, run, "validation", training.watched.get(measure, ())) for n, run, training in found
+            ]
+            figures.append(
+                figure(_trained(measure, [line for line in watched if line[3]]), heading=f"{step}: {measure}")
+            )
     if not figures:
         return None
     return Section(key="training", heading="Training", body=side_by_side(figures))
@@ -118,21 +149,24 @@ def _trained(title: str, lines: Sequence[Line]) -> str:
     values = [value for *_, points in lines for _, value in points]
     steps = [step for *_, points in lines for step, _ in points]
     low, high = around(values)
+    ends: dict[int, tuple[float, str, str]] = {}
+    for number, run, kind, points in lines:
+        if kind == "validation" or number not in ends:
+            last = points[-1][1]
+            ends[number] = (last, f"{one_line(run.name, NAME)} {last:.3f}", colour(number))
     plot = Plot(
         title=title,
         across=Axis(label="steps", low=0, high=max(steps) or 1, write=lambda v: f"{v:,.0f}"),
         up=Axis(label="", low=low, high=high),
-        right=NAMES,
+        right=room_for([says for _, says, _ in ends.values()]),
     )
-    ends = {}
     for number, run, kind, points in sorted(lines, key=lambda line: line[2]):
         thick = kind == "validation"
         plot.line(points, f"{colour(number)} {'thick' if thick else 'thin'}")
         if thick:
             for step, value in points:
-                plot.dot((step, value), colour(number), size=2.5, says=f"{run.name}, step {step:,.0f}: {plain(value)}")
-        if thick or number not in ends:
-            ends[number] = (points[-1][1], f"{one_line(run.name, NAME - 6)} {points[-1][1]:.3f}", colour(number))
+                says = f"{run.name}, step {step:,.0f}: {plain(value)}"
+                plot.dot((step, value), f"{colour(number)} bare", size=2.6, says=says)
     plot.names_at_the_end(list(ends.values()))
     return plot.svg()
 
@@ -147,7 +181,11 @@ def shortened_vectors(report: Report) -> Section | None:
     if not blocks:
         return None
     lead = "Both models' vectors cut to their first dimensions and kept in fewer bits; nothing is trained for it. Where the student's line runs along its teacher's, it inherits what the teacher can bear."
-    return Section(key="shortened", heading="Truncation and quantisation", body=paragraph(lead) + choice("Run", _named(blocks)))
+    return Section(
+        key="shortened",
+        heading="Truncation and quantisation",
+        body=paragraph(lead) + choice("Run", _named(blocks)),
+    )
 
 
 def _named(blocks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -166,23 +204,32 @@ def _cut_short(number: int, name: str, found: Shortened) -> str:
     sizes = sorted({row.dimensions for row in found.rows})
     kinds = {"teacher": "teacher", "asymmetric": f"{colour(number)} dashed", "student": colour(number)}
     for precision, says in PRECISIONS.items():
-        rows = sorted((row for row in found.rows if row.precision == precision), key=lambda row: row.dimensions)
+        rows = sorted(
+            (row for row in found.rows if row.precision == precision), key=lambda row: row.dimensions
+        )
         if not rows:
             continue
+        ends = [
+            (rows[-1].scores[who], f"{WHO[who]} {100 * rows[-1].scores[who]:.0f}", kind.split()[0])
+            for who, kind in kinds.items()
+        ]
         plot = Plot(
             title=f"{name}: {found.measure}, {says}",
-            across=Axis(label="dimensions kept (log scale)", low=sizes[0], high=sizes[-1], log=True, at=tuple(map(float, sizes))),
+            across=Axis(
+                label="dimensions kept (log scale)",
+                low=sizes[0],
+                high=sizes[-1],
+                log=True,
+                at=tuple(map(float, sizes)),
+            ),
             up=Axis(label="", low=max(0.0, low), high=min(high, 1.02), write=lambda v: f"{100 * v:.0f}"),
-            right=NAMES + 16,
+            right=room_for([told for _, told, _ in ends]),
         )
-        ends = []
         for who, kind in kinds.items():
-            points = [(float(row.dimensions), row.scores[who]) for row in rows]
-            plot.line(points, kind)
+            plot.line([(float(row.dimensions), row.scores[who]) for row in rows], kind)
             for row in rows:
                 told = f"{WHO[who]}, {row.dimensions} dimensions, {row.bytes:,} bytes a vector: {100 * row.scores[who]:.1f}"
                 plot.dot((float(row.dimensions), row.scores[who]), kind.split()[0], size=3, says=told)
-            ends.append((points[-1][1], f"{WHO[who]} {100 * points[-1][1]:.0f}", kind.split()[0]))
         plot.names_at_the_end(ends)
         figures.append(figure(plot.svg(), heading=says.removeprefix("as ").capitalize()))
     return paragraph(f"Score: {found.measure}, in percent.", "note") + side_by_side(figures)
@@ -214,13 +261,3 @@ def tasks_table(report: Report) -> Section | None:
         "note",
     )
     return Section(key="tasks", heading="Tasks with labels", body=body)
-
-
-def parts_of(run: Run) -> Mapping[str, str]:
-    """Parameters by part, as words."""
-    return {part: count(value) for part, value in run.parts.items() if value}
-
-
-def file_name(path: str) -> str:
-    """The last part of a path or hub name."""
-    return Path(path).name or path

@@ -16,7 +16,13 @@ def megabytes(value: float | None) -> str:
     """Bytes; 1 MB is a million."""
     if value is None:
         return NOTHING
-    return f"{short(value / 1e9)} GB" if value >= 1e9 else f"{short(value / 1e6)} MB" if value >= 1e5 else f"{short(value / 1e3)} kB"
+    return (
+        f"{short(value / 1e9)} GB"
+        if value >= 1e9
+        else f"{short(value / 1e6)} MB"
+        if value >= 1e5
+        else f"{short(value / 1e3)} kB"
+    )
 
 
 def count(value: float | None) -> str:
@@ -38,9 +44,14 @@ def percent(share: float | None) -> str:
     return NOTHING if share is None else f"{100 * share:.1f}%"
 
 
-def points(share: float | None) -> str:
-    """A score of 1 as 100."""
-    return NOTHING if share is None else f"{100 * share:.1f}"
+def thousandths(value: float | None) -> str:
+    """A cosine or a distance."""
+    return NOTHING if value is None else f"{value:.3f}"
+
+
+def rate(value: float | None) -> str:
+    """So many a second."""
+    return NOTHING if value is None else short(value)
 
 
 def times(large: float | None, small: float | None) -> str:
@@ -48,6 +59,22 @@ def times(large: float | None, small: float | None) -> str:
     if not large or not small:
         return NOTHING
     return f"{short(large / small)}×"
+
+
+def tick_bytes(value: float) -> str:
+    """A round size on an axis."""
+    return (
+        f"{value / 1e9:g} GB"
+        if value >= 1e9
+        else f"{value / 1e6:g} MB"
+        if value >= 1e5
+        else f"{value / 1e3:g} kB"
+    )
+
+
+def tick_milliseconds(value: float) -> str:
+    """A round time on an axis."""
+    return f"{value:g} ms"
 
 
 def plain(value: float) -> str:

@@ -16,18 +16,33 @@ class Section:
     body: str
 
 
-def table(rows: Sequence[Sequence[str]], *, texts: Sequence[int] = (0,), bold: Sequence[int] = ()) -> str:
-    """Plain cells under a heading; `texts` are the columns read from the left, `bold` the rows that stand out."""
+def table(
+    rows: Sequence[Sequence[str]],
+    *,
+    texts: Sequence[int] = (0,),
+    bold: Sequence[int] = (),
+    colours: Sequence[str] = (),
+) -> str:
+    """Plain cells under a heading.
 
-    def cells(row: Sequence[str], tag: str) -> str:
-        kinds = [' class="text"' if number in texts else "" for number in range(len(row))]
-        return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
+    `texts` are the columns read from the left, `bold` the rows that stand out, `colours` the classes of the headings.
+    """
+
+    def cell(text: str, number: int, tag: str) -> str:
+        kinds = ["text"] if number in texts else []
+        kinds += [colours[number]] if tag == "th" and number < len(colours) and colours[number] else []
+        kind = f' class="{" ".join(kinds)}"' if kinds else ""
+        return f"<{tag}{kind}>{escape(text)}</{tag}>"
+
+    def line(row: Sequence[str], tag: str) -> str:
+        return "".join(cell(text, number, tag) for number, text in enumerate(row))
 
     heading, *body = rows
     lines = "".join(
-        f'<tr{" class=bold" if number in bold else ""}>{cells(row, "td")}</tr>' for number, row in enumerate(body)
+        f"<tr{' class=bold' if number in bold else ''}>{line(row, 'td')}</tr>"
+        for number, row in enumerate(body)
     )
-    return f'<div class="wide" tabindex="0"><table><thead><tr>{cells(heading, "th")}</tr></thead><tbody>{lines}</tbody></table></div>'
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{line(heading, "th")}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
 def figure(picture: str, caption: str = "", *, heading: str = "") -> str:
@@ -57,6 +72,7 @@ def choice(label: str, blocks: Sequence[tuple[str, str]]) -> str:
     if len(blocks) == 1:
         return blocks[0][1]
     inside = "".join(
-        f'<div class="option" data-name="{escape(name)}"><h3>{escape(name)}</h3>{body}</div>' for name, body in blocks
+        f'<div class="option" data-name="{escape(name)}"><h3>{escape(name)}</h3>{body}</div>'
+        for name, body in blocks
     )
     return f'<div class="choice" data-label="{escape(label)}">{inside}</div>'

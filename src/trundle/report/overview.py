@@ -6,16 +6,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trundle.report.axes import Axis, Plot, around, around_log, colour
-from trundle.report.figures import count, megabytes, milliseconds, one_line, percent, short, times
-from trundle.report.markup import Section, choice, figure, paragraph, side_by_side, table
+from trundle.report.facts import facts, notes
+from trundle.report.figures import (
+    count,
+    megabytes,
+    milliseconds,
+    one_line,
+    percent,
+    tick_bytes,
+    tick_milliseconds,
+)
+from trundle.report.markup import Section, choice, figure, paragraph, side_by_side
 from trundle.report.records import Candidate, Quality, Report, Run
 
 Get = Callable[[Quality], float | None]
 
 MEASURES: tuple[tuple[str, str, Get], ...] = (
-    ("agreement@10, searching the teacher's index", "agreement", lambda quality: quality.agreement_asymmetric),
+    (
+        "agreement@10, searching the teacher's index",
+        "agreement",
+        lambda quality: quality.agreement_asymmetric,
+    ),
     ("share of the teacher's mean over tasks, own index", "share", lambda quality: quality.share_standard),
-    ("share of the teacher's mean over tasks, teacher's index", "share", lambda quality: quality.share_asymmetric),
+    (
+        "share of the teacher's mean over tasks, teacher's index",
+        "share",
+        lambda quality: quality.share_asymmetric,
+    ),
     ("agreement@10, own index", "own", lambda quality: quality.agreement_standard),
 )
 NAME = 22
@@ -40,12 +57,20 @@ def overview(report: Report) -> Section | None:
         known = [quality for run in report.runs if (quality := report.quality(run)) is not None]
         if any(get(quality) is not None for quality in known):
             blocks.append((label, _pictures(report, label, kind, get)))
-    body = choice("Quality", blocks) if blocks else ""
-    return Section(key="overview", heading="Size, quality, speed", body=body + _facts(report) + _notes(report))
+    pictures = choice("Quality", blocks) if blocks else ""
+    figures = facts(report) + notes(report)
+    body = pictures + figures if _has_speeds(report) else side_by_side([pictures, f"<div>{figures}</div>"])
+    return Section(key="overview", heading="Size, quality, speed", body=body)
+
+
+def _has_speeds(report: Report) -> bool:
+    return any(_time_of(report, run) for run in report.runs)
 
 
 def _pictures(report: Report, label: str, kind: str, get: Get) -> str:
-    by_size = _scatter(report, f"{label}, against size", "size of the weights (log scale)", get, _bytes_of, megabytes, kind)
+    by_size = _scatter(
+        report, f"{label}, against size", "size of the weights (log scale)", get, _bytes_of, megabytes, kind
+    )
     pictures = [] if by_size is None else [figure(by_size, heading=f"{_capital(label)} against size")]
     by_speed = _scatter(
         report, f"{label}, against time", "time for one query (log scale)", get, _time_of, milliseconds, kind
@@ -53,8 +78,13 @@ def _pictures(report: Report, label: str, kind: str, get: Get) -> str:
     if by_speed is not None:
         pictures.append(figure(by_speed, heading="… and against time for one query"))
     tried = any(run.planning for run in report.runs) and kind == "agreement"
-    note = "Hollow: candidates of the planner after their last short training, on validation texts." if tried else ""
-    return side_by_side(pictures) + (paragraph(note, "note") if note else "")
+    note = (
+        "Hollow: candidates of the planner after their last short training, on validation texts."
+        if tried
+        else ""
+    )
+    drawn = side_by_side(pictures) if len(pictures) > 1 else "".join(pictures)
+    return drawn + (paragraph(note, "note") if note else "")
 
 
 def _bytes_of(report: Report, what: Run | Candidate | None) -> float | None:
@@ -99,8 +129,19 @@ def _scatter(
     bottom, _ = around([*(mark.up for mark in everyone), 1.0], room=0.12, least=0.05)
     plot = Plot(
         title=title,
-        across=Axis(label=across, low=low, high=high, log=True, write=write),
-        up=Axis(label="", low=max(0.0, bottom), high=1.0 + 0.06 * (1.0 - max(0.0, bottom)), write=lambda v: f"{100 * v:.0f}%"),
+        across=Axis(
+            label=across,
+            low=low,
+            high=high,
+            log=True,
+            write=tick_bytes if place is _bytes_of else tick_milliseconds,
+        ),
+        up=Axis(
+            label="",
+            low=max(0.0, bottom),
+            high=1.0 + 0.06 * (1.0 - max(0.0, bottom)),
+            write=lambda v: f"{100 * v:.0f}%",
+        ),
     )
     for limit in dict.fromkeys(limits):
         plot.upright(limit, f"budget {write(limit)}")
@@ -150,7 +191,14 @@ def _tried(
                 chosen = ", chosen" if run.planning and one.name == run.planning.chosen else ""
                 says = f"candidate {one.name}{chosen}: {percent(last.agreement)} after {last.steps:,} steps, {write(across)}; {one.outcome}"
                 marks.append(
-                    Mark(name=one.name, across=across, up=last.agreement, kind="tried", size=5 if chosen else 4, says=says)
+                    Mark(
+                        name=one.name,
+                        across=across,
+                        up=last.agreement,
+                        kind="tried",
+                        size=5 if chosen else 4,
+                        says=says,
+                    )
                 )
     return marks
 
@@ -166,68 +214,6 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
         if not best or point[1] > best[-1][1]:
             best.append(point)
     return best
-
-
-def _facts(report: Report) -> str:
-    """Every figure, the teacher's first."""
-    teacher = report.teacher
-    names = [run.name for run in report.runs]
-    rows: list[tuple[str, ...]] = [("", *([teacher.name] if teacher else []), *names)]
-
-    def line(label: str, of_teacher: str, of_runs: Sequence[str]) -> None:
-        if any(cell != "–" for cell in of_runs):
-            rows.append((label, *([of_teacher] if teacher else []), *of_runs))
-
-    size = teacher.bytes if teacher else None
-    line("weights", megabytes(size), [_beside(megabytes(run.form.bytes), size, run.form.bytes) for run in report.runs])
-    whole = teacher.parameters if teacher else None
-    line("parameters", count(whole), [_beside(count(run.parameters or None), whole, run.parameters) for run in report.runs])
-    line("layers × width", "–", [f"{run.layers} × {run.width}" if run.width else "–" for run in report.runs])
-    speeds = [report.of(run).speed for run in report.runs]
-    slow = teacher.speed if teacher else None
-    line(
-        "one query",
-        milliseconds(slow.milliseconds if slow else None),
-        [_beside(milliseconds(s.milliseconds), slow and slow.milliseconds, s.milliseconds) if s else "–" for s in speeds],
-    )
-    line(
-        "long texts per second",
-        short(slow.texts_per_second) if slow and slow.texts_per_second else "–",
-        [short(s.texts_per_second) if s and s.texts_per_second else "–" for s in speeds],
-    )
-    qualities = [report.quality(run) for run in report.runs]
-    k = next((quality.k for quality in qualities if quality), 10)
-
-    def measure(label: str, of_teacher: str, get: Get, write: Callable[[float | None], str]) -> None:
-        line(label, of_teacher, [write(get(quality)) if quality else "–" for quality in qualities])
-
-    measure(f"agreement@{k}, teacher's index", "100%", lambda quality: quality.agreement_asymmetric, percent)
-    measure(f"agreement@{k}, own index", "100%", lambda quality: quality.agreement_standard, percent)
-    measure("cosine to the teacher", "1", lambda quality: quality.cosine, lambda v: "–" if v is None else f"{v:.3f}")
-    measure("ℓ2 distance to the teacher", "0", lambda quality: quality.distance, lambda v: "–" if v is None else f"{v:.3f}")
-    measure("share of the teacher's tasks, own index", "100%", lambda quality: quality.share_standard, percent)
-    measure("share of the teacher's tasks, its index", "100%", lambda quality: quality.share_asymmetric, percent)
-    return table(rows)
-
-
-def _beside(shown: str, large: float | None, small: float | None) -> str:
-    """A figure with how many times smaller it is than the teacher's."""
-    ratio = times(large, small)
-    return shown if ratio == "–" or shown == "–" else f"{shown} (÷{ratio.removesuffix('×')})"
-
-
-def _notes(report: Report) -> str:
-    """What the figures were taken on."""
-    said = []
-    on = {(report.quality(run) or Quality(measured="")).measured for run in report.runs} - {""}
-    if on:
-        said.append(f"Quality: {'; '.join(sorted(on))}.")
-    if report.machine:
-        said.append(f"Time: median of one short query at a time, {report.machine}.")
-    engines = {run.form.engine for run in report.runs}
-    if engines != {"torch"}:
-        said.append(f"Runs were measured in the form that is fastest here ({', '.join(sorted(engines))}).")
-    return paragraph(" ".join([*said, *report.notes]), "note") if said or report.notes else ""
 
 
 def _capital(text: str) -> str:

@@ -18,21 +18,25 @@ class Place:
     """A place for a section, and what would fill it where it is empty."""
 
     draw: Callable[[Report], Section | None]
-    brings: str = ""
+    cause: str = ""
+    shows: str = ""
 
 
+TEXTS, TASKS = "Give --data TEXTS", "Give --tasks FOLDER"
 PLACES = (
     Place(draw=overview.overview),
-    Place(draw=budget.planning, brings="Compress with --budget to see the candidates that were weighed against each other."),
-    Place(draw=curves.tasks_table, brings="Give --tasks FOLDER to see scores on tasks with labels beside the teacher's."),
-    Place(draw=curves.layer_curve, brings="A recipe with depth: {pick: small} or {pick: large} leaves a layer curve."),
-    Place(draw=curves.coverage_curve, brings="A recipe with the step vocabulary leaves a coverage curve."),
-    Place(draw=maps.sparsity_map, brings="A recipe with the step weights leaves a map of the weights that are left."),
-    Place(draw=curves.training_curves, brings="A recipe with align or contrast leaves training curves."),
-    Place(draw=curves.shortened_vectors, brings="Give --data TEXTS to see both models' vectors cut short and quantised."),
-    Place(draw=maps.projection, brings="Give --data TEXTS to see both models' vectors on one plane."),
-    Place(draw=words.extreme_texts, brings="Give --data TEXTS to see the texts the student gets most wrong and most right."),
-    Place(draw=words.searches, brings="Give --data TEXTS to see searches side by side."),
+    Place(draw=budget.planning, cause="Compress with --budget", shows="the candidates that were weighed"),
+    Place(draw=curves.tasks_table, cause=TASKS, shows="scores on tasks with labels"),
+    Place(draw=curves.layer_curve, cause="Have depth: {pick: small} in the recipe", shows="the layer curve"),
+    Place(draw=curves.coverage_curve, cause="Have vocabulary in the recipe", shows="the coverage curve"),
+    Place(draw=maps.sparsity_map, cause="Have weights in the recipe", shows="which weights are left"),
+    Place(draw=curves.training_curves, cause="Have align or contrast in the recipe", shows="training curves"),
+    Place(draw=curves.shortened_vectors, cause=TEXTS, shows="both models' vectors cut short and quantised"),
+    Place(draw=maps.projection, cause=TEXTS, shows="both models' vectors on one plane"),
+    Place(
+        draw=words.extreme_texts, cause=TEXTS, shows="the texts the student gets most wrong and most right"
+    ),
+    Place(draw=words.searches, cause=TEXTS, shows="searches side by side"),
     Place(draw=words.recipes),
     Place(draw=words.usage),
 )
@@ -42,7 +46,7 @@ def page(report: Report) -> str:
     """One HTML file."""
     drawn = [(place, place.draw(report)) for place in PLACES]
     sections = [section for _, section in drawn if section is not None]
-    absent = [place.brings for place, section in drawn if section is None]
+    absent = [place for place, section in drawn if section is None]
     contents = "".join(f'<a href="#{section.key}">{escape(section.heading)}</a>' for section in sections)
     body = "".join(
         f'<section id="{section.key}"><h2>{escape(section.heading)}</h2>{section.body}</section>'
@@ -65,36 +69,85 @@ def _packaged(name: str) -> str:
 
 
 def _title(report: Report) -> str:
-    names = [run.name for run in report.runs]
-    made = names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names)}"
-    return f"{report.teacher.name} → {made}" if report.teacher and len(names) == 1 else made
+    made = ", ".join(run.name for run in report.runs)
+    return f"{report.teacher.name} → {made}" if report.teacher else made
 
 
 def _headline(report: Report) -> str:
-    """The few figures that matter, of the only run or of the smallest one."""
+    """The few figures that matter: of the only run as tiles, of several as one sentence."""
     if len(report.runs) > 1:
-        teacher = f", beside their teacher {report.teacher.name}" if report.teacher else ""
-        return paragraph(f"{len(report.runs)} runs compared{teacher}.", "lead")
+        return paragraph(_in_short(report), "lead")
     run, teacher = report.runs[0], report.teacher
     tiles: list[tuple[str, str]] = []
     size = teacher.bytes if teacher else None
     ratio = times(size, run.form.bytes)
-    tiles.append((ratio, f"smaller: {megabytes(size)} → {megabytes(run.form.bytes)}") if size else (megabytes(run.form.bytes), "weights"))
+    tiles.append(
+        (ratio, f"smaller: {megabytes(size)} → {megabytes(run.form.bytes)}")
+        if size
+        else (megabytes(run.form.bytes), "weights")
+    )
     speed, slow = report.of(run).speed, teacher.speed if teacher else None
     if speed and slow:
         tiles.append(
-            (times(slow.milliseconds, speed.milliseconds), f"faster queries: {milliseconds(slow.milliseconds)} → {milliseconds(speed.milliseconds)}")
+            (
+                times(slow.milliseconds, speed.milliseconds),
+                f"faster queries: {milliseconds(slow.milliseconds)} → {milliseconds(speed.milliseconds)}",
+            )
         )
     quality = report.quality(run)
     if quality and quality.share_standard is not None:
         tiles.append((percent(quality.share_standard), "of the teacher's mean over tasks"))
     if quality and quality.agreement_asymmetric is not None:
-        tiles.append((percent(quality.agreement_asymmetric), f"of the teacher's top {quality.k} found in its own index"))
+        tiles.append(
+            (
+                percent(quality.agreement_asymmetric),
+                f"of the teacher's top {quality.k} found in its own index",
+            )
+        )
     tiles.append((count(run.parameters or None), "parameters"))
     return f'<ul class="tiles">{"".join(f"<li><b>{escape(big)}</b><span>{escape(small)}</span></li>" for big, small in tiles)}</ul>'
 
 
-def _absent(sentences: Sequence[str]) -> str:
-    if not sentences:
+def _in_short(report: Report) -> str:
+    """How far several runs reach from one another."""
+    if report.teacher is None:
+        return f"{len(report.runs)} runs side by side."
+    said = []
+    if size := report.teacher.bytes:
+        said.append(
+            f"{_from_to([size / run.form.bytes for run in report.runs if run.form.bytes], '×')} smaller"
+        )
+    slow = report.teacher.speed
+    speeds = [speed.milliseconds for run in report.runs if (speed := report.of(run).speed)]
+    if slow and speeds:
+        said.append(f"{_from_to([slow.milliseconds / speed for speed in speeds], '×')} faster")
+    found = [quality for run in report.runs if (quality := report.quality(run))]
+    shares = [
+        100 * quality.agreement_asymmetric for quality in found if quality.agreement_asymmetric is not None
+    ]
+    if shares:
+        said.append(f"{_from_to(shares, '%')} of its top {found[0].k} found in its own index")
+    facts = f": {', '.join(said)}" if said else ""
+    return f"{len(report.runs)} runs beside their teacher {report.teacher.name}{facts}."
+
+
+def _from_to(values: Sequence[float], unit: str) -> str:
+    ends = [f"{value:.1f}" for value in (min(values), max(values))]
+    return f"{ends[0]}{unit}" if ends[0] == ends[1] else f"{ends[0]}–{ends[1]}{unit}"
+
+
+def _absent(places: Sequence[Place]) -> str:
+    """What is not on the page, and what would bring it."""
+    if not places:
         return ""
-    return f'<footer>{paragraph(" ".join(dict.fromkeys(sentences)), "note")}</footer>'
+    by_cause: dict[str, list[str]] = {}
+    for place in places:
+        by_cause.setdefault(place.cause, []).append(place.shows)
+    items = "".join(
+        f"<li>{escape(cause)} to see {escape(_and(shows))}.</li>" for cause, shows in by_cause.items()
+    )
+    return f'<footer class="note"><p>Not on this page:</p><ul>{items}</ul></footer>'
+
+
+def _and(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

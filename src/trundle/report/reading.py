@@ -73,7 +73,9 @@ def read_run(folder: Path, name: str) -> Run:
 
 def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> Run:
     ages = list(generations(lineage))
-    after = lineage["after"] or next((age["after"] for age in ages[::-1] if age["after"]), {})
+    after: Mapping[str, Any] = lineage["after"] or next(
+        (age["after"] for age in ages[::-1] if age["after"]), {}
+    )
     forms = _forms(folder, after)
     steps = tuple(
         StepTaken(
@@ -102,7 +104,9 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> Run:
         needs_trundle=_needs_trundle(folder),
         pair=any(step.step == "pair" for step in steps),
         quality=kept_quality(lineage["scores"]),
-        scores={key: float(value) for key, value in lineage["scores"].items() if isinstance(value, int | float)},
+        scores={
+            key: float(value) for key, value in lineage["scores"].items() if isinstance(value, int | float)
+        },
         steps=steps,
         data=tuple(lineage["data"]),
         seed=int(lineage["seed"]),
@@ -182,7 +186,7 @@ def kept_quality(scores: Mapping[str, Any]) -> Quality | None:
             found["cosine"] = float(value)
         elif name.startswith("l2 distance to "):
             found["distance"] = float(value)
-    return Quality(measured="texts held out when it was made", k=k, **found) if found else None
+    return Quality(measured="texts that were held out when the run was made", k=k, **found) if found else None
 
 
 def read_training(folder: Path, step: str) -> Training | None:

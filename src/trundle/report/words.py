@@ -41,7 +41,8 @@ def _extremes(report: Report, run: Run) -> str:
 
 def _listed(texts: Sequence[Apart]) -> str:
     items = "".join(
-        f'<li><span class="figure">{one.cosine:.2f}</span><span>{escape(one.text)}</span></li>' for one in texts
+        f'<li><span class="figure">{one.cosine:.2f}</span><span>{escape(one.text)}</span></li>'
+        for one in texts
     )
     return f'<ul class="texts"><li class="head"><span class="figure">cosine</span><span>text</span></li>{items}</ul>'
 
@@ -110,9 +111,14 @@ def _recipe(run: Run) -> str:
         items.append(f"{begins}<li><b>{escape(step.step)}</b> <span>{escape(step.says)}</span>{below}</li>")
     items.append(f'<li class="model">{escape(run.name)}</li>')
     learned = [
-        (str(one.get("source", "")), f"{int(one.get('texts', 0)):,}", str(one.get("fingerprint", ""))) for one in run.data
+        (str(one.get("source", "")), f"{int(one.get('texts', 0)):,}", str(one.get("fingerprint", "")))
+        for one in run.data
     ]
-    data = paragraph("Learned from") + table([("source", "texts", "fingerprint"), *learned], texts=(0, 2)) if learned else ""
+    data = (
+        paragraph("Learned from") + table([("source", "texts", "fingerprint"), *learned], texts=(0, 2))
+        if learned
+        else ""
+    )
     parts = ", ".join(f"{part} {count(value)}" for part, value in run.parts.items() if value)
     made = ", ".join(f"{package} {version}" for package, version in run.versions.items())
     scores = ""
@@ -132,7 +138,13 @@ def _recipe(run: Run) -> str:
 def _said(facts: Mapping[str, Any]) -> str:
     parts = []
     for key, value in facts.items():
-        shown = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+        shown = (
+            f"{value:,.4g}"
+            if isinstance(value, float)
+            else f"{value:,}"
+            if isinstance(value, int)
+            else str(value)
+        )
         if value not in (None, "", [], {}):
             parts.append(f"{key.replace('_', ' ')} {one_line(shown, SHOWN_VALUE)}")
     return ", ".join(parts)
@@ -141,7 +153,9 @@ def _said(facts: Mapping[str, Any]) -> str:
 def usage(report: Report) -> Section:
     """Lines to copy."""
     return Section(
-        key="use", heading="Use it", body=choice("Run", [(run.name, _use(report, run)) for run in report.runs])
+        key="use",
+        heading="Use it",
+        body=choice("Run", [(run.name, _use(report, run)) for run in report.runs]),
     )
 
 
