@@ -20,6 +20,7 @@ LETTER = 7.8
 """About how wide a bold letter is."""
 LINE = 16.0
 TICKS = 5
+FEWEST_TICKS = 3
 COLOURS = 8
 STEPS = (1, 2, 5, 10)
 
@@ -53,6 +54,12 @@ class Axis:
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         found = [step * 10.0**power for power in powers for step in STEPS[:3]]
         inside = [value for value in found if self.low <= value <= self.high]
+        if len(inside) < FEWEST_TICKS:
+            step = round_step(self.high - self.low)
+            return [
+                number * step
+                for number in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
+            ]
         whole = [value for value in inside if math.log10(value) == round(math.log10(value))]
         return whole if len(inside) > 8 and len(whole) > 1 else inside
 
@@ -130,7 +137,13 @@ class Plot:
             f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{self._top}" y2="{self.height - BOTTOM}"/>'
         )
         left = x > WIDTH / 2
-        self._text(x - 5 if left else x + 5, self._top + 12, says, f"{kind}-name", "end" if left else "start")
+        wide, tall = LETTER * len(says), self.height - BOTTOM - self._top
+        edge = x - 5 - wide if left else x + 5
+        heights = [self._top + share * tall for share in (0.22, 0.4, 0.6, 0.8)]
+        free = [y for y in heights if self._is_free((edge, y - 12, edge + wide, y + 4))]
+        top = (free or heights)[0]
+        self._taken.append((edge, top - 12, edge + wide, top + 4))
+        self._text(x - 5 if left else x + 5, top, says, f"{kind}-name", "end" if left else "start")
 
     def level(self, value: float, kind: str = "limit") -> None:
         """A line across."""
@@ -139,8 +152,10 @@ class Plot:
             f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - self.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
 
-    def name(self, point: tuple[float, float], says: str, kind: str, *, size: float = 6) -> None:
-        """A name beside a mark, on the side where most room is."""
+    def name(
+        self, point: tuple[float, float], says: str, kind: str, *, size: float = 6, beside: bool = True
+    ) -> None:
+        """A name beside a mark, or else above or below it, where there is room."""
         x, y = self.x(point[0]), self.y(point[1])
         wide = LETTER * len(says)
         gap = size + 4
@@ -150,8 +165,13 @@ class Plot:
             (x, y - gap - 2, "middle", (x - wide / 2, y - gap - 16, x + wide / 2, y - gap)),
             (x, y + gap + 11, "middle", (x - wide / 2, y + gap - 3, x + wide / 2, y + gap + 14)),
         )
-        free = [place for place in places if self._is_free(place[3])]
-        left, top, anchor, box = (free or places)[0]
+        ends = (
+            (WIDTH - 4, y - gap - 2, "end", (WIDTH - 4 - wide, y - gap - 16, WIDTH - 4, y - gap)),
+            (WIDTH - 4, y + gap + 11, "end", (WIDTH - 4 - wide, y + gap - 3, WIDTH - 4, y + gap + 14)),
+        )
+        wanted = (*places, *ends) if beside else (*places[2:], *ends)
+        free = [place for place in wanted if self._is_free(place[3])]
+        left, top, anchor, box = (free or wanted)[0]
         self._taken.append(box)
         self._text(left, top, says, kind, anchor)
 

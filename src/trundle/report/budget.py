@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from trundle.report.axes import Axis, Plot, around, colour
-from trundle.report.figures import count, megabytes, milliseconds, percent
-from trundle.report.markup import Section, choice, figure, paragraph, table
+from trundle.report.figures import count, megabytes, milliseconds, one_line, percent
+from trundle.report.markup import Section, choice, figure, paragraph, side_by_side, table
 from trundle.report.records import Candidate, Planning, Report
 
-NAMES = 20
+NAME = 44
 
 
 def planning(report: Report) -> Section | None:
@@ -46,7 +46,7 @@ def _block(number: int, plan: Planning) -> str:
         if tried
         else ""
     )
-    return paragraph(lead) + picture + _candidates(plan) + _forecast(plan)
+    return paragraph(lead) + side_by_side([picture, f"<div>{_forecast(plan)}</div>"]) + _candidates(plan)
 
 
 def _candidates(plan: Planning) -> str:
@@ -90,7 +90,7 @@ def _candidates(plan: Planning) -> str:
 
 def _halving(number: int, plan: Planning, tried: list[Candidate]) -> str:
     longest = max(sum(rung.seconds for rung in one.rungs) for one in tried)
-    low, high = around([rung.agreement for one in tried for rung in one.rungs])
+    low, high = around([rung.agreement for one in tried for rung in one.rungs], room=0.16)
     plot = Plot(
         title="agreement of each candidate after each short training",
         across=Axis(
@@ -121,7 +121,7 @@ def _halving(number: int, plan: Planning, tried: list[Candidate]) -> str:
             )
             plot.dot(point, kind, size=5 if chosen else 3.5, says=says)
         if chosen:
-            plot.name(points[-1], one.name[:NAMES], kind)
+            plot.name(points[-1], one_line(one.name, NAME), kind, beside=False)
     return plot.svg()
 
 
@@ -131,4 +131,4 @@ def _forecast(plan: Planning) -> str:
         before, after = plan.predicted.get(key), plan.measured.get(key)
         if before and after:
             rows.append((label, write(before), write(after), f"{100 * (before - after) / after:+.1f}%"))
-    return table(rows) if len(rows) > 1 else ""
+    return f"<h3>Forecast and outcome</h3>{table(rows)}" if len(rows) > 1 else ""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trundle.report.axes import Axis, Plot, around, colour, room_for
 from trundle.report.figures import one_line, percent, plain
 from trundle.report.markup import Section, choice, figure, paragraph, side_by_side, table
-from trundle.report.records import Point, Report, Run, Shortened
+from trundle.report.records import Coverage, Point, Report, Run, Shortened, TokenCurve
 
 NAME = 14
 LABELS = 12
@@ -53,59 +53,49 @@ def layer_curve(report: Report) -> Section | None:
 
 
 def coverage_curve(report: Report) -> Section | None:
-    """How much of the texts the kept tokens are."""
-    runs = [(number, run) for number, run in enumerate(report.runs) if run.coverage]
+    """How much of the texts the kept tokens are; a curve where there are texts to draw it from."""
+    runs = [(number, run, run.coverage) for number, run in enumerate(report.runs) if run.coverage is not None]
     if not runs:
         return None
-    curve = report.tokens
-    shares = [run.coverage.coverage for _, run in runs if run.coverage]
-    largest = max(
-        [run.coverage.of for _, run in runs if run.coverage] + ([int(curve.points[-1][0])] if curve else [])
-    )
+    rows = [
+        (run.name, f"{kept.kept:,}", f"{kept.of:,}", percent(kept.coverage), " ".join(kept.lost))
+        for _, run, kept in runs
+    ]
+    heading = ("run", "tokens kept", "of", "of the texts", "most frequent of those gone, now read as pieces")
+    body = table([heading, *rows], texts=(0, 4))
+    if report.tokens is not None:
+        body = _covered(report.tokens, runs) + body
+    return Section(key="coverage", heading="Coverage of the vocabulary", body=body)
+
+
+def _covered(curve: TokenCurve, runs: Sequence[tuple[int, Run, Coverage]]) -> str:
+    seen = [point for point in curve.points if point[1] < 1] or list(curve.points)
+    least = min([seen[0][1], *(kept.coverage for _, _, kept in runs)])
     plot = Plot(
-        title="share of the texts that the kept tokens cover",
+        title="share of the texts that the most frequent tokens are",
         across=Axis(
             label="tokens kept (log scale)",
-            low=(curve.points[0][0] if curve else min(r.coverage.kept for _, r in runs if r.coverage) / 2),
-            high=largest * 1.1,
+            low=curve.points[0][0],
+            high=max([curve.points[-1][0], *(kept.of for _, _, kept in runs)]),
             log=True,
-            write=lambda v: f"{v:,.0f}",
         ),
         up=Axis(
-            label="share of all tokens in the texts",
-            low=max(0.0, min([*shares, *([curve.points[0][1]] if curve else [])]) - 0.06),
-            high=1.02,
-            write=lambda v: f"{100 * v:.0f}%",
+            label="share of all tokens in the texts", low=least, high=1.0, write=lambda v: f"{100 * v:.0f}%"
         ),
     )
-    if curve:
-        plot.line(curve.points, "quiet")
-    for number, run in runs:
-        kept = run.coverage
-        assert kept is not None
+    plot.line(curve.points, "quiet")
+    for number, run, kept in runs:
         says = (
             f"{run.name} keeps {kept.kept:,} of {kept.of:,} tokens: {percent(kept.coverage)} of what occurs"
         )
         plot.dot((kept.kept, kept.coverage), colour(number), size=7, says=says)
-    for number, run in runs:
-        assert run.coverage is not None
-        plot.name(
-            (run.coverage.kept, run.coverage.coverage),
-            one_line(f"{run.name}: {run.coverage.kept:,}", 28),
-            colour(number),
-        )
+    for number, run, kept in runs:
+        plot.name((kept.kept, kept.coverage), one_line(run.name, 28), colour(number), beside=False)
     caption = (
-        f"Line: the most frequent tokens of {curve.tokenizer}, in {curve.texts:,} texts of this report. Dots: what each run kept, on the texts it was chosen by."
-        if curve
-        else "What each run kept, on the texts it was chosen by."
+        f"Line: the most frequent tokens of {curve.tokenizer} in {curve.texts:,} documents of this report. "
+        "Dots: what each run kept, on the texts it was chosen by."
     )
-    lost = [(run.name, " ".join(run.coverage.lost)) for _, run in runs if run.coverage and run.coverage.lost]
-    body = figure(plot.svg(), caption)
-    if lost:
-        body += paragraph("The most frequent tokens that are gone; they are read as smaller pieces:") + table(
-            [("run", "tokens"), *lost], texts=(0, 1)
-        )
-    return Section(key="coverage", heading="Coverage of the vocabulary", body=body)
+    return figure(plot.svg(), caption)
 
 
 def training_curves(report: Report) -> Section | None:

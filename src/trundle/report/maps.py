@@ -9,8 +9,8 @@ from trundle.report.figures import percent
 from trundle.report.markup import Section, choice, figure, paragraph
 from trundle.report.records import Projection, PrunedMatrix, Report, Run
 
-CELL_WIDTH, CELL_HEIGHT = 70, 24
-LEFT, TOP = 60, 26
+CELL_WIDTH, CELL_HEIGHT = 78, 24
+LEFT, LINE = 60, 14
 DARK = 0.55
 """From this share on, a cell is so full that its text is light."""
 
@@ -34,17 +34,20 @@ def heat(pruned: tuple[PrunedMatrix, ...]) -> str:
     names = list(dict.fromkeys(one.matrix for one in pruned))
     layers = sorted({one.layer for one in pruned})
     parts = []
+    deepest = max((len(_words(name)) for name in names), default=1)
+    top = 8 + LINE * deepest
     for place, name in enumerate(names):
         x = LEFT + CELL_WIDTH * (place + 0.5)
-        short = ".".join(name.removesuffix(".weight").split(".")[-2:])
-        parts.append(
-            f'<text class="tick small" text-anchor="middle" x="{x:g}" y="{TOP - 9}">{escape(short[-11:])}<title>{escape(name)}</title></text>'
-        )
+        for line, word in enumerate(reversed(_words(name))):
+            above = top - 7 - LINE * line
+            parts.append(
+                f'<text class="tick small" text-anchor="middle" x="{x:g}" y="{above}">{escape(word)}</text>'
+            )
     for place, layer in enumerate(layers):
-        y = TOP + CELL_HEIGHT * (place + 0.5) + 5
+        y = top + CELL_HEIGHT * (place + 0.5) + 5
         parts.append(f'<text class="tick" text-anchor="end" x="{LEFT - 8}" y="{y:g}">layer {layer}</text>')
     for one in pruned:
-        x, y = LEFT + CELL_WIDTH * names.index(one.matrix), TOP + CELL_HEIGHT * layers.index(one.layer)
+        x, y = LEFT + CELL_WIDTH * names.index(one.matrix), top + CELL_HEIGHT * layers.index(one.layer)
         share = one.kept / one.weights if one.weights else 0.0
         box = f'x="{x + 1}" y="{y + 1}" width="{CELL_WIDTH - 2}" height="{CELL_HEIGHT - 2}" rx="3"'
         says = f"layer {one.layer}, {one.matrix}: {one.kept:,} of {one.weights:,} weights are left"
@@ -56,8 +59,13 @@ def heat(pruned: tuple[PrunedMatrix, ...]) -> str:
         parts.append(
             f'<text class="{ink} cell-text" text-anchor="middle" x="{x + CELL_WIDTH / 2:g}" y="{y + CELL_HEIGHT / 2 + 5:g}">{100 * share:.0f}%</text>'
         )
-    width, height = LEFT + CELL_WIDTH * len(names) + 8, TOP + CELL_HEIGHT * len(layers) + 8
+    width, height = LEFT + CELL_WIDTH * len(names) + 8, top + CELL_HEIGHT * len(layers) + 8
     return svg(width, height, "share of the weights that are left, by layer and matrix", parts)
+
+
+def _words(name: str) -> list[str]:
+    """The parts of a matrix's name, one a line."""
+    return name.removesuffix(".weight").split(".")
 
 
 def projection(report: Report) -> Section | None:

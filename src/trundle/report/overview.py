@@ -20,16 +20,18 @@ from trundle.report.markup import Section, choice, figure, paragraph, side_by_si
 from trundle.report.records import Candidate, Quality, Report, Run
 
 Get = Callable[[Quality], float | None]
+Place = Callable[[Report, "Run | Candidate | None"], float | None]
+"""Where a run, a candidate or (None) the teacher stands along the lower axis."""
 
 MEASURES: tuple[tuple[str, str, Get], ...] = (
     (
-        "agreement@10, searching the teacher's index",
+        "agreement@10, teacher's index",
         "agreement",
         lambda quality: quality.agreement_asymmetric,
     ),
-    ("share of the teacher's mean over tasks, own index", "share", lambda quality: quality.share_standard),
+    ("share of the teacher's task mean, own index", "share", lambda quality: quality.share_standard),
     (
-        "share of the teacher's mean over tasks, teacher's index",
+        "share of the teacher's task mean, its index",
         "share",
         lambda quality: quality.share_asymmetric,
     ),
@@ -68,18 +70,14 @@ def _has_speeds(report: Report) -> bool:
 
 
 def _pictures(report: Report, label: str, kind: str, get: Get) -> str:
-    by_size = _scatter(
-        report, f"{label}, against size", "size of the weights (log scale)", get, _bytes_of, megabytes, kind
-    )
-    pictures = [] if by_size is None else [figure(by_size, heading=f"{_capital(label)} against size")]
-    by_speed = _scatter(
-        report, f"{label}, against time", "time for one query (log scale)", get, _time_of, milliseconds, kind
-    )
-    if by_speed is not None:
-        pictures.append(figure(by_speed, heading="… and against time for one query"))
+    pictures = [
+        figure(picture, heading=f"Quality against {what}")
+        for what, place in (("size", _bytes_of), ("time for one query", _time_of))
+        if (picture := _scatter(report, label, get, place, kind)) is not None
+    ]
     tried = any(run.planning for run in report.runs) and kind == "agreement"
     note = (
-        "Hollow: candidates of the planner after their last short training, on validation texts."
+        "Hollow: the planner's candidates after their last short training, on validation texts; in colour the one it chose."
         if tried
         else ""
     )
@@ -96,6 +94,9 @@ def _bytes_of(report: Report, what: Run | Candidate | None) -> float | None:
 def _time_of(report: Report, what: Run | Candidate | None) -> float | None:
     if what is None:
         speed = report.teacher.speed if report.teacher else None
+        if speed is None:
+            told = [run.planning.teacher.get("milliseconds") for run in report.runs if run.planning]
+            return told[0] if told else None
     elif isinstance(what, Run):
         speed = report.of(what).speed
         if speed is None and what.planning is not None:
@@ -105,16 +106,10 @@ def _time_of(report: Report, what: Run | Candidate | None) -> float | None:
     return None if speed is None else speed.milliseconds
 
 
-def _scatter(
-    report: Report,
-    title: str,
-    across: str,
-    get: Get,
-    place: Callable[[Report, Run | Candidate | None], float | None],
-    write: Callable[[float | None], str],
-    kind: str,
-) -> str | None:
+def _scatter(report: Report, label: str, get: Get, place: Place, kind: str) -> str | None:
     """Runs and the teacher; where the measure is the planner's own, its candidates too."""
+    by_size = place is _bytes_of
+    write = megabytes if by_size else milliseconds
     marks = _marks(report, get, place, write)
     if not marks:
         return None
@@ -124,36 +119,32 @@ def _scatter(
     if teacher:
         says = f"{report.teacher.name if report.teacher else ''}, the teacher: {write(teacher)}"
         everyone.append(Mark(name="teacher", across=teacher, up=1.0, kind="teacher", size=7, says=says))
-    limits = _limits(report, "bytes" if place is _bytes_of else "milliseconds")
+    limits = _limits(report, "bytes" if by_size else "milliseconds")
     low, high = around_log([*(mark.across for mark in everyone), *limits])
     bottom, _ = around([*(mark.up for mark in everyone), 1.0], room=0.12, least=0.05)
+    bottom = max(0.0, bottom)
     plot = Plot(
-        title=title,
+        title=f"{label}, against {'size' if by_size else 'time'}",
         across=Axis(
-            label=across,
+            label="size of the weights (log scale)" if by_size else "time for one query (log scale)",
             low=low,
             high=high,
             log=True,
-            write=tick_bytes if place is _bytes_of else tick_milliseconds,
+            write=tick_bytes if by_size else tick_milliseconds,
         ),
-        up=Axis(
-            label="",
-            low=max(0.0, bottom),
-            high=1.0 + 0.06 * (1.0 - max(0.0, bottom)),
-            write=lambda v: f"{100 * v:.0f}%",
-        ),
+        up=Axis(label=label, low=bottom, high=1 + 0.06 * (1 - bottom), write=lambda v: f"{100 * v:.0f}%"),
     )
-    for limit in dict.fromkeys(limits):
-        plot.upright(limit, f"budget {write(limit)}")
     plot.level(1.0, "whole")
-    best = frontier([(mark.across, mark.up) for mark in everyone if mark.kind != "tried"])
+    best = frontier([(mark.across, mark.up) for mark in everyone if not mark.kind.startswith("tried")])
     if len(best) > 1:
         plot.line(best, "frontier")
     for mark in tried:
         plot.dot((mark.across, mark.up), mark.kind, size=mark.size, says=mark.says)
-    named = [mark for mark in everyone if mark.kind != "tried"]
+    named = [mark for mark in everyone if not mark.kind.startswith("tried")]
     for mark in named:
         plot.dot((mark.across, mark.up), mark.kind, size=mark.size, says=mark.says)
+    for limit in dict.fromkeys(limits):
+        plot.upright(limit, f"budget {write(limit)}")
     for mark in named:
         plot.name((mark.across, mark.up), mark.name, mark.kind, size=mark.size)
     return plot.svg()
@@ -162,7 +153,7 @@ def _scatter(
 def _marks(
     report: Report,
     get: Get,
-    place: Callable[[Report, Run | Candidate | None], float | None],
+    place: Place,
     write: Callable[[float | None], str],
 ) -> list[Mark]:
     marks = []
@@ -178,28 +169,28 @@ def _marks(
 
 def _tried(
     report: Report,
-    place: Callable[[Report, Run | Candidate | None], float | None],
+    place: Place,
     write: Callable[[float | None], str],
 ) -> list[Mark]:
     """The planner's candidates that were trained for a while."""
     marks = []
-    for run in report.runs:
+    for number, run in enumerate(report.runs):
         for one in run.planning.candidates if run.planning else ():
             across = place(report, one)
-            if one.rungs and across:
-                last = one.rungs[-1]
-                chosen = ", chosen" if run.planning and one.name == run.planning.chosen else ""
-                says = f"candidate {one.name}{chosen}: {percent(last.agreement)} after {last.steps:,} steps, {write(across)}; {one.outcome}"
-                marks.append(
-                    Mark(
-                        name=one.name,
-                        across=across,
-                        up=last.agreement,
-                        kind="tried",
-                        size=5 if chosen else 4,
-                        says=says,
-                    )
+            if not one.rungs or not across:
+                continue
+            last, chosen = one.rungs[-1], run.planning is not None and one.name == run.planning.chosen
+            marks.append(
+                Mark(
+                    name=one.name,
+                    across=across,
+                    up=last.agreement,
+                    kind=f"tried {colour(number)}" if chosen else "tried",
+                    size=6 if chosen else 4,
+                    says=f"candidate {one.name}: {percent(last.agreement)} after {last.steps:,} steps, "
+                    f"{write(across)}; {one.outcome}",
                 )
+            )
     return marks
 
 
@@ -214,7 +205,3 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
         if not best or point[1] > best[-1][1]:
             best.append(point)
     return best
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -39,6 +39,8 @@ METRICS = {"step", "epoch", "loss", "lr", "validation", "seconds", "texts_per_se
 POINTS = 400
 """A curve is thinned to so many points: more can't be seen."""
 TORCH = "torch"
+THE_ORIGINAL = "the original"
+"""What a lineage calls the teacher where that is the model that came in."""
 
 T = TypeVar("T")
 
@@ -93,7 +95,7 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> Run:
         name=name,
         folder=str(folder),
         source=str(ages[0]["source"]),
-        teacher=str(lineage["space"] or ages[0]["source"]),
+        teacher=teacher_of(lineage),
         parameters=int(after.get("parameters", 0)),
         layers=int(after.get("layers", 0)),
         width=int(after.get("width", 0)),
@@ -124,6 +126,14 @@ def generations(lineage: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]
     if lineage is not None:
         yield from generations(lineage.get("parent"))
         yield lineage
+
+
+def teacher_of(lineage: Mapping[str, Any]) -> str:
+    """The model whose vector space this one is in: the one it was aligned to, or else the one it was cut from."""
+    space, parent = lineage["space"], lineage.get("parent")
+    if space is None and parent is not None:
+        return teacher_of(parent)
+    return str(lineage["source"] if space in (None, THE_ORIGINAL) else space)
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
@@ -276,6 +286,7 @@ def _planning(folder: Path) -> Planning | None:
     )
     return Planning(
         budget={key: content["budget"].get(key) for key in ("bytes", "parameters", "milliseconds")},
+        teacher=content["teacher"],
         candidates=candidates,
         chosen=content["chosen"],
         predicted=content["predicted"],

@@ -127,6 +127,7 @@ class Planning:
     """How a budget was met: the candidates, how far each was tried, and whether the forecast held."""
 
     budget: Mapping[str, float | None]
+    teacher: Mapping[str, float]
     candidates: tuple[Candidate, ...]
     chosen: str
     predicted: Mapping[str, float]

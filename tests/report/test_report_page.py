@@ -1,0 +1,148 @@
+"""The page: well formed, alone, escaped, and the same as its JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from trundle.report.figures import megabytes, percent
+from trundle.report.page import page
+from trundle.report.records import Report
+from trundle.reporting import make_report, write_report
+
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+LEADS_OUT = {"src", "href", "action", "poster", "srcset", "data", "xlink:href", "formaction"}
+
+
+class Reader(HTMLParser):
+    """Checks that every tag is closed where it was opened, and collects what there is."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.text: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        self.ids += [str(value) for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag, tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] not in ("script", "style"):
+            self.text.append(data)
+
+
+def read(html: str) -> Reader:
+    reader = Reader()
+    reader.feed(html)
+    reader.close()
+    assert not reader.open
+    return reader
+
+
+@pytest.fixture(scope="module")
+def drawn(full_report: Report) -> Reader:
+    return read(page(full_report))
+
+
+def test_every_section_is_there(drawn: Reader) -> None:
+    wanted = ["overview", "budget", "layers", "coverage", "sparsity", "training", "shortened", "projection"]
+    wanted += ["texts", "searches", "recipe", "use"]
+    assert [name for name in drawn.ids if name != "tip"] == wanted
+    assert len(drawn.ids) == len(set(drawn.ids))
+
+
+def test_nothing_leads_out_of_the_page(drawn: Reader, full_report: Report) -> None:
+    for tag, name, value in drawn.attributes:
+        if name in LEADS_OUT:
+            assert (value or "").startswith("#"), (tag, name, value)
+        assert not name.startswith("on"), (tag, name)
+    html = page(full_report)
+    assert not re.search(r"@import|url\(|<link|<iframe|<base", html)
+    own = "".join(re.findall(r"<(?:script|style)>(.*?)</(?:script|style)>", html, flags=re.DOTALL))
+    assert "//" not in own
+
+
+def test_links_lead_to_sections(drawn: Reader) -> None:
+    targets = [str(value)[1:] for tag, name, value in drawn.attributes if (tag, name) == ("a", "href")]
+    assert targets
+    assert set(targets) <= set(drawn.ids)
+
+
+def test_texts_stay_texts(drawn: Reader) -> None:
+    """Texts, names of folders and candidates are full of markup; none of it becomes an element."""
+    assert drawn.tags.count("script") == 1
+    assert "img" not in drawn.tags
+    assert "small" not in drawn.tags
+    text = "".join(drawn.text)
+    assert '<script>alert("x")</script> "><img src=x onerror=alert(1)>' in text
+    assert "small <b>" in text
+    assert "2 layers <small>" in text
+
+
+def test_json_is_what_is_drawn(full_report: Report, tmp_path: Path, drawn: Reader) -> None:
+    html, beside = write_report(full_report, tmp_path / "page.html")
+    assert html.read_text(encoding="utf-8") == page(full_report)
+    found = json.loads(beside.read_text(encoding="utf-8"))
+    text = "".join(drawn.text)
+    rings = [value for tag, name, value in drawn.attributes if (tag, name, value) == ("circle", "class", "ring")]
+    assert len(rings) == sum(len(one["projection"]["texts"]) for one in found["measured"].values())
+    for run in found["runs"]:
+        measured = found["measured"][run["name"]]
+        assert megabytes(run["form"]["bytes"]) in text
+        assert percent(measured["quality"]["agreement_asymmetric"]) in text
+        for one in [*measured["nearest"], *measured["farthest"]]:
+            assert one["text"] in text
+        for search in measured["searches"]:
+            assert search["query"] in text
+            for way in ("teacher", "asymmetric", "student"):
+                assert all(found["documents"][str(place)] in text for place in search[way]["documents"])
+        for step in run["steps"]:
+            assert step["says"] in text
+    assert len(found["documents"]) == len(
+        {p for one in found["measured"].values() for s in one["searches"] for w in ("teacher", "asymmetric", "student") for p in s[w]["documents"]}
+    )
+
+
+def test_a_bare_run_has_only_what_it_has(bare_folder: Path) -> None:
+    reader = read(page(make_report([bare_folder])))
+    assert [name for name in reader.ids if name != "tip"] == ["overview", "recipe", "use"]
+    text = "".join(reader.text)
+    assert "Give --data TEXTS to see" in text
+    assert "Give --tasks FOLDER to see scores on tasks with labels." in text
+    assert "Compress with --budget to see" in text
+    assert "figure" not in reader.tags
+
+
+def test_the_page_says_what_would_bring_the_rest_only_where_something_is_absent(full_report: Report) -> None:
+    text = "".join(read(page(full_report)).text)
+    assert "--data" not in text
+    assert "--tasks" in text
+
+
+def test_same_report_same_bytes(full_report: Report) -> None:
+    assert page(full_report) == page(full_report)
+
+
+def test_agreement_of_a_search_with_the_teacher_is_counted(full_report: Report) -> None:
+    run = full_report.runs[0]
+    search = full_report.of(run).searches[0]
+    shared = len(set(search.teacher.documents) & set(search.asymmetric.documents))
+    assert f"({shared}/10)" in page(full_report)
