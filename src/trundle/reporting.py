@@ -21,8 +21,9 @@ from trundle.evaluate.fidelity import MEASURED_TEXTS, queries_and_documents
 from trundle.measuring import Measuring, measured, token_curve
 from trundle.progress import SILENT, Progress
 from trundle.report.page import page
-from trundle.report.reading import TORCH, read_runs, weigh
+from trundle.report.reading import TORCH, read_runs
 from trundle.report.records import Report, Run, Speed, Teacher
+from trundle.report.side_files import weigh
 
 if TYPE_CHECKING:
     from trundle.evaluate import Task

@@ -102,7 +102,9 @@ def test_json_is_what_is_drawn(full_report: Report, tmp_path: Path, drawn: Reade
     assert html.read_text(encoding="utf-8") == page(full_report)
     found = json.loads(beside.read_text(encoding="utf-8"))
     text = "".join(drawn.text)
-    rings = [value for tag, name, value in drawn.attributes if (tag, name, value) == ("circle", "class", "ring")]
+    rings = [
+        value for tag, name, value in drawn.attributes if (tag, name, value) == ("circle", "class", "ring")
+    ]
     assert len(rings) == sum(len(one["projection"]["texts"]) for one in found["measured"].values())
     for run in found["runs"]:
         measured = found["measured"][run["name"]]
@@ -117,7 +119,13 @@ def test_json_is_what_is_drawn(full_report: Report, tmp_path: Path, drawn: Reade
         for step in run["steps"]:
             assert step["says"] in text
     assert len(found["documents"]) == len(
-        {p for one in found["measured"].values() for s in one["searches"] for w in ("teacher", "asymmetric", "student") for p in s[w]["documents"]}
+        {
+            p
+            for one in found["measured"].values()
+            for s in one["searches"]
+            for w in ("teacher", "asymmetric", "student")
+            for p in s[w]["documents"]
+        }
     )
 
 

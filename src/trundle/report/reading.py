@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from trundle.artifact import LINEAGE_FILE, read_lineage
 from trundle.errors import BadInput
-from trundle.report.records import (
-    Candidate,
-    Coverage,
-    Form,
-    LayerLosses,
-    Planning,
-    Point,
-    PrunedMatrix,
-    Quality,
-    Run,
-    Rung,
-    StepTaken,
-    Training,
-)
+from trundle.report.records import Coverage, Form, LayerLosses, Quality, Run, StepTaken
+from trundle.report.side_files import read_planning, read_pruned, read_training
 from trundle.runtime.describe import FILE as GRAPHS_FILE
 from trundle.runtime.describe import installed, read_description
 from trundle.runtime.engines import SMALLEST_FIRST
 
-PLANNING_FILE = "planning.json"
-PRUNED_FILE = "weights.json"
 OWN_MODULE = '"trundle.'
 """In the list of modules of a folder that plain sentence-transformers can't open alone."""
 TRAININGS = ("contrast", "align")
 """Steps that leave a file of metrics, in the order in which they are usually taken."""
-METRICS = {"step", "epoch", "loss", "lr", "validation", "seconds", "texts_per_second"}
-POINTS = 400
-"""A curve is thinned to so many points: more can't be seen."""
 TORCH = "torch"
 THE_ORIGINAL = "the original"
 """What a lineage calls the teacher where that is the model that came in."""
-
-T = TypeVar("T")
 
 
 def read_runs(folders: Sequence[str | Path]) -> tuple[Run, ...]:
@@ -116,8 +95,8 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> Run:
         trainings=tuple(found for step in TRAININGS if (found := read_training(folder, step)) is not None),
         layer_losses=_layer_losses(plans),
         coverage=_coverage(plans),
-        pruned=_pruned(folder),
-        planning=_planning(folder),
+        pruned=read_pruned(folder),
+        planning=read_planning(folder),
     )
 
 
@@ -199,36 +178,6 @@ def kept_quality(scores: Mapping[str, Any]) -> Quality | None:
     return Quality(measured="texts that were held out when the run was made", k=k, **found) if found else None
 
 
-def read_training(folder: Path, step: str) -> Training | None:
-    """The metrics a step left, thinned; None where there are none."""
-    path = folder / f"{step}.jsonl"
-    if not path.is_file():
-        return None
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except ValueError as error:
-        raise BadInput(f"{path} is damaged ({error}); delete it, or train again") from error
-
-    def points(key: str) -> tuple[Point, ...]:
-        return tuple((float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None)
-
-    watched = sorted({key for row in rows for key in row if key not in METRICS})
-    training = Training(
-        step=step,
-        loss=thinned(points("loss"), POINTS),
-        validation=points("validation"),
-        watched={key: points(key) for key in watched},
-    )
-    return training if training.loss or training.validation else None
-
-
-def thinned(points: Sequence[T], most: int) -> tuple[T, ...]:
-    """Evenly spaced ones, the first and the last among them."""
-    if len(points) <= most:
-        return tuple(points)
-    return tuple(points[round(place * (len(points) - 1) / (most - 1))] for place in range(most))
-
-
 Plans = Sequence[tuple[str, Mapping[str, Any]]]
 
 
@@ -256,54 +205,3 @@ def count_ids(ranges: str) -> int:
     """How many ids a list such as 0-4,7 stands for."""
     ends = [part.partition("-") for part in ranges.split(",") if part]
     return sum(int(high or low) - int(low) + 1 for low, _, high in ends)
-
-
-def _pruned(folder: Path) -> tuple[PrunedMatrix, ...]:
-    path = folder / PRUNED_FILE
-    if not path.is_file():
-        return ()
-    content = json.loads(path.read_text(encoding="utf-8"))
-    keys = ("layer", "matrix", "weights", "kept")
-    return tuple(PrunedMatrix(**{key: one[key] for key in keys}) for one in content["matrices"])
-
-
-def _planning(folder: Path) -> Planning | None:
-    path = folder / PLANNING_FILE
-    if not path.is_file():
-        return None
-    content = json.loads(path.read_text(encoding="utf-8"))
-    keys = ("seconds", "steps", "distance", "cosine", "agreement")
-    candidates = tuple(
-        Candidate(
-            name=one["name"],
-            parameters=int(one["parameters"]),
-            bytes=int(one["bytes"]),
-            milliseconds=float(one["milliseconds"]),
-            outcome=one["outcome"],
-            rungs=tuple(Rung(**{key: rung[key] for key in keys}) for rung in one["rungs"]),
-        )
-        for one in content["candidates"]
-    )
-    return Planning(
-        budget={key: content["budget"].get(key) for key in ("bytes", "parameters", "milliseconds")},
-        teacher=content["teacher"],
-        candidates=candidates,
-        chosen=content["chosen"],
-        predicted=content["predicted"],
-        measured=content["measured"],
-    )
-
-
-def weigh(folder: Path) -> tuple[int, int]:
-    """Bytes and parameters of a model's safetensors, by their headers alone."""
-    size = parameters = 0
-    for file in folder.rglob("*.safetensors"):
-        with file.open("rb") as handle:
-            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
-        size += file.stat().st_size
-        parameters += sum(
-            math.prod(tensor["shape"])
-            for name, tensor in header.items()
-            if name != "__metadata__" and "F" in tensor["dtype"]
-        )
-    return size, parameters

@@ -117,7 +117,7 @@ class Candidate:
     name: str
     parameters: int
     bytes: int
-    milliseconds: float
+    milliseconds: float | None
     outcome: str
     rungs: tuple[Rung, ...]
 
@@ -127,11 +127,11 @@ class Planning:
     """How a budget was met: the candidates, how far each was tried, and whether the forecast held."""
 
     budget: Mapping[str, float | None]
-    teacher: Mapping[str, float]
+    teacher: Mapping[str, float | None]
     candidates: tuple[Candidate, ...]
     chosen: str
-    predicted: Mapping[str, float]
-    measured: Mapping[str, float]
+    predicted: Mapping[str, float | None]
+    measured: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, kw_only=True)

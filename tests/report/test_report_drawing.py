@@ -1,0 +1,110 @@
+"""Axes and marks: values land where they belong, and names do not cover each other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from trundle.report.axes import LEFT, RIGHT, WIDTH, Axis, Plot, around, around_log, round_step, spread
+from trundle.report.figures import count, megabytes, milliseconds, one_line, percent, short, times
+from trundle.report.overview import frontier
+
+values = st.floats(1e-3, 1e9)
+
+
+@given(st.lists(values, min_size=1, max_size=9), st.booleans())
+def test_values_lie_within_their_axis(found: list[float], log: bool) -> None:
+    low, high = around_log(found) if log else around(found)
+    axis = Axis(label="", low=low, high=high, log=log)
+    assert all(-1e-9 <= axis.share(value) <= 1 + 1e-9 for value in found)
+    assert all(low * (1 - 1e-9) <= tick <= high * (1 + 1e-9) for tick in axis.ticks() if tick > 0)
+
+
+@given(values, values)
+def test_an_axis_has_some_ticks_but_not_many(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assume(high > low * 1.01)
+    assert 1 <= len(Axis(label="", low=low, high=high).ticks()) <= 11
+    assert 1 <= len(Axis(label="", low=low, high=high, log=True).ticks()) <= 14
+
+
+@given(values)
+def test_steps_are_round(span: float) -> None:
+    step = round_step(span)
+    assert (
+        step / 10 ** math.floor(math.log10(step) + 1e-9) == pytest.approx(1) or str(f"{step:e}")[0] in "125"
+    )
+    assert span / 11 <= step <= span
+
+
+@given(st.lists(st.floats(0, 300), min_size=1, max_size=12), st.floats(1, 20))
+def test_names_are_moved_apart_and_keep_their_order(places: list[float], gap: float) -> None:
+    moved = spread(sorted(places), gap)
+    assert all(b - a >= gap - 1e-6 for a, b in itertools.pairwise(moved))
+    assert sum(moved) == pytest.approx(sum(places), abs=1e-6)
+
+
+def test_names_far_apart_are_not_moved() -> None:
+    assert spread([10, 50, 90], 16) == [10, 50, 90]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12))
+def test_the_frontier_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
+    best = set(frontier(points))
+    for point in points:
+        beaten = any(other[0] <= point[0] and other[1] >= point[1] and other != point for other in points)
+        assert (point in best) == (not beaten)
+
+
+def test_marks_stand_where_their_values_are() -> None:
+    plot = Plot(
+        title="a & b",
+        across=Axis(label="x <", low=1, high=100, log=True),
+        up=Axis(label="", low=0, high=1),
+    )
+    plot.dot((10, 0.5), "c0", says='10 < "20"')
+    drawn = plot.svg()
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    assert f'cx="{middle:.1f}"' in drawn
+    assert "<title>10 &lt; &quot;20&quot;</title>" in drawn
+    assert 'aria-label="a &amp; b"' in drawn
+    assert "x &lt;" in drawn
+
+
+def test_names_of_close_marks_do_not_cover_each_other() -> None:
+    plot = Plot(title="", across=Axis(label="", low=0, high=1), up=Axis(label="", low=0, high=1))
+    for point in ((0.5, 0.5), (0.5, 0.52), (0.51, 0.5)):
+        plot.dot(point, "c0")
+    for number, point in enumerate(((0.5, 0.5), (0.5, 0.52), (0.51, 0.5))):
+        plot.name(point, f"name {number}", "c0")
+    places = re.findall(r'<text class="name c0" text-anchor="(\w+)" x="([\d.]+)" y="([\d.]+)">', plot.svg())
+    assert len(set(places)) == 3
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        (megabytes(11_834_000), "11.8 MB"),
+        (megabytes(437_967_672), "438 MB"),
+        (megabytes(2_100_000_000), "2.10 GB"),
+        (megabytes(42_000), "42.0 kB"),
+        (megabytes(None), "–"),
+        (count(109_486_464), "109M"),
+        (count(8_000), "8,000"),
+        (milliseconds(0.8234), "0.823 ms"),
+        (milliseconds(34.21), "34.2 ms"),
+        (percent(0.7342), "73.4%"),
+        (times(438, 23), "19.0×"),
+        (times(None, 23), "–"),
+        (short(1234.5), "1,234"),
+        (one_line("a\n b   c", 9), "a b c"),
+        (one_line("abcdefghij", 5), "abcd…"),
+    ],
+)
+def test_figures_have_sensible_digits(written: str, wanted: str) -> None:
+    assert written == wanted

@@ -1,0 +1,155 @@
+"""What is read from a folder, and what is said of one that can't be read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+
+from trundle.errors import BadInput
+from trundle.evaluate import Fidelity
+from trundle.pipeline import headline
+from trundle.report.reading import count_ids, kept_quality, read_runs, short_names, teacher_of
+from trundle.report.side_files import read_training, thinned, weigh
+from trundle.reporting import check_output, make_report
+from trundle.steps.vocabulary import read_ranges, write_ranges
+
+
+def test_a_run_tells_what_its_steps_did(run_folder: Path) -> None:
+    (run,) = read_runs([run_folder])
+    assert [step.step for step in run.steps] == ["vocabulary", "depth", "align"]
+    assert run.coverage is not None
+    assert run.coverage.kept == 120
+    assert run.layer_losses is not None
+    assert len(run.layer_losses.losses) == 4
+    assert run.layer_losses.kept == run.layers
+    assert run.trainings[0].step == "align"
+    assert run.trainings[0].validation
+    assert run.planning is not None
+    assert [len(one.rungs) for one in run.planning.candidates] == [2, 1, 0]
+    assert sum(one.kept for one in run.pruned) == 2 * 30 + 2 * 50
+    assert run.form.bytes == sum(file.stat().st_size for file in run_folder.rglob("*.safetensors"))
+
+
+def test_the_weights_are_weighed_without_opening_the_model(
+    pico_folders: Callable[[str], Path], pico_model: Callable[[str], SentenceTransformer]
+) -> None:
+    folder = pico_folders("bert")
+    size, parameters = weigh(folder)
+    assert parameters == sum(weight.numel() for weight in pico_model("bert").parameters())
+    assert size == sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+
+
+def test_what_compress_keeps_is_read_back() -> None:
+    near = Fidelity(
+        student="s",
+        teacher="a/b, own index",
+        queries=1,
+        documents=20,
+        cosine=0.9,
+        distance=0.4,
+        k=7,
+        agreement_asymmetric=0.8,
+        agreement_standard=0.6,
+        closest=(),
+        farthest=(),
+    )
+    kept = kept_quality(headline(near))
+    assert kept is not None
+    assert (kept.k, kept.cosine, kept.distance) == (7, 0.9, 0.4)
+    assert (kept.agreement_asymmetric, kept.agreement_standard) == (0.8, 0.6)
+    assert kept_quality({"something else": 1.0}) is None
+
+
+def test_whose_space_a_model_is_in() -> None:
+    aligned = {
+        "source": "cut",
+        "space": "teacher",
+        "parent": {"source": "big", "space": None, "parent": None},
+    }
+    assert teacher_of(aligned) == "teacher"
+    assert teacher_of({"source": "small", "space": None, "parent": aligned}) == "teacher"
+    assert teacher_of({"source": "big", "space": "the original", "parent": None}) == "big"
+    assert teacher_of({"source": "big", "space": None, "parent": None}) == "big"
+
+
+@given(st.sets(st.integers(0, 500)))
+def test_ids_are_counted_as_the_step_writes_them(ids: set[int]) -> None:
+    written = write_ranges(tuple(sorted(ids)))
+    assert count_ids(written) == len(ids)
+    assert read_ranges(written) == tuple(sorted(ids))
+
+
+@given(st.lists(st.integers(), min_size=1), st.integers(2, 50))
+def test_thinning_keeps_both_ends(values: list[int], most: int) -> None:
+    left = thinned(values, most)
+    assert len(left) == min(len(values), most)
+    assert (left[0], left[-1]) == (values[0], values[-1])
+
+
+def test_names_differ() -> None:
+    assert short_names(["/a/x/model", "/a/y/model", "/b/z"]) == ["x/model", "y/model", "z"]
+    assert short_names(["/a/x", "/a/x"]) == ["x", "x (2)"]
+
+
+def test_folders_that_are_no_runs(
+    tmp_path: Path, pico_folders: Callable[[str], Path], another_run: Path
+) -> None:
+    with pytest.raises(BadInput, match="there is no folder"):
+        read_runs([tmp_path / "nowhere"])
+    with pytest.raises(BadInput, match=r"has no trundle\.json"):
+        read_runs([pico_folders("bert")])
+    with pytest.raises(BadInput, match="at least one folder"):
+        read_runs([])
+    lineage = json.loads((another_run / "trundle.json").read_text())
+    (another_run / "trundle.json").write_text(json.dumps(lineage | {"format": 99}))
+    with pytest.raises(BadInput, match="another version"):
+        read_runs([another_run])
+    (another_run / "trundle.json").write_text(json.dumps({"format": 1}))
+    with pytest.raises(BadInput, match="can't be read as a run"):
+        read_runs([another_run])
+
+
+def test_damaged_files_are_named(another_run: Path) -> None:
+    (another_run / "align.jsonl").write_text("{")
+    with pytest.raises(BadInput, match=r"align\.jsonl is damaged"):
+        read_training(another_run, "align")
+    (another_run / "align.jsonl").unlink()
+    (another_run / "planning.json").write_text("[]")
+    with pytest.raises(BadInput, match=r"planning\.json is damaged"):
+        read_runs([another_run])
+
+
+def test_teachers_that_are_not_here(run_folder: Path, another_run: Path, texts_file: Path) -> None:
+    lineage = json.loads((another_run / "trundle.json").read_text())
+    (another_run / "trundle.json").write_text(json.dumps(lineage | {"source": "/gone/model"}))
+    with pytest.raises(BadInput, match="different teachers"):
+        make_report([run_folder, another_run], data=[str(texts_file)])
+    with pytest.raises(BadInput, match="is not here; say where it is with --teacher"):
+        make_report([another_run], data=[str(texts_file)])
+    assert make_report([run_folder, another_run]).teacher is None
+
+
+def test_places_for_a_page(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"end it in \.html"):
+        check_output(tmp_path / "report.pdf")
+    with pytest.raises(BadInput, match="can't be written"):
+        check_output(tmp_path / "nowhere" / "report.html")
+
+
+def test_what_is_stored_is_drawn_without_torch(run_folder: Path, tmp_path: Path) -> None:
+    """Seconds, not half a minute, for those who only want to look."""
+    lines = (
+        "import sys; from trundle.reporting import make_report, write_report; "
+        f"write_report(make_report([{str(run_folder)!r}]), {str(tmp_path / 'r.html')!r}); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", lines], check=True)
+    assert (tmp_path / "r.json").is_file()
