@@ -29,7 +29,7 @@ PLANNING = {
     "teacher": {"parameters": 40_000, "bytes": 160_000, "milliseconds": 9.0},
     "candidates": [
         {
-            "name": "2 layers <small>",
+            "name": "2 layers <marquee>",
             "steps": [{"depth": {"keep": 2}}],
             "parameters": 20_000,
             "bytes": 80_000,
@@ -59,7 +59,7 @@ PLANNING = {
             "rungs": [],
         },
     ],
-    "chosen": "2 layers <small>",
+    "chosen": "2 layers <marquee>",
     "predicted": {"bytes": 80_000, "milliseconds": 4.0},
     "measured": {"bytes": 80_400, "milliseconds": 4.4},
 }
@@ -100,7 +100,7 @@ def run_folder(
     tmp_path_factory: pytest.TempPathFactory, pico_folders: Callable[[str], Path], tuples_file: Path
 ) -> Path:
     """A run with every kind of file a folder can hold; the planner's and the weights' files are written by hand."""
-    folder = tmp_path_factory.mktemp("runs") / "small <b>"
+    folder = tmp_path_factory.mktemp("runs") / "small <i>"
     recipe = parse_recipe(RECIPE, name="all")
     compress(str(pico_folders("bert")), recipe, output=folder, corpus=read_corpus([str(tuples_file)], seed=0))
     (folder / "planning.json").write_text(json.dumps(PLANNING), encoding="utf-8")

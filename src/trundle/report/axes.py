@@ -122,13 +122,15 @@ class Plot:
             f'<line class="{kind}" x1="{self.x(x1):.1f}" y1="{self.y(y1):.1f}" x2="{self.x(x2):.1f}" y2="{self.y(y2):.1f}"/>'
         )
 
-    def dot(self, point: tuple[float, float], kind: str, *, size: float = 5, says: str = "") -> None:
-        """A mark; what it says is shown to those who point at it."""
+    def dot(
+        self, point: tuple[float, float], kind: str, *, size: float = 5, says: str = "", stop: bool = True
+    ) -> None:
+        """A mark; what it says is shown to those who point at it or, where the keyboard stops at it, tab to it."""
         x, y = self.x(point[0]), self.y(point[1])
         self._taken.append((x - size, y - size, x + size, y + size))
-        told = f' tabindex="0" class="mark {kind}"' if says else f' class="{kind}"'
+        told = f'{" tabindex=0" if stop else ""} class="mark {kind}"' if says else f'class="{kind}"'
         about = f"<title>{escape(says)}</title>" if says else ""
-        self._marks.append(f'<circle{told} cx="{x:.1f}" cy="{y:.1f}" r="{size:g}">{about}</circle>')
+        self._marks.append(f'<circle {told} cx="{x:.1f}" cy="{y:.1f}" r="{size:g}">{about}</circle>')
 
     def upright(self, value: float, says: str, kind: str = "limit") -> None:
         """A line up from the lower axis, such as a budget."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trundle.report.axes import Axis, Plot, around, colour
-from trundle.report.figures import count, megabytes, milliseconds, one_line, percent
+from trundle.report.figures import count, megabytes, milliseconds, one_line, percent, thousandths
 from trundle.report.markup import Section, choice, figure, paragraph, side_by_side, table
 from trundle.report.records import Candidate, Planning, Report
 
@@ -50,18 +50,7 @@ def _block(number: int, plan: Planning) -> str:
 
 
 def _candidates(plan: Planning) -> str:
-    rows: list[tuple[str, ...]] = [
-        (
-            "candidate",
-            "outcome",
-            "parameters",
-            "weights",
-            "one query",
-            "short trainings",
-            "agreement",
-            "cosine",
-        )
-    ]
+    """Those that were tried, the chosen one first; the others can be unfolded."""
     ordered = sorted(
         plan.candidates,
         key=lambda one: (
@@ -70,22 +59,32 @@ def _candidates(plan: Planning) -> str:
             -(one.rungs[-1].agreement if one.rungs else 0),
         ),
     )
-    for one in ordered:
-        last = one.rungs[-1] if one.rungs else None
-        rows.append(
-            (
-                one.name,
-                one.outcome,
-                count(one.parameters),
-                megabytes(one.bytes),
-                milliseconds(one.milliseconds),
-                str(len(one.rungs)) if one.rungs else "–",
-                percent(last.agreement if last else None),
-                f"{last.cosine:.3f}" if last else "–",
-            )
-        )
-    bold = [0] if ordered and ordered[0].name == plan.chosen else []
-    return table(rows, texts=(0, 1), bold=bold)
+    shown = [one for one in ordered if one.rungs or one.name == plan.chosen]
+    rest = [one for one in ordered if one not in shown]
+    heading = ("candidate", "outcome", "parameters", "weights", "one query")
+    tried = table(
+        [(*heading, "short trainings", "agreement", "cosine"), *(_row(one) + _tries(one) for one in shown)],
+        texts=(0, 1),
+        bold=[0] if shown and shown[0].name == plan.chosen else [],
+    )
+    if not rest:
+        return tried
+    others = table([heading, *map(_row, rest)], texts=(0, 1))
+    return f"{tried}<details><summary>{len(rest)} candidates that were not tried</summary>{others}</details>"
+
+
+def _row(one: Candidate) -> tuple[str, ...]:
+    size, time = megabytes(one.bytes), milliseconds(one.milliseconds)
+    return one.name, one.outcome, count(one.parameters), size, time
+
+
+def _tries(one: Candidate) -> tuple[str, ...]:
+    last = one.rungs[-1] if one.rungs else None
+    return (
+        str(len(one.rungs)),
+        percent(last.agreement if last else None),
+        thousandths(last.cosine if last else None),
+    )
 
 
 def _halving(number: int, plan: Planning, tried: list[Candidate]) -> str:

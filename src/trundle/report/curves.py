@@ -57,14 +57,16 @@ def coverage_curve(report: Report) -> Section | None:
     runs = [(number, run, run.coverage) for number, run in enumerate(report.runs) if run.coverage is not None]
     if not runs:
         return None
-    rows = [
-        (run.name, f"{kept.kept:,}", f"{kept.of:,}", percent(kept.coverage), " ".join(kept.lost))
-        for _, run, kept in runs
-    ]
-    heading = ("run", "tokens kept", "of", "of the texts", "most frequent of those gone, now read as pieces")
-    body = table([heading, *rows], texts=(0, 4))
+    rows = [(run.name, f"{kept.kept:,}", f"{kept.of:,}", percent(kept.coverage)) for _, run, kept in runs]
+    body = table([("run", "tokens kept", "of", "of what occurs"), *rows])
+    for _, run, kept in runs:
+        if kept.lost:
+            gone = "The most frequent tokens that are gone, and are read as pieces"
+            body += paragraph(f"{gone} ({run.name}): {' '.join(kept.lost)}", "note")
     if report.tokens is not None:
         body = _covered(report.tokens, runs) + body
+    else:
+        body += paragraph("Give --data TEXTS to see the whole curve.", "note")
     return Section(key="coverage", heading="Coverage of the vocabulary", body=body)
 
 
@@ -156,7 +158,7 @@ def _trained(title: str, lines: Sequence[Line]) -> str:
         if thick:
             for step, value in points:
                 says = f"{run.name}, step {step:,.0f}: {plain(value)}"
-                plot.dot((step, value), f"{colour(number)} bare", size=2.6, says=says)
+                plot.dot((step, value), f"{colour(number)} bare", size=2.6, says=says, stop=False)
     plot.names_at_the_end(list(ends.values()))
     return plot.svg()
 
@@ -219,7 +221,9 @@ def _cut_short(number: int, name: str, found: Shortened) -> str:
             plot.line([(float(row.dimensions), row.scores[who]) for row in rows], kind)
             for row in rows:
                 told = f"{WHO[who]}, {row.dimensions} dimensions, {row.bytes:,} bytes a vector: {100 * row.scores[who]:.1f}"
-                plot.dot((float(row.dimensions), row.scores[who]), kind.split()[0], size=3, says=told)
+                plot.dot(
+                    (float(row.dimensions), row.scores[who]), kind.split()[0], size=3, says=told, stop=False
+                )
         plot.names_at_the_end(ends)
         figures.append(figure(plot.svg(), heading=says.removeprefix("as ").capitalize()))
     return paragraph(f"Score: {found.measure}, in percent.", "note") + side_by_side(figures)

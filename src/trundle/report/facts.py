@@ -98,7 +98,7 @@ def facts(report: Report) -> str:
 
 def _ratio(large: float | None, small: float | None) -> str:
     ratio = times(large, small)
-    return "" if ratio == NOTHING else f" (÷ {ratio.removesuffix('×')})"
+    return "" if ratio == NOTHING else f"\n÷ {ratio.removesuffix('×')}"
 
 
 def notes(report: Report) -> str:

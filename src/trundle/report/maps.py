@@ -53,7 +53,7 @@ def heat(pruned: tuple[PrunedMatrix, ...]) -> str:
         says = f"layer {one.layer}, {one.matrix}: {one.kept:,} of {one.weights:,} weights are left"
         parts.append(f'<rect class="cell" {box}/>')
         parts.append(
-            f'<rect class="mark heat" tabindex="0" {box} fill-opacity="{share:.3f}"><title>{escape(says)}</title></rect>'
+            f'<rect class="mark heat" {box} fill-opacity="{share:.3f}"><title>{escape(says)}</title></rect>'
         )
         ink = "over" if share > DARK else "ink"
         parts.append(
@@ -98,7 +98,7 @@ def _plane(number: int, name: str, found: Projection) -> str:
         plot.link(theirs, ours, f"link {colour(number)}")
     for theirs, ours, text in zip(found.teacher, found.student, found.texts, strict=True):
         plot.dot(theirs, "ring", size=3.2)
-        plot.dot(ours, f"{colour(number)} fine", size=3.2, says=text)
+        plot.dot(ours, f"{colour(number)} fine", size=3.2, says=text, stop=False)
     caption = (
         f"{len(found.texts)} texts. These two directions hold {percent(found.shown)} of the variance of the teacher's vectors, "
         "so what looks near here can be far in the whole space, and a short line is no proof."

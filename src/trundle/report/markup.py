@@ -23,7 +23,7 @@ def table(
     bold: Sequence[int] = (),
     colours: Sequence[str] = (),
 ) -> str:
-    """Plain cells under a heading.
+    """Plain cells under a heading; a second line of a cell is smaller, and stands beside the first where there is room.
 
     `texts` are the columns read from the left, `bold` the rows that stand out, `colours` the classes of the headings.
     """
@@ -32,7 +32,9 @@ def table(
         kinds = ["text"] if number in texts else []
         kinds += [colours[number]] if tag == "th" and number < len(colours) and colours[number] else []
         kind = f' class="{" ".join(kinds)}"' if kinds else ""
-        return f"<{tag}{kind}>{escape(text)}</{tag}>"
+        first, _, second = text.partition("\n")
+        below = f"<small>{escape(second)}</small>" if second else ""
+        return f"<{tag}{kind}>{escape(first)}{below}</{tag}>"
 
     def line(row: Sequence[str], tag: str) -> str:
         return "".join(cell(text, number, tag) for number, text in enumerate(row))

@@ -16,7 +16,9 @@
     mark.setAttribute("aria-label", title.textContent);
     mark.setAttribute("role", "img");
     title.remove();
-    mark.addEventListener("pointermove", (event) => show(mark, event.clientX, event.clientY));
+    for (const kind of ["pointermove", "click"]) {
+      mark.addEventListener(kind, (event) => show(mark, event.clientX, event.clientY));
+    }
     mark.addEventListener("pointerleave", hide);
     mark.addEventListener("focus", () => {
       const box = mark.getBoundingClientRect();

@@ -42,7 +42,8 @@ def _training(step: str, text: str) -> Training:
     rows = [json.loads(line) for line in text.splitlines() if line.strip()]
 
     def points(key: str) -> tuple[Point, ...]:
-        return tuple((float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None)
+        found = ((float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None)
+        return tuple(point for point in found if math.isfinite(point[1]))
 
     watched = sorted({key for row in rows for key in row if key not in METRICS})
     return Training(
