@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from trundle.report.figures import megabytes, percent
 from trundle.report.page import page
@@ -100,6 +101,7 @@ def test_texts_stay_texts(drawn: Reader) -> None:
 def test_json_is_what_is_drawn(full_report: Report, tmp_path: Path, drawn: Reader) -> None:
     html, beside = write_report(full_report, tmp_path / "page.html")
     assert html.read_text(encoding="utf-8") == page(full_report)
+    assert page(TypeAdapter(Report).validate_json(beside.read_text(encoding="utf-8"))) == page(full_report)
     found = json.loads(beside.read_text(encoding="utf-8"))
     text = "".join(drawn.text)
     rings = [
