@@ -168,9 +168,9 @@ def _quality(name: str, found: Comparison) -> Quality | None:
     on = (
         []
         if near is None
-        else [f"{near.queries:,} queries × {near.documents:,} documents it has not learned from"]
+        else [f"{near.queries:,} queries × {near.documents:,} documents that the runs have not learned from"]
     )
-    on += [f"{found.shares[0].tasks} tasks"] if shares else []
+    on += [f"{found.shares[0].tasks} task{'s' if found.shares[0].tasks > 1 else ''}"] if shares else []
     return Quality(
         measured=" and ".join(on),
         k=AGREEMENT_AT if near is None else near.k,

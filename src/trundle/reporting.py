@@ -78,7 +78,7 @@ def make_report(
             for number, run in enumerate(runs)
         },
         documents=shown,
-        tokens=token_curve(large, weighed.name, documents)
+        tokens=token_curve(large, weighed.name, [*queries, *documents])
         if any(run.coverage for run in runs) and read
         else None,
         machine=machine,

@@ -64,7 +64,7 @@ def coverage_curve(report: Report) -> Section | None:
             gone = "The most frequent tokens that are gone, and are read as pieces"
             body += paragraph(f"{gone} ({run.name}): {' '.join(kept.lost)}", "note")
     if report.tokens is not None:
-        body = _covered(report.tokens, runs) + body
+        body = side_by_side([_covered(report.tokens, runs), f"<div>{body}</div>"])
     else:
         body += paragraph("Give --data TEXTS to see the whole curve.", "note")
     return Section(key="coverage", heading="Coverage of the vocabulary", body=body)
@@ -82,7 +82,7 @@ def _covered(curve: TokenCurve, runs: Sequence[tuple[int, Run, Coverage]]) -> st
             log=True,
         ),
         up=Axis(
-            label="share of all tokens in the texts", low=least, high=1.0, write=lambda v: f"{100 * v:.0f}%"
+            label="share of all tokens in the texts", low=least, high=1.05, write=lambda v: f"{100 * v:.0f}%"
         ),
     )
     plot.line(curve.points, "quiet")
@@ -94,7 +94,7 @@ def _covered(curve: TokenCurve, runs: Sequence[tuple[int, Run, Coverage]]) -> st
     for number, run, kept in runs:
         plot.name((kept.kept, kept.coverage), one_line(run.name, 28), colour(number), beside=False)
     caption = (
-        f"Line: the most frequent tokens of {curve.tokenizer} in {curve.texts:,} documents of this report. "
+        f"Line: the most frequent tokens of {curve.tokenizer} in {curve.texts:,} texts of this report. "
         "Dots: what each run kept, on the texts it was chosen by."
     )
     return figure(plot.svg(), caption)
@@ -165,28 +165,20 @@ def _trained(title: str, lines: Sequence[Line]) -> str:
 
 def shortened_vectors(report: Report) -> Section | None:
     """Teacher and student side by side when their vectors are cut and coarsened."""
+    several = any(len(report.of(run).shortened) > 1 for run in report.runs)
     blocks = [
-        (run.name, _cut_short(number, run.name, one))
+        (f"{run.name}, by {one.measure}" if several else run.name, _cut_short(number, run.name, one))
         for number, run in enumerate(report.runs)
-        for one in report.of(run).shortened
+        for one in sorted(report.of(run).shortened, key=lambda one: not one.measure.startswith("agreement"))
     ]
     if not blocks:
         return None
-    lead = "Both models' vectors cut to their first dimensions and kept in fewer bits; nothing is trained for it. Where the student's line runs along its teacher's, it inherits what the teacher can bear."
-    return Section(
-        key="shortened",
-        heading="Truncation and quantisation",
-        body=paragraph(lead) + choice("Run", _named(blocks)),
+    lead = (
+        "Both models' vectors cut to their first dimensions and kept in fewer bits; nothing is trained for it. Where the "
+        "student's line runs along its teacher's, it inherits what the teacher can bear."
     )
-
-
-def _named(blocks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Names that differ, where a run has several blocks."""
-    names = [name for name, _ in blocks]
-    return [
-        (name if names.count(name) == 1 else f"{name}, {1 + names[:place].count(name)}", body)
-        for place, (name, body) in enumerate(blocks)
-    ]
+    body = paragraph(lead) + choice("Run", blocks)
+    return Section(key="shortened", heading="Truncation and quantisation", body=body)
 
 
 def _cut_short(number: int, name: str, found: Shortened) -> str:
@@ -195,6 +187,8 @@ def _cut_short(number: int, name: str, found: Shortened) -> str:
     low, high = around(values, room=0.06)
     sizes = sorted({row.dimensions for row in found.rows})
     kinds = {"teacher": "teacher", "asymmetric": f"{colour(number)} dashed", "student": colour(number)}
+    if all(row.scores["asymmetric"] == row.scores["student"] for row in found.rows):
+        del kinds["asymmetric"]  # no documents apart from queries: both ways are one
     for precision, says in PRECISIONS.items():
         rows = sorted(
             (row for row in found.rows if row.precision == precision), key=lambda row: row.dimensions
@@ -250,8 +244,10 @@ def tasks_table(report: Report) -> Section | None:
             for score in scores:
                 line += [f"{100 * score:.1f}", percent(score / task.teacher if task.teacher else None)]
         rows.append(tuple(line))
-    body = table(rows, texts=(0, 1)) + paragraph(
-        "“→ teacher”: queries by the run, documents by the teacher, as in an index that is already there. Share: of the teacher's own score.",
-        "note",
-    )
+    note = "Share: of the teacher's own score."
+    if any(task.asymmetric is not None for run in runs for task in report.of(run).tasks):
+        note = (
+            f"“→ teacher”: queries by the run, documents by the teacher, as in an index that is there. {note}"
+        )
+    body = table(rows, texts=(0, 1)) + paragraph(note, "note")
     return Section(key="tasks", heading="Tasks with labels", body=body)

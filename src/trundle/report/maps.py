@@ -6,7 +6,7 @@ from html import escape
 
 from trundle.report.axes import Axis, Plot, around, colour, svg
 from trundle.report.figures import percent
-from trundle.report.markup import Section, choice, figure, paragraph
+from trundle.report.markup import Section, choice, figure, paragraph, side_by_side
 from trundle.report.records import Projection, PrunedMatrix, Report, Run
 
 CELL_WIDTH, CELL_HEIGHT = 78, 24
@@ -70,18 +70,21 @@ def _words(name: str) -> list[str]:
 
 def projection(report: Report) -> Section | None:
     """Teacher and student vectors of the same texts, each pair joined by a line."""
-    blocks = [
-        (run.name, _plane(number, run.name, found))
+    planes = [
+        _plane(number, run.name, found)
         for number, run in enumerate(report.runs)
         if (found := report.of(run).projection) is not None
     ]
-    if not blocks:
+    if not planes:
         return None
+    first = next(found for run in report.runs if (found := report.of(run).projection) is not None)
     lead = (
         "Vectors of the same texts by teacher (ring) and student (dot), joined by a line: the shorter the lines, the nearer "
-        "the two. Point at one to read its text."
+        f"the two. Point at a dot to read its text. {len(first.texts)} texts; the two directions hold {percent(first.shown)} of "
+        "the variance of the teacher's vectors, so what looks near here can be far in the whole space."
     )
-    return Section(key="projection", heading="The shared space", body=paragraph(lead) + choice("Run", blocks))
+    body = paragraph(lead) + side_by_side(planes)
+    return Section(key="projection", heading="The shared space", body=body)
 
 
 def _plane(number: int, name: str, found: Projection) -> str:
@@ -99,8 +102,4 @@ def _plane(number: int, name: str, found: Projection) -> str:
     for theirs, ours, text in zip(found.teacher, found.student, found.texts, strict=True):
         plot.dot(theirs, "ring", size=3.2)
         plot.dot(ours, f"{colour(number)} fine", size=3.2, says=text, stop=False)
-    caption = (
-        f"{len(found.texts)} texts. These two directions hold {percent(found.shown)} of the variance of the teacher's vectors, "
-        "so what looks near here can be far in the whole space, and a short line is no proof."
-    )
-    return figure(plot.svg(), caption)
+    return figure(plot.svg(), heading=name)

@@ -16,7 +16,7 @@ from trundle.report.records import Apart, Found, Report, Run, Search
 
 WAYS = (
     ("teacher", "teacher", "its queries, its index"),
-    ("asymmetric", "student → teacher", "small queries, the index that is there"),
+    ("asymmetric", "student → teacher", "small queries, the teacher's index"),
     ("student", "student alone", "its queries, its own index"),
 )
 OPTION = 90
@@ -56,7 +56,7 @@ def searches(report: Report) -> Section | None:
     ]
     if not blocks:
         return None
-    lead = "✓ marks what the teacher also has among its first ten; a rank beside it is the teacher's own."
+    lead = "✓ marks what the teacher has among its first ten as well, with the teacher's rank of it; the figure is the cosine."
     return Section(
         key="searches", heading="Searches side by side", body=paragraph(lead) + choice("Run", blocks)
     )
@@ -79,7 +79,7 @@ def _search(report: Report, one: Search) -> str:
     columns = []
     for key, name, about in WAYS:
         found: Found = getattr(one, key)
-        same = "" if key == "teacher" else f", {_shared(one, found)} of {len(one.teacher.documents)} shared"
+        same = "" if key == "teacher" else f" · {_shared(one, found)} of {len(one.teacher.documents)}"
         items = []
         for place, cosine in zip(found.documents, found.cosines, strict=True):
             theirs = one.teacher.documents.index(place) + 1 if place in one.teacher.documents else 0
@@ -90,7 +90,7 @@ def _search(report: Report, one: Search) -> str:
                 f"<span>{escape(report.documents[place])}</span></li>"
             )
         columns.append(
-            f'<div><h4>{name}</h4><p class="note">{about}{same}</p><ol class="found">{"".join(items)}</ol></div>'
+            f'<div><h4>{name}{same}</h4><p class="note">{about}</p><ol class="found">{"".join(items)}</ol></div>'
         )
     return f'<blockquote>{escape(one.query)}</blockquote><div class="three">{"".join(columns)}</div>'
 
