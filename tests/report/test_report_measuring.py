@@ -1,0 +1,113 @@
+"""What opening the models brings: the same figures that evaluate gives, and graphs in the place of torch."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pico
+from trundle.errors import BadInput
+from trundle.evaluate import compare, find_tasks
+from trundle.model import embedder, load
+from trundle.report.page import page
+from trundle.report.reading import read_runs
+from trundle.report.records import Report
+from trundle.reporting import find_tasks_in, make_report
+
+
+@pytest.fixture(scope="module")
+def tasks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One task without documents, and one with."""
+    root = tmp_path_factory.mktemp("tasks")
+    (root / "sts").mkdir()
+    (root / "retrieval" / "find").mkdir(parents=True)
+    pairs = [(a, b, float(len(a) % 5)) for a in pico.TEXTS for b in pico.TEXTS[:3]]
+    columns = [list(column) for column in zip(*pairs, strict=True)]
+    names = ["sentence1", "sentence2", "score"]
+    table = dict(zip(names, columns, strict=True)) | {"split": ["test"] * len(pairs)}
+    pq.write_table(pa.table(table), root / "sts" / "alike.parquet")
+    ids = [str(number) for number in range(len(pico.TEXTS))]
+    files = {
+        "corpus": {"_id": ids, "title": [""] * len(ids), "text": pico.TEXTS},
+        "queries": {"_id": ids, "text": [text[:12] for text in pico.TEXTS], "split": ["test"] * len(ids)},
+        "qrels": {"query-id": ids, "corpus-id": ids, "score": [1] * len(ids), "split": ["test"] * len(ids)},
+    }
+    for name, content in files.items():
+        pq.write_table(pa.table(content), root / "retrieval" / "find" / f"{name}.parquet")
+    return root
+
+
+def test_tasks_are_scored_as_evaluate_scores_them(run_folder: Path, tasks_folder: Path) -> None:
+    report = make_report([run_folder], tasks=[str(tasks_folder)], speed=False)
+    (run,) = report.runs
+    scores = {one.task: one for one in report.of(run).tasks}
+    teacher = embedder(load(run.teacher), name="teacher")
+    found = compare(
+        [embedder(load(run.folder), name="run")], teacher=teacher, tasks=find_tasks(["all"], tasks_folder)
+    )
+    for result in found.results[1]:
+        shown = scores[result.task]
+        assert result.score == (shown.standard if result.mode == "standard" else shown.asymmetric)
+    assert scores["alike"].asymmetric is None
+    quality = report.quality(run)
+    assert quality is not None
+    assert quality.share_standard == next(share.share for share in found.shares if share.mode == "standard")
+    html = page(report)
+    assert "Tasks with labels" in html
+    assert 'id="searches"' not in html
+
+
+def test_a_task_may_be_named_by_its_own_path(tasks_folder: Path) -> None:
+    assert [task.name for task in find_tasks_in([str(tasks_folder / "sts" / "alike.parquet")])] == ["alike"]
+    assert {task.name for task in find_tasks_in([str(tasks_folder)])} == {"alike", "find"}
+    with pytest.raises(BadInput, match="is not a path to a task"):
+        find_tasks_in([str(tasks_folder / "nothing")])
+
+
+def test_what_is_shown_is_what_was_measured(full_report: Report) -> None:
+    for run in full_report.runs:
+        found = full_report.of(run)
+        assert found.quality is not None
+        assert "queries" in found.quality.measured
+        assert [len(search.student.documents) for search in found.searches] == [10] * len(found.searches)
+        assert {row.precision for row in found.shortened[0].rows} == {"float32", "int8", "binary"}
+        whole = found.shortened[0].rows[0]
+        assert whole.scores["teacher"] == 1
+        assert whole.scores["asymmetric"] == pytest.approx(found.quality.agreement_asymmetric)
+        assert found.farthest[0].distance >= found.nearest[-1].distance
+    assert full_report.tokens is not None
+    shares = [share for _, share in full_report.tokens.points]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+
+
+def test_too_few_texts_are_refused(run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "few.txt").write_text("one\ntwo\nthree\n", encoding="utf-8")
+    with pytest.raises(BadInput, match="too few"):
+        make_report([run_folder], data=[str(tmp_path / "few.txt")], speed=False)
+
+
+def test_an_exported_graph_is_what_is_measured(run_folder: Path, texts_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="needs the extra export")
+    pytest.importorskip("onnx", reason="needs the extra export")
+    from trundle.export import export_model
+
+    folder = tmp_path / "exported"
+    shutil.copytree(run_folder, folder)
+    export_model(str(folder), to="onnx")
+    run, plain = read_runs([folder, run_folder])
+    assert (plain.form.engine, run.form.engine) == ("torch", "onnx-float32")
+    assert [form.engine for form in run.forms] == ["torch", "onnx-float32"]
+    assert run.form.bytes == sum(file.stat().st_size for file in (folder / "onnx").iterdir())
+    report = make_report([folder, run_folder], data=[str(texts_file)], speed=False)
+    graph, torch = (report.of(one).quality for one in report.runs)
+    assert graph is not None
+    assert torch is not None
+    assert graph.cosine == pytest.approx(torch.cosine, abs=1e-4)
+    html = page(report)
+    assert "trundle.runtime import Encoder" in html
+    assert "onnx-float32" in html
