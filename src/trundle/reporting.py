@@ -133,14 +133,16 @@ def _teacher_here(runs: Sequence[Run], given: str | None) -> str:
 
 def _weighed(name: str, runs: Sequence[Run]) -> Teacher:
     """What the teacher's files say, or what a lineage remembers of it."""
-    short = Path(name).name or name
-    if Path(name).is_dir():
-        size, parameters = weigh(Path(name))
-        return Teacher(name=short, path=name, parameters=parameters or None, bytes=size or None)
-    known = [run.origin for run in runs if run.source == name]
-    if not known:
-        return Teacher(name=short, path=name)
-    return Teacher(name=short, path=name, parameters=known[0].get("parameters"), bytes=known[0].get("bytes"))
+    known = next((run.origin for run in runs if run.source == name), {})
+    size, parameters = weigh(Path(name)) if Path(name).is_dir() else (0, 0)
+    return Teacher(
+        name=Path(name).name or name,
+        path=name,
+        parameters=parameters or known.get("parameters"),
+        bytes=size or known.get("bytes"),
+        layers=known.get("layers"),
+        width=known.get("width"),
+    )
 
 
 def _speeds(

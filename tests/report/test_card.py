@@ -9,7 +9,13 @@ from huggingface_hub import ModelCard
 from trundle.artifact import Lineage
 from trundle.report.card import model_card, pair_card
 
-STEP = {"step": "align", "says": "into the space", "options": {}, "plan": {}, "facts": {}}
+STEP = {
+    "step": "align",
+    "says": "into the space of /data/teachers/mpnet",
+    "options": {},
+    "plan": {},
+    "facts": {},
+}
 SCORES = {
     "cosine to /data/teachers/mpnet": 0.91,
     "agreement@10, searching the index of /data/teachers/mpnet": 0.73,
@@ -59,6 +65,11 @@ def test_nothing_of_this_machine_is_in_it() -> None:
     assert "/home" not in text
     assert "/data" not in text
     assert ModelCard(text).data.base_model == "cut"
+
+
+def test_a_model_aligned_to_itself_says_so() -> None:
+    text = model_card("small", lineage(space="the original"), similarity="cosine")
+    assert "in that model's own vector space" in text
 
 
 def test_without_measures_there_are_no_results() -> None:

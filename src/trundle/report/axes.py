@@ -200,8 +200,9 @@ class Plot:
             if x - half > last + 6:
                 last = x + half
                 frame.append(f'<line class="stub" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>')
+                middle = min(x, WIDTH - half)
                 frame.append(
-                    f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{base + 19}">{escape(says)}</text>'
+                    f'<text class="tick" text-anchor="middle" x="{middle:.1f}" y="{base + 19}">{escape(says)}</text>'
                 )
         frame.append(f'<line class="base" x1="{LEFT}" x2="{wide}" y1="{base}" y2="{base}"/>')
         middle = (LEFT + wide) / 2

@@ -12,6 +12,8 @@ import yaml
 from trundle.artifact import Lineage
 
 TAGS = ("sentence-transformers", "feature-extraction", "sentence-similarity", "trundle", "model-compression")
+THE_ORIGINAL = "the original"
+"""What a lineage calls the teacher where that is the model that came in."""
 TASK = {"type": "sentence-similarity", "name": "Agreement with the teacher"}
 
 ENCODE = 'vectors = model.encode(["a text", "another text"])'
@@ -102,12 +104,16 @@ def _hub_name(source: str) -> str:
 
 def _readable(scores: Mapping[str, Any], space: str | None) -> dict[str, float]:
     """The measured figures, without the way to the teacher's folder in their names."""
-    short = Path(space).name if space else ""
     return {
-        (label.replace(space, short) if space else label): float(value)
+        _without_way(label, space): float(value)
         for label, value in scores.items()
         if isinstance(value, int | float)
     }
+
+
+def _without_way(text: str, space: str | None) -> str:
+    """A teacher's folder by its last part: the way there says something of this machine alone."""
+    return text.replace(space, Path(space).name) if space else text
 
 
 def _metric(label: str) -> str:
@@ -116,6 +122,8 @@ def _metric(label: str) -> str:
 
 
 def _space(model: str | None) -> str:
+    if model == THE_ORIGINAL:
+        return ", in that model's own vector space"
     return f", in the vector space of `{Path(model).name}`" if model else ""
 
 
@@ -136,7 +144,8 @@ def _steps(lineage: Lineage) -> str:
     if not lineage.steps:
         return ""
     lines = [
-        f"{number}. **{step['step']}**: {step['says']}" for number, step in enumerate(lineage.steps, start=1)
+        f"{number}. **{step['step']}**: {_without_way(str(step['says']), lineage.space)}"
+        for number, step in enumerate(lineage.steps, start=1)
     ]
     return "## How it was made\n\n" + "\n".join(lines) + "\n\nThe whole lineage is in `trundle.json`."
 

@@ -45,7 +45,10 @@ def layer_curve(report: Report) -> Section | None:
             )
         if seen.kept:
             plot.name(
-                (float(seen.kept), seen.losses[seen.kept - 1]), f"{seen.pick}: {seen.kept} layers", "ink"
+                (float(seen.kept), seen.losses[seen.kept - 1]),
+                f"{seen.pick}: {seen.kept} layers",
+                "ink",
+                beside=False,
             )
         figures.append(figure(plot.svg(), heading=run.name if len(report.runs) > 1 else ""))
     lead = "How well the model would do if it ended after each of its layers, before any training; the low point of either half is where a cut costs least."

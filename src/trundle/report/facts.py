@@ -58,8 +58,13 @@ ROWS = (
         write=count,
         smaller=True,
     ),
-    Row(label="layers", of_run=lambda _, run: run.layers or None, of_teacher=lambda _: None, write=count),
-    Row(label="width", of_run=lambda _, run: run.width or None, of_teacher=lambda _: None, write=count),
+    Row(
+        label="layers",
+        of_run=lambda _, run: run.layers or None,
+        of_teacher=_of_teacher("layers"),
+        write=count,
+    ),
+    Row(label="width", of_run=lambda _, run: run.width or None, of_teacher=_of_teacher("width"), write=count),
     Row(
         label="one query",
         of_run=_of_speed("milliseconds"),

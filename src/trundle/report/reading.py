@@ -9,6 +9,7 @@ from typing import Any
 
 from trundle.artifact import LINEAGE_FILE, read_lineage
 from trundle.errors import BadInput
+from trundle.report.card import THE_ORIGINAL
 from trundle.report.records import Coverage, Form, LayerLosses, Quality, Run, StepTaken
 from trundle.report.side_files import read_planning, read_pruned, read_training
 from trundle.runtime.describe import FILE as GRAPHS_FILE
@@ -20,8 +21,6 @@ OWN_MODULE = '"trundle.'
 TRAININGS = ("contrast", "align")
 """Steps that leave a file of metrics, in the order in which they are usually taken."""
 TORCH = "torch"
-THE_ORIGINAL = "the original"
-"""What a lineage calls the teacher where that is the model that came in."""
 
 
 def read_runs(folders: Sequence[str | Path]) -> tuple[Run, ...]:

@@ -175,6 +175,8 @@ class Teacher:
     path: str
     parameters: int | None = None
     bytes: int | None = None
+    layers: int | None = None
+    width: int | None = None
     speed: Speed | None = None
 
 
