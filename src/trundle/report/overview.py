@@ -144,7 +144,7 @@ def _scatter(report: Report, label: str, get: Get, place: Place, kind: str) -> s
     for mark in named:
         plot.dot((mark.across, mark.up), mark.kind, size=mark.size, says=mark.says)
     for limit in dict.fromkeys(limits):
-        plot.upright(limit, f"budget {write(limit)}")
+        plot.upright(limit, f"budget {tick_bytes(limit) if by_size else tick_milliseconds(limit)}")
     for mark in named:
         plot.name((mark.across, mark.up), mark.name, mark.kind, size=mark.size)
     return plot.svg()
