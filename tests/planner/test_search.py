@@ -104,7 +104,7 @@ def test_budgets_that_make_no_sense_are_told_so(pico_folders: Callable[[str], Pa
 
 def test_speed_is_told_from_what_was_timed(pico_folders: Callable[[str], Path]) -> None:
     real = Speed(fixed=0.5, attention=2e-6, mlp=3e-6)
-    found = space.list_candidates(load(pico_folders("bert")), "", dimensions=32, precisions=("float32",))
+    found = space.list_candidates(load(pico_folders("bert")), "", dimensions=32, precision="float32")
     costs = [found[0].cost, found[-1].cost, found[len(found) // 2].cost]
     told = fit(costs, [real.milliseconds(each) for each in costs])
     for each in found:

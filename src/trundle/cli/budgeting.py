@@ -11,6 +11,7 @@ from trundle.errors import BadInput
 if TYPE_CHECKING:
     from trundle.planner import Outcome
 
+REPORT = "report.html"
 SHOWN = 12
 """Candidates worth a line."""
 
@@ -62,6 +63,11 @@ def carry_out(
         trust_remote_code=trust,
         progress=progress,
     )
+    if outcome.run is not None and output is not None:
+        from trundle.reporting import make_report, write_report
+
+        made = make_report([output], teacher=model, data=data, trust_remote_code=trust, progress=progress)
+        write_report(made, output / REPORT)
     if as_json:
         console.show_json(outcome.as_json() | {"run": outcome.run.as_json() if outcome.run else None})
         return
@@ -89,6 +95,7 @@ def show(outcome: Outcome) -> None:
     )
     if outcome.milliseconds is not None:
         console.show(f"Without torch: trundle.runtime.Encoder({str(outcome.run.output)!r}).encode([...])")
+    console.show(f"All of it to look at: {outcome.run.output}/{REPORT}")
 
 
 def candidates(outcome: Outcome) -> list[tuple[str, ...]]:

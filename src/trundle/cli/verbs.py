@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import webbrowser
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -352,3 +354,7 @@ def demo(
     console.show("    from sentence_transformers import SentenceTransformer")
     console.show(f'    model = SentenceTransformer("{result.output}")')
     console.show('    model.encode_query("how do I open a file?")')
+    console.show()
+    console.show(f"All of it to look at: {result.page}")
+    if sys.stdout.isatty():
+        webbrowser.open(result.page.absolute().as_uri())

@@ -195,17 +195,17 @@ class Search:
     def speeds(
         self, original: SentenceTransformer, students: Sequence[str]
     ) -> dict[tuple[str, Precision], Speed]:
-        """By base and precision; empty where graphs can't be made here, and speed can't be told."""
+        """Of int8 graphs, and of the model as it is; empty where graphs can't be made here, and speed can't be told."""
         if find_spec("onnxruntime") is None or find_spec("onnx") is None:
             self.progress.say(
                 "without the extra export there is no int8 and no speed: pip install 'trundle[export]'"
             )
             return {}
-        bases = {self.source: original} | {each: self._open(each) for each in students}
+        wanted: list[tuple[str, SentenceTransformer, Precision]] = [(self.source, original, "float32")]
+        wanted += [(self.source, original, "int8"), *((each, self._open(each), "int8") for each in students)]
         return {
             (base, precision): measure_speed(model, precision, progress=self.progress)
-            for base, model in bases.items()
-            for precision in ("float32", "int8")
+            for base, model, precision in wanted
         }
 
     def candidates(
@@ -215,11 +215,11 @@ class Search:
         speeds: Mapping[tuple[str, Precision], Speed],
     ) -> list[Candidate]:
         """All cuts of the model and of the students' backbones, sized and timed by arithmetic."""
-        precisions: tuple[Precision, ...] = ("float32", "int8") if speeds else ("float32",)
+        precision: Precision = "int8" if speeds else "float32"
         dimensions = original.get_embedding_dimension() or 0
-        found = list_candidates(original, self.source, dimensions=dimensions, precisions=precisions)
+        found = list_candidates(original, self.source, dimensions=dimensions, precision=precision)
         for each in students:
-            found += list_candidates(self._open(each), each, dimensions=dimensions, precisions=precisions)
+            found += list_candidates(self._open(each), each, dimensions=dimensions, precision=precision)
         return [
             replace(each, milliseconds=speeds[each.base, each.precision].milliseconds(each.cost))
             if speeds
