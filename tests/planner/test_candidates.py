@@ -60,7 +60,7 @@ def test_the_edge_fits_and_is_beaten_by_nothing(pico_model: Callable[[str], Sent
     model = pico_model("bert")
     found = list_candidates(model, "pico", dimensions=WIDTH, precision="int8")
     limit = Budget(parameters=int(0.6 * cost(model).parameters))
-    kept = edge(found, limit)
+    kept = edge(found, limit, {"pico": lambda _: 1.0})
     assert kept
     assert all(each.cost.parameters <= (limit.parameters or 0) for each in kept)
     fitting = [each for each in found if each.cost.parameters <= (limit.parameters or 0)]
@@ -82,3 +82,10 @@ def test_names_and_steps_say_only_what_changes(pico_model: Callable[[str], Sente
     assert whole.name == "4 of 4 layers, int8"
     assert whole.steps() == []
     assert smallest(found).bytes == min(each.bytes for each in found)
+
+
+def test_a_vocabulary_counts_by_what_it_covers(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    found = list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int8")
+    whole = next(each for each in found if set(each.kept) == {Fraction(1)})
+    assert space.promise(whole, lambda _: 1.0) == 1.0
+    assert space.promise(whole, lambda _: 0.5) == 0.25

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
@@ -27,7 +28,7 @@ from trundle.measure import Cost, cost
 from trundle.model import embedder, load
 from trundle.pipeline import Run, compress
 from trundle.planner.budget import Budget, parse_budget
-from trundle.planner.candidates import Candidate, Precision, edge, list_candidates, smallest
+from trundle.planner.candidates import Candidate, Coverage, Precision, edge, list_candidates, smallest
 from trundle.planner.halving import Timetable, plan_time, time_left
 from trundle.planner.speed import Speed, export_graph, measure_speed, time_queries
 from trundle.progress import SILENT, Progress
@@ -36,11 +37,12 @@ from trundle.steps.align import VALIDATED_SHARE
 
 PLANNING_FILE = "planning.json"
 MINUTES = 30.0
-TIMED_TEXTS = 64
+TIMED_TEXTS, COUNTED_TEXTS = 64, 5000
 FEWEST_TEXTS = 2000
 CALIBRATION_TEXTS = 400
 GPU_PACE = {"batch_size": 512, "learning_rate": 5e-4, "warmup": 200}
-"""Where a step takes milliseconds, large batches learn more in a minute; elsewhere LEAF's small ones do."""
+CPU_PACE = {"batch_size": 16, "warmup": 20}
+"""Where a step takes milliseconds, large batches learn more in a minute; where it takes a second, small ones do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +143,7 @@ def compress_to_budget(
             f"{source} is within {limits} as it is ({before.file_bytes / 1e6:.4g} MB, {before.parameters / 1e6:.4g}M "
             "parameters), so nothing was done; ask for less"
         )
-    promising = edge(found, limits)
+    promising = edge(found, limits, search.coverages(original, students))
     if not promising:
         least = smallest(found)
         told = "" if least.milliseconds is None else f", {least.milliseconds:.2g} ms a query"
@@ -226,6 +228,12 @@ class Search:
             else each
             for each in found
         ]
+
+    def coverages(self, original: SentenceTransformer, students: Sequence[str]) -> dict[str, Coverage]:
+        """By base, told from the first texts."""
+        texts = [text.text for text in islice(self.corpus.train(), COUNTED_TEXTS)]
+        bases = {self.source: original} | {each: self._open(each) for each in students}
+        return {base: _coverage(model, texts) for base, model in bases.items()}
 
     def affordable_texts(self, teacher: SentenceTransformer, seconds: float) -> int:
         """How many texts the teacher can answer in this time, told from the first few."""
@@ -333,7 +341,7 @@ class Search:
         """The cuts and the first training, or the next training of what is cut already."""
         candidate = tried.candidate
         align: dict[str, Any] = {"minutes": seconds / 60, "texts": texts}
-        align |= GPU_PACE if torch.cuda.is_available() else {}
+        align |= GPU_PACE if torch.cuda.is_available() else CPU_PACE
         if rounds or candidate.base != self.source:
             align["teacher"] = self.source
         if rounds:
@@ -347,6 +355,13 @@ class Search:
 
     def _open(self, model: str) -> SentenceTransformer:
         return load(model, trust_remote_code=self.trust_remote_code)
+
+
+def _coverage(model: SentenceTransformer, texts: Sequence[str]) -> Coverage:
+    ids = [one for row in model.tokenizer(list(texts), truncation=True)["input_ids"] for one in row]
+    counts = np.sort(np.bincount(ids))[::-1]
+    shares = np.cumsum(counts) / max(1, counts.sum())
+    return lambda tokens: float(shares[min(tokens, len(shares)) - 1])
 
 
 def _slowest(speeds: Mapping[tuple[str, Precision], Speed], source: str, before: Cost) -> float | None:
