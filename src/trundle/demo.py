@@ -75,7 +75,7 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
     corpus = Corpus(
         train=lambda: as_texts(train),
         validation=lambda: as_texts(validation),
-        held_out=lambda: iter(()),
+        held_out=lambda: as_texts(measured),
         facts=lambda: (texts_facts(ENVIRONMENT, as_texts(train)),),
     )
     outcome = compress_to_budget(

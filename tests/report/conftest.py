@@ -36,8 +36,8 @@ PLANNING = {
             "milliseconds": 4.0,
             "outcome": "chosen",
             "rungs": [
-                {"seconds": 1.0, "steps": 10, "distance": 0.5, "cosine": 0.8, "agreement": 0.6},
-                {"seconds": 2.0, "steps": 20, "distance": 0.4, "cosine": 0.9, "agreement": 0.7},
+                {"seconds": 1.0, "steps": 10, "distance": 0.5},
+                {"seconds": 2.0, "steps": 20, "distance": 0.4},
             ],
         },
         {
@@ -47,7 +47,7 @@ PLANNING = {
             "bytes": 40_000,
             "milliseconds": 2.0,
             "outcome": "given up",
-            "rungs": [{"seconds": 1.0, "steps": 10, "distance": 0.6, "cosine": 0.7, "agreement": 0.5}],
+            "rungs": [{"seconds": 1.0, "steps": 10, "distance": 0.6}],
         },
         {
             "name": "3 layers",

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from trundle.artifact import cache_folder, check_free, read_lineage, write_whole
+from trundle.artifact import cache_folder, check_free, read_lineage, versions, write_whole
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
 from trundle.measure import Cost, cost
@@ -52,6 +52,7 @@ class Tried:
     candidate: Candidate
     distances: tuple[float, ...] = ()
     seconds: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
     outcome: str = "not tried"
 
     def as_json(self) -> dict[str, Any]:
@@ -66,8 +67,8 @@ class Tried:
             "flops_per_token": round(self.candidate.cost.flops_per_token),
             "outcome": self.outcome,
             "rungs": [
-                {"seconds": round(seconds, 1), "distance": distance}
-                for seconds, distance in zip(self.seconds, self.distances, strict=True)
+                {"seconds": round(seconds, 1), "steps": steps, "distance": distance}
+                for seconds, steps, distance in zip(self.seconds, self.steps, self.distances, strict=True)
             ],
         }
 
@@ -167,7 +168,7 @@ def compress_to_budget(
         return outcome
     if output is None:
         raise BadInput("say where the result goes with -o FOLDER, or only look with --dry-run")
-    known = [source, *budget, str(minutes), *students, str(seed), str(corpus.facts())]
+    known = [source, *budget, str(minutes), *students, str(seed), str(corpus.facts()), str(versions())]
     work = cache_folder() / "trials" / blake2b("\0".join(known).encode(), digest_size=16).hexdigest()
     if fresh:
         shutil.rmtree(work, ignore_errors=True)
@@ -335,6 +336,7 @@ class Search:
             tried,
             distances=(*tried.distances, float(distance)),
             seconds=(*tried.seconds, seconds),
+            steps=(*tried.steps, int(facts["steps"])),
         )
 
     def _recipe(self, tried: Tried, rounds: int, seconds: float, texts: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trundle.report.axes import Axis, Plot, around, colour
-from trundle.report.figures import count, megabytes, milliseconds, one_line, percent, thousandths
+from trundle.report.figures import count, megabytes, milliseconds, one_line, thousandths
 from trundle.report.markup import Section, choice, figure, paragraph, side_by_side, table
 from trundle.report.records import Candidate, Planning, Report
 
@@ -56,14 +56,14 @@ def _candidates(plan: Planning) -> str:
         key=lambda one: (
             one.name != plan.chosen,
             -len(one.rungs),
-            -(one.rungs[-1].agreement if one.rungs else 0),
+            one.rungs[-1].distance if one.rungs else 0,
         ),
     )
     shown = [one for one in ordered if one.rungs or one.name == plan.chosen]
     rest = [one for one in ordered if one not in shown]
     heading = ("candidate", "outcome", "parameters", "weights", "one query")
     tried = table(
-        [(*heading, "short trainings", "agreement", "cosine"), *(_row(one) + _tries(one) for one in shown)],
+        [(*heading, "short trainings", "distance"), *(_row(one) + _tries(one) for one in shown)],
         texts=(0, 1),
         bold=[0] if shown and shown[0].name == plan.chosen else [],
     )
@@ -80,18 +80,14 @@ def _row(one: Candidate) -> tuple[str, ...]:
 
 def _tries(one: Candidate) -> tuple[str, ...]:
     last = one.rungs[-1] if one.rungs else None
-    return (
-        str(len(one.rungs)),
-        percent(last.agreement if last else None),
-        thousandths(last.cosine if last else None),
-    )
+    return str(len(one.rungs)), thousandths(last.distance if last else None)
 
 
 def _halving(number: int, plan: Planning, tried: list[Candidate]) -> str:
     longest = max(sum(rung.seconds for rung in one.rungs) for one in tried)
-    low, high = around([rung.agreement for one in tried for rung in one.rungs], room=0.16)
+    low, high = around([rung.distance for one in tried for rung in one.rungs], room=0.16)
     plot = Plot(
-        title="agreement of each candidate after each short training",
+        title="distance of each candidate to the teacher after each short training",
         across=Axis(
             label="seconds of training, all rungs together",
             low=0,
@@ -99,10 +95,10 @@ def _halving(number: int, plan: Planning, tried: list[Candidate]) -> str:
             write=lambda v: f"{v:,.0f}",
         ),
         up=Axis(
-            label="agreement@10, validation texts",
+            label="distance to the teacher, validation texts (lower is nearer)",
             low=max(0.0, low),
-            high=min(1.0, high),
-            write=lambda v: f"{100 * v:.0f}%",
+            high=high,
+            write=lambda v: f"{v:.2f}",
         ),
     )
     for one in sorted(tried, key=lambda one: one.name == plan.chosen):
@@ -111,13 +107,11 @@ def _halving(number: int, plan: Planning, tried: list[Candidate]) -> str:
         spent, points = 0.0, []
         for rung in one.rungs:
             spent += rung.seconds
-            points.append((spent, rung.agreement))
+            points.append((spent, rung.distance))
         if len(points) > 1:
             plot.line(points, f"{kind} {'thick' if chosen else ''}")
         for rung, point in zip(one.rungs, points, strict=True):
-            says = (
-                f"{one.name}: {percent(rung.agreement)}, cosine {rung.cosine:.3f} after {rung.steps:,} steps"
-            )
+            says = f"{one.name}: a distance of {rung.distance:.3f} after {rung.steps:,} steps"
             plot.dot(point, kind, size=5 if chosen else 3.5, says=says)
         if chosen:
             plot.name(points[-1], one_line(one.name, NAME), kind, beside=False)

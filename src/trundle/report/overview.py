@@ -16,26 +16,24 @@ from trundle.report.figures import (
     tick_bytes,
     tick_milliseconds,
 )
-from trundle.report.markup import Section, choice, figure, paragraph, side_by_side
-from trundle.report.records import Candidate, Quality, Report, Run
+from trundle.report.markup import Section, choice, figure, side_by_side
+from trundle.report.records import Quality, Report, Run
 
 Get = Callable[[Quality], float | None]
-Place = Callable[[Report, "Run | Candidate | None"], float | None]
-"""Where a run, a candidate or (None) the teacher stands along the lower axis."""
+Place = Callable[[Report, "Run | None"], float | None]
+"""Where a run or (None) the teacher stands along the lower axis."""
 
-MEASURES: tuple[tuple[str, str, Get], ...] = (
+MEASURES: tuple[tuple[str, Get], ...] = (
     (
         "agreement@10, teacher's index",
-        "agreement",
         lambda quality: quality.agreement_asymmetric,
     ),
-    ("share of the teacher's task mean, own index", "share", lambda quality: quality.share_standard),
+    ("share of the teacher's task mean, own index", lambda quality: quality.share_standard),
     (
         "share of the teacher's task mean, its index",
-        "share",
         lambda quality: quality.share_asymmetric,
     ),
-    ("agreement@10, own index", "own", lambda quality: quality.agreement_standard),
+    ("agreement@10, own index", lambda quality: quality.agreement_standard),
 )
 NAME = 22
 
@@ -55,10 +53,10 @@ class Mark:
 def overview(report: Report) -> Section | None:
     """One picture for each measure of quality, with a picture of speed beside it where speeds are known."""
     blocks = []
-    for label, kind, get in MEASURES:
+    for label, get in MEASURES:
         known = [quality for run in report.runs if (quality := report.quality(run)) is not None]
         if any(get(quality) is not None for quality in known):
-            blocks.append((label, _pictures(report, label, kind, get)))
+            blocks.append((label, _pictures(report, label, get)))
     pictures = choice("Quality", blocks) if blocks else ""
     figures = facts(report) + notes(report)
     body = pictures + figures if _has_speeds(report) else side_by_side([pictures, f"<div>{figures}</div>"])
@@ -69,53 +67,43 @@ def _has_speeds(report: Report) -> bool:
     return any(_time_of(report, run) for run in report.runs)
 
 
-def _pictures(report: Report, label: str, kind: str, get: Get) -> str:
+def _pictures(report: Report, label: str, get: Get) -> str:
     pictures = [
         figure(picture, heading=f"Quality against {what}")
         for what, place in (("size", _bytes_of), ("time for one query", _time_of))
-        if (picture := _scatter(report, label, get, place, kind)) is not None
+        if (picture := _scatter(report, label, get, place)) is not None
     ]
-    tried = any(run.planning for run in report.runs) and kind == "agreement"
-    note = (
-        "Hollow: the planner's candidates after their last short training, on validation texts; in colour the one it chose."
-        if tried
-        else ""
-    )
-    drawn = side_by_side(pictures) if len(pictures) > 1 else "".join(pictures)
-    return drawn + (paragraph(note, "note") if note else "")
+    return side_by_side(pictures) if len(pictures) > 1 else "".join(pictures)
 
 
-def _bytes_of(report: Report, what: Run | Candidate | None) -> float | None:
+def _bytes_of(report: Report, what: Run | None) -> float | None:
     if what is None:
         return report.teacher.bytes if report.teacher else None
-    return what.form.bytes if isinstance(what, Run) else what.bytes
+    return what.form.bytes
 
 
-def _time_of(report: Report, what: Run | Candidate | None) -> float | None:
+def _time_of(report: Report, what: Run | None) -> float | None:
     if what is None:
         speed = report.teacher.speed if report.teacher else None
         if speed is None:
             told = [run.planning.teacher.get("milliseconds") for run in report.runs if run.planning]
             return told[0] if told else None
-    elif isinstance(what, Run):
+    else:
         speed = report.of(what).speed
         if speed is None and what.planning is not None:
             return what.planning.measured.get("milliseconds")
-    else:
-        return what.milliseconds
     return None if speed is None else speed.milliseconds
 
 
-def _scatter(report: Report, label: str, get: Get, place: Place, kind: str) -> str | None:
-    """Runs and the teacher; where the measure is the planner's own, its candidates too."""
+def _scatter(report: Report, label: str, get: Get, place: Place) -> str | None:
+    """Runs and the teacher, with the budget where there is one."""
     by_size = place is _bytes_of
     write = megabytes if by_size else milliseconds
     marks = _marks(report, get, place, write)
     if not marks:
         return None
-    tried = _tried(report, place, write) if kind == "agreement" else []
     teacher = place(report, None)
-    everyone = [*marks, *tried]
+    everyone = [*marks]
     if teacher:
         says = f"{report.teacher.name if report.teacher else ''}, the teacher: {write(teacher)}"
         everyone.append(Mark(name="teacher", across=teacher, up=1.0, kind="teacher", size=7, says=says))
@@ -135,17 +123,14 @@ def _scatter(report: Report, label: str, get: Get, place: Place, kind: str) -> s
         up=Axis(label=label, low=bottom, high=1 + 0.06 * (1 - bottom), write=lambda v: f"{100 * v:.0f}%"),
     )
     plot.level(1.0, "whole")
-    best = frontier([(mark.across, mark.up) for mark in everyone if not mark.kind.startswith("tried")])
+    best = frontier([(mark.across, mark.up) for mark in everyone])
     if len(best) > 1:
         plot.line(best, "frontier")
-    for mark in tried:
-        plot.dot((mark.across, mark.up), mark.kind, size=mark.size, says=mark.says)
-    named = [mark for mark in everyone if not mark.kind.startswith("tried")]
-    for mark in named:
+    for mark in everyone:
         plot.dot((mark.across, mark.up), mark.kind, size=mark.size, says=mark.says)
     for limit in dict.fromkeys(limits):
         plot.upright(limit, f"budget {tick_bytes(limit) if by_size else tick_milliseconds(limit)}")
-    for mark in named:
+    for mark in everyone:
         plot.name((mark.across, mark.up), mark.name, mark.kind, size=mark.size)
     return plot.svg()
 
@@ -164,33 +149,6 @@ def _marks(
             says = f"{run.name}: {percent(up)} at {write(across)} ({run.form.engine}), {count(run.parameters)} parameters"
             name = one_line(run.name, NAME)
             marks.append(Mark(name=name, across=across, up=up, kind=colour(number), size=7, says=says))
-    return marks
-
-
-def _tried(
-    report: Report,
-    place: Place,
-    write: Callable[[float | None], str],
-) -> list[Mark]:
-    """The planner's candidates that were trained for a while."""
-    marks = []
-    for number, run in enumerate(report.runs):
-        for one in run.planning.candidates if run.planning else ():
-            across = place(report, one)
-            if not one.rungs or not across:
-                continue
-            last, chosen = one.rungs[-1], run.planning is not None and one.name == run.planning.chosen
-            marks.append(
-                Mark(
-                    name=one.name,
-                    across=across,
-                    up=last.agreement,
-                    kind=f"tried {colour(number)}" if chosen else "tried",
-                    size=6 if chosen else 4,
-                    says=f"candidate {one.name}: {percent(last.agreement)} after {last.steps:,} steps, "
-                    f"{write(across)}; {one.outcome}",
-                )
-            )
     return marks
 
 

@@ -77,7 +77,7 @@ def read_planning(folder: Path) -> Planning | None:
 
 
 def _planning(content: dict[str, Any]) -> Planning:
-    keys = ("seconds", "steps", "distance", "cosine", "agreement")
+    keys = ("seconds", "steps", "distance")
     candidates = tuple(
         Candidate(
             name=str(one["name"]),
