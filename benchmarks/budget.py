@@ -1,0 +1,70 @@
+"""Whether the planner's forecasts hold: file size and time for a query, told before a cut is made and measured after.
+
+    python benchmarks/budget.py MODEL --data TEXTS [--cuts 5]
+
+Candidates spread over the whole grid are cut and mapped in closed form (how well they were trained changes neither size
+nor speed), exported to int8 as they would be shipped, and timed in turns. Wanted: sizes within 1%, times within 20%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from trundle.bench.workload import workload
+from trundle.data import read_corpus
+from trundle.model import load
+from trundle.pipeline import compress
+from trundle.planner.candidates import Candidate, list_candidates
+from trundle.planner.speed import ANY_LOSS, export_graph, measure_speed, time_queries
+from trundle.recipe import parse_recipe
+
+
+def spread(candidates: list[Candidate], count: int) -> list[Candidate]:
+    """From the largest to the smallest, evenly."""
+    ordered = sorted(candidates, key=lambda each: -each.bytes)
+    last = len(ordered) - 1
+    return [ordered[number * last // max(1, count - 1)] for number in range(count)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--cuts", type=int, default=5)
+    options = parser.parse_args()
+    model = load(options.model)
+    speed = measure_speed(model, "int8")
+    dimensions = model.get_embedding_dimension() or 0
+    chosen = spread(
+        list_candidates(model, options.model, dimensions=dimensions, precision="int8"), options.cuts
+    )
+    corpus = read_corpus([options.data], seed=0)
+    with TemporaryDirectory() as scratch:
+        folders, sizes = [], []
+        for number, each in enumerate(chosen):
+            folder = Path(scratch) / str(number)
+            steps = [*each.steps(), {"align": {"steps": 0, "texts": 1000}}]
+            recipe = parse_recipe(json.dumps({"steps": steps}), name=each.name)
+            compress(options.model, recipe, output=folder, corpus=corpus, compare=False)
+            texts = workload().short + workload().long
+            sizes.append(export_graph(folder, "int8", calibrate=texts, limits=ANY_LOSS))
+            folders.append(folder)
+        times = time_queries(folders)
+    print(
+        f"{'candidate':62} {'bytes told':>12} {'measured':>12} {'off':>8} {'ms told':>8} {'measured':>9} {'off':>7}"
+    )
+    for each, size, time in zip(chosen, sizes, times, strict=True):
+        told = speed.milliseconds(each.cost)
+        print(
+            f"{each.name:62} {each.bytes:12,} {size:12,} {each.bytes / size - 1:+8.3%} "
+            f"{told:8.2f} {time:9.2f} {told / time - 1:+7.1%}"
+        )
+
+
+if __name__ == "__main__":
+    main()
