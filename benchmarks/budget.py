@@ -48,7 +48,8 @@ def main() -> None:
         folders, sizes = [], []
         for number, each in enumerate(chosen):
             folder = Path(scratch) / str(number)
-            steps = [*each.steps(), {"align": {"steps": 0, "texts": 1000}}]
+            mapped = [] if each.untouched else [{"align": {"steps": 0, "texts": 1000}}]
+            steps = [*each.steps(), *mapped]
             recipe = parse_recipe(json.dumps({"steps": steps}), name=each.name)
             compress(options.model, recipe, output=folder, corpus=corpus, compare=False)
             texts = workload().short + workload().long

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from sentence_transformers import SentenceTransformer
-from tests.pico import TEXTS
 
+from pico import TEXTS
 from trundle.data import read_corpus
 from trundle.measure import cost
 from trundle.model import load
@@ -80,7 +80,14 @@ def test_names_and_steps_say_only_what_changes(pico_model: Callable[[str], Sente
     found = list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int8")
     whole = next(each for each in found if set(each.kept) == {Fraction(1)})
     assert whole.name == "4 of 4 layers, int8"
-    assert whole.steps() == []
+    assert whole.untouched
+    assert whole.cost.parameters == cost(pico_model("bert")).parameters
+    backbone = list_candidates(
+        pico_model("bert"), "pico", dimensions=WIDTH, precision="int8", is_teacher=False
+    )
+    same = next(each for each in backbone if each.kept == whole.kept)
+    assert same.steps() == []
+    assert same.cost.parameters == whole.cost.parameters + WIDTH * WIDTH + WIDTH
     assert smallest(found).bytes == min(each.bytes for each in found)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.pico import TEXTS
 
+from pico import TEXTS
 from trundle.artifact import read_lineage
 from trundle.data import read_corpus
 from trundle.data.corpus import Corpus
@@ -100,6 +100,20 @@ def test_budgets_that_make_no_sense_are_told_so(pico_folders: Callable[[str], Pa
         compress_to_budget(folder, ["1kB"], output=None, corpus=corpus, dry_run=True)
     with pytest.raises(BadInput, match="say where the result goes"):
         compress_to_budget(folder, ["2x"], output=None, corpus=corpus)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_model_that_fits_once_it_is_int8_is_only_exported(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trundle.measure.costs.GRAPH_BYTES_PER_LAYER", 0)
+    monkeypatch.setattr("trundle.measure.costs.SMALLEST_INT8", 0)
+    folder, output = pico_folders("bert"), tmp_path / "small"
+    outcome = compress_to_budget(str(folder), ["2x"], output=output, corpus=corpus, minutes=0.1)
+    assert outcome.chosen.candidate.untouched
+    assert outcome.chosen.outcome == "chosen"
+    np.testing.assert_array_equal(load(output).encode(["a text"]), load(folder).encode(["a text"]))
+    assert Encoder(output).graph.precision == "int8"
 
 
 def test_speed_is_told_from_what_was_timed(pico_folders: Callable[[str], Path]) -> None:

@@ -55,6 +55,8 @@ class Candidate:
     cost: Cost
     whole: Layout = field(repr=False)
     milliseconds: float | None = None
+    untouched: bool = False
+    """The model itself: nothing to learn, only to export."""
 
     @property
     def bytes(self) -> int:
@@ -87,6 +89,8 @@ class Candidate:
 
     def steps(self) -> list[dict[str, Any]]:
         """The cuts as rows of a recipe: the vocabulary first, so that all others are made on the model that reads it."""
+        if self.untouched:
+            return [{"depth": {"keep": self.layers}}]
         sizes = self.whole.sizes
         found: list[dict[str, Any]] = []
         if self.tokens < sizes["vocab"]:
@@ -102,9 +106,17 @@ class Candidate:
 
 
 def list_candidates(
-    model: SentenceTransformer, base: str, *, dimensions: int, precision: Precision
+    model: SentenceTransformer,
+    base: str,
+    *,
+    precision: Precision,
+    dimensions: int,
+    is_teacher: bool = True,
 ) -> list[Candidate]:
-    """The whole grid of cuts the model can take, each with a linear map into `dimensions`."""
+    """The whole grid of cuts the model can take, each with a linear map into `dimensions`.
+
+    The teacher as it is needs no map, a student's backbone as it is does.
+    """
     layout = layout_of(transformer_of(model).model)
     sizes = layout.sizes
     grid = itertools.product(
@@ -116,6 +128,8 @@ def list_candidates(
     found = []
     for layers, tokens, neurons, width in grid:
         hidden = sizes["hidden"] * width
+        kept = (layers, tokens, neurons, width)
+        untouched = is_teacher and kept == (layout.layers, sizes["vocab"], sizes["mlp"], WIDTHS[0])
         try:
             cost = predict(
                 model,
@@ -124,7 +138,7 @@ def list_candidates(
                 mlp=neurons,
                 hidden=int(hidden) if width != 1 else None,
                 head=int(sizes["head"] * width) if width != 1 else None,
-                dense=(int(hidden), dimensions),
+                dense=None if untouched else (int(hidden), dimensions),
             )
         except ImpossibleCut:
             continue
@@ -138,6 +152,7 @@ def list_candidates(
                 precision=precision,
                 cost=cost,
                 whole=layout,
+                untouched=untouched,
             )
         )
     return found

@@ -153,6 +153,8 @@ def compress_to_budget(
             f"{least.bytes / 1e6:.3g} MB, {least.cost.parameters / 1e6:.3g}M parameters{told}; allow that much"
             + ("" if students else ", or give a smaller backbone with --student")
         )
+    # Where the model itself fits once it is int8, nothing it could be cut to is nearer to it.
+    promising = [each for each in promising if each.untouched] or promising
     timetable = plan_time(minutes, len(promising))
     count = timetable.rungs[0].candidates if timetable.rungs else 1
     tried = [Tried(candidate=each) for each in promising]
@@ -172,7 +174,7 @@ def compress_to_budget(
     work = cache_folder() / "trials" / blake2b("\0".join(known).encode(), digest_size=16).hexdigest()
     if fresh:
         shutil.rmtree(work, ignore_errors=True)
-    texts = search.affordable_texts(original, timetable.labelling)
+    texts = 0 if promising[0].untouched else search.affordable_texts(original, timetable.labelling)
     contest, others = search.contest(tried[:count], timetable, work, texts), tried[count:]
     chosen = contest[0]
     seconds = time_left(minutes, time.monotonic() - began)
@@ -222,7 +224,9 @@ class Search:
         dimensions = original.get_embedding_dimension() or 0
         found = list_candidates(original, self.source, dimensions=dimensions, precision=precision)
         for each in students:
-            found += list_candidates(self._open(each), each, dimensions=dimensions, precision=precision)
+            found += list_candidates(
+                self._open(each), each, dimensions=dimensions, precision=precision, is_teacher=False
+            )
         return [
             replace(each, milliseconds=speeds[each.base, each.precision].milliseconds(each.cost))
             if speeds
@@ -348,7 +352,7 @@ class Search:
             align["teacher"] = self.source
         if rounds:
             align["start"] = "keep"
-        steps = [*([] if rounds else candidate.steps()), {"align": align}]
+        steps = [*([] if rounds else candidate.steps()), *([] if candidate.untouched else [{"align": align}])]
         return parse_recipe(json.dumps({"steps": steps}), name=candidate.name)
 
     def _folder(self, tried: Tried, number: int, work: Path) -> Path:
