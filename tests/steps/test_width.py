@@ -192,7 +192,10 @@ def test_a_student_that_knows_nothing_learns_a_teacher_s_similarities(
         "warmup": 0,
     }
     steps = [{"width": {"extract": "1/2", "start": "random"}}, {"contrast": heal}]
-    source = str(pico_folders("bert"))
+    teacher = load(pico_folders("bert"))
+    with torch.no_grad():  # texts that differ to it, so that there is something to learn
+        transformer_of(teacher).model.get_input_embeddings().weight.mul_(30)
+    teacher.save_pretrained(source := str(tmp_path / "teacher"))
     recipe = parse_recipe(json.dumps({"steps": steps}), name="distil")
     run = compress(source, recipe, output=tmp_path / "out", corpus=corpus)
     metrics = [json.loads(line) for line in (tmp_path / "out" / "contrast.jsonl").read_text().splitlines()]
