@@ -16,7 +16,7 @@ from trundle.lazy import lazy
 if TYPE_CHECKING:
     from trundle.planner.budget import Budget as Budget
     from trundle.planner.budget import parse_budget as parse_budget
-    from trundle.planner.search import Outcome as Outcome
+    from trundle.planner.outcome import Outcome as Outcome
     from trundle.planner.search import compress_to_budget as compress_to_budget
 
 __getattr__ = lazy(
@@ -24,7 +24,7 @@ __getattr__ = lazy(
     {
         "Budget": "budget",
         "parse_budget": "budget",
-        "Outcome": "search",
+        "Outcome": "outcome",
         "compress_to_budget": "search",
     },
 )

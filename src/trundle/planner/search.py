@@ -27,9 +27,10 @@ from trundle.errors import BadInput
 from trundle.measure import Cost, cost
 from trundle.model import embedder, load
 from trundle.pipeline import Run, compress
-from trundle.planner.budget import Budget, parse_budget
+from trundle.planner.budget import parse_budget
 from trundle.planner.candidates import Candidate, Coverage, Precision, edge, list_candidates, smallest
 from trundle.planner.halving import Timetable, plan_time, time_left
+from trundle.planner.outcome import Outcome, Tried
 from trundle.planner.speed import Speed, export_graph, measure_speed, time_queries
 from trundle.progress import SILENT, Progress
 from trundle.recipe import parse_recipe
@@ -43,67 +44,6 @@ CALIBRATION_TEXTS = 400
 GPU_PACE = {"batch_size": 512, "learning_rate": 5e-4, "warmup": 200}
 CPU_PACE = {"batch_size": 16, "warmup": 20}
 """Where a step takes milliseconds, large batches learn more in a minute; where it takes a second, small ones do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tried:
-    """A candidate and how its trials went: validation distances, round by round."""
-
-    candidate: Candidate
-    distances: tuple[float, ...] = ()
-    seconds: tuple[float, ...] = ()
-    steps: tuple[int, ...] = ()
-    outcome: str = "not tried"
-
-    def as_json(self) -> dict[str, Any]:
-        """For the report."""
-        return {
-            "name": self.candidate.name,
-            "base": self.candidate.base,
-            "steps": self.candidate.steps(),
-            "parameters": self.candidate.cost.parameters,
-            "bytes": self.candidate.bytes,
-            "milliseconds": self.candidate.milliseconds,
-            "flops_per_token": round(self.candidate.cost.flops_per_token),
-            "outcome": self.outcome,
-            "rungs": [
-                {"seconds": round(seconds, 1), "steps": steps, "distance": distance}
-                for seconds, steps, distance in zip(self.seconds, self.steps, self.distances, strict=True)
-            ],
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What was asked, what could be had, what was chosen, and what came of it."""
-
-    budget: Budget
-    before: Cost
-    before_milliseconds: float | None
-    tried: tuple[Tried, ...]
-    chosen: Tried
-    timetable: Timetable
-    run: Run | None = None
-    bytes: int | None = None
-    """Of the file that is shipped, as it lies on the disk."""
-    milliseconds: float | None = None
-    """For a query, as measured at the end."""
-
-    def as_json(self) -> dict[str, Any]:
-        """What planning.json holds."""
-        best = self.chosen.candidate
-        return {
-            "budget": self.budget.as_json(),
-            "teacher": {
-                "parameters": self.before.parameters,
-                "bytes": self.before.file_bytes,
-                "milliseconds": self.before_milliseconds,
-            },
-            "candidates": [each.as_json() for each in self.tried],
-            "chosen": best.name,
-            "predicted": {"bytes": best.bytes, "milliseconds": best.milliseconds},
-            "measured": {"bytes": self.bytes, "milliseconds": self.milliseconds},
-        }
 
 
 def compress_to_budget(
