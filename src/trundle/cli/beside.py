@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trundle.cli.figures import Rows
@@ -15,21 +14,6 @@ if TYPE_CHECKING:
 
 SHOWN_CHARACTERS = 90
 NOTHING = "–"
-
-
-def headings(names: Sequence[str]) -> list[str]:
-    """What stands over each model's column: the end of its path, as long as it must be to differ from the others."""
-    parts = [Path(name).parts or (name,) for name in names]
-    shown = []
-    for own in parts:
-        length = 1
-        while length < len(own) and sum(other[-length:] == own[-length:] for other in parts) > 1:
-            length += 1
-        shown.append(str(Path(*own[-length:])))
-    return [
-        f"{name} ({shown[:place].count(name) + 1})" if name in shown[:place] else name
-        for place, name in enumerate(shown)
-    ]
 
 
 def scores(found: Comparison, names: Sequence[str]) -> Rows:

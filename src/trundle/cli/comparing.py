@@ -135,10 +135,12 @@ def _open_teacher(name: str, endpoint_model: str | None, *, trust: bool) -> Embe
 
 
 def _show(found: Comparison, teacher: str | None) -> None:
+    from trundle.report.reading import short_names
+
     if teacher is None:
-        console.show_table(figures.scores(found.results, beside.headings(found.models)), texts=(0, 1))
+        console.show_table(figures.scores(found.results, short_names(found.models)), texts=(0, 1))
         return
-    names = beside.headings([teacher, *found.models])
+    names = short_names([teacher, *found.models])
     heading = dict(zip(found.models, names[1:], strict=True))
     if found.results:
         console.show_table(beside.scores(found, names), texts=(0, 1))

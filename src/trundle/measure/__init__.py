@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trundle.measure.importance import measure_importance as measure_importance
     from trundle.measure.layers import LayerCurve as LayerCurve
     from trundle.measure.layers import measure_curve as measure_curve
+    from trundle.measure.pruned_matrix import PrunedMatrix as PrunedMatrix
     from trundle.measure.savings import Saving as Saving
     from trundle.measure.savings import layer_savings as layer_savings
     from trundle.measure.savings import list_savings as list_savings
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from trundle.measure.weight_choice import how_many as how_many
     from trundle.measure.weight_choice import neuron_scores as neuron_scores
     from trundle.measure.weight_choice import two_of_four as two_of_four
-    from trundle.measure.weight_map import PrunedMatrix as PrunedMatrix
     from trundle.measure.weight_map import WeightMap as WeightMap
     from trundle.measure.weight_map import count_alignment as count_alignment
     from trundle.measure.weight_scores import alignment as alignment
@@ -82,7 +82,7 @@ __getattr__ = lazy(
         "how_many": "weight_choice",
         "neuron_scores": "weight_choice",
         "two_of_four": "weight_choice",
-        "PrunedMatrix": "weight_map",
+        "PrunedMatrix": "pruned_matrix",
         "WeightMap": "weight_map",
         "count_alignment": "weight_map",
         "alignment": "weight_scores",

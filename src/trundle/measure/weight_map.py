@@ -9,19 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trundle.measure.pruned_matrix import PrunedMatrix
+
 BINS = 40
 NEUTRAL = 0.1
 """Cosines nearer to 0 than this are neither agreement nor conflict."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrunedMatrix:
-    """One matrix and what is left of it."""
-
-    layer: int
-    matrix: str
-    weights: int
-    kept: int
 
 
 @dataclass(frozen=True, kw_only=True)

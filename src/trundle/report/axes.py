@@ -64,9 +64,9 @@ class Axis:
         return whole if len(inside) > 8 and len(whole) > 1 else inside
 
 
-def round_step(span: float) -> float:
-    """A round distance between ticks, for a few of them."""
-    rough = (span or 1.0) / TICKS
+def round_step(span: float, ticks: int = TICKS) -> float:
+    """A round distance between ticks, for about so many of them."""
+    rough = (span or 1.0) / ticks
     power = 10.0 ** math.floor(math.log10(rough))
     return next(step * power for step in STEPS if step * power >= rough * 0.999)
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from trundle.report.axes import round_step
+
 if TYPE_CHECKING:
     from trundle.measure import LayerCurve
 
@@ -50,7 +52,7 @@ def curve_svg(curve: LayerCurve, title: str) -> str:
         return TOP + tall * (high - loss) / (high - low)
 
     parts = [f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>']
-    step = tick_step(high - low)
+    step = round_step(high - low, TICKS)
     for number in range(math.ceil(low / step), math.floor(high / step) + 1):
         y = down(number * step)
         parts.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -93,13 +95,6 @@ def marks(curve: LayerCurve) -> dict[int, str]:
     """What to write beside which layer."""
     large = {curve.large: "large"}
     return large if curve.small is None else {curve.small: "small"} | large
-
-
-def tick_step(span: float) -> float:
-    """A round distance between the lines across, for about as many of them as can be read."""
-    rough = span / TICKS
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(step * power for step in (1, 2, 5, 10) if step * power >= rough)
 
 
 def curve_page(curve: LayerCurve, title: str, rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:

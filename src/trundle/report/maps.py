@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
+from trundle.measure.pruned_matrix import PrunedMatrix
 from trundle.report.axes import Axis, Plot, around, colour, svg
 from trundle.report.figures import percent
 from trundle.report.markup import Section, choice, figure, paragraph, side_by_side
-from trundle.report.records import Projection, PrunedMatrix, Report, Run
+from trundle.report.records import Projection, Report, Run
 
 CELL_WIDTH, CELL_HEIGHT = 78, 24
 LEFT, LINE = 60, 14

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from trundle.measure.pruned_matrix import PrunedMatrix
+
 FORMAT = 1
 
 Point = tuple[float, float]
@@ -87,16 +89,6 @@ class Coverage:
     of: int
     coverage: float
     lost: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrunedMatrix:
-    """One matrix, and how many of its weights are left."""
-
-    layer: int
-    matrix: str
-    weights: int
-    kept: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trundle.errors import BadInput
-from trundle.report.records import Candidate, Planning, Point, PrunedMatrix, Rung, Training
+from trundle.measure.pruned_matrix import PrunedMatrix
+from trundle.report.records import Candidate, Planning, Point, Rung, Training
 
 PLANNING_FILE = "planning.json"
 PRUNED_FILE = "weights.json"
