@@ -267,6 +267,13 @@ def export(
         ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="A quarter of the bytes; needs --calibrate.")] = False,
+    int4: Annotated[
+        bool,
+        typer.Option(
+            "--int4",
+            help="An eighth of the bytes, for models aligned with --rounding int4; needs --calibrate.",
+        ),
+    ] = False,
     half: Annotated[
         bool, typer.Option("--half", help="Half of the bytes: float16 for onnx, bfloat16 for openvino.")
     ] = False,
@@ -299,12 +306,13 @@ def export(
     console.calm_libraries(verbose=verbose)
     from trundle.export import Limits, calibration_texts, export_model
 
-    if int8 and half:
-        raise BadInput("--int8 and --half exclude each other; export twice to have both")
+    chosen = [size for size, asked in (("int8", int8), ("int4", int4), ("half", half)) if asked]
+    if len(chosen) > 1:
+        raise BadInput(f"--{chosen[0]} and --{chosen[1]} exclude each other; export twice to have both")
     exported = export_model(
         model,
         to=to,
-        size="int8" if int8 else "half" if half else "full",
+        size="int8" if int8 else "int4" if int4 else "half" if half else "full",
         output=output,
         calibrate=calibration_texts(calibrate or []),
         limits=Limits(cosine=max_cosine_loss, agreement=max_agreement_loss),

@@ -19,19 +19,20 @@ from trundle.export.describing import describe, place_tokenizer, write_standalon
 from trundle.export.graph import OPSET
 from trundle.export.loss import Limits
 from trundle.export.parity import PROBES, Parity, check_tokens, torch_vectors
-from trundle.export.shrinking import Making, make_float, make_int8
+from trundle.export.shrinking import Making, make_float, make_int4, make_int8
 from trundle.export.tracing import trace
 from trundle.model import load
 from trundle.progress import SILENT, Progress
 from trundle.runtime.describe import FILE, Description, EngineName, Graph, Precision, read_description
 from trundle.runtime.tokens import Reader
 
-Size = Literal["full", "half", "int8"]
+Size = Literal["full", "half", "int8", "int4"]
 
 PLACES: dict[tuple[EngineName, Size], tuple[str, Precision]] = {
     ("onnx", "full"): ("onnx/model.onnx", "float32"),
     ("onnx", "half"): ("onnx/model_fp16.onnx", "float16"),
     ("onnx", "int8"): ("onnx/model_quantized.onnx", "int8"),
+    ("onnx", "int4"): ("onnx/model_q4.onnx", "int4"),
     ("openvino", "full"): ("openvino/openvino_model.xml", "float32"),
     ("openvino", "half"): ("openvino/openvino_model_half.xml", "bfloat16"),
     ("openvino", "int8"): ("openvino/openvino_model_qint8_quantized.xml", "int8"),
@@ -83,11 +84,11 @@ def export_model(
     calibrated on every second text of `calibrate` and measured on the others; it is refused beyond `limits`.
     `try_both` traces with both of torch's tracers and keeps the faster graph.
     """
+    if (to, size) not in PLACES:
+        raise BadInput(f"{size} is not written for {to}; use --to onnx")
     home, place = Path(source).expanduser(), PLACES[to, size][0]
-    if size == "int8" and not calibrate:
-        raise BadInput(
-            "int8 is calibrated and measured on texts like yours; give them with --calibrate texts.txt"
-        )
+    if size in ("int8", "int4") and not calibrate:
+        raise BadInput(f"{size} is measured on texts like yours; give them with --calibrate texts.txt")
     if output is None:
         if not home.is_dir():
             raise BadInput(
@@ -149,6 +150,8 @@ def _export_into(home: Path, model: SentenceTransformer, order: Order, progress:
         making = making.with_facts(facts)
         if order.size == "int8":
             made = make_int8(making, order.calibrate, limits=order.limits, older_cpus=order.older_cpus)
+        elif order.size == "int4":
+            made = make_int4(making, order.calibrate, limits=order.limits)
         else:
             made = make_float(making, probes, half=order.size == "half")
         size = sum(file.stat().st_size for file in path.parent.iterdir())

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from trundle.embedder import Encode, Vectors
 from trundle.errors import BadModel
-from trundle.export import onnx_file
+from trundle.export import int4, onnx_file
 from trundle.export.loss import (
     NEIGHBOURS,
     Limits,
@@ -27,6 +27,7 @@ from trundle.export.packages import onnx
 from trundle.export.parity import FLOAT_COSINE, Parity, compare, torch_vectors
 from trundle.export.sensitivity import Inputs, worst_products
 from trundle.export.tracing import Tracing
+from trundle.model import token_rows
 from trundle.progress import Progress
 from trundle.runtime.describe import FILE, Description, Graph
 from trundle.runtime.encoder import Encoder
@@ -141,6 +142,25 @@ def make_int8(making: Making, texts: Sequence[str], *, limits: Limits, older_cpu
         f"int8 loses too much on these texts ({tried[0]}; with half of the products in float {tried[-1]}), so nothing "
         "was written; use --half, or allow more with --max-cosine-loss and --max-agreement-loss"
     )
+
+
+def make_int4(making: Making, texts: Sequence[str], *, limits: Limits) -> Made:
+    """Int4 that stays within `limits`; a model that has learned on the grid loses nothing."""
+    read = Reader(making.folder, making.description).read
+    _, measured = split_texts([text for text, ids in zip(texts, read(texts), strict=True) if ids])
+    measured = spread(measured, MEASURED_ON)
+    with making.progress.task("int4", None):
+        int4.write_int4(making.traced, making.path, tokens=token_rows(making.model))
+        vectors = _plain(making.encoder())(measured)
+    reference = torch_vectors(making.model, measured)
+    parity, agreement = compare(vectors, reference, measured), neighbour_agreement(vectors, reference)
+    if not passes(parity, agreement, limits):
+        raise BadModel(
+            f"int4 loses too much on these texts (cosine {parity.mean_cosine:.4f}, agreement@{NEIGHBOURS} {agreement:.1%}), "
+            "so nothing was written; let the model learn with it first: trundle align … --rounding int4"
+        )
+    facts = {**parity.as_json(), f"agreement@{NEIGHBOURS}": round(agreement, 4)}
+    return Made(graph=making.with_facts(facts).graph, parity=parity)
 
 
 def _samples(traced: Path, rows: Sequence[Sequence[int]]) -> list[Inputs]:

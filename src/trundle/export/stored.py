@@ -21,7 +21,7 @@ def with_stored_matrices(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in model.graph.node:
         name = node.input[1] if node.op_type in ("MatMul", "Gemm") and len(node.input) > 1 else ""
         if name in floats:
-            axis = 0 if _transposed(node) else 1
+            axis = 0 if second_is_turned(node) else 1
             if name not in stored:
                 stored.add(name)
                 numbers, scales = columns_in_int8(onnx.numpy_helper.to_array(floats[name]), axis)
@@ -48,5 +48,6 @@ def columns_in_int8(matrix: Vectors, axis: int) -> tuple[NDArray[np.int8], Vecto
     return np.ascontiguousarray(rows if axis == 0 else rows.T), scales[:, 0]
 
 
-def _transposed(node: onnx.NodeProto) -> bool:
+def second_is_turned(node: onnx.NodeProto) -> bool:
+    """Whether a product's matrix stands as (outputs, inputs)."""
     return any(each.name == "transB" and each.i for each in node.attribute)

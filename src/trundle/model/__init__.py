@@ -51,6 +51,15 @@ if TYPE_CHECKING:
     from trundle.model.prompts import prompts_by_role as prompts_by_role
     from trundle.model.reorder import Orders as Orders
     from trundle.model.reorder import reordered as reordered
+    from trundle.model.rounding import BLOCK as BLOCK
+    from trundle.model.rounding import computing_on_grid as computing_on_grid
+    from trundle.model.rounding import fits_grid as fits_grid
+    from trundle.model.rounding import grid_bytes as grid_bytes
+    from trundle.model.rounding import grid_weights as grid_weights
+    from trundle.model.rounding import on_grid as on_grid
+    from trundle.model.rounding import put_on_grid as put_on_grid
+    from trundle.model.rounding import rounded as rounded
+    from trundle.model.rounding import token_rows as token_rows
     from trundle.model.saving import save as save
     from trundle.model.saving import weight_bytes as weight_bytes
     from trundle.model.selection import Select as Select
@@ -119,6 +128,15 @@ __getattr__ = lazy(
         "prompts_by_role": "prompts",
         "Orders": "reorder",
         "reordered": "reorder",
+        "BLOCK": "rounding",
+        "computing_on_grid": "rounding",
+        "fits_grid": "rounding",
+        "grid_bytes": "rounding",
+        "grid_weights": "rounding",
+        "on_grid": "rounding",
+        "put_on_grid": "rounding",
+        "rounded": "rounding",
+        "token_rows": "rounding",
         "save": "saving",
         "weight_bytes": "saving",
         "is_two_of_four": "sparse_kernels",

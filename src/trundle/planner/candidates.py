@@ -2,7 +2,8 @@
 
 The grid is small on purpose. A candidate that another one beats or equals in everything that is kept, and that fits just
 as well, is no candidate: what stays is the edge of the budget, where one thing can only be had for another. Int8 is no
-question: it costs little, a gate sees to that, and a quarter of the bytes buys four times the model.
+question: it costs little, a gate sees to that, and a quarter of the bytes buys four times the model. Int4 has to be learned with, and
+buys twice the model again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from trundle.model.layout import Layout, layout_of
 from trundle.model.surgery import transformer_of
 from trundle.planner.budget import Budget
 
-Precision = Literal["float32", "int8"]
+Precision = Literal["float32", "int8", "int4"]
 Coverage = Callable[[int], float]
 """The share of all tokens in the texts that the so many most frequent ones are."""
 
@@ -34,9 +35,18 @@ LAYERS = (
     Fraction(1, 4),
     Fraction(1, 6),
 )
-TOKENS = (Fraction(1), Fraction(1, 2), Fraction(1, 3), Fraction(1, 4), Fraction(1, 6), Fraction(1, 8))
+TOKENS = (
+    Fraction(1),
+    Fraction(3, 4),
+    Fraction(1, 2),
+    Fraction(1, 3),
+    Fraction(1, 4),
+    Fraction(1, 6),
+    Fraction(1, 8),
+)
 NEURONS = (Fraction(1), Fraction(3, 4), Fraction(1, 2))
 WIDTHS = (Fraction(1), Fraction(1, 2))
+INT4_PROMISE = 0.9
 FEWEST_TOKENS = 4000
 """Fewer pieces than this spell words letter by letter."""
 
@@ -61,6 +71,8 @@ class Candidate:
     @property
     def bytes(self) -> int:
         """Of the file that is shipped."""
+        if self.precision == "int4":
+            return self.cost.int4_file_bytes
         return self.cost.int8_file_bytes if self.precision == "int8" else self.cost.file_bytes
 
     @property
@@ -85,6 +97,7 @@ class Candidate:
             Fraction(self.tokens, sizes["vocab"]),
             Fraction(self.neurons, sizes["mlp"]),
             self.width,
+            Fraction(1, 2) if self.precision == "int4" else Fraction(1),
         )
 
     def steps(self) -> list[dict[str, Any]]:
@@ -129,7 +142,11 @@ def list_candidates(
     for layers, tokens, neurons, width in grid:
         hidden = sizes["hidden"] * width
         kept = (layers, tokens, neurons, width)
-        untouched = is_teacher and kept == (layout.layers, sizes["vocab"], sizes["mlp"], WIDTHS[0])
+        untouched = (
+            is_teacher
+            and precision != "int4"
+            and kept == (layout.layers, sizes["vocab"], sizes["mlp"], WIDTHS[0])
+        )
         try:
             cost = predict(
                 model,
@@ -181,10 +198,12 @@ def promise(candidate: Candidate, coverage: Coverage) -> float:
     """A guess at quality from what is kept, to choose what is tried at all; trials decide, not this.
 
     In what was measured, half the width hurts most, then half the layers, then half the neurons. A vocabulary hurts by
-    what it no longer covers of the texts: hardly at half its size, a lot at a sixth.
+    what it no longer covers of the texts: hardly at half its size, a lot at a sixth. Int4 costs about as much as a tenth
+    of the layers.
     """
-    layers, _, neurons, width = (float(share) for share in candidate.kept)
-    return float(layers * neurons**0.8 * width**2.5 * coverage(candidate.tokens) ** 2)
+    layers, _, neurons, width, _ = (float(share) for share in candidate.kept)
+    precision = INT4_PROMISE if candidate.precision == "int4" else 1.0
+    return float(precision * layers * neurons**0.8 * width**2.5 * coverage(candidate.tokens) ** 2)
 
 
 def smallest(candidates: Iterable[Candidate]) -> Candidate:

@@ -38,7 +38,8 @@ from trundle.steps.align import VALIDATED_SHARE
 
 PLANNING_FILE = "planning.json"
 MINUTES = 30.0
-TIMED_TEXTS, COUNTED_TEXTS = 64, 5000
+TIMED_TEXTS, MOST_TIMED_TEXTS, TIMED_SECONDS = 32, 8192, 1.0
+COUNTED_TEXTS = 5000
 FEWEST_TEXTS = 2000
 CALIBRATION_TEXTS = 400
 GPU_PACE = {"batch_size": 512, "learning_rate": 5e-4, "warmup": 200}
@@ -140,17 +141,18 @@ class Search:
     def speeds(
         self, original: SentenceTransformer, students: Sequence[str]
     ) -> dict[tuple[str, Precision], Speed]:
-        """Of int8 graphs, and of the model as it is; empty where graphs can't be made here, and speed can't be told."""
+        """Of int8 and of float graphs; empty where graphs can't be made here, and speed can't be told."""
         if find_spec("onnxruntime") is None or find_spec("onnx") is None:
             self.progress.say(
                 "without the extra export there is no int8 and no speed: pip install 'trundle[export]'"
             )
             return {}
-        wanted: list[tuple[str, SentenceTransformer, Precision]] = [(self.source, original, "float32")]
-        wanted += [(self.source, original, "int8"), *((each, self._open(each), "int8") for each in students)]
+        bases = {self.source: original} | {each: self._open(each) for each in students}
+        wanted: tuple[Precision, ...] = ("float32", "int8")
         return {
             (base, precision): measure_speed(model, precision, progress=self.progress)
-            for base, model, precision in wanted
+            for base, model in bases.items()
+            for precision in wanted
         }
 
     def candidates(
@@ -160,15 +162,19 @@ class Search:
         speeds: Mapping[tuple[str, Precision], Speed],
     ) -> list[Candidate]:
         """All cuts of the model and of the students' backbones, sized and timed by arithmetic."""
-        precision: Precision = "int8" if speeds else "float32"
         dimensions = original.get_embedding_dimension() or 0
-        found = list_candidates(original, self.source, dimensions=dimensions, precision=precision)
-        for each in students:
-            found += list_candidates(
-                self._open(each), each, dimensions=dimensions, precision=precision, is_teacher=False
+        bases = {self.source: original} | {each: self._open(each) for each in students}
+        precisions: tuple[Precision, ...] = ("int8", "int4") if speeds else ("float32",)
+        found = [
+            candidate
+            for base, model in bases.items()
+            for precision in precisions
+            for candidate in list_candidates(
+                model, base, dimensions=dimensions, precision=precision, is_teacher=base == self.source
             )
+        ]
         return [
-            replace(each, milliseconds=speeds[each.base, each.precision].milliseconds(each.cost))
+            replace(each, milliseconds=speeds[each.base, computed_as(each.precision)].milliseconds(each.cost))
             if speeds
             else each
             for each in found
@@ -181,15 +187,18 @@ class Search:
         return {base: _coverage(model, texts) for base, model in bases.items()}
 
     def affordable_texts(self, teacher: SentenceTransformer, seconds: float) -> int:
-        """How many texts the teacher can answer in this time, told from the first few."""
-        texts = [text.text for text in islice(self.corpus.train(), TIMED_TEXTS)]
+        """How many texts the teacher can answer in this time, told from a second's worth of them."""
+        texts = [text.text for text in islice(self.corpus.train(), MOST_TIMED_TEXTS)]
         if not texts:
             raise BadInput("there are no texts to learn from; say where they are with --data")
         encode = embedder(teacher, name="teacher", half_on_gpu=True).text
         encode(texts[:4])
-        began = time.monotonic()
-        encode(texts)
-        affordable = int(seconds * len(texts) / (time.monotonic() - began))
+        count, taken = TIMED_TEXTS, 0.0
+        while taken < TIMED_SECONDS and count <= 2 * len(texts):
+            began = time.monotonic()
+            encode(texts[:count])
+            taken, count = time.monotonic() - began, 4 * count
+        affordable = int(seconds * min(count // 4, len(texts)) / taken)
         return max(FEWEST_TEXTS, affordable * VALIDATED_SHARE // (VALIDATED_SHARE + 1))
 
     def contest(self, tried: Sequence[Tried], timetable: Timetable, work: Path, texts: int) -> list[Tried]:
@@ -253,7 +262,7 @@ class Search:
         )
         weight = export_graph(output, candidate.precision, calibrate=texts, progress=self.progress)
         return {
-            "bytes": weight if candidate.precision == "int8" else candidate.bytes,
+            "bytes": candidate.bytes if candidate.precision == "float32" else weight,
             "milliseconds": time_queries([output])[0],
         }
 
@@ -288,8 +297,10 @@ class Search:
         candidate = tried.candidate
         align: dict[str, Any] = {"minutes": seconds / 60, "texts": texts}
         align |= GPU_PACE if torch.cuda.is_available() else CPU_PACE
-        if rounds or candidate.base != self.source:
+        if rounds or candidate.base != self.source or not candidate.steps():
             align["teacher"] = self.source
+        if candidate.precision == "int4":
+            align["rounding"] = "int4"
         if rounds:
             align["start"] = "keep"
         steps = [*([] if rounds else candidate.steps()), *([] if candidate.untouched else [{"align": align}])]
@@ -301,6 +312,11 @@ class Search:
 
     def _open(self, model: str) -> SentenceTransformer:
         return load(model, trust_remote_code=self.trust_remote_code)
+
+
+def computed_as(precision: Precision) -> Precision:
+    """What a graph of this precision is multiplied in, which decides its speed: int4 is a way to store floats."""
+    return "float32" if precision == "int4" else precision
 
 
 def _coverage(model: SentenceTransformer, texts: Sequence[str]) -> Coverage:

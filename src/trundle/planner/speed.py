@@ -87,7 +87,7 @@ def export_graph(
     return export_model(
         str(folder),
         to="onnx",
-        size="int8" if precision == "int8" else "full",
+        size="full" if precision == "float32" else precision,
         calibrate=calibrate,
         limits=limits,
         force=True,

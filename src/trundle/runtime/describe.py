@@ -16,7 +16,7 @@ FORMAT = 1
 
 EngineName = Literal["onnx", "openvino"]
 PACKAGES: Mapping[EngineName, str] = {"openvino": "openvino", "onnx": "onnxruntime"}
-Precision = Literal["float32", "float16", "bfloat16", "int8"]
+Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ CLASSES: Mapping[EngineName, tuple[str, str]] = {
     "onnx": ("trundle.runtime.onnx_engine", "OnnxRun"),
 }
 WHOLE_BYTE = 8
-SMALLEST_FIRST = ("int8", "bfloat16", "float16", "float32")
+SMALLEST_FIRST = ("int8", "int4", "bfloat16", "float16", "float32")
 
 
 def usable_cores() -> int:

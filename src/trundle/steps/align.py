@@ -17,6 +17,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -87,6 +88,9 @@ class AlignOptions(Options):
     dropout: bool = Field(False, description="Train with the model's own dropout.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
+    )
+    rounding: Literal["none", "int4"] = Field(
+        "none", description="Learn with weights an int4 file can hold, so that export --int4 loses nothing."
     )
     keep_zeros: bool = Field(True, description="Leave pruned weights, which are exactly zero, as they are.")
     patience: int | None = Field(
@@ -175,6 +179,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     facts |= started
     dtype = next(model.parameters()).dtype
     if options.steps == 0:
+        _settle(student, options)
         return Applied(
             model=student.to(dtype),
             space=teacher.embedder,
@@ -220,11 +225,13 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
             folder=run,
             resume=True,
             on_validation=watch_margin(student, validation, context) if options.margin else None,
+            computing=partial(body.computing_on_grid, student) if options.rounding == "int4" else nullcontext,
             progress=context.progress,
             label="align",
         )
     if imitator is not None:
         imitator.close()
+    _settle(student, options)
     facts |= {
         "steps": result.steps,
         "loss": result.loss,
@@ -240,6 +247,12 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         done=lambda: shutil.rmtree(run, ignore_errors=True),
         files=files | ({"align.jsonl": metrics.read_text(encoding="utf-8")} if is_first() else {}),
     )
+
+
+def _settle(student: SentenceTransformer, options: AlignOptions) -> None:
+    """Leave the model with the weights it was measured with."""
+    if options.rounding == "int4":
+        body.put_on_grid(body.grid_weights(student))
 
 
 def _names(augment: str) -> tuple[str, ...]:

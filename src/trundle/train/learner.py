@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -61,6 +61,7 @@ class Learner(Generic[B]):
         weight_decay: float,
         clip_norm: float | None,
         dropout: bool,
+        computing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         # A backbone may hold weights that its objective never reaches, such as a pooler nobody asks.
         parallel = DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=False)
@@ -79,6 +80,7 @@ class Learner(Generic[B]):
         self._optimizer = _adamw(self._weights, weight_decay, self.device)
         self._clip_norm = clip_norm
         self._dropout = dropout
+        self.computing = computing
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
 
@@ -101,15 +103,16 @@ class Learner(Generic[B]):
         if self.model.training is not self._dropout:
             self._module.train(self._dropout)
         losses = []
-        for place, (batch, weight) in enumerate(loaded.pieces, start=1):
-            on_device = send_to_device(batch, self.device, non_blocking=True)
-            for number in self._numbers:
-                last = place == len(loaded.pieces) and number == self._numbers[-1]
-                with nullcontext() if last else self._accelerator.no_sync(self._parallel):
-                    loss = self._parallel(on_device, number) * weight
-                    if loss.requires_grad:
-                        self._accelerator.backward(loss)
-                losses.append(loss.detach())
+        with self.computing():
+            for place, (batch, weight) in enumerate(loaded.pieces, start=1):
+                on_device = send_to_device(batch, self.device, non_blocking=True)
+                for number in self._numbers:
+                    last = place == len(loaded.pieces) and number == self._numbers[-1]
+                    with nullcontext() if last else self._accelerator.no_sync(self._parallel):
+                        loss = self._parallel(on_device, number) * weight
+                        if loss.requires_grad:
+                            self._accelerator.backward(loss)
+                    losses.append(loss.detach())
         if self._clip_norm is not None:
             self._norms.append(self._accelerator.clip_grad_norm_(self._weights, self._clip_norm))
         self._optimizer.step()
@@ -133,7 +136,7 @@ class Learner(Generic[B]):
         """The mean loss over the texts of all processes' held-out batches, without dropout."""
         self._module.eval()
         total = torch.zeros(2, device=self.device)
-        with torch.no_grad():
+        with torch.no_grad(), self.computing():
             for batch, texts in held_out:
                 on_device = send_to_device(batch, self.device)
                 loss = torch.stack([self._module(on_device, number) for number in self._numbers]).sum()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -120,6 +121,7 @@ def train(
     resume: bool = False,
     after_step: Callable[[int], None] | None = None,
     on_validation: OnValidation | None = None,
+    computing: Callable[[], AbstractContextManager[None]] = nullcontext,
     progress: Progress = SILENT,
     label: str = "training",
     clock: Callable[[], float] = time.monotonic,
@@ -131,7 +133,8 @@ def train(
     gives a loss without a graph.
     One epoch of `validation` is measured before the first step, every `validate_every` steps and at the end;
     `on_validation(step, loss)` may then add measures to the metrics file. `after_step(step)` is called when the weights
-    have changed. Checkpoints and metrics go to `folder`; `resume` goes on from the last checkpoint there, if any.
+    have changed. Inside `computing()` the model is run, and gradients are taken, but no weight is changed by the optimizer:
+    weights may be exchanged there for others. Checkpoints and metrics go to `folder`; `resume` goes on from the last checkpoint there, if any.
     """
     learner = Learner(
         model,
@@ -140,6 +143,7 @@ def train(
         weight_decay=settings.weight_decay,
         clip_norm=settings.clip_norm,
         dropout=settings.dropout,
+        computing=computing,
     )
     main = learner.rank == 0
     run = _Run(
@@ -285,7 +289,8 @@ class _Run(Generic[B]):
         if found < state.best:
             state.best, state.best_step, state.stale = found, state.step, 0
             self.best_weights = copies(self.learner.model)
-        measures = {} if self.on_validation is None else dict(self.on_validation(state.step, found))
+        with self.learner.computing():
+            measures = {} if self.on_validation is None else dict(self.on_validation(state.step, found))
         loss = f"loss {state.loss:.4f}, " if state.step else ""
         self.progress.say(f"step {state.step:,}: {loss}validation {found:.4f}, best {state.best:.4f}")
         self.look_seconds = self.clock() - began

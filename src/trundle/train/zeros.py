@@ -1,8 +1,8 @@
 """Pruned weights stay pruned while a model learns.
 
 A model carries its mask in its zeros (see `model.matrices`). A weight that is exactly zero gets no gradient, so it has no
-momentum, counts in no gradient norm, and no step of the optimizer moves it: 0 stays 0 through decay and all. Nothing
-is stored for it, so a resumed run or another process needs no mask handed over.
+momentum, counts in no gradient norm, and no step of the optimizer moves it: 0 stays 0 through decay and all. A
+resumed run or another process needs no mask handed over.
 
 Beside LoRA's thin matrices the pruned ones are frozen, but what is added to them is not zero there; so the part of it that
 falls on zeros is taken out again, in every forward pass and when it is merged.
@@ -31,7 +31,9 @@ def zeros_kept(model: SentenceTransformer) -> Iterator[None]:
     """While the block runs, what is zero learns nothing."""
 
     def silence(weight: nn.Parameter) -> Callable[[Tensor], Tensor]:
-        return lambda gradient: gradient.masked_fill(weight.detach() == 0, 0.0)
+        # Of the weights as they are now: a training that rounds has more zeros while it computes.
+        pruned = weight.detach() == 0
+        return lambda gradient: gradient.masked_fill(pruned.to(gradient.device), 0.0)
 
     handles = [
         torch.Tensor.register_hook(weight, silence(weight))  # type: ignore[no-untyped-call]

@@ -1,0 +1,112 @@
+"""The grid of four bits: what is on it stays, what is learned on it is what is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import pico
+from trundle.data import read_corpus
+from trundle.errors import BadInput, BadModel
+from trundle.export import Limits, export_model
+from trundle.measure import cost
+from trundle.model import BLOCK, computing_on_grid, grid_weights, load, on_grid, rounded
+from trundle.pipeline import compress
+from trundle.recipe import single
+from trundle.runtime import Encoder
+from trundle.steps.catalogue import STEPS
+
+TEXTS = [f"{text} {number}" for number in range(7) for text in pico.TEXTS]
+WIDE = {"hidden_size": 64, "intermediate_size": 128}
+
+
+@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 3), st.floats(1e-3, 1e3))
+@settings(max_examples=60, deadline=None)
+def test_rounding_twice_is_rounding_once(seed: int, rows: int, blocks: int, scale: float) -> None:
+    matrix = scale * torch.randn(rows, blocks * BLOCK, generator=torch.Generator().manual_seed(seed))
+    once = rounded(matrix)
+    assert torch.equal(rounded(once), once)
+    _, steps = on_grid(matrix)
+    # The end of the other side has no code of its own, so the largest weights there lie up to a whole step away.
+    assert ((once - matrix).abs().reshape(rows, blocks, BLOCK) <= 1.01 * steps.abs()).all()
+
+
+def test_zeros_stay_zeros_and_empty_blocks_are_no_trouble() -> None:
+    matrix = torch.randn(4, 2 * BLOCK)
+    matrix[:, ::3] = 0
+    matrix[2] = 0
+    assert ((rounded(matrix) == 0) >= (matrix == 0)).all()
+    assert torch.isfinite(rounded(matrix)).all()
+
+
+def test_gradients_are_taken_with_rounded_weights_and_fall_on_the_exact_ones(tmp_path: Path) -> None:
+    model = pico.model("bert", str(tmp_path / "backbone"), **WIDE)
+    weights = [weight for weight, _ in grid_weights(model)]
+    exact = [weight.detach().clone() for weight in weights]
+    features = model.preprocess(pico.TEXTS)
+    model.train(False)
+    with computing_on_grid(model):
+        inside = [weight.detach().clone() for weight in weights]
+        model(dict(features))["sentence_embedding"].sum().backward()
+    for weight, before, used in zip(weights, exact, inside, strict=True):
+        assert torch.equal(weight, before)
+        assert not torch.equal(used, before)
+        assert weight.grad is not None
+    taken = [weight.grad.clone() for weight in weights if weight.grad is not None]
+    model.zero_grad()
+    with torch.no_grad():
+        for weight, used in zip(weights, inside, strict=True):
+            weight.copy_(used)
+    model(dict(features))["sentence_embedding"].sum().backward()
+    for weight, gradient in zip(weights, taken, strict=True):
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad, gradient)
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet", "gpt2", "llama"])
+def test_a_model_that_learned_on_the_grid_is_written_without_loss(family: str, tmp_path: Path) -> None:
+    wide = {"n_embd": 64} if family == "gpt2" else WIDE
+    pico.model(family, str(tmp_path / "backbone"), **wide).save_pretrained(str(tmp_path / "teacher"))
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    options = {"steps": 3, "batch_size": 8, "learning_rate": 1e-3, "rounding": "int4"}
+    options |= {"teacher": str(tmp_path / "teacher")}
+    run = compress(
+        str(tmp_path / "teacher"),
+        single(STEPS["align"], options),
+        output=tmp_path / "small",
+        corpus=read_corpus([str(tmp_path / "texts.txt")], seed=0),
+    )
+    small = load(tmp_path / "small")
+    held = grid_weights(small)
+    assert len(held) > pico.LAYERS
+    for weight, turned in held:
+        seen = weight.T if turned else weight
+        assert torch.equal(rounded(seen), seen)
+    exported = export_model(str(tmp_path / "small"), to="onnx", size="int4", calibrate=TEXTS)
+    ours = Encoder(tmp_path / "small", graph="int4").encode(TEXTS)
+    np.testing.assert_allclose(ours, small.encode(TEXTS, batch_size=1), atol=2e-3)
+    whole = sum(weight.numel() for weight in nn.ModuleList([small]).parameters())
+    assert exported.file_bytes < 4 * whole
+    assert run.after.int4_file_bytes < run.after.int8_file_bytes
+    assert cost(small).int4_file_bytes == run.after.int4_file_bytes
+
+
+def test_what_has_not_learned_on_the_grid_is_refused_with_the_mend(tmp_path: Path) -> None:
+    pico.model("bert", str(tmp_path / "backbone"), **WIDE).save_pretrained(str(tmp_path / "model"))
+    with pytest.raises(BadModel, match="--rounding int4"):
+        export_model(
+            str(tmp_path / "model"),
+            to="onnx",
+            size="int4",
+            calibrate=TEXTS,
+            limits=Limits(cosine=1e-6, agreement=0.0),
+        )
+    assert not (tmp_path / "model" / "onnx").exists()
+    with pytest.raises(BadInput, match="use --to onnx"):
+        export_model(str(tmp_path / "model"), to="openvino", size="int4", calibrate=TEXTS)
