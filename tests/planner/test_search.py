@@ -17,7 +17,7 @@ from trundle.errors import BadInput
 from trundle.measure import cost
 from trundle.model import load
 from trundle.planner import candidates as space
-from trundle.planner import compress_to_budget, halving, search
+from trundle.planner import compress_to_budget, halving, search, trials
 from trundle.planner.speed import Speed, fit
 from trundle.runtime import Encoder
 
@@ -38,6 +38,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(space, "WIDTHS", space.WIDTHS[:1])
     monkeypatch.setattr(halving, "SHORTEST_TRIAL", 0.1)
     monkeypatch.setattr(halving, "TRIED", 3)
+    monkeypatch.setattr(search, "TRYING", 1000.0)
     monkeypatch.setattr(search, "measure_speed", lambda *_, **__: Speed(fixed=0.1, attention=1e-6, mlp=1e-6))
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
 
@@ -70,6 +71,21 @@ def test_the_best_that_fits_is_trained_exported_and_written(
 
 
 @pytest.mark.usefixtures("quick")
+def test_when_the_time_for_trials_is_gone_the_best_so_far_is_taken(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "TRYING", -1.0)
+    words = [f"{cost(load(pico_folders('bert'))).file_bytes // 2}B"]
+    outcome = compress_to_budget(
+        str(pico_folders("bert")), words, output=tmp_path / "small", corpus=corpus, minutes=0.1
+    )
+    chosen, *others = outcome.tried
+    assert (chosen.outcome, len(chosen.distances)) == ("chosen", 1)
+    assert others
+    assert {(each.outcome, each.distances) for each in others} == {("no time to try it", ())}
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_search_that_was_stopped_goes_on_from_its_trials(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,13 +96,13 @@ def test_a_search_that_was_stopped_goes_on_from_its_trials(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(search.Search, "finish", cut_short)
+        patch.setattr(trials.Trials, "finish", cut_short)
         with pytest.raises(KeyboardInterrupt):
             compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
     assert not output.exists()
     made: list[str] = []
-    plain = search.compress
-    monkeypatch.setattr(search, "compress", lambda *a, **k: made.append(str(k["output"])) or plain(*a, **k))
+    plain = trials.compress
+    monkeypatch.setattr(trials, "compress", lambda *a, **k: made.append(str(k["output"])) or plain(*a, **k))
     compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
     assert made == [str(output)]
 

@@ -4,7 +4,8 @@ budget      12MB, 10x, 5ms, 20M-params → limits
 candidates  the search space as plain data, sized by arithmetic, thinned to what fits and nothing else beats
 speed       this machine measured on small cuts of the model, and latencies told from that
 halving     how many candidates get how much of the time, round by round
-search      all of it: label, try, halve, train the winner, export, prove
+trials      candidates cut and trained for a while, the winner to the end
+search      all of it: size, time, try, train the winner, export, prove
 """
 
 from __future__ import annotations

@@ -18,22 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from sentence_transformers import SentenceTransformer
 
-from trundle.artifact import cache_folder, check_free, read_lineage, versions, write_whole
+from trundle.artifact import cache_folder, check_free, versions, write_whole
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
 from trundle.measure import Cost, cost
 from trundle.model import embedder, load
-from trundle.pipeline import Run, compress
 from trundle.planner.budget import parse_budget
 from trundle.planner.candidates import Candidate, Coverage, Precision, edge, list_candidates, smallest
-from trundle.planner.halving import Timetable, plan_time, time_left
+from trundle.planner.halving import LABELLING, TRYING, plan_time, time_left
 from trundle.planner.outcome import Outcome, Tried
 from trundle.planner.speed import Speed, export_graph, measure_speed, time_queries
+from trundle.planner.trials import Trials
 from trundle.progress import SILENT, Progress
-from trundle.recipe import parse_recipe
 from trundle.steps.align import VALIDATED_SHARE
 
 PLANNING_FILE = "planning.json"
@@ -42,9 +40,6 @@ TIMED_TEXTS, MOST_TIMED_TEXTS, TIMED_SECONDS = 32, 8192, 1.0
 COUNTED_TEXTS = 5000
 FEWEST_TEXTS = 2000
 CALIBRATION_TEXTS = 400
-GPU_PACE = {"batch_size": 512, "learning_rate": 5e-4, "warmup": 200}
-CPU_PACE = {"batch_size": 16, "warmup": 20}
-"""Where a step takes milliseconds, large batches learn more in a minute; where it takes a second, small ones do."""
 
 
 def compress_to_budget(
@@ -73,7 +68,6 @@ def compress_to_budget(
     search = Search(
         source=source,
         corpus=corpus,
-        seed=seed,
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
@@ -116,10 +110,20 @@ def compress_to_budget(
     if fresh:
         shutil.rmtree(work, ignore_errors=True)
     texts = 0 if promising[0].untouched else search.affordable_texts(original, timetable.labelling)
-    contest, others = search.contest(tried[:count], timetable, work, texts), tried[count:]
+    trials = Trials(
+        source=source,
+        corpus=corpus,
+        texts=texts,
+        work=work,
+        seed=seed,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+    )
+    until = began + 60 * minutes * (LABELLING + TRYING)
+    contest, others = trials.contest(tried[:count], timetable, until=until), tried[count:]
     chosen = contest[0]
     seconds = time_left(minutes, time.monotonic() - began)
-    run = search.finish(chosen, seconds, work, texts, output, replace_output, pair=pair)
+    run = trials.finish(chosen, seconds, output, replace_output=replace_output, pair=pair)
     outcome = replace(
         outcome, tried=(*contest, *others), chosen=chosen, run=run, **search.ship(chosen, Path(output))
     )
@@ -134,7 +138,6 @@ class Search:
 
     source: str
     corpus: Corpus
-    seed: int
     trust_remote_code: bool
     progress: Progress
 
@@ -201,54 +204,6 @@ class Search:
         affordable = int(seconds * min(count // 4, len(texts)) / taken)
         return max(FEWEST_TEXTS, affordable * VALIDATED_SHARE // (VALIDATED_SHARE + 1))
 
-    def contest(self, tried: Sequence[Tried], timetable: Timetable, work: Path, texts: int) -> list[Tried]:
-        """Round by round the better half goes on; best first, those that were dropped behind."""
-        running: list[Tried] = list(tried)
-        dropped: list[Tried] = []
-        for number, rung in enumerate(timetable.rungs):
-            dropped = [
-                *(replace(each, outcome=f"dropped in round {number}") for each in running[rung.candidates :]),
-                *dropped,
-            ]
-            running = [
-                self._trial(each, number, rung.seconds, work, texts) for each in running[: rung.candidates]
-            ]
-            running.sort(key=lambda each: each.distances[-1])
-            best = running[0]
-            self.progress.say(
-                f"round {number + 1}: {best.candidate.name} leads at a distance of {best.distances[-1]:.4f}"
-            )
-        last = len(timetable.rungs)
-        behind = [replace(each, outcome=f"dropped in round {last}") for each in running[1:]]
-        return [replace(running[0], outcome="chosen"), *behind, *dropped]
-
-    def finish(
-        self,
-        chosen: Tried,
-        seconds: float,
-        work: Path,
-        texts: int,
-        output: str | Path,
-        replace_output: bool,
-        *,
-        pair: bool,
-    ) -> Run:
-        """Train the winner on from its last trial, and write it."""
-        rounds = len(chosen.distances)
-        start = self._folder(chosen, rounds - 1, work) if rounds else None
-        return compress(
-            chosen.candidate.base if start is None else str(start),
-            self._recipe(chosen, rounds, seconds, texts),
-            output=output,
-            corpus=self.corpus,
-            seed=self.seed,
-            replace=replace_output,
-            pair=pair,
-            continues=start is not None,
-            trust_remote_code=self.trust_remote_code,
-            progress=self.progress,
-        )
-
     def ship(self, chosen: Tried, output: Path) -> dict[str, Any]:
         """The graph that is shipped, with its real size and speed; weights alone where no graph can be made."""
         candidate = chosen.candidate
@@ -265,50 +220,6 @@ class Search:
             "bytes": candidate.bytes if candidate.precision == "float32" else weight,
             "milliseconds": time_queries([output])[0],
         }
-
-    def _trial(self, tried: Tried, number: int, seconds: float, work: Path, texts: int) -> Tried:
-        folder = self._folder(tried, number, work)
-        if not folder.is_dir():
-            start = self._folder(tried, number - 1, work) if number else None
-            self.progress.say(f"round {number + 1}, {seconds:.0f} s: {tried.candidate.name}")
-            compress(
-                tried.candidate.base if start is None else str(start),
-                self._recipe(tried, number, seconds, texts),
-                output=folder,
-                corpus=self.corpus,
-                seed=self.seed,
-                continues=start is not None,
-                compare=False,
-                trust_remote_code=self.trust_remote_code,
-                progress=self.progress,
-            )
-        lineage = read_lineage(folder) or {}
-        facts = lineage["steps"][-1]["facts"]
-        distance = facts["validation"] if facts["validation"] is not None else facts["loss"]
-        return replace(
-            tried,
-            distances=(*tried.distances, float(distance)),
-            seconds=(*tried.seconds, seconds),
-            steps=(*tried.steps, int(facts["steps"])),
-        )
-
-    def _recipe(self, tried: Tried, rounds: int, seconds: float, texts: int) -> Any:
-        """The cuts and the first training, or the next training of what is cut already."""
-        candidate = tried.candidate
-        align: dict[str, Any] = {"minutes": seconds / 60, "texts": texts}
-        align |= GPU_PACE if torch.cuda.is_available() else CPU_PACE
-        if rounds or candidate.base != self.source or not candidate.steps():
-            align["teacher"] = self.source
-        if candidate.precision == "int4":
-            align["rounding"] = "int4"
-        if rounds:
-            align["start"] = "keep"
-        steps = [*([] if rounds else candidate.steps()), *([] if candidate.untouched else [{"align": align}])]
-        return parse_recipe(json.dumps({"steps": steps}), name=candidate.name)
-
-    def _folder(self, tried: Tried, number: int, work: Path) -> Path:
-        known = json.dumps([tried.candidate.base, tried.candidate.name, number])
-        return work / blake2b(known.encode(), digest_size=12).hexdigest()
 
     def _open(self, model: str) -> SentenceTransformer:
         return load(model, trust_remote_code=self.trust_remote_code)

@@ -1,0 +1,141 @@
+"""Trials and the last training: each is a run of `compress` whose folder is named by all that leads to it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trundle.artifact import read_lineage
+from trundle.data.corpus import Corpus
+from trundle.pipeline import Run, compress
+from trundle.planner.halving import Timetable
+from trundle.planner.outcome import Tried
+from trundle.progress import Progress
+from trundle.recipe import Recipe, parse_recipe
+
+GPU_PACE = {"batch_size": 512, "learning_rate": 5e-4, "warmup": 200}
+CPU_PACE = {"batch_size": 16, "warmup": 20}
+"""Where a step takes milliseconds, large batches learn more in a minute; where it takes a second, small ones do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """Candidates of one model, learning from the same texts."""
+
+    source: str
+    corpus: Corpus
+    texts: int
+    """How many of the corpus."""
+    work: Path
+    seed: int
+    trust_remote_code: bool
+    progress: Progress
+
+    def contest(self, tried: Sequence[Tried], timetable: Timetable, *, until: float) -> list[Tried]:
+        """Round by round the better half goes on; best first, those that were dropped behind.
+
+        A trial also takes time to read and to cut. When the clock has reached `until` no other is begun, and the best of the
+        round so far is the winner.
+        """
+        running: list[Tried] = list(tried)
+        behind: list[Tried] = []
+        for number, rung in enumerate(timetable.rungs, start=1):
+            behind = [*(_left(each, number - 1) for each in running[rung.candidates :]), *behind]
+            waiting, running = running[: rung.candidates], []
+            while waiting and not (running and time.monotonic() > until):
+                running.append(self._trial(waiting.pop(0), number - 1, rung.seconds))
+            running.sort(key=lambda each: each.distances[-1])
+            behind = [*(_left(each, number - 1) for each in waiting), *behind]
+            best = running[0]
+            self.progress.say(
+                f"round {number}: {best.candidate.name} leads at a distance of {best.distances[-1]:.4f}"
+            )
+            if time.monotonic() > until:
+                break
+        last = len(running[0].distances)
+        return [
+            replace(running[0], outcome="chosen"),
+            *(_left(each, last) for each in running[1:]),
+            *behind,
+        ]
+
+    def finish(
+        self,
+        chosen: Tried,
+        seconds: float,
+        output: str | Path,
+        *,
+        replace_output: bool,
+        pair: bool,
+    ) -> Run:
+        """Train the winner on from its last trial, and write it."""
+        rounds = len(chosen.distances)
+        start = self._folder(chosen, rounds - 1) if rounds else None
+        return compress(
+            chosen.candidate.base if start is None else str(start),
+            self._recipe(chosen, rounds, seconds),
+            output=output,
+            corpus=self.corpus,
+            seed=self.seed,
+            replace=replace_output,
+            pair=pair,
+            continues=start is not None,
+            trust_remote_code=self.trust_remote_code,
+            progress=self.progress,
+        )
+
+    def _trial(self, tried: Tried, number: int, seconds: float) -> Tried:
+        folder = self._folder(tried, number)
+        if not folder.is_dir():
+            start = self._folder(tried, number - 1) if number else None
+            self.progress.say(f"round {number + 1}, {seconds:.0f} s: {tried.candidate.name}")
+            compress(
+                tried.candidate.base if start is None else str(start),
+                self._recipe(tried, number, seconds),
+                output=folder,
+                corpus=self.corpus,
+                seed=self.seed,
+                continues=start is not None,
+                compare=False,
+                trust_remote_code=self.trust_remote_code,
+                progress=self.progress,
+            )
+        lineage = read_lineage(folder) or {}
+        facts = lineage["steps"][-1]["facts"]
+        distance = facts["validation"] if facts["validation"] is not None else facts["loss"]
+        return replace(
+            tried,
+            distances=(*tried.distances, float(distance)),
+            seconds=(*tried.seconds, seconds),
+            steps=(*tried.steps, int(facts["steps"])),
+        )
+
+    def _recipe(self, tried: Tried, rounds: int, seconds: float) -> Recipe:
+        """The cuts and the first training, or the next training of what is cut already."""
+        candidate = tried.candidate
+        align: dict[str, Any] = {"minutes": seconds / 60, "texts": self.texts}
+        align |= GPU_PACE if torch.cuda.is_available() else CPU_PACE
+        if rounds or candidate.base != self.source or not candidate.steps():
+            align["teacher"] = self.source
+        if candidate.precision == "int4":
+            align["rounding"] = "int4"
+        if rounds:
+            align["start"] = "keep"
+        steps = [*([] if rounds else candidate.steps()), *([] if candidate.untouched else [{"align": align}])]
+        return parse_recipe(json.dumps({"steps": steps}), name=candidate.name)
+
+    def _folder(self, tried: Tried, number: int) -> Path:
+        known = json.dumps([tried.candidate.base, tried.candidate.name, number])
+        return self.work / blake2b(known.encode(), digest_size=12).hexdigest()
+
+
+def _left(tried: Tried, rounds: int) -> Tried:
+    """One that goes no further after so many rounds."""
+    return replace(tried, outcome=f"dropped in round {rounds}" if tried.distances else "no time to try it")
