@@ -25,10 +25,11 @@ from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, MEASURED_TEXTS, queries_
 from trundle.measure import Cost, cost
 from trundle.model import embedder, has_token_map, load, save, weight_bytes
 from trundle.pairing import pair_folder, save_pair
-from trundle.processes import is_first
+from trundle.processes import is_first, several
 from trundle.progress import SILENT, Progress
 from trundle.recipe import Call, Recipe
 from trundle.report.card import model_card
+from trundle.stages import Stage, stages
 from trundle.steps.contract import Applied, Beside, Context
 
 
@@ -126,12 +127,14 @@ def compress(
     continues: bool = False,
     compare: bool = True,
     trust_remote_code: bool = False,
+    fresh: bool = False,
     progress: Progress = SILENT,
 ) -> Run:
     """Make a small model out of a large one.
 
     Where `source` is only a stage on the way, `continues` says so: the result's lineage then goes on with the source's.
-    Without `compare` the result is not measured against the original.
+    Without `compare` the result is not measured against the original. A run that was stopped is gone on with, unless
+    `fresh`.
 
     With `pair`, a second folder holds the result and its teacher as one model: see `pairing`. A dry run plans every
     step and says what it would save; steps that only cut are carried out in memory, so that the next plan is made on
@@ -154,6 +157,7 @@ def compress(
         seed=seed,
         trust_remote_code=trust_remote_code,
         pair=pair,
+        fresh=fresh,
         progress=progress,
     )
     model, steps = original, []
@@ -163,8 +167,13 @@ def compress(
     partner: SentenceTransformer | None = None
     when_safe: list[Callable[[], None]] = []
     judges, compact = [], False
-    for call in recipe.calls:
-        applied, step = _take(call, model, context, output=output, dry_run=dry_run, replace=replace)
+    alone = output is not None and not dry_run and not several()
+    places = stages(recipe.calls, context) if alone and len(recipe.calls) > 1 else []
+    for number, call in enumerate(recipe.calls, start=1):
+        place = places[number - 1] if number < len(places) else None
+        applied, step = _take(
+            call, model, context, output=output, dry_run=dry_run, replace=replace, place=place
+        )
         model, space = applied.model, applied.space or space
         partner = applied.teacher or partner
         files |= applied.files
@@ -267,15 +276,23 @@ def _take(
     output: str | Path | None,
     dry_run: bool,
     replace: bool,
+    place: Stage | None,
 ) -> tuple[Applied, StepRun]:
+    """One step, or what a stopped run has left of it at its `place`."""
     began = time.monotonic()
-    plan = call.step.plan(model, call.options, context)
+    found = None if place is None else place.find()
+    plan = call.step.plan(model, call.options, context) if found is None else found[0]
     if output is not None and not dry_run:
         for name in call.step.besides(plan):
             check_free(f"{output}-{name}", replace=replace)
     expected = call.step.forecast(model, plan)
     only_planned = dry_run and call.step.needs_texts
-    applied = Applied(model=model) if only_planned else call.step.apply(model, plan, context)
+    if found is not None:
+        applied = found[1]
+    else:
+        applied = Applied(model=model) if only_planned else call.step.apply(model, plan, context)
+        if place is not None:
+            applied = place.keep(plan, applied, seconds=time.monotonic() - began)
     return applied, StepRun(
         call=call,
         says=str(plan),

@@ -55,6 +55,7 @@ def carry_out(
     verbose: bool,
     trust: bool,
     pair: bool = False,
+    fresh: bool = False,
 ) -> None:
     """Run a recipe and show what came of it."""
     if output is None and not dry_run:
@@ -75,6 +76,7 @@ def carry_out(
         replace=force,
         pair=pair,
         trust_remote_code=trust,
+        fresh=fresh,
         progress=progress,
     )
     if not is_first():

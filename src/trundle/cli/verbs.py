@@ -142,7 +142,7 @@ def compress(
     ] = None,
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="With --budget: do not go on from trials of a run that was stopped."),
+        typer.Option("--fresh", help="Do not go on with a run of the same command that was stopped."),
     ] = False,
     seed: Seed = 0,
     dry_run: DryRun = False,
@@ -176,10 +176,8 @@ def compress(
             changes=change,
         )
         return
-    if minutes is not None or student or fresh:
-        raise BadInput(
-            "--minutes, --student and --fresh go with --budget; a recipe takes --set align.minutes=10"
-        )
+    if minutes is not None or student:
+        raise BadInput("--minutes and --student go with --budget; a recipe takes --set align.minutes=10")
     from trundle.recipe import read_recipe
 
     carry_out(
@@ -195,6 +193,7 @@ def compress(
         verbose=verbose,
         trust=trust,
         pair=pair,
+        fresh=fresh,
     )
 
 

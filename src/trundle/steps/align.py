@@ -17,6 +17,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -205,13 +206,9 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     looks = 0 if task.validation is None else task.validation.order.per_epoch
     settings = settings_for(options, task.batches.order.per_epoch, looks, context.seed)
     learned_from = [part.folder.name for part in (targets, validation) if part is not None]
-    run = (
-        context.cache
-        / "runs"
-        / _key(plan.model_dump(mode="json"), body.model_digest(model), learned_from, str(settings))
+    run = context.training_folder(
+        plan.model_dump(mode="json"), body.model_digest(model), learned_from, str(settings)
     )
-    if run.is_dir():
-        context.progress.say("going on from the checkpoint of an earlier run of the same command")
     with train.zeros_kept(student) if options.keep_zeros else nullcontext():
         result = train.train(
             student,
@@ -247,6 +244,12 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         done=lambda: shutil.rmtree(run, ignore_errors=True),
         files=files | ({"align.jsonl": metrics.read_text(encoding="utf-8")} if is_first() else {}),
     )
+
+
+def reopen(applied: Applied, plan: AlignPlan, context: Context) -> Applied:
+    """With the teacher opened again."""
+    teacher = find_teacher(applied.model, plan.options.teacher, plan.options.teacher_model, context)
+    return replace(applied, space=teacher.embedder, teacher=teacher.model)
 
 
 def _settle(student: SentenceTransformer, options: AlignOptions) -> None:
@@ -372,6 +375,7 @@ STEP = Step(
     plan=plan,
     forecast=forecast,
     apply=apply,
+    reopen=reopen,
     needs_texts=True,
     enters_space=True,
 )

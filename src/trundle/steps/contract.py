@@ -6,6 +6,7 @@ ends with one `Step` record. The command line, recipes and the contract matrix a
 
 from __future__ import annotations
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from trundle.artifact import cache_folder
+from trundle.data.sampling import fingerprint
 from trundle.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -55,9 +57,20 @@ class Context:
     trust_remote_code: bool = False
     pair: bool = False
     """Whether the result will be put into one folder with the teacher whose space it is in."""
+    fresh: bool = False
+    """Whether nothing is taken over from a run that was stopped."""
     progress: Progress = SILENT
     opened: dict[str, Any] = field(default_factory=dict)
     """Costly things opened in `plan` that `apply` needs again, such as a teacher."""
+
+    def training_folder(self, *key: Any) -> Path:
+        """Where a training that is told apart by `key` keeps its checkpoints until its result is safe."""
+        folder = self.cache / "runs" / fingerprint(key)
+        if self.fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+        if folder.is_dir():
+            self.progress.say("going on from the checkpoint of an earlier run of the same command")
+        return folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +119,8 @@ class Step(Generic[O, P]):
     forecast: Callable[[SentenceTransformer, P], Cost]
     """What the model will cost after `apply`, by arithmetic alone."""
     apply: Callable[[SentenceTransformer, P, Context], Applied]
+    reopen: Callable[[Applied, P, Context], Applied] = lambda applied, *_: applied
+    """Puts back what of a stored result can't be written down, such as a teacher."""
     besides: Callable[[P], tuple[str, ...]] = lambda _: ()
     """The names of the further models that `apply` will make."""
     needs_texts: bool = False

@@ -223,10 +223,9 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     )
     settings = settings_for(options, context.seed)
     learned_from = data.fingerprint([*examples, "validation", *validation])
-    key = [plan.model_dump(mode="json"), body.model_digest(model), learned_from, str(settings)]
-    run = context.cache / "runs" / data.fingerprint(key)
-    if run.is_dir():
-        context.progress.say("going on from the checkpoint of an earlier run of the same command")
+    run = context.training_folder(
+        plan.model_dump(mode="json"), body.model_digest(model), learned_from, str(settings)
+    )
     backbone = body.transformer_of(student).model
     with (
         train.recomputed_blocks(backbone) if options.gradient_checkpointing else nullcontext(),

@@ -17,6 +17,7 @@ Paper: GAPrune: Gradient-Alignment Pruning for Domain-Aware Embeddings.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -195,6 +196,13 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
     )
 
 
+def reopen(applied: Applied, plan: WeightsPlan, context: Context) -> Applied:
+    """With the texts at hand that judge it."""
+    if not plan.zeros and plan.neurons == plan.of:
+        return applied
+    return replace(applied, judge=make_judge(open_sides(plan.options, context), context))
+
+
 def _map(says: str, scored: Scored, left: dict[str, int]) -> measure.WeightMap:
     sizes = {name: score.numel() for name, score in scored.scores.items()}
     return measure.WeightMap(
@@ -217,6 +225,7 @@ STEP = Step(
     plan=plan,
     forecast=forecast,
     apply=apply,
+    reopen=reopen,
     leaves_space=True,
     needs_texts=True,
 )

@@ -72,15 +72,12 @@ def nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context)
             per_step=plan.options.per_step,
             seed=context.seed,
         )
-        key = [
+        run = context.training_folder(
             plan.model_dump(mode="json"),
             body.model_digest(model),
             lesson.learned_from,
             str(lesson.settings),
-        ]
-        run = context.cache / "runs" / data.fingerprint(key)
-        if run.is_dir():
-            context.progress.say("going on from the checkpoint of an earlier run of the same command")
+        )
         result = train.train(
             nest,
             nesting.objectives,

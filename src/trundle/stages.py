@@ -1,0 +1,108 @@
+"""What a stopped run has finished: the model each step left, in a folder of the cache named by all that led to it.
+
+The same command, given again, goes on behind the last of them. What was made in no time is not kept, it is made again; a training
+that was under way goes on from its own checkpoint. All of it goes when the result is safe.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trundle.artifact import versions, whole_folder
+from trundle.data import fingerprint
+from trundle.model import load, model_digest
+from trundle.recipe import Call
+from trundle.steps.contract import Applied, Beside, Context, Plan
+
+KEPT_AFTER = 5.0
+"""Seconds a step must have taken for its result to be worth writing."""
+RECORD, MODEL, FILES, BESIDES = "record.json", "model", "files", "besides"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """The place of one step's result."""
+
+    folder: Path
+    call: Call
+    context: Context
+
+    def find(self) -> tuple[Plan, Applied] | None:
+        """What the step decided and made when it was last taken, or None."""
+        if self.context.fresh:
+            self.forget()
+        if not (self.folder / RECORD).is_file():
+            return None
+        record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
+        plan: Plan = self.call.step.plans.model_validate(record["plan"])
+        places = {name: self.folder / BESIDES / name for name in record["besides"]}
+        besides = {
+            name: Beside(model=self._open(place / MODEL), files=_files(place / FILES))
+            for name, place in places.items()
+        }
+        applied = Applied(
+            model=self._open(self.folder / MODEL),
+            facts=record["facts"],
+            files=_files(self.folder / FILES),
+            besides=besides,
+            compact=record["compact"],
+            done=self.forget,
+        )
+        self.context.progress.say(f"{self.call.step.name}: taken over from a run that was stopped")
+        return plan, self.call.step.reopen(applied, plan, self.context)
+
+    def keep(self, plan: Plan, applied: Applied, *, seconds: float) -> Applied:
+        """Write a result down if it took long to make; it is forgotten when the end result is safe."""
+        if seconds < KEPT_AFTER:
+            return applied
+        with whole_folder(self.folder, replace=True) as scratch:
+            _write(Beside(model=applied.model, files=applied.files), scratch)
+            for name, beside in applied.besides.items():
+                _write(beside, scratch / BESIDES / name)
+            record: dict[str, Any] = {
+                "plan": plan.model_dump(mode="json"),
+                "facts": dict(applied.facts),
+                "besides": list(applied.besides),
+                "compact": applied.compact,
+            }
+            (scratch / RECORD).write_text(json.dumps(record), encoding="utf-8")
+
+        def done() -> None:
+            applied.done()
+            self.forget()
+
+        return replace(applied, done=done)
+
+    def forget(self) -> None:
+        """Leave nothing."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _open(self, folder: Path) -> Any:
+        return load(str(folder), trust_remote_code=self.context.trust_remote_code)
+
+
+def stages(calls: tuple[Call, ...], context: Context) -> list[Stage]:
+    """A place for each step's result, told from the model, the texts and every step before it."""
+    facts = () if context.corpus is None else context.corpus.facts()
+    led: list[Any] = [model_digest(context.original), str(facts), context.seed, context.pair, str(versions())]
+    found = []
+    for call in calls:
+        led = [*led, call.step.name, call.options.model_dump(mode="json")]
+        folder = context.cache / "steps" / fingerprint(led)
+        found.append(Stage(folder=folder, call=call, context=context))
+    return found
+
+
+def _write(made: Beside, folder: Path) -> None:
+    made.model.save_pretrained(str(folder / MODEL), create_model_card=False)
+    (folder / FILES).mkdir()
+    for name, content in made.files.items():
+        (folder / FILES / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def _files(folder: Path) -> dict[str, str | bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}

@@ -1,0 +1,107 @@
+"""A run that was stopped goes on behind the last step it had finished, to the same model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+import pico
+from trundle import stages
+from trundle.artifact import cache_folder
+from trundle.data import read_corpus
+from trundle.pipeline import Run, compress
+from trundle.recipe import Recipe, parse_recipe
+
+ORDER = "steps: [{vocabulary: {parameters: 95%}}, {weights: {sparsity: 50%, samples: 40, method: domain-fisher}}, {align: {steps: 2, texts: 60, batch_size: 8}}]"
+
+
+class Stopped(Exception):
+    """Stands for a kill."""
+
+
+@pytest.fixture
+def run(
+    pico_folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Run]:
+    monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(stages, "KEPT_AFTER", 0.0)
+    words = [f"{text} {number}" for number in range(40) for text in pico.TEXTS]
+    rows = [
+        {"query": one, "positive": two, "negative": three}
+        for one, two, three in zip(words, words[1:], words[7:], strict=False)
+    ]
+    data = tmp_path / "tuples.jsonl"
+    data.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+
+    def go(output: Path, recipe: Recipe, *, fresh: bool = False) -> Run:
+        corpus = read_corpus([str(data)], seed=0)
+        return compress(str(pico_folders("bert")), recipe, output=output, corpus=corpus, fresh=fresh)
+
+    return go
+
+
+def counted(recipe: Recipe, taken: list[str], *, stop_at: str | None = None) -> Recipe:
+    """The recipe, noting which steps are applied, and stopped when one begins."""
+
+    def noting(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any) -> Any:
+            if name == stop_at:
+                raise Stopped
+            taken.append(name)
+            return apply(*arguments)
+
+        return wrapped
+
+    calls = tuple(
+        replace(call, step=replace(call.step, apply=noting(call.step.name, call.step.apply)))
+        for call in recipe.calls
+    )
+    return replace(recipe, calls=calls)
+
+
+def test_finished_steps_are_not_taken_again_and_nothing_is_left(
+    run: Callable[..., Run], tmp_path: Path
+) -> None:
+    recipe = parse_recipe(ORDER, name="three steps")
+    at_once = run(tmp_path / "at-once", recipe)
+    taken: list[str] = []
+    with pytest.raises(Stopped):
+        run(tmp_path / "small", counted(recipe, taken, stop_at="align"))
+    assert taken == ["vocabulary", "weights"]
+    assert not (tmp_path / "small").exists()
+    taken.clear()
+    later = run(tmp_path / "small", counted(recipe, taken))
+    assert taken == ["align"]
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("small", "at-once"))
+    assert ours.keys() == theirs.keys()
+    assert all(bool((ours[name] == theirs[name]).all()) for name in ours)
+    assert [step.as_json() for step in later.steps] == [step.as_json() for step in at_once.steps]
+    assert later.judged.keys() == at_once.judged.keys()
+    names = [sorted(file.name for file in (tmp_path / name).iterdir()) for name in ("small", "at-once")]
+    assert names[0] == names[1]
+    assert not list((cache_folder() / "steps").iterdir())
+
+
+def test_fresh_takes_every_step_again(run: Callable[..., Run], tmp_path: Path) -> None:
+    recipe = parse_recipe(ORDER, name="three steps")
+    taken: list[str] = []
+    with pytest.raises(Stopped):
+        run(tmp_path / "small", counted(recipe, taken, stop_at="align"))
+    taken.clear()
+    run(tmp_path / "small", counted(recipe, taken), fresh=True)
+    assert taken == ["vocabulary", "weights", "align"]
+
+
+def test_another_option_is_another_run(run: Callable[..., Run], tmp_path: Path) -> None:
+    taken: list[str] = []
+    with pytest.raises(Stopped):
+        run(tmp_path / "small", counted(parse_recipe(ORDER, name="x"), taken, stop_at="align"))
+    taken.clear()
+    run(tmp_path / "small", counted(parse_recipe(ORDER.replace("50%", "40%"), name="x"), taken))
+    assert taken == ["weights", "align"]
