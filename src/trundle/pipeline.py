@@ -170,9 +170,9 @@ def compress(
     alone = output is not None and not dry_run and not several()
     places = stages(recipe.calls, context) if alone and len(recipe.calls) > 1 else []
     for number, call in enumerate(recipe.calls, start=1):
-        place = places[number - 1] if number < len(places) else None
+        stage = places[number - 1] if number < len(places) else None
         applied, step = _take(
-            call, model, context, output=output, dry_run=dry_run, replace=replace, place=place
+            call, model, context, output=output, dry_run=dry_run, replace=replace, stage=stage
         )
         model, space = applied.model, applied.space or space
         partner = applied.teacher or partner
@@ -276,11 +276,11 @@ def _take(
     output: str | Path | None,
     dry_run: bool,
     replace: bool,
-    place: Stage | None,
+    stage: Stage | None,
 ) -> tuple[Applied, StepRun]:
-    """One step, or what a stopped run has left of it at its `place`."""
+    """One step, or what a stopped run has left of it at its `stage`."""
     began = time.monotonic()
-    found = None if place is None else place.find()
+    found = None if stage is None else stage.find()
     plan = call.step.plan(model, call.options, context) if found is None else found[0]
     if output is not None and not dry_run:
         for name in call.step.besides(plan):
@@ -291,8 +291,8 @@ def _take(
         applied = found[1]
     else:
         applied = Applied(model=model) if only_planned else call.step.apply(model, plan, context)
-        if place is not None:
-            applied = place.keep(plan, applied, seconds=time.monotonic() - began)
+        if stage is not None:
+            applied = stage.keep(plan, applied, seconds=time.monotonic() - began)
     return applied, StepRun(
         call=call,
         says=str(plan),
