@@ -24,7 +24,10 @@ from trundle.errors import BadInput, WriteFailed
 
 LINEAGE_FILE = "trundle.json"
 LINEAGE_FORMAT = 1
-MODEL_MARKS = (LINEAGE_FILE, "modules.json", "config.json")
+CALIBRATION_FILE = "calibration.json"
+RECORDS = (LINEAGE_FILE, CALIBRATION_FILE)
+"""What is known of a model whatever form its weights have."""
+MODEL_MARKS = (LINEAGE_FILE, "modules.json", "config.json", "query/modules.json")
 """A folder with none of these is no model, and is never replaced."""
 
 HERE, EXCHANGE = -100, 2
@@ -103,6 +106,13 @@ def read_lineage(folder: str | Path) -> dict[str, Any] | None:
             f"{path} was written by another version of trundle; make the folder again with this one"
         )
     return lineage
+
+
+def keep_records(source: Path, folder: Path) -> None:
+    """Let a model's other form, in `folder`, remember what `source` does."""
+    for name in RECORDS:
+        if (source / name).is_file():
+            shutil.copy(source / name, folder / name)
 
 
 def cache_folder() -> Path:

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from trundle.runtime.describe import FILE, installed, read_description
+from trundle.runtime.describe import installed, is_exported, read_description, side_folders
 
 if TYPE_CHECKING:  # numpy must not be in a worker before its bare memory is read
     from trundle.embedder import Embedder
@@ -46,13 +46,23 @@ ENGINES: Mapping[str, Engine] = {
 
 
 def engines_of(model: str) -> list[str]:
-    """Everything that can run a model here: torch, if it has torch weights, and each of its exported graphs."""
+    """Everything that can run a model here: torch, if it has torch weights, and each of its exported graphs.
+
+    In a pair, those graphs that both of its models have.
+    """
     folder = Path(model).expanduser()
-    if not (folder / FILE).is_file():
+    if not is_exported(folder):
         return ["torch"]
-    graphs = [graph for graph in read_description(folder).graphs if installed(graph.engine)]
+    queries, documents = (
+        [
+            f"{graph.engine}-{graph.precision}"
+            for graph in read_description(place).graphs
+            if installed(graph.engine)
+        ]
+        for place in side_folders(folder).values()
+    )
     torch = ["torch"] if any(folder.rglob("*.safetensors")) else []
-    return [*torch, *(f"{graph.engine}-{graph.precision}" for graph in graphs)]
+    return [*torch, *(engine for engine in documents if engine in queries)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from trundle.embedder import Embedder
     from trundle.evaluate import Comparison
 
+TORCH = "torch"
 Models = Annotated[
     list[str],
     typer.Argument(
@@ -37,6 +39,12 @@ def evaluate(
         ),
     ] = None,
     teacher_model: Annotated[str | None, typer.Option(help="Which model of an endpoint.")] = None,
+    graph: Annotated[
+        str | None,
+        typer.Option(
+            help="Score this graph of each model, such as onnx-int8, or the fastest; by default torch where it can."
+        ),
+    ] = None,
     data: Data = None,
     examples: Annotated[
         int, typer.Option(min=0, help="How many of the worst and best texts of --data to show.")
@@ -67,7 +75,7 @@ def evaluate(
     from trundle.data import unseen_texts
     from trundle.evaluate import Shorten, compare, find_tasks, read_ranges
     from trundle.evaluate.fidelity import MEASURED_TEXTS
-    from trundle.model import embedder, load
+    from trundle.export import open_embedder
 
     progress = console.terminal(quiet=quiet or as_json)
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
@@ -83,7 +91,9 @@ def evaluate(
     if not students:
         students, teacher = models[:1], None
     index = None if teacher is None else _open_teacher(teacher, teacher_model, trust=trust)
-    opened = [embedder(load(name, trust_remote_code=trust), name=name) for name in students]
+    opened = [
+        open_embedder(name, graph=graph, trust_remote_code=trust, progress=progress) for name in students
+    ]
     shorten = None
     if inherit or cuts:
         ranges = {name: kept for name in students if (kept := read_ranges(name)) is not None}
@@ -91,7 +101,7 @@ def evaluate(
     lineages = [read_lineage(name) for name in students]
     texts = unseen_texts(data, lineages, MEASURED_TEXTS, progress=progress) if data else []
     found = compare(
-        opened,
+        [model for model, _ in opened],
         teacher=index,
         tasks=chosen,
         texts=texts,
@@ -99,6 +109,8 @@ def evaluate(
         shorten=shorten,
         progress=progress,
     )
+    run_by = tuple(f"{model.name} is run by {engine}." for model, engine in opened if engine != TORCH)
+    found = replace(found, notes=(*found.notes, *run_by))
     if output is not None:
         write_whole(output, json.dumps(found.as_json(), indent=2, ensure_ascii=False) + "\n")
     if as_json:
@@ -121,7 +133,7 @@ def _same(name: str, teacher: str) -> bool:
 def _open_teacher(name: str, endpoint_model: str | None, *, trust: bool) -> Embedder:
     """Whoever can be asked for the vector of any text."""
     from trundle.data import endpoint_teacher
-    from trundle.model import embedder, load
+    from trundle.export import open_embedder
 
     if name.startswith(("http://", "https://")):
         if endpoint_model is None:
@@ -131,7 +143,8 @@ def _open_teacher(name: str, endpoint_model: str | None, *, trust: bool) -> Embe
         raise BadInput(
             f"{name} knows the vectors of its own texts only; name the model or endpoint that made them"
         )
-    return embedder(load(name, trust_remote_code=trust), name=name)
+    model, _ = open_embedder(name, trust_remote_code=trust)
+    return model
 
 
 def _show(found: Comparison, teacher: str | None) -> None:
@@ -139,6 +152,7 @@ def _show(found: Comparison, teacher: str | None) -> None:
 
     if teacher is None:
         console.show_table(figures.scores(found.results, short_names(found.models)), texts=(0, 1))
+        _show_notes(found)
         return
     names = short_names([teacher, *found.models])
     heading = dict(zip(found.models, names[1:], strict=True))
@@ -160,6 +174,10 @@ def _show(found: Comparison, teacher: str | None) -> None:
             beside.inheritance(left, names[0], name), title=f"{name}, {left.measure}", texts=(1,)
         )
         console.show(f"int8 calibrated on {left.calibration}.")
+    _show_notes(found)
+
+
+def _show_notes(found: Comparison) -> None:
     for note in found.notes:
         console.show()
         console.show(note)

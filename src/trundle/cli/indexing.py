@@ -31,7 +31,7 @@ ENVIRONMENT = "environment"
 @app.command()
 def build(
     model: Annotated[
-        str, typer.Argument(help="The model that embeds the documents; for a pair, the teacher.")
+        str, typer.Argument(help="The model that embeds the documents; of a pair, its teacher does.")
     ],
     data: Annotated[
         list[str],
@@ -162,12 +162,13 @@ def check(
     """
     console.calm_libraries(verbose=verbose)
     from trundle.data import read_texts
-    from trundle.export import open_encoder
+    from trundle.export import open_sides
     from trundle.index import check_index, open_readable
 
     progress = console.terminal(quiet=quiet or as_json)
     asked = [text.text for text in read_texts(queries)] if queries else []
-    reader = open_encoder(student, trust_remote_code=trust, progress=progress).embedder(_shown(student))
+    small, *_ = open_sides(student, trust_remote_code=trust, progress=progress)
+    reader = small.embedder(_shown(student))
     master = None if teacher is None else _teacher(teacher, teacher_model, trust=trust, progress=progress)
     index = open_readable(against, table=table, text_column=texts, vector_column=vectors, progress=progress)
     with closing(index):

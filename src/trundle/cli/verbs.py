@@ -324,10 +324,14 @@ def export(
     if as_json:
         console.show_json(exported.as_json())
         return
-    console.show_table(figures.exported(exported))
-    console.show()
+    for each in (exported, *([exported.documents] if exported.documents else [])):
+        console.show_table(figures.exported(each))
+        console.show()
     console.show("    from trundle.runtime import Encoder")
-    console.show(f'    Encoder("{exported.folder}").encode(["a text"])')
+    if exported.documents is None:
+        console.show(f'    Encoder("{exported.folder}").encode(["a text"])')
+    else:
+        console.show(f'    Encoder("{exported.folder.parent}").encode(["a text"], side="query")')
 
 
 def demo(

@@ -16,12 +16,12 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from trundle.artifact import CALIBRATION_FILE as CALIBRATION_FILE
 from trundle.embedder import Embedder, Encode, Vectors
 from trundle.errors import BadInput
 
 Precision = Literal["float32", "int8", "binary"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-CALIBRATION_FILE = "calibration.json"
 STEPS = 255
 SMALLEST_SHARE = 16
 """By default vectors are cut to no less than this part of their width."""

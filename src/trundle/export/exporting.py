@@ -1,4 +1,7 @@
-"""From a SentenceTransformer to a folder the runtime opens: trace, check, make small, check again, put in place."""
+"""From a SentenceTransformer to a folder the runtime opens: trace, check, make small, check again, put in place.
+
+A pair becomes two such folders in one, `query` and `document`; both are made before either is put in place.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 
-from trundle.artifact import check_free, swap_folders, whole_folder, write_whole
+from trundle.artifact import check_free, keep_records, swap_folders, whole_folder, write_whole
 from trundle.errors import BadInput, BadModel, WriteFailed
 from trundle.export.describing import describe, place_tokenizer, write_standalone
 from trundle.export.graph import OPSET
@@ -21,9 +24,17 @@ from trundle.export.loss import Limits
 from trundle.export.parity import PROBES, Parity, check_tokens, torch_vectors
 from trundle.export.shrinking import Making, make_float, make_int4, make_int8
 from trundle.export.tracing import trace
-from trundle.model import load
+from trundle.model import is_pair, load, one_route
 from trundle.progress import SILENT, Progress
-from trundle.runtime.describe import FILE, Description, EngineName, Graph, Precision, read_description
+from trundle.runtime.describe import (
+    FILE,
+    SIDES,
+    Description,
+    EngineName,
+    Graph,
+    Precision,
+    read_description,
+)
 from trundle.runtime.tokens import Reader
 
 Size = Literal["full", "half", "int8", "int4"]
@@ -50,6 +61,8 @@ class Exported:
     file_bytes: int
     float_bytes: int
     """What the weights weigh in float32."""
+    documents: Exported | None = None
+    """Of a pair: what was made of the teacher; all else here is then of the student."""
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -61,6 +74,7 @@ class Exported:
             "file_bytes": self.file_bytes,
             "float_bytes": self.float_bytes,
             **self.graph.facts,
+            **({"documents": self.documents.as_json()} if self.documents else {}),
         }
 
 
@@ -80,7 +94,8 @@ def export_model(
 ) -> Exported:
     """Write a graph of the model into its own folder, or into a new folder `output` that has no torch weights.
 
-    Everything is made and checked in a folder beside; only a graph that agrees with torch is put in place. Int8 is
+    Everything is made and checked in a folder beside; only a graph that agrees with torch is put in place. Of a pair
+    there are two graphs, in the folders `query` and `document`. Int8 is
     calibrated on every second text of `calibrate` and measured on the others; it is refused beyond `limits`.
     `try_both` traces with both of torch's tracers and keeps the faster graph.
     """
@@ -94,8 +109,9 @@ def export_model(
             raise BadInput(
                 f"{source!r} is no folder here to put the graph into; say where it goes with -o FOLDER"
             )
-        if (home / place).exists() and not force:
-            raise BadInput(f"{home / place} exists already; say --force to replace it, or -o FOLDER")
+        there = [path for part in ("", *SIDES) if (path := home / part / place).exists()]
+        if there and not force:
+            raise BadInput(f"{there[0]} exists already; say --force to replace it, or -o FOLDER")
     else:
         check_free(output, replace=force)
     model = load(source, trust_remote_code=trust_remote_code, device="cpu").float().eval()
@@ -107,12 +123,25 @@ def export_model(
         older_cpus=older_cpus,
         try_both=try_both,
     )
+    export_into = _export_sides if is_pair(model) else _export_into
     if output is None:
-        return _export_into(home, model, order, progress)
+        return export_into(home, model, order, progress)
     with whole_folder(output, replace=force) as scratch:
-        write_standalone(model, scratch)
-        exported = _export_into(scratch, model, order, progress)
-    return replace(exported, folder=Path(output))
+        if not is_pair(model):
+            write_standalone(model, scratch)
+        exported = export_into(scratch, model, order, progress)
+        keep_records(home, scratch)
+    return _moved(exported, scratch, Path(output))
+
+
+def _moved(exported: Exported, scratch: Path, output: Path) -> Exported:
+    """The same, told of where it lies now."""
+    documents = exported.documents
+    return replace(
+        exported,
+        folder=output / exported.folder.relative_to(scratch),
+        documents=None if documents is None else _moved(documents, scratch, output),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +192,23 @@ def _export_into(home: Path, model: SentenceTransformer, order: Order, progress:
         file_bytes=size,
         float_bytes=sum(weight.numel() * 4 for weight in model.parameters()),
     )
+
+
+def _export_sides(home: Path, pair: SentenceTransformer, order: Order, progress: Progress) -> Exported:
+    """A folder for each side of a pair, beside graphs they may have already; both or neither."""
+    made = []
+    with _scratch(home) as scratch:
+        for side in SIDES:
+            model = one_route(pair, side)
+            if (home / side / FILE).is_file():
+                shutil.copytree(home / side, scratch / side)
+            else:
+                write_standalone(model, scratch / side)
+            made.append(_export_into(scratch / side, model, order, progress))
+        for side in SIDES:
+            swap_folders(scratch / side, home / side)
+        queries, documents = (_moved(each, scratch, home) for each in made)
+    return replace(queries, documents=documents)
 
 
 @contextmanager

@@ -1,27 +1,45 @@
-"""Any model folder as a torch-free encoder: what was never exported is exported once, into the cache.
+"""Any model folder, ready to be asked: by torch, or as a torch-free encoder.
 
-A folder that has graphs is opened without touching torch. A pair (queries by a student, documents by a teacher) is taken
-apart once into two such folders.
+A folder that has graphs is opened without touching torch. What was never exported is exported once, into the cache.
 """
 
 from __future__ import annotations
 
-import json
 from hashlib import blake2b
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import trundle.export as making
 import trundle.model as body
 from trundle.artifact import cache_folder
-from trundle.errors import BadInput
+from trundle.embedder import Embedder
 from trundle.progress import SILENT, Progress
-from trundle.runtime.describe import FILE
+from trundle.runtime.describe import is_exported, side_folders
 from trundle.runtime.encoder import Encoder
 
 CACHED = "served"
-ROUTES = ("query", "document")
+FASTEST = "fastest"
+"""The graph the runtime chooses by itself."""
+
+
+def open_embedder(
+    name: str, *, graph: str | None = None, trust_remote_code: bool = False, progress: Progress = SILENT
+) -> tuple[Embedder, str]:
+    """A model as evaluation sees it, and what runs it.
+
+    That is torch where there are torch weights, unless a graph is asked for; a folder that has graphs alone is run
+    by the one the runtime chooses.
+    """
+    home = Path(name).expanduser()
+    if graph is None and not (is_exported(home) and not has_torch_weights(home)):
+        return body.embedder(body.load(name, trust_remote_code=trust_remote_code), name=name), "torch"
+    wanted = None if graph == FASTEST else graph
+    encoder = open_encoder(name, graph=wanted, trust_remote_code=trust_remote_code, progress=progress)
+    return encoder.embedder(name), f"{encoder.graph.engine} {encoder.graph.precision}"
+
+
+def has_torch_weights(folder: Path) -> bool:
+    """Whether torch could run what is in `folder`."""
+    return any(folder.rglob("*.safetensors"))
 
 
 def open_encoder(
@@ -32,70 +50,39 @@ def open_encoder(
     trust_remote_code: bool = False,
     progress: Progress = SILENT,
 ) -> Encoder:
-    """The model, ready to encode without torch."""
-    home = Path(name).expanduser()
-    if not (home / FILE).is_file():
-        if _is_pair(home):
-            raise BadInput(f"{name} holds a student and its teacher; give the folder of one of them")
-        home = _exported(name, trust_remote_code=trust_remote_code, progress=progress)
+    """The model or the pair, ready to encode without torch."""
+    home = _exported(name, trust_remote_code=trust_remote_code, progress=progress)
     return Encoder(home, graph=graph, threads=threads)
 
 
-def open_pair(
+def open_sides(
     name: str,
     *,
     graph: str | None = None,
     threads: int | None = None,
     trust_remote_code: bool = False,
     progress: Progress = SILENT,
-) -> tuple[Encoder, Encoder] | None:
-    """Both models of a folder that `trundle pair` wrote, the student first; None for any other folder."""
-    home = Path(name).expanduser()
-    if not _is_pair(home):
-        return None
-    places = [cache_folder() / CACHED / f"{_fingerprint(home)}-{route}" for route in ROUTES]
-    if not all((place / FILE).is_file() for place in places):
-        progress.say(f"{name} is taken apart and exported into {places[0].parent}, this once")
-        _take_apart(name, places, trust_remote_code=trust_remote_code, progress=progress)
-    student, teacher = (Encoder(place, graph=graph, threads=threads) for place in places)
-    return student, teacher
+) -> list[Encoder]:
+    """The same with each model of a pair as an encoder of its own, the student first."""
+    home = _exported(name, trust_remote_code=trust_remote_code, progress=progress)
+    places = dict.fromkeys(side_folders(home).values())
+    return [Encoder(place, graph=graph, threads=threads) for place in places]
 
 
 def _exported(name: str, *, trust_remote_code: bool, progress: Progress) -> Path:
-    """A folder in the cache with an ONNX graph of the model, made where it is not there yet."""
+    """The folder itself if it has graphs, or else one in the cache with an ONNX graph of the model."""
     home = Path(name).expanduser()
+    if is_exported(home):
+        return home
     key = _fingerprint(home) if home.is_dir() else blake2b(name.encode(), digest_size=12).hexdigest()
     place = cache_folder() / CACHED / key
-    if not (place / FILE).is_file():
+    if not is_exported(place):
         if home.is_dir():
             progress.say(f"{name} has no graph yet: it is exported into {place}, this once")
-        _export(name, place, trust_remote_code=trust_remote_code, progress=progress)
+        making.export_model(
+            name, to="onnx", output=place, trust_remote_code=trust_remote_code, force=True, progress=progress
+        )
     return place
-
-
-def _export(name: str, place: Path, *, trust_remote_code: bool, progress: Progress) -> None:
-    making.export_model(
-        name, to="onnx", output=place, trust_remote_code=trust_remote_code, force=True, progress=progress
-    )
-
-
-def _take_apart(name: str, places: list[Path], *, trust_remote_code: bool, progress: Progress) -> None:
-    both = body.load(name, trust_remote_code=trust_remote_code, device="cpu")
-    with TemporaryDirectory(prefix="trundle-pair-") as scratch:
-        for route, place in zip(ROUTES, places, strict=True):
-            part = Path(scratch) / route
-            body.one_route(both, route).save_pretrained(str(part))
-            _export(str(part), place, trust_remote_code=trust_remote_code, progress=progress)
-
-
-def _is_pair(home: Path) -> bool:
-    """Whether the folder's only module is a router between two models."""
-    path = home / "modules.json"
-    try:
-        modules: list[Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-        return len(modules) == 1 and str(modules[0].get("type", "")).endswith(".Router")
-    except (ValueError, AttributeError, UnicodeDecodeError):
-        return False
 
 
 def _fingerprint(home: Path) -> str:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from trundle.model.nested_file import untrained as untrained
     from trundle.model.packing import pack_folder as pack_folder
     from trundle.model.pairing import check_pairable as check_pairable
+    from trundle.model.pairing import is_pair as is_pair
     from trundle.model.pairing import one_route as one_route
     from trundle.model.pairing import paired as paired
     from trundle.model.pooling import with_pooling as with_pooling
@@ -121,6 +122,7 @@ __getattr__ = lazy(
         "pooled_width": "nested_file",
         "untrained": "nested_file",
         "check_pairable": "pairing",
+        "is_pair": "pairing",
         "one_route": "pairing",
         "paired": "pairing",
         "with_pooling": "pooling",

@@ -57,16 +57,24 @@ def _prompts(student: SentenceTransformer, teacher: SentenceTransformer) -> tupl
     return prompts, default
 
 
+def is_pair(model: SentenceTransformer) -> bool:
+    """Whether the model is two, one for queries and one for documents."""
+    router = model[0] if len(model) == 1 else None
+    return isinstance(router, Router) and {"query", "document"} <= set(router.sub_modules)
+
+
 def one_route(both: SentenceTransformer, route: str) -> SentenceTransformer:
     """The student or the teacher of a pair as a model of its own; it shares its weights with the pair."""
     router = both[0]
     if not isinstance(router, Router) or route not in router.sub_modules:
         raise BadInput(f"the model has no route {route!r}; give a folder that trundle pair wrote")
     prompts = prompts_by_role(both)
-    kept = {"query": prompts["query"], "document": prompts["document"]}
+    own = {name: prompt or "" for name, prompt in both.prompts.items()} if route == "document" else {}
+    kept = {**own, "query": prompts["query"], "document": prompts["document"]}
     return SentenceTransformer(
         modules=list(cast("nn.Sequential", router.sub_modules[route])),
         device=str(both.device),
         prompts=kept,
+        default_prompt_name=both.default_prompt_name if route == "document" else None,
         similarity_fn_name=both.similarity_fn_name,
     ).eval()

@@ -1,4 +1,7 @@
-"""What a runtime must know of a model beside its graph: one small file, written by export, read without torch."""
+"""What a runtime must know of a model beside its graph: one small file, written by export, read without torch.
+
+A pair (queries by a student, documents by its teacher) is a folder that holds two such models, one for each side.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,9 @@ FORMAT = 1
 EngineName = Literal["onnx", "openvino"]
 PACKAGES: Mapping[EngineName, str] = {"openvino": "openvino", "onnx": "onnxruntime"}
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
+Side = Literal["query", "document"]
+SIDES: tuple[Side, ...] = ("query", "document")
+"""What a text is, and the names of the two folders in a pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +74,17 @@ class Description:
     def as_text(self) -> str:
         """As it stands in its file."""
         return json.dumps(asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def is_exported(folder: Path) -> bool:
+    """Whether the runtime can open `folder`, be it one model or a pair."""
+    return (folder / FILE).is_file() or all((folder / side / FILE).is_file() for side in SIDES)
+
+
+def side_folders(folder: Path) -> dict[Side, Path]:
+    """Where the model for each side lies: in most folders it is the same."""
+    pair = not (folder / FILE).is_file() and any((folder / side / FILE).is_file() for side in SIDES)
+    return {side: folder / side if pair else folder for side in SIDES}
 
 
 def installed(engine: EngineName) -> bool:

@@ -75,15 +75,12 @@ def open_served(
     progress: Progress = SILENT,
 ) -> Served:
     """Open what is to be served: a model, a model and its teacher, or a folder that holds a pair."""
-    found = making.open_pair(
+    student, *others = making.open_sides(
         model, graph=graph, threads=threads, trust_remote_code=trust_remote_code, progress=progress
     )
-    if found is not None and teacher is not None:
+    if others and teacher is not None:
         raise BadInput(f"{model} brings its own teacher; leave --teacher out")
-    if found is None:
-        student = making.open_encoder(
-            model, graph=graph, threads=threads, trust_remote_code=trust_remote_code, progress=progress
-        )
+    if not others:
         if teacher is None:
             return Served(student=Model(name=name or _name(model), encoder=student))
         master = making.open_encoder(
@@ -91,7 +88,7 @@ def open_served(
         )
         names = name or _name(model), _name(teacher)
     else:
-        student, master = found
+        [master] = others
         names = name or _name(model), f"{name or _name(model)}-teacher"
     _check_space(student, master, names, progress)
     if names[0] == names[1]:
