@@ -55,8 +55,6 @@ def test_a_pair_is_taken_apart(pico_folders: Callable[[str], Path], tmp_path: Pa
         np.testing.assert_allclose(found, wanted, atol=1e-5)
     with pytest.raises(BadInput, match="brings its own teacher"):
         open_served(str(tmp_path / "both"), teacher=str(pico_folders("mpnet")))
-    with pytest.raises(BadInput, match="give the folder of one of them"):
-        open_encoder(str(tmp_path / "both"))
 
 
 def test_what_makes_no_pair(student_folder: Path, minilm: Path) -> None:

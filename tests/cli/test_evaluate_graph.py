@@ -1,0 +1,57 @@
+"""`trundle evaluate` on what was exported: the graph that would run is what is scored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pico
+from trundle.artifact import Lineage, read_lineage
+from trundle.export import export_model
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> str:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(f"{text} {number}" for number in range(20) for text in pico.TEXTS), "utf-8")
+    return str(path)
+
+
+def test_a_folder_of_graphs_alone_is_scored_by_its_graph(
+    run: Run, pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
+) -> None:
+    student, teacher, out = pico_folders("mpnet"), pico_folders("bert"), tmp_path / "out"
+    export_model(str(student), to="onnx", output=out)
+    words = ["--teacher", str(teacher), "--data", texts, "--json"]
+    code, by_torch, _ = run("evaluate", str(student), *words)
+    assert code == 0
+    code, by_graph, _ = run("evaluate", str(out), *words)
+    assert code == 0
+    code, chosen, _ = run("evaluate", str(student), *words, "--graph", "onnx")
+    assert code == 0
+    truth, *graphs = (json.loads(said) for said in (by_torch, by_graph, chosen))
+    assert truth["notes"] == []
+    for found in graphs:
+        assert found["notes"][0].endswith("is run by onnx float32.")
+        for figure in ("agreement_asymmetric", "agreement_standard", "cosine"):
+            assert found["fidelity"][0][figure] == pytest.approx(truth["fidelity"][0][figure], abs=1e-4)
+    code, _, _ = run("evaluate", str(student), "--teacher", str(out), "--data", texts)
+    assert code == 0  # a teacher may be a graph, too
+    code, _, complaint = run("evaluate", str(out), *words, "--graph", "openvino-int8")
+    assert code == 2
+    assert "ask for one of onnx-float32" in complaint
+
+
+def test_an_exported_folder_still_knows_what_it_learned_from(
+    pico_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = pico.model("bert", str(tmp_path / "backbone"))
+    model.save_pretrained(str(tmp_path / "model"))
+    Lineage(source="big", space="big").write(tmp_path / "model")
+    export_model(str(tmp_path / "model"), to="onnx", output=tmp_path / "out")
+    assert read_lineage(tmp_path / "out") == read_lineage(tmp_path / "model")
