@@ -3,7 +3,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.runtime.batching import batches, chunk_size, in_powers_of_two, rounded_up
+from trundle.runtime.batching import (
+    HEIGHTS,
+    RUN_COST,
+    batches,
+    in_few_heights,
+    largest_height,
+    rounded_up,
+)
 
 LENGTHS = st.lists(st.integers(0, 300), max_size=80)
 
@@ -31,17 +38,17 @@ def test_rounding_never_cuts_and_never_passes_the_limit_by_itself(length: int, l
     assert width < length + 16
 
 
-@given(st.integers(0, 200))
-def test_powers_of_two_lose_nobody(count: int) -> None:
-    parts = in_powers_of_two(range(count))
-    assert [member for part in parts for member in part] == list(range(count))
-    sizes = [len(part) for part in parts]
-    assert all(size & (size - 1) == 0 for size in sizes)
-    assert sizes == sorted(set(sizes), reverse=True)
+@given(st.integers(0, 200), st.integers(1, 512))
+def test_few_heights_lose_nobody_and_waste_little(count: int, width: int) -> None:
+    parts = in_few_heights(range(count), width)
+    assert [member for part, _ in parts for member in part] == list(range(count))
+    assert {height for _, height in parts} <= set(HEIGHTS)
+    assert all(len(part) <= height for part, height in parts)
+    assert sum(height - len(part) for part, height in parts) * width <= RUN_COST
 
 
-@given(st.integers(0, 10**9), st.integers(1, 64))
-def test_chunks_are_enough_for_everyone_or_small(work: int, workers: int) -> None:
-    size = chunk_size(work, workers)
-    assert 4096 <= size <= 32_768
-    assert size == 4096 or work / size >= workers
+@given(st.integers(1, 200))
+def test_the_largest_height_fits(count: int) -> None:
+    height = largest_height(count)
+    assert height <= count
+    assert not [other for other in HEIGHTS if height < other <= count]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FINE_STEP, COARSE_STEP, FINE_UP_TO = 8, 16, 64
-CHUNKS_PER_WORKER = 4
-SMALLEST_CHUNK, LARGEST_CHUNK = 4096, 32_768
-"""Characters handed to a worker at once."""
+STEPS = ((32, 4), (64, 8))
+"""Up to so many tokens, widths go in steps of so many."""
+COARSE_STEP = 16
+HEIGHTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+RUN_COST = 32
+"""Tokens of padding that take about as long as a run of its own."""
 
 
 def longest_first(lengths: Sequence[int]) -> list[int]:
@@ -33,25 +35,31 @@ def batches(lengths: Sequence[int], *, tokens: int, texts: int) -> list[list[int
     return groups
 
 
-def in_powers_of_two(group: Sequence[int]) -> list[list[int]]:
-    """A group cut into parts of 1, 2, 4, 8, … members, the largest first."""
+def in_few_heights(group: Sequence[int], width: int) -> list[tuple[list[int], int]]:
+    """A group cut into parts, each with the number of rows it is run as, which is one of `HEIGHTS`.
+
+    A part may have fewer members than rows, where the empty rows cost less than another run would.
+    """
     parts, start = [], 0
     while start < len(group):
-        count = 1 << ((len(group) - start).bit_length() - 1)
-        parts.append(list(group[start : start + count]))
-        start += count
+        left = len(group) - start
+        lower = largest_height(left)
+        upper = min((height for height in HEIGHTS if height >= left), default=lower)
+        height = upper if (upper - left) * width <= RUN_COST else lower
+        parts.append((list(group[start : start + height]), height))
+        start += height
     return parts
 
 
+def largest_height(count: int) -> int:
+    """The most rows a run of so many texts can have without an empty one."""
+    return max(height for height in HEIGHTS if height <= count)
+
+
 def rounded_up(length: int, limit: int) -> int:
-    """A width for texts of this length out of few: steps of 8 for short texts, of 16 for longer ones.
+    """A width for texts of this length out of few: in steps of 4 for short texts, of 16 for long ones.
 
     It is not above `limit` unless the length itself is.
     """
-    step = FINE_STEP if length <= FINE_UP_TO else COARSE_STEP
+    step = next((step for most, step in STEPS if length <= most), COARSE_STEP)
     return max(length, min(limit, -(-length // step) * step))
-
-
-def chunk_size(work: int, workers: int) -> int:
-    """How much work to hand out at once, so that all workers are busy to the end and each hand-out is worth it."""
-    return min(LARGEST_CHUNK, max(SMALLEST_CHUNK, work // (workers * CHUNKS_PER_WORKER)))

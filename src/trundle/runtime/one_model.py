@@ -1,14 +1,16 @@
 """One model and its graph: texts that carry their prompt, to vectors.
 
-Few texts are one batch on all threads, which is soonest done. Many texts are cut into chunks of like length, and each
-thread takes the next chunk, tokenises it and runs it alone: no thread waits for another, and one tokenises while the
-others compute.
+Few texts are run on all threads together, which is soonest done. Many texts are read by all threads, a wave at a time, and
+cut into batches of like length, and each thread takes the next batch and runs it alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 
@@ -16,14 +18,28 @@ import numpy as np
 
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, BadModel
-from trundle.runtime.batching import batches, chunk_size, in_powers_of_two, rounded_up
+from trundle.runtime.batching import batches, in_few_heights, largest_height, longest_first, rounded_up
 from trundle.runtime.describe import read_description
 from trundle.runtime.engines import Run, choose, open_graph
 from trundle.runtime.tokens import Reader, padded
 
-CHUNK_TEXTS = 256
-BATCH_TOKENS = 2048
-BATCH_TEXTS = 64
+WAVE = 2048
+"""Texts whose tokens are held at once."""
+READ_AT_ONCE = 64
+ALONE_FROM = 4096
+"""Characters for each thread from which it is better that each works alone."""
+BATCH_TOKENS, BATCH_TEXTS = 2048, 64
+FEWEST_TOKENS, BATCHES_EACH = 512, 2
+"""Batches are smaller where otherwise some thread would get none, but not smaller than this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Rows that are run together, padded to so many tokens; and with rows that nobody asked for, up to so many."""
+
+    members: Sequence[int]
+    width: int
+    height: int
 
 
 class OneModel:
@@ -48,9 +64,7 @@ class OneModel:
         """Full vectors of what `read` gave; by all threads `together`, or by the calling thread alone."""
         vectors = np.empty((len(rows), self.description.dimensions), dtype=np.float32)
         run = self._run_with(self.threads if together else 1)
-        for group, width in self._shapes([len(row) for row in rows]):
-            ids, mask = padded([rows[member] for member in group], width, self.description.pad_id)
-            vectors[group] = run(ids, mask)
+        self._fill(vectors, range(len(rows)), rows, run)
         return vectors
 
     def prompt(self, prompt: str | None, name: str | None, side: str | None) -> str:
@@ -64,20 +78,18 @@ class OneModel:
             raise BadInput(f"the model has no prompt named {name!r}; give one of: {known}")
         return self.description.prompts[name]
 
-    def vectors(self, texts: list[str]) -> Vectors:
+    def vectors(self, texts: Sequence[str]) -> Vectors:
         """Vectors of texts that already carry their prompt."""
         vectors = np.empty((len(texts), self.description.dimensions), dtype=np.float32)
         lengths = [len(text) for text in texts]
-        size = chunk_size(sum(lengths), self.threads)
-        chunks = batches(lengths, tokens=size, texts=CHUNK_TEXTS)
-        if len(chunks) < self.threads or self.threads == 1:
+        order = longest_first(lengths)
+        waves = [order[start : start + WAVE] for start in range(0, len(order), WAVE)]
+        if self.threads == 1 or sum(lengths) < ALONE_FROM * self.threads:
             run = self._run_with(self.threads)
-            for chunk in chunks:
-                self._fill(vectors, texts, chunk, run)
+            for wave in waves:
+                self._fill(vectors, wave, self._rows(texts, wave), run)
         else:
-            run = self._run_with(1)
-            for _ in self._workers.map(lambda chunk: self._fill(vectors, texts, chunk, run), chunks):
-                pass
+            self._fill_in_turns(vectors, texts, waves)
         if not np.isfinite(vectors).all():
             number = int(np.argmin(np.isfinite(vectors).all(axis=1)))
             raise BadModel(
@@ -86,34 +98,75 @@ class OneModel:
             )
         return vectors
 
-    def _fill(self, vectors: Vectors, texts: Sequence[str], places: Sequence[int], run: Run) -> None:
-        """Tokenise the texts at `places`, run them in batches of like length, and put the vectors in their rows."""
-        rows = self._reader.read([texts[place] for place in places])
-        lengths = [len(row) for row in rows]
-        if 0 in lengths:
-            number = places[lengths.index(0)]
-            raise BadInput(f"text {number + 1} ({texts[number][:60]!r}) has nothing to embed; leave it out")
-        for group, width in self._shapes(lengths):
-            ids, mask = padded([rows[member] for member in group], width, self.description.pad_id)
-            vectors[[places[member] for member in group]] = run(ids, mask)
+    def _fill_in_turns(self, vectors: Vectors, texts: Sequence[str], waves: Sequence[Sequence[int]]) -> None:
+        """Each thread takes the next piece of work, to read some texts or to run a batch.
 
-    def _shapes(self, lengths: Sequence[int]) -> Iterator[tuple[list[int], int]]:
-        """Which texts are run together, and how wide.
+        A wave is read by all threads after they have begun the last batches of the wave before, so nobody waits, and
+        no more than two waves of tokens are held.
+        """
+        run = self._run_with(1)
+        running: list[Future[None]] = []
+        try:
+            for wave in waves:
+                size = max(READ_AT_ONCE, -(-len(wave) // self.threads))
+                pieces = [wave[start : start + size] for start in range(0, len(wave), size)]
+                rows = list(chain.from_iterable(self._workers.map(partial(self._rows, texts), pieces)))
+                most = max(FEWEST_TOKENS, sum(map(len, rows)) // (self.threads * BATCHES_EACH))
+                running += [
+                    self._workers.submit(self._fill_batch, vectors, wave, rows, run, batch)
+                    for batch in self._shapes([len(row) for row in rows], most=most)
+                ]
+            for each in running:
+                each.result()
+        finally:
+            for each in running:
+                each.cancel()
+
+    def _rows(self, texts: Sequence[str], places: Sequence[int]) -> list[list[int]]:
+        """The tokens of the texts at `places`; a text without any is refused."""
+        rows = self._reader.read([texts[place] for place in places])
+        for place, row in zip(places, rows, strict=True):
+            if not row:
+                raise BadInput(f"text {place + 1} ({texts[place][:60]!r}) has nothing to embed; leave it out")
+        return rows
+
+    def _fill(self, vectors: Vectors, places: Sequence[int], rows: Sequence[Sequence[int]], run: Run) -> None:
+        """Run the rows in batches of like length and put each vector in its place."""
+        for batch in self._shapes([len(row) for row in rows]):
+            self._fill_batch(vectors, places, rows, run, batch)
+
+    def _fill_batch(
+        self,
+        vectors: Vectors,
+        places: Sequence[int],
+        rows: Sequence[Sequence[int]],
+        run: Run,
+        batch: Batch,
+    ) -> None:
+        given = [rows[member] for member in batch.members]
+        empty = [given[0]] * (batch.height - len(given))
+        ids, mask = padded([*given, *empty], batch.width, self.description.pad_id)
+        vectors[[places[member] for member in batch.members]] = run(ids, mask)[: len(given)]
+
+    def _shapes(self, lengths: Sequence[int], *, most: int = BATCH_TOKENS) -> Iterator[Batch]:
+        """Which texts are run together, in batches of at most so many tokens.
 
         openvino prepares itself for each new shape, which takes longer than a run, and in int8 another width rounds
         otherwise. So there it is given few shapes, and a text's width follows from its own length alone.
         """
+        most = min(most, BATCH_TOKENS)
         if self.graph.engine == "onnx":
             texts = 1 if self.graph.one_by_one else BATCH_TEXTS
-            for group in batches(lengths, tokens=BATCH_TOKENS, texts=texts):
-                yield group, lengths[group[0]]
+            for group in batches(lengths, tokens=most, texts=texts):
+                yield Batch(members=group, width=lengths[group[0]], height=len(group))
             return
         widths = [rounded_up(length, self.description.max_tokens) for length in lengths]
         for width in sorted(set(widths), reverse=True):
             members = [place for place, each in enumerate(widths) if each == width]
-            for group in batches([width] * len(members), tokens=BATCH_TOKENS, texts=BATCH_TEXTS):
-                for part in in_powers_of_two(group):
-                    yield [members[place] for place in part], width
+            texts = largest_height(max(1, min(BATCH_TEXTS, most // width)))
+            for start in range(0, len(members), texts):
+                for part, height in in_few_heights(members[start : start + texts], width):
+                    yield Batch(members=part, width=width, height=height)
 
     def _run_with(self, threads: int) -> Run:
         """The graph opened for so many threads a call, opened once."""
