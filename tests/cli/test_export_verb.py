@@ -6,7 +6,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from sentence_transformers import SentenceTransformer
+
 import pico
+from trundle.pairing import save_pair
 
 
 def test_a_graph_in_a_folder_of_its_own(
@@ -31,3 +34,21 @@ def test_a_graph_in_a_folder_of_its_own(
     code, _, complaint = run("export", source, "--int8", "--half")
     assert code == 2
     assert "exclude each other" in complaint
+
+
+def test_a_pair_shows_both_sides(
+    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    student, teacher = (
+        SentenceTransformer(str(pico_folders(name)), device="cpu") for name in ("bert", "mpnet")
+    )
+    both, out = tmp_path / "both", tmp_path / "out"
+    save_pair(student, teacher, names=("small", "big"), output=both)
+    code, shown, _ = run("export", str(both), "-o", str(out))
+    assert code == 0
+    for side in ("query", "document"):
+        assert str(out / side / "onnx" / "model.onnx") in shown
+    assert f'Encoder("{out}").encode(["a text"], side="query")' in shown
+    code, said, _ = run("export", str(both), "-o", str(out), "--force", "--json")
+    assert code == 0
+    assert json.loads(said)["documents"]["folder"] == str(out / "document")
