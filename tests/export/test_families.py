@@ -32,6 +32,14 @@ def test_every_family(family: str, pico_folders: Callable[[str], Path], tmp_path
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 
 
+@pytest.mark.parametrize("family", pico.CONFIGS)
+def test_every_family_in_openvino(family: str, pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
+    pytest.importorskip("nncf", reason="needs pip install 'trundle[openvino]'")
+    export_model(str(pico_folders(family)), to="openvino", output=tmp_path / "out")
+    ours = Encoder(tmp_path / "out", threads=1).encode(TEXTS)
+    np.testing.assert_allclose(ours, reference(pico_folders(family)), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("family", "mode", "side"),
     [

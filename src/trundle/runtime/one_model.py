@@ -6,7 +6,7 @@ cut into batches of like length, and each thread takes the next batch and runs i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +42,18 @@ class Batch:
     height: int
 
 
+def worth_a_turn(some: Iterable[Batch]) -> Iterator[list[Batch]]:
+    """Small batches gathered until they are worth being handed to a thread."""
+    gathered: list[Batch] = []
+    for batch in some:
+        gathered.append(batch)
+        if sum(each.width * each.height for each in gathered) >= FEWEST_TOKENS:
+            yield gathered
+            gathered = []
+    if gathered:
+        yield gathered
+
+
 class OneModel:
     """A folder with graphs, one of them opened. Several threads may use it at once."""
 
@@ -64,7 +76,7 @@ class OneModel:
         """Full vectors of what `read` gave; by all threads `together`, or by the calling thread alone."""
         vectors = np.empty((len(rows), self.description.dimensions), dtype=np.float32)
         run = self._run_with(self.threads if together else 1)
-        self._fill(vectors, range(len(rows)), rows, run)
+        self._fill(vectors, range(len(rows)), rows, run, self._shapes([len(row) for row in rows]))
         return vectors
 
     def prompt(self, prompt: str | None, name: str | None, side: str | None) -> str:
@@ -87,7 +99,8 @@ class OneModel:
         if self.threads == 1 or sum(lengths) < ALONE_FROM * self.threads:
             run = self._run_with(self.threads)
             for wave in waves:
-                self._fill(vectors, wave, self._rows(texts, wave), run)
+                rows = self._rows(texts, wave)
+                self._fill(vectors, wave, rows, run, self._shapes([len(row) for row in rows]))
         else:
             self._fill_in_turns(vectors, texts, waves)
         if not np.isfinite(vectors).all():
@@ -113,8 +126,8 @@ class OneModel:
                 rows = list(chain.from_iterable(self._workers.map(partial(self._rows, texts), pieces)))
                 most = max(FEWEST_TOKENS, sum(map(len, rows)) // (self.threads * BATCHES_EACH))
                 running += [
-                    self._workers.submit(self._fill_batch, vectors, wave, rows, run, batch)
-                    for batch in self._shapes([len(row) for row in rows], most=most)
+                    self._workers.submit(self._fill, vectors, wave, rows, run, some)
+                    for some in worth_a_turn(self._shapes([len(row) for row in rows], most=most))
                 ]
             for each in running:
                 each.result()
@@ -130,23 +143,20 @@ class OneModel:
                 raise BadInput(f"text {place + 1} ({texts[place][:60]!r}) has nothing to embed; leave it out")
         return rows
 
-    def _fill(self, vectors: Vectors, places: Sequence[int], rows: Sequence[Sequence[int]], run: Run) -> None:
-        """Run the rows in batches of like length and put each vector in its place."""
-        for batch in self._shapes([len(row) for row in rows]):
-            self._fill_batch(vectors, places, rows, run, batch)
-
-    def _fill_batch(
+    def _fill(
         self,
         vectors: Vectors,
         places: Sequence[int],
         rows: Sequence[Sequence[int]],
         run: Run,
-        batch: Batch,
+        some: Iterable[Batch],
     ) -> None:
-        given = [rows[member] for member in batch.members]
-        empty = [given[0]] * (batch.height - len(given))
-        ids, mask = padded([*given, *empty], batch.width, self.description.pad_id)
-        vectors[[places[member] for member in batch.members]] = run(ids, mask)[: len(given)]
+        """Run some batches of the rows and put each vector in its place."""
+        for batch in some:
+            given = [rows[member] for member in batch.members]
+            empty = [given[0]] * (batch.height - len(given))
+            ids, mask = padded([*given, *empty], batch.width, self.description.pad_id)
+            vectors[[places[member] for member in batch.members]] = run(ids, mask)[: len(given)]
 
     def _shapes(self, lengths: Sequence[int], *, most: int = BATCH_TOKENS) -> Iterator[Batch]:
         """Which texts are run together, in batches of at most so many tokens.
