@@ -2,6 +2,7 @@
 
     python benchmarks/runtime.py MODEL --calibrate texts.parquet [--work FOLDER] [--rounds 5] [--seconds 2] [--threads N]
     python benchmarks/runtime.py MODEL --calibrate … --tasks FOLDER      # also what int8 costs on STSBenchmark and SciFact
+                                                                         # (--rounds 0: only that)
 
 Short queries (about 10 tokens) and documents (about 200), one at a time and all at once; process start to first
 vector; peak memory of the process; and the share of this machine's measured int8 matrix peak that documents reach.
@@ -342,15 +343,16 @@ def main() -> None:
                 print(f"{name} is left out: {missing} is not installed")
             elif not options.only or name.startswith(tuple(options.only)):
                 names.append(name)
-        found = race(
-            names,
-            folder,
-            rounds=options.rounds,
-            seconds=options.seconds,
-            starts=options.starts,
-            threads=options.threads,
-        )
-        show(found, folder, options.threads)
+        if options.rounds:
+            found = race(
+                names,
+                folder,
+                rounds=options.rounds,
+                seconds=options.seconds,
+                starts=options.starts,
+                threads=options.threads,
+            )
+            show(found, folder, options.threads)
         if options.tasks:
             quality(folder, options.tasks)
 
