@@ -50,13 +50,15 @@ def show_ratios(found: tuple[ModelFigures, ...], teacher: str, student: str) -> 
     first = next(iter(theirs.values()))
     for mine in (each for each in found if each.model == student):
         for kind in ("short", "long"):
-            rates = [
-                getattr(each, f"{kind}_texts_per_second").value for each in (mine, first, theirs[mine.engine])
-            ]
-            print(
-                f"student {mine.engine}, {kind} texts/s: {rates[0] / rates[1]:.1f} × the teacher's {first.engine}, "
-                f"{rates[0] / rates[2]:.1f} × its {mine.engine}"
+            rate = getattr(mine, f"{kind}_texts_per_second").value
+            beside = {first.engine: first} | (
+                {mine.engine: theirs[mine.engine]} if mine.engine in theirs else {}
             )
+            ratios = [
+                f"{rate / getattr(their, f'{kind}_texts_per_second').value:.1f} × the teacher's {engine}"
+                for engine, their in beside.items()
+            ]
+            print(f"student {mine.engine}, {kind} texts/s: {', '.join(ratios)}")
 
 
 def main() -> None:
