@@ -85,9 +85,11 @@ class Gated(Encoder):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, threads=2)
         self.gate = threading.Event()
+        self.held = 0
         self.ran: list[int] = []
 
     def vectors_of(self, rows: Any, *, together: bool = True) -> Any:
+        self.held += 1
         assert self.gate.wait(30)
         self.ran.append(len(rows))
         return super().vectors_of(rows, together=together)
