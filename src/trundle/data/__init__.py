@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from trundle.data.source import parse_source as parse_source
     from trundle.data.source import read_rows as read_rows
     from trundle.data.targets import Targets as Targets
+    from trundle.data.targets import finished_manifest as finished_manifest
+    from trundle.data.targets import is_store as is_store
+    from trundle.data.targets import store_id as store_id
     from trundle.data.targets import find_targets as find_targets
     from trundle.data.targets import open_targets as open_targets
     from trundle.data.targets import wait_for_targets as wait_for_targets
@@ -70,6 +73,9 @@ __getattr__ = lazy(
         "read_rows": "source",
         "Targets": "targets",
         "find_targets": "targets",
+        "finished_manifest": "targets",
+        "is_store": "targets",
+        "store_id": "targets",
         "open_targets": "targets",
         "wait_for_targets": "targets",
         "table_id": "digest",

@@ -5,7 +5,8 @@ memory is that of one shard and a table of hashes (at most 48 bytes a text), and
 most. Running again reads the texts again, checks the finished shards against them and by checksum, and asks
 the teacher only for what is missing or damaged.
 
-What this is not: one process writes a folder at a time; of several, let the first build and the others wait.
+What this is not: one process writes a folder at a time; of several, let the first build and the others wait. How the
+workers of a cluster fill one folder together is in the room `scale`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from trundle.data.ahead import ahead
+from trundle.data.shard_records import adopted, drop_records
 from trundle.data.seen import KEY_BYTES, Seen
 from trundle.data.shards import Dtype, Manifest, is_whole, read_manifest, write_shard
 from trundle.data.targets import Targets, open_targets
@@ -49,6 +51,7 @@ def build_targets(
     dtype: Dtype = "float16",
     shard_size: int = SHARD_SIZE,
     prompts: Mapping[str, str] | None = None,
+    default_prompt: str | None = None,
     progress: Progress = SILENT,
 ) -> Targets:
     """Store the teacher's vector of every distinct text, each in the role its kind asks for.
@@ -61,6 +64,7 @@ def build_targets(
         prompts=None if prompts is None else dict(prompts),
         dtype=dtype,
         shard_size=shard_size,
+        default_prompt=default_prompt,
     )
 
     def label(items: Sequence[Item], advance: Advance) -> Vectors:
@@ -81,7 +85,7 @@ def store(
 ) -> Targets:
     """Fill a folder, or finish it, or find it finished; `wanted` says what it must hold."""
     path = Path(folder)
-    manifest = _begun(path, wanted)
+    manifest = adopted(path, begun(path, wanted))
     chunks = _Chunks(items, wanted.shard_size)
     number = -1
     try:
@@ -100,11 +104,12 @@ def store(
     if number < 0:
         raise BadInput("there are no texts to learn from; give a source that holds some")
     if number + 1 < len(manifest.shards):
-        raise _other_texts(path)
+        raise other_texts(path)
     if chunks.repeats:
         progress.say(f"{chunks.repeats} repeated texts were left out")
     if not manifest.complete:
         manifest.model_copy(update={"complete": True, "repeats": chunks.repeats}).write(path)
+    drop_records(path)
     return open_targets(path)
 
 
@@ -129,7 +134,7 @@ def encode_by_role(
             if vectors is None:
                 vectors = np.empty((len(texts), answer.shape[1]), dtype=np.float32)
             if answer.shape[1] != vectors.shape[1]:
-                raise _other_width(vectors.shape[1], answer.shape[1])
+                raise other_width(vectors.shape[1], answer.shape[1])
             vectors[asked] = answer
             advance(len(asked))
     if vectors is None:
@@ -186,12 +191,12 @@ class _Chunks:
         whole = blake2b(digest_size=KEY_BYTES)
         for number, item in enumerate(self._items, 1):
             text = item[0]
-            key = _key(text, number)
+            key = text_key(text, number)
             if not seen.add(key):
                 self.repeats += 1
                 advance(1)
                 continue
-            whole.update(key + str(text.kind).encode() + b"\n")
+            whole.update(fingerprinted(key, text))
             items.append(item)
             characters += len(text.text)
             if len(items) == self._shard_size or characters >= SHARD_CHARACTERS:
@@ -201,7 +206,7 @@ class _Chunks:
             yield _Chunk(items=items, fingerprint=whole.hexdigest())
 
 
-def _key(text: Text, number: int) -> bytes:
+def text_key(text: Text, number: int) -> bytes:
     """The hash of a text in its role; what can't be embedded is refused here, before it costs anything."""
     if not isinstance(text.text, str) or not text.text.strip():
         raise BadInput(f"text {number} is empty or not a string; leave it out")
@@ -213,7 +218,12 @@ def _key(text: Text, number: int) -> bytes:
     return blake2b(raw, digest_size=KEY_BYTES).digest()
 
 
-def _begun(path: Path, wanted: Manifest) -> Manifest:
+def fingerprinted(key: bytes, text: Text) -> bytes:
+    """What a text adds to the fingerprint of its shard."""
+    return key + str(text.kind).encode() + b"\n"
+
+
+def begun(path: Path, wanted: Manifest) -> Manifest:
     """The manifest to go on from; a folder that holds anything else is refused."""
     if wanted.shard_size < 1:
         raise BadInput(f"a shard of {wanted.shard_size} texts can't be; give 1 or more")
@@ -240,11 +250,11 @@ def _finished(path: Path, manifest: Manifest, number: int, chunk: _Chunk, progre
     """Whether a shard is there, of these very texts, and undamaged."""
     if number >= len(manifest.shards):
         if manifest.complete:
-            raise _other_texts(path)
+            raise other_texts(path)
         return False
     shard = manifest.shards[number]
     if shard.texts_fingerprint != chunk.fingerprint:
-        raise _other_texts(path)
+        raise other_texts(path)
     if is_whole(path, number, shard):
         return True
     progress.say(f"shard {number} of {path} is damaged and is made again")
@@ -255,7 +265,7 @@ def _labelled(path: Path, manifest: Manifest, number: int, chunk: _Chunk, vector
     """Store a shard, then vouch for it."""
     width = vectors.shape[1]
     if manifest.shards and width != manifest.width:
-        raise _other_width(manifest.width, width)
+        raise other_width(manifest.width, width)
     texts = [text for text, _ in chunk.items]
     shard = write_shard(path, number, texts, vectors, dtype=manifest.dtype, fingerprint=chunk.fingerprint)
     manifest = manifest.placed(number, shard, width)
@@ -263,11 +273,13 @@ def _labelled(path: Path, manifest: Manifest, number: int, chunk: _Chunk, vector
     return manifest
 
 
-def _other_texts(path: Path) -> BadInput:
+def other_texts(path: Path) -> BadInput:
+    """What is said where a folder can't be gone on with."""
     return BadInput(f"{path} was made from other texts; choose another folder or delete it")
 
 
-def _other_width(before: int, now: int) -> BadModel:
+def other_width(before: int, now: int) -> BadModel:
+    """What is said where two shards don't fit together."""
     return BadModel(
         f"the teacher gave vectors of {before} numbers before and of {now} now; use one teacher throughout"
     )

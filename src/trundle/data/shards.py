@@ -6,7 +6,7 @@
     00000.index.npy      for each text: where it ends in texts.bin, its characters, its kind
 
 Each file is written beside its place and renamed, and the manifest names a shard only once its files are
-there. What a kill leaves behind is never taken for finished, and is written over by the next run.
+there. What a kill leaves behind is never taken for finished, and is gone when the folder is.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from trundle.errors import BadInput, WriteFailed
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+SCRATCH = ".part"
 UNIT_TOLERANCE = 5e-3  # what half precision can do to a vector of length 1
 
 INDEX = np.dtype([("end", "<u8"), ("length", "<u4"), ("kind", "u1")])
@@ -79,6 +80,8 @@ class Manifest(BaseModel):
     prompts: dict[str, str] | None
     dtype: Dtype
     shard_size: int
+    default_prompt: str | None = None
+    """The name of the prompt the teacher puts before texts of no role, if it has one."""
     width: int = 0
     normalised: bool = False
     complete: bool = False
@@ -212,7 +215,7 @@ def _npy(array: NDArray[Any]) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> Stored:
-    scratch = path.with_name(f".{path.name}.part")
+    scratch = path.with_name(f".{path.name}.{os.getpid()}{SCRATCH}")
     try:
         with scratch.open("wb") as stream:
             stream.write(content)

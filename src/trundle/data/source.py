@@ -61,6 +61,12 @@ class Source:
 
 def parse_source(text: str) -> Source:
     """Understand one source, and refuse it now if its files are not there or not of a known kind."""
+    path, columns = parse_columns(text)
+    return Source(files=_files(Path(path)), columns=columns)
+
+
+def parse_columns(text: str) -> tuple[str, dict[str, str]]:
+    """The place a source names, and its columns by role."""
     path, separator, named = text.rpartition("::")
     if not separator:
         path, named = text, ""
@@ -72,7 +78,7 @@ def parse_source(text: str) -> Source:
         columns[role] = column
     if not path:
         raise BadInput(f"{text!r} names no file; write PATH or PATH::role=column,role=column")
-    return Source(files=_files(Path(path)), columns=columns)
+    return path, columns
 
 
 def parse_sources(sources: str | Sequence[str]) -> list[Source]:
@@ -86,23 +92,39 @@ def read_rows(source: Source, wanted: Wanted = lambda _column: True) -> Iterator
     `wanted` says which columns the caller could use: where the format lets others be left unread, they are.
     Columns named in the source take its place.
     """
-    named = frozenset(source.columns.values())
-
-    def needed(column: str) -> bool:
-        return column == SPLIT or (column in named if named else wanted(column))
-
     for file in source.files:
         row, used = None, 0
-        for row in READERS[_suffix(file)](file, needed):
-            if row.values.get(SPLIT, TRAIN) == TRAIN:
+        for row in READERS[_suffix(file)](file, needed_columns(source.columns, wanted)):
+            if (usable := training_row(row, source.columns)) is not None:
                 used += 1
-                yield _renamed(row, source.columns) if named else row
+                yield usable
         if row is None:
-            raise BadInput(f"{file} has no rows; leave it out, or fill it")
+            raise no_rows(file)
         if not used:
-            raise BadInput(
-                f"{file} has no rows of the split {TRAIN!r}, and the others only measure; leave it out"
-            )
+            raise no_training_rows(file)
+
+
+def needed_columns(columns: Mapping[str, str], wanted: Wanted) -> Wanted:
+    """Which columns must be read: those named, or else those wanted, and what tells the split."""
+    named = frozenset(columns.values())
+    return lambda column: column == SPLIT or (column in named if named else wanted(column))
+
+
+def training_row(row: Row, columns: Mapping[str, str]) -> Row | None:
+    """The row with its columns by role, or None if it is not to be learned from."""
+    if row.values.get(SPLIT, TRAIN) != TRAIN:
+        return None
+    return _renamed(row, columns) if columns else row
+
+
+def no_rows(file: object) -> BadInput:
+    """What is said of an empty file."""
+    return BadInput(f"{file} has no rows; leave it out, or fill it")
+
+
+def no_training_rows(file: object) -> BadInput:
+    """What is said of a file of which every row is for measuring."""
+    return BadInput(f"{file} has no rows of the split {TRAIN!r}, and the others only measure; leave it out")
 
 
 def _renamed(row: Row, columns: Mapping[str, str]) -> Row:
@@ -226,25 +248,42 @@ def _read_tsv(path: Path, _wanted: Wanted) -> Iterator[Row]:
 
 
 def _read_parquet(path: Path, wanted: Wanted) -> Iterator[Row]:
-    number = 0
     try:
-        if path.stat().st_size == 0:
-            return
-        with pq.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
-            columns = _without_repeats(path, tuple(file.schema_arrow.names))
+        empty = path.stat().st_size == 0
+    except OSError as error:
+        raise _not_parquet(path, error) from error
+    if not empty:
+        yield from parquet_rows(path, str(path), wanted)
+
+
+def parquet_rows(
+    opened: Any, name: str, wanted: Wanted, *, groups: Sequence[int] | None = None, before: int = 0
+) -> Iterator[Row]:
+    """The rows of a parquet file, or of some of its row groups, `before` which so many others stand."""
+    number = before
+    try:
+        with pq.ParquetFile(opened, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
+            columns = _without_repeats(name, tuple(file.schema_arrow.names))
             used = [column for column in columns if wanted(column)]
-            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=used, use_threads=False):
+            batches = file.iter_batches(
+                batch_size=BATCH_ROWS, row_groups=groups, columns=used, use_threads=False
+            )
+            for batch in batches:
                 for values in _values(batch):
                     number += 1
-                    yield Row(place=f"{path} row {number}", columns=columns, values=values)
+                    yield Row(place=f"{name} row {number}", columns=columns, values=values)
     except UnicodeDecodeError as error:
-        place = f"{path} row {number + 1}"
+        place = f"{name} row {number + 1}"
         raise BadInput(
             f"{place} is not UTF-8 text ({error.reason}); write the file again from clean text"
         ) from error
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput(f"{path} is damaged or not parquet ({reason}); make or fetch it again") from error
+        raise _not_parquet(name, error) from error
+
+
+def _not_parquet(name: object, error: Exception) -> BadInput:
+    reason = str(error).splitlines()[0]
+    return BadInput(f"{name} is damaged or not parquet ({reason}); make or fetch it again")
 
 
 def _values(batch: Any) -> Iterator[dict[str, Any]]:
@@ -256,7 +295,7 @@ def _values(batch: Any) -> Iterator[dict[str, Any]]:
             yield from batch.slice(index, 1).to_pylist()
 
 
-def _without_repeats(path: Path, columns: tuple[str, ...]) -> tuple[str, ...]:
+def _without_repeats(path: object, columns: tuple[str, ...]) -> tuple[str, ...]:
     for column in columns:
         if columns.count(column) > 1:
             raise BadInput(f"{path} has two columns called {column!r}; rename one of them")

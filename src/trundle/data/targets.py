@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trundle.data.digest import content_digest
 from trundle.data.shards import (
     KIND_CODES,
+    MANIFEST,
     Manifest,
     Part,
     has_size,
@@ -177,17 +179,33 @@ def wait_for_targets(folder: str | Path, *, seconds: float = 0.5) -> Targets:
 def open_targets(folder: str | Path) -> Targets:
     """Open a finished folder; the sizes of its files are checked, their content was when it was built."""
     path = Path(folder)
-    manifest = read_manifest(path)
-    if manifest is None:
-        raise BadInput(f"{path} holds no teacher vectors; build them first")
-    if not manifest.complete:
-        done = f"{manifest.count} texts are done"
-        raise BadInput(
-            f"{path} is not finished ({done}); build it again with the same teacher and texts to go on"
-        )
+    manifest = finished_manifest(path)
     for number, shard in enumerate(manifest.shards):
         for part, stored in shard.files.items():
             file = part_path(path, number, part)
             if not has_size(file, stored):
                 raise BadInput(f"{file} is missing or cut short; build the folder again to mend it")
     return Targets(path, manifest)
+
+
+def is_store(folder: str | Path) -> bool:
+    """Whether a folder is one of teacher vectors, finished or not."""
+    return (Path(folder) / MANIFEST).is_file()
+
+
+def finished_manifest(folder: Path) -> Manifest:
+    """The manifest of a folder that can be learned from."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise BadInput(f"{folder} holds no teacher vectors; build them first")
+    if not manifest.complete:
+        done = f"{manifest.count} texts are done"
+        raise BadInput(
+            f"{folder} is not finished ({done}); build it again with the same teacher and texts to go on"
+        )
+    return manifest
+
+
+def store_id(folder: Path) -> str:
+    """Who a finished folder is: its manifest names every file by checksum."""
+    return f"store {content_digest(folder / MANIFEST)}"

@@ -17,7 +17,7 @@ something else, say which is which: `docs.parquet::text=summary`, `faq.csv::quer
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -91,15 +91,20 @@ def checked_negatives(value: Any, column: str, place: str) -> tuple[str, ...]:
 
 
 def _texts(sources: Sequence[Source]) -> Iterator[Text]:
+    return texts_of(row for source in sources for row in read_rows(source, may_hold_texts))
+
+
+def texts_of(rows: Iterable[Row]) -> Iterator[Text]:
+    """The texts of rows that may come from several tables."""
     plans: dict[tuple[str, ...], dict[str, Kind | None]] = {}
-    for source in sources:
-        for row in read_rows(source, _usable):
-            if row.columns not in plans:
-                plans[row.columns] = _plan(row)
-            yield from _row_texts(row, plans[row.columns])
+    for row in rows:
+        if row.columns not in plans:
+            plans[row.columns] = _plan(row)
+        yield from _row_texts(row, plans[row.columns])
 
 
-def _usable(column: str) -> bool:
+def may_hold_texts(column: str) -> bool:
+    """Whether a column is worth reading."""
     return column in IMPLIED or column in PLAIN or column == "kind" or NEGATIVE.fullmatch(column) is not None
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from trundle.model.attention import looks_both_ways as looks_both_ways
     from trundle.model.attention import with_both_ways as with_both_ways
     from trundle.model.encode import embedder as embedder
+    from trundle.model.encode import labelling_embedder as labelling_embedder
     from trundle.model.heads import copy_of as copy_of
     from trundle.model.heads import linear_head as linear_head
     from trundle.model.heads import normalises as normalises
@@ -94,6 +95,7 @@ __getattr__ = lazy(
         "looks_both_ways": "attention",
         "with_both_ways": "attention",
         "embedder": "encode",
+        "labelling_embedder": "encode",
         "linear_head": "heads",
         "normalises": "heads",
         "reinitialised": "heads",

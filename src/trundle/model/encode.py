@@ -24,6 +24,8 @@ CHUNK = 4096
 GPU_CHARACTERS = 1 << 17
 """Characters in one batch on a GPU, padding included: enough to keep it busy."""
 GPU_TEXTS = 1024
+CPU_BATCH, GPU_BATCH = 32, 256
+"""Texts a teacher encodes at once, at least."""
 
 
 def embedder(
@@ -77,6 +79,12 @@ def embedder(
         query=role("query", model.encode_query),
         document=role("document", model.encode_document),
     )
+
+
+def labelling_embedder(model: SentenceTransformer, *, name: str, progress: Progress = SILENT) -> Embedder:
+    """The model as a teacher of many texts; whoever labels with it asks it so, and gets the same vectors."""
+    batch_size = GPU_BATCH if model.device.type == "cuda" else CPU_BATCH
+    return embedder(model, name=name, batch_size=batch_size, half_on_gpu=True, progress=progress)
 
 
 def has_one_way(model: SentenceTransformer) -> bool:

@@ -55,7 +55,7 @@ class AlignOptions(Options):
 
     teacher: str | None = Field(
         None,
-        description="Folder, hub name, endpoint URL or .parquet of (text, vector); default: the model that came in.",
+        description="Folder, hub name, endpoint URL, .parquet of (text, vector), or what `targets build` wrote; default: the model that came in.",
     )
     teacher_model: str | None = Field(None, description="Which model of an endpoint to learn from.")
     steps: int | None = Field(
@@ -126,10 +126,10 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
     """Look at both ends of the way."""
     data.check_augmentations(_names(options.augment))
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
-    if context.corpus is None and teacher.table is None:
+    if context.corpus is None and not teacher.brings_texts:
         raise BadInput("align learns from texts; say where they are with --data")
-    if context.corpus is not None and teacher.table is not None:
-        raise BadInput("a table of vectors brings its own texts; leave --data out")
+    if context.corpus is not None and teacher.brings_texts:
+        raise BadInput("a table or store of vectors brings its own texts; leave --data out")
     if context.pair and teacher.model is None:
         raise BadInput(
             f"--pair puts both models into one folder, and {teacher.name} is none; name a model folder as teacher"
@@ -207,7 +207,11 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     settings = settings_for(options, task.batches.order.per_epoch, looks, context.seed)
     learned_from = [part.folder.name for part in (targets, validation) if part is not None]
     run = context.training_folder(
-        plan.model_dump(mode="json"), body.model_digest(model), learned_from, str(settings)
+        plan.model_dump(mode="json"),
+        body.model_digest(model),
+        teacher.identity(),
+        learned_from,
+        str(settings),
     )
     with train.zeros_kept(student) if options.keep_zeros else nullcontext():
         result = train.train(
@@ -264,6 +268,8 @@ def _names(augment: str) -> tuple[str, ...]:
 
 def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tuple[Targets, Targets | None]:
     """The teacher's vectors for the training and the validation texts, computed at most once."""
+    if teacher.store is not None:
+        return data.open_targets(teacher.store).split(VALIDATION_TEXTS, seed=context.seed)
     if teacher.table is not None:
         folder = _store(context, "table", teacher)
         everything = (

@@ -1,4 +1,4 @@
-"""Whoever a student learns from: the original model, another folder or hub name, an endpoint, or a table of vectors."""
+"""Whoever a student learns from: the original model, another folder or hub name, an endpoint, a table or a store of vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 PROBE = "What does the teacher's vector of a text look like?"
 ORIGINAL = "the original"
-CPU_BATCH, GPU_BATCH = 32, 256
 UNIT = 5e-3
 """How far from 1 a length may be for a vector to count as normalised: half precision rounds."""
 
@@ -38,10 +37,17 @@ class Teacher:
     """The prompts a student must carry to be asked the same way."""
     default_prompt_name: str | None = None
     model: SentenceTransformer | None = None
-    """None for what is not a model here: an endpoint, a table."""
+    """None for what is not a model here: an endpoint, a table, a store."""
     embedder: Embedder | None = None
-    """None for a table, which knows the vectors of its own texts only."""
+    """None for a table or store, which knows the vectors of its own texts only."""
     table: TableTeacher | None = None
+    store: Path | None = None
+    """A folder that `trundle targets build` wrote."""
+
+    @property
+    def brings_texts(self) -> bool:
+        """Whether it knows the vectors of its own texts and of no others."""
+        return self.table is not None or self.store is not None
 
 
 def find_teacher(
@@ -72,6 +78,8 @@ def _open(name: str, endpoint_model: str | None, context: Context) -> Teacher:
         return _from_endpoint(name, endpoint_model)
     if Path(name).suffix == ".parquet":
         return _from_table(name)
+    if data.is_store(name):
+        return _from_store(Path(name))
     return _from_model(body.load(name, trust_remote_code=context.trust_remote_code), name, context)
 
 
@@ -84,13 +92,7 @@ def _from_model(model: SentenceTransformer, name: str, context: Context) -> Teac
         prompts=model.prompts,
         default_prompt_name=model.default_prompt_name,
         model=model,
-        embedder=body.embedder(
-            model,
-            name=name,
-            batch_size=GPU_BATCH if model.device.type == "cuda" else CPU_BATCH,
-            half_on_gpu=True,
-            progress=context.progress,
-        ),
+        embedder=body.labelling_embedder(model, name=name, progress=context.progress),
     )
 
 
@@ -119,6 +121,19 @@ def _from_table(path: str) -> Teacher:
         normalises=_is_unit(probe),
         prompts={},
         table=table,
+    )
+
+
+def _from_store(folder: Path) -> Teacher:
+    manifest = data.finished_manifest(folder)
+    return Teacher(
+        name=str(folder),
+        identity=lambda: data.store_id(folder),
+        width=manifest.width,
+        normalises=manifest.normalised,
+        prompts=manifest.prompts or {},
+        default_prompt_name=manifest.default_prompt,
+        store=folder,
     )
 
 
