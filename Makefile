@@ -47,5 +47,5 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,eval,export,openvino,serve,index,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,eval,export,openvino,serve,index,scale,dev]'
 	touch $@

@@ -25,7 +25,7 @@ from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, MEASURED_TEXTS, queries_
 from trundle.measure import Cost, cost
 from trundle.model import embedder, has_token_map, load, save, weight_bytes
 from trundle.pairing import pair_folder, save_pair
-from trundle.processes import is_first, several
+from trundle.processes import is_first, process_count
 from trundle.progress import SILENT, Progress
 from trundle.recipe import Call, Recipe
 from trundle.report.card import model_card
@@ -167,7 +167,7 @@ def compress(
     partner: SentenceTransformer | None = None
     when_safe: list[Callable[[], None]] = []
     judges, compact = [], False
-    alone = output is not None and not dry_run and not several()
+    alone = output is not None and not dry_run and process_count() == 1
     places = stages(recipe.calls, context) if alone and len(recipe.calls) > 1 else []
     for number, call in enumerate(recipe.calls, start=1):
         stage = places[number - 1] if number < len(places) else None

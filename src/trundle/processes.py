@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 
 
+def own_rank() -> int:
+    """The number of this process, from 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def process_count() -> int:
+    """How many processes work together; alone, 1."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def is_first() -> bool:
     """Whether this process is the one that asks, writes and reports; alone, it always is."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def several() -> bool:
-    """Whether other processes work on the same run."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return own_rank() == 0

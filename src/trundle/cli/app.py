@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trundle.artifact import versions
-from trundle.cli import comparing, indexing, reporting, serving, verbs
+from trundle.cli import comparing, indexing, reporting, serving, targeting, verbs
 from trundle.cli.step_verbs import step_verb
 from trundle.errors import TrundleError, UserError
 from trundle.steps.catalogue import STEPS
@@ -56,6 +56,7 @@ for verb in (
 ):
     app.command()(verb)
 app.add_typer(indexing.app, name="index")
+app.add_typer(targeting.app, name="targets")
 for step in STEPS.values():
     app.command(name=step.name, rich_help_panel="Steps, each alone")(step_verb(step))
 

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from trundle.data.source import parse_source as parse_source
     from trundle.data.source import read_rows as read_rows
     from trundle.data.targets import Targets as Targets
+    from trundle.data.targets import find_targets as find_targets
     from trundle.data.targets import finished_manifest as finished_manifest
     from trundle.data.targets import is_store as is_store
-    from trundle.data.targets import store_id as store_id
-    from trundle.data.targets import find_targets as find_targets
+    from trundle.data.targets import open_share as open_share
     from trundle.data.targets import open_targets as open_targets
+    from trundle.data.targets import store_id as store_id
     from trundle.data.targets import wait_for_targets as wait_for_targets
     from trundle.data.text_pairs import DROPOUT as DROPOUT
     from trundle.data.text_pairs import pairs_from_texts as pairs_from_texts
@@ -76,6 +77,7 @@ __getattr__ = lazy(
         "finished_manifest": "targets",
         "is_store": "targets",
         "store_id": "targets",
+        "open_share": "targets",
         "open_targets": "targets",
         "wait_for_targets": "targets",
         "table_id": "digest",

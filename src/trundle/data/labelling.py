@@ -20,8 +20,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from trundle.data.ahead import ahead
-from trundle.data.shard_records import adopted, drop_records
 from trundle.data.seen import KEY_BYTES, Seen
+from trundle.data.shard_records import adopted, drop_records
 from trundle.data.shards import Dtype, Manifest, is_whole, read_manifest, write_shard
 from trundle.data.targets import Targets, open_targets
 from trundle.data.texts import Kind, Text

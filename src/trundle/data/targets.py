@@ -38,17 +38,21 @@ class Targets:
     """A finished folder of texts and their teacher vectors, numbered from 0.
 
     Holds no open file: it may be used from several threads, and by processes that inherit or unpickle it.
+    `is_share` tells that other processes hold the rest.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, shards: range | None = None) -> None:
+        """Open all shards, or some that follow on one another; positions count from the first one opened."""
         self.folder = folder
         self.manifest = manifest
-        shards = range(len(manifest.shards))
+        self.is_share = False
+        shards = range(len(manifest.shards)) if shards is None else shards
         self._index = np.concatenate([np.load(part_path(folder, shard, "index")) for shard in shards])
         self._paths: dict[Part, list[Path]] = {
             part: [part_path(folder, shard, part) for shard in shards] for part in ("texts", "vectors")
         }
-        self._starts = np.cumsum([0, *(shard.count for shard in manifest.shards)])
+        self._opened = manifest.shards[shards.start : shards.stop]
+        self._starts = np.cumsum([0, *(shard.count for shard in self._opened)])
 
     def __len__(self) -> int:
         return len(self._index)
@@ -95,7 +99,7 @@ class Targets:
         shards = self._shards(wanted)
         dtype = np.dtype(self.manifest.dtype)
         row_bytes = self.width * dtype.itemsize
-        headers = np.array([shard.vectors.size - shard.count * row_bytes for shard in self.manifest.shards])
+        headers = np.array([shard.vectors.size - shard.count * row_bytes for shard in self._opened])
         starts = headers[shards] + (wanted - self._starts[shards]) * row_bytes
         raw = self._read("vectors", wanted, starts, np.full(len(wanted), row_bytes))
         return np.frombuffer(b"".join(raw), dtype=dtype).reshape(-1, self.width).astype(np.float32)
@@ -141,9 +145,10 @@ class Targets:
 class TargetsPart(Targets):
     """Some texts of a folder, seen as a whole."""
 
-    def __init__(self, whole: Targets, positions: NDArray[np.int64]) -> None:
+    def __init__(self, whole: Targets, positions: NDArray[np.int64], *, is_share: bool = False) -> None:
         self.__dict__.update(whole.__dict__)
         self._positions = whole._checked(positions)
+        self.is_share = is_share or whole.is_share
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -180,12 +185,31 @@ def open_targets(folder: str | Path) -> Targets:
     """Open a finished folder; the sizes of its files are checked, their content was when it was built."""
     path = Path(folder)
     manifest = finished_manifest(path)
-    for number, shard in enumerate(manifest.shards):
-        for part, stored in shard.files.items():
+    _check_sizes(path, manifest, range(len(manifest.shards)))
+    return Targets(path, manifest)
+
+
+def open_share(folder: str | Path, *, rank: int, processes: int) -> Targets:
+    """One process's part of a finished folder: an nth of the texts in a row; no other shards need to be there."""
+    path = Path(folder)
+    manifest = finished_manifest(path)
+    begin, end = (manifest.count * number // processes for number in (rank, rank + 1))
+    if begin == end:
+        raise BadInput(f"{path} has fewer texts than there are processes; start fewer")
+    starts = np.cumsum([0, *(shard.count for shard in manifest.shards)])
+    first, last = (int(shard) for shard in np.searchsorted(starts, [begin, end - 1], side="right") - 1)
+    shards = range(first, last + 1)
+    _check_sizes(path, manifest, shards)
+    opened = Targets(path, manifest, shards)
+    return TargetsPart(opened, np.arange(begin, end) - starts[first], is_share=True)
+
+
+def _check_sizes(path: Path, manifest: Manifest, shards: range) -> None:
+    for number in shards:
+        for part, stored in manifest.shards[number].files.items():
             file = part_path(path, number, part)
             if not has_size(file, stored):
                 raise BadInput(f"{file} is missing or cut short; build the folder again to mend it")
-    return Targets(path, manifest)
 
 
 def is_store(folder: str | Path) -> bool:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from trundle.scale.alone import build_alone as build_alone
     from trundle.scale.on_ray import build_on_ray as build_on_ray
     from trundle.scale.teachers import Asked as Asked
+    from trundle.scale.teachers import everywhere as everywhere
 
 __getattr__ = lazy(
     __name__,
@@ -17,5 +18,6 @@ __getattr__ = lazy(
         "build_alone": "alone",
         "build_on_ray": "on_ray",
         "Asked": "teachers",
+        "everywhere": "teachers",
     },
 )

@@ -15,6 +15,8 @@ from trundle.scale.packages import ray, ray_data
 HERE = "here"
 """What `--ray` alone stands for: a cluster Ray finds by itself, or one on this machine."""
 ANSWER_SECONDS = 5.0
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+"""Nothing is told to anybody, and what Ray's own processes log stays in their files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,8 @@ def connected(address: str) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     if address != HERE:
         _check_answers(address)
     try:
@@ -44,7 +47,9 @@ def connected(address: str) -> Iterator[None]:
         )
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadInput(f"there is no Ray cluster at {address} to work with ({reason}); start one with ray start") from error
+        raise BadInput(
+            f"there is no Ray cluster at {address} to work with ({reason}); start one with ray start"
+        ) from error
     try:
         yield
     finally:
@@ -78,7 +83,9 @@ def divide(workers: int | None, threads: int | None, *, may_use_gpus: bool) -> W
         each = Workers(count=workers or most, cores=threads or 1, gpus=0)
         what = f"{cores} cores, {threads or 1} for each worker"
     if not 0 < each.count <= most:
-        raise BadInput(f"the cluster has {what}, too few for {max(1, each.count)} workers; ask for fewer or add nodes")
+        raise BadInput(
+            f"the cluster has {what}, too few for {max(1, each.count)} workers; ask for fewer or add nodes"
+        )
     return each
 
 
@@ -88,8 +95,12 @@ def _check_answers(address: str) -> None:
         return
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or "/" in host:
-        raise BadInput(f"{address!r} is not the address of a Ray cluster; write HOST:PORT as ray start shows it, or auto")
+        raise BadInput(
+            f"{address!r} is not the address of a Ray cluster; write HOST:PORT as ray start shows it, or auto"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise BadInput(f"nobody answers at {address}; start a cluster there with ray start --head, or leave the address out") from error
+        raise BadInput(
+            f"nobody answers at {address}; start a cluster there with ray start --head, or leave the address out"
+        ) from error

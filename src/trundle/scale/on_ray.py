@@ -48,10 +48,10 @@ def build_on_ray(
     Sources are parquet, here or in object storage. All nodes must see `folder` and the model under the same paths.
     """
     pieces = list_pieces(sources)
-    teacher = open_teacher(asked)
     path = Path(folder).resolve()
     with connected(address), calm_data():
         each = divide(workers, asked.threads, may_use_gpus=not asked.runtime)
+        teacher = open_teacher(asked)
         manifest = begun(
             path,
             Manifest(
@@ -77,7 +77,9 @@ def build_on_ray(
             _label(work, job, each, progress)
         except TrundleError:
             done = len(recorded(path))
-            progress.say(f"{done} of {len(cuts)} shards are finished in {path}; running again goes on from there")
+            progress.say(
+                f"{done} of {len(cuts)} shards are finished in {path}; running again goes on from there"
+            )
             raise
     left_out = int(survey.starts[-1]) - sum(cut.kept for cut in cuts)
     if left_out:
@@ -109,6 +111,7 @@ class Labeller:
         self._writer = ShardWriter(Job.model_validate_json(job))
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """One stretch, one answer."""
         stretch = Stretch.model_validate_json(batch["stretch"][0])
         return {"answer": [self._writer.write(stretch, batch["repeats"][0]).model_dump_json()]}
 
@@ -161,7 +164,9 @@ def _scratch(path: Path) -> TemporaryDirectory[str]:
     try:
         return TemporaryDirectory(prefix=PLAN, dir=path)
     except OSError as error:
-        raise WriteFailed(f"{path} can't be written to ({error.strerror}); free some space and run again") from error
+        raise WriteFailed(
+            f"{path} can't be written to ({error.strerror}); free some space and run again"
+        ) from error
 
 
 def _check_same_texts(path: Path, manifest: Manifest, shards: int) -> None:

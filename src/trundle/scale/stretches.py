@@ -73,5 +73,7 @@ def shard_texts(stretch: Stretch, repeats: bytes) -> Iterator[list[Text]]:
     for size in stretch.sizes:
         texts = list(islice(kept, size))
         if len(texts) < size:
-            raise BadInput(f"{stretch.pieces[-1].path} changed while it was read; build again when it is still")
+            raise BadInput(
+                f"{stretch.pieces[-1].path} changed while it was read; build again when it is still"
+            )
         yield texts

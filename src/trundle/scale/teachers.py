@@ -50,7 +50,9 @@ def everywhere(model: str) -> str:
 def open_teacher(asked: Asked, *, progress: Progress = SILENT) -> Opened:
     """Load the model; its identity is computed from what was loaded, not from its name."""
     if asked.model.startswith(("http://", "https://")):
-        raise BadInput("an endpoint is asked by align itself; give a model folder or hub name to build a store")
+        raise BadInput(
+            "an endpoint is asked by align itself; give a model folder or hub name to build a store"
+        )
     if asked.runtime:
         encoder = Encoder(asked.model, threads=asked.threads)
         return Opened(

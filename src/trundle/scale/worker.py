@@ -59,7 +59,9 @@ def failed(error: Exception, doing: str) -> Answer:
     if isinstance(error, TrundleError) and not isinstance(error, errors.MissingExtra):
         return Answer(error=type(error).__name__, says=f"a worker on {node} {doing}: {error}")
     reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return Answer(error="BadModel", says=f"a worker on {node} {doing} ({reason}); mend that node, or leave it out")
+    return Answer(
+        error="BadModel", says=f"a worker on {node} {doing} ({reason}); mend that node, or leave it out"
+    )
 
 
 def survey_piece(piece: Piece) -> tuple[bytes, bytes]:

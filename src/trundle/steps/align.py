@@ -30,7 +30,7 @@ import trundle.measure as measure
 import trundle.model as body
 import trundle.train as train
 from trundle.errors import BadInput
-from trundle.processes import is_first
+from trundle.processes import is_first, own_rank, process_count
 from trundle.steps.besides import calibration, watch_margin
 from trundle.steps.contract import Applied, Context, Options, Plan, Step
 from trundle.steps.teacher import Teacher, find_teacher
@@ -96,6 +96,9 @@ class AlignOptions(Options):
     keep_zeros: bool = Field(True, description="Leave pruned weights, which are exactly zero, as they are.")
     patience: int | None = Field(
         None, ge=1, description="Stop after so many validations without a better one."
+    )
+    by_rank: bool = Field(
+        False, description="In several processes, each opens an nth of the vectors instead of all of them."
     )
     margin: bool = Field(
         False, description="At each validation also measure how far searches agree with the teacher's."
@@ -269,7 +272,9 @@ def _names(augment: str) -> tuple[str, ...]:
 def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tuple[Targets, Targets | None]:
     """The teacher's vectors for the training and the validation texts, computed at most once."""
     if teacher.store is not None:
-        return data.open_targets(teacher.store).split(VALIDATION_TEXTS, seed=context.seed)
+        opened = _opened(teacher.store, options)
+        held_out = VALIDATION_TEXTS // process_count() if opened.is_share else VALIDATION_TEXTS
+        return opened.split(held_out, seed=context.seed)
     if teacher.table is not None:
         folder = _store(context, "table", teacher)
         everything = (
@@ -308,6 +313,8 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
 
     content = _key(corpus.facts(), options.texts, names, context.seed)
     targets = build(f"train {content}", training_texts)
+    if options.by_rank and process_count() > 1:
+        targets = _opened(targets.folder, options)
     if options.steps == 0:
         return targets, None
     kept = data.sample(corpus.validation(), validation_count(options.texts), seed=context.seed)
@@ -317,6 +324,13 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
         )
         return targets, None
     return targets, build(f"validation {content}", lambda: kept)
+
+
+def _opened(folder: Path, options: AlignOptions) -> Targets:
+    """All of a store, or what falls to this process."""
+    if options.by_rank and process_count() > 1:
+        return data.open_share(folder, rank=own_rank(), processes=process_count())
+    return data.open_targets(folder)
 
 
 def validation_count(texts: int | None) -> int:

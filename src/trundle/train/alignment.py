@@ -24,6 +24,7 @@ from trundle.progress import SILENT, Progress
 from trundle.train.batches import Batches, ByLength, Indices
 from trundle.train.imitation import Outputs
 from trundle.train.losses import leaf
+from trundle.train.own_texts import batches_of_shares
 from trundle.train.resident import Resident, fits, make_resident
 
 Batch = tuple[dict[str, Any], Tensor]
@@ -63,14 +64,16 @@ def make_alignment(
     """Put targets into batches of similar length; a query counts `query_weight` times as often as another text."""
 
     def batches(of: Targets, weights: Sequence[float], resident: Resident | None) -> Batches[Batch]:
-        order = ByLength(
-            of.lengths if resident is None else resident.lengths,
-            batch_size=min(batch_size, len(of)),
-            seed=seed,
-            kinds=is_query(of),
-            weights=weights,
-        )
-        return Batches(order=order, load=_loader(student, of) if resident is None else resident.load)
+        lengths = of.lengths if resident is None else resident.lengths
+        load = _loader(student, of) if resident is None else resident.load
+        kinds = is_query(of)
+        if of.is_share:
+            return batches_of_shares(
+                lengths, load, batch_size=batch_size, seed=seed, kinds=kinds, weights=weights
+            )
+        size = min(batch_size, len(of))
+        order = ByLength(lengths, batch_size=size, seed=seed, kinds=kinds, weights=weights)
+        return Batches(order=order, load=load)
 
     check_fast_tokenizer(student)
     resident = None

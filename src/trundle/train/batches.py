@@ -54,6 +54,8 @@ class Batches(Generic[B]):
 
     order: Order
     load: Callable[[Indices], B]
+    size: Callable[[int], int] | None = None
+    """For an order that gives this process's own texts: how many all processes together have in a batch."""
 
 
 class ByLength:
@@ -71,7 +73,9 @@ class ByLength:
         seed: int = 0,
         kinds: ArrayLike | None = None,
         weights: Sequence[float] = (1.0,),
+        batches: int | None = None,
     ) -> None:
+        """`batches` cuts an epoch into so many, instead of by size: for processes that each have texts of their own."""
         self._lengths = np.asarray(lengths, dtype=np.int32)
         self._kinds = np.zeros(len(self._lengths), np.uint8) if kinds is None else np.asarray(kinds, np.uint8)
         self._weights = tuple(weights)
@@ -84,12 +88,12 @@ class ByLength:
             )
         if min(self._weights) < 0 or self._kinds.max(initial=0) >= len(self._weights):
             raise BadInput("the weights of the kinds don't fit; give one number, 0 or more, for each kind")
-        drawn = sum(_draws(self._kinds, self._weights))
-        if drawn < batch_size:
-            raise BadInput(
-                f"{drawn} texts are fewer than one batch of {batch_size}; give more texts or a smaller batch"
-            )
-        self._bounds = batch_bounds(drawn, batch_size)
+        drawn = epoch_size(self._kinds, self._weights)
+        if drawn < (batch_size if batches is None else batches):
+            what = f"one batch of {batch_size}" if batches is None else f"this process's {batches} batches"
+            raise BadInput(f"{drawn} texts are fewer than {what}; give more texts or a smaller batch")
+        self._bounds = batch_bounds(drawn, batch_size) if batches is None else even_bounds(drawn, batches)
+        self._in_step = batches is not None
         self._epoch = -1
         self._texts: Indices = np.empty(0, np.int64)
 
@@ -105,16 +109,37 @@ class ByLength:
             rng = np.random.default_rng([self._seed, 0, epoch])
             texts = epoch_draws(self._kinds, self._weights, seed=self._seed, epoch=epoch)
             self._texts = sort_in_pools(rng.permutation(texts), self._lengths, self._bounds)
+            if self._in_step:  # whatever texts a process has, all take long batches at the same time
+                rng = np.random.default_rng([self._seed, 2, epoch])
             self._places = rng.permutation(self.per_epoch)
             self._epoch = epoch
         start = self._places[place]
         return self._texts[self._bounds[start] : self._bounds[start + 1]]
 
+    def place(self, number: int) -> int:
+        """Which of its epoch's batches, in the order they were cut, a batch is."""
+        self.batch(number)
+        return int(self._places[number % self.per_epoch])
+
 
 def batch_bounds(texts: int, batch_size: int) -> Indices:
     """Where each batch begins and the last one ends: sizes differ by one at most, so that none is a small rest."""
-    count = -(-texts // batch_size)
+    return even_bounds(texts, batch_count(texts, batch_size))
+
+
+def batch_count(texts: int, batch_size: int) -> int:
+    """How many batches so many texts make."""
+    return -(-texts // batch_size)
+
+
+def even_bounds(texts: int, count: int) -> Indices:
+    """Where each of so many batches begins and the last one ends."""
     return np.arange(count + 1, dtype=np.int64) * texts // count
+
+
+def epoch_size(kinds: NDArray[np.uint8], weights: Sequence[float]) -> int:
+    """How many texts come in an epoch."""
+    return sum(_draws(kinds, weights))
 
 
 def _draws(kinds: NDArray[np.uint8], weights: Sequence[float]) -> list[int]:
@@ -160,11 +185,14 @@ class Loaded(Generic[B]):
 def load_pieces(batches: Batches[B], number: int, *, pieces: int, rank: int, processes: int) -> Loaded[B]:
     """Load what one process needs of one batch; weights make the mean over processes and pieces the batch's mean."""
     batch = batches.order.batch(number)
+    size, place, sharing = len(batch), rank, processes
+    if batches.size is not None:
+        size, place, sharing = batches.size(number), 0, 1
     parts = [
-        share(batch, piece=piece, pieces=pieces, rank=rank, processes=processes) for piece in range(pieces)
+        share(batch, piece=piece, pieces=pieces, rank=place, processes=sharing) for piece in range(pieces)
     ]
-    loaded = tuple((batches.load(part), len(part) * processes / len(batch)) for part in parts)
-    return Loaded(pieces=loaded, texts=len(batch))
+    loaded = tuple((batches.load(part), len(part) * processes / size) for part in parts)
+    return Loaded(pieces=loaded, texts=size)
 
 
 class Feed(Generic[B]):

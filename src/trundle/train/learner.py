@@ -93,7 +93,9 @@ class Learner(Generic[B]):
 
     def load_all(self, batches: Batches[B]) -> list[tuple[B, int]]:
         """What this process needs of one epoch, each batch with its number of texts."""
-        mine = range(self.rank, batches.order.per_epoch, self.processes)
+        mine = range(batches.order.per_epoch)
+        if batches.size is None:
+            mine = mine[self.rank :: self.processes]
         return [(batches.load(texts), len(texts)) for texts in map(batches.order.batch, mine)]
 
     def step(self, loaded: Loaded[B], rate: float) -> None:
