@@ -15,6 +15,7 @@ from trundle.scale.packages import ray, ray_data
 HERE = "here"
 """What `--ray` alone stands for: a cluster Ray finds by itself, or one on this machine."""
 ANSWER_SECONDS = 5.0
+STDERR = 2
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
 """Nothing is told to anybody, and what Ray's own processes log stays in their files."""
 
@@ -39,12 +40,13 @@ def connected(address: str) -> Iterator[None]:
     if address != HERE:
         _check_answers(address)
     try:
-        ray.init(
-            address=None if address == HERE else address,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            include_dashboard=False if address == HERE and "RAY_ADDRESS" not in os.environ else None,
-        )
+        with _no_stderr():
+            ray.init(
+                address=None if address == HERE else address,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                include_dashboard=False if address == HERE and "RAY_ADDRESS" not in os.environ else None,
+            )
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(
@@ -87,6 +89,20 @@ def divide(workers: int | None, threads: int | None, *, may_use_gpus: bool) -> W
             f"the cluster has {what}, too few for {max(1, each.count)} workers; ask for fewer or add nodes"
         )
     return each
+
+
+@contextmanager
+def _no_stderr() -> Iterator[None]:
+    """Ray's C++ part says that it was told to be quiet; what goes wrong comes as an exception."""
+    kept = os.dup(STDERR)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, STDERR)
+    try:
+        yield
+    finally:
+        os.dup2(kept, STDERR)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _check_answers(address: str) -> None:

@@ -1,0 +1,242 @@
+"""The store of a cluster that loses workers beside that of one process, and the training of two processes beside one.
+
+    python benchmarks/scale.py MODEL [--texts 1200] [--output scale.json]
+
+MODEL is a folder with a graph (`trundle export MODEL`). A Ray cluster of 2 nodes × 2 workers runs on this machine.
+
+1.  One process builds a store with the torch-free runtime.
+2.  The cluster builds it while one worker is killed in the middle, then again while a whole node is lost, then again
+    with the driver killed in the middle and started anew. Each time every file is compared byte by byte with those of
+    the one process, and shards that were finished before the loss are looked at: were they written again?
+3.  A student learns from the store in one process, in two, and in two that each open half of it (`--by-rank`): losses
+    side by side.
+
+Times are of one machine whose cores the nodes share: they show that it works, not how fast a cluster is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
+import ray
+from ray.cluster_utils import Cluster
+
+from targets_memory import synthetic_texts
+from trundle.data.shard_records import recorded
+from trundle.scale import Asked, build_alone, build_on_ray
+from trundle.scale.cluster import HERE, QUIET
+
+SHARD = 32
+REPEATED = 10
+"""Every so many-th text comes again at the end."""
+NODES, WORKERS = 2, 2
+OBJECT_STORE = 100_000_000
+STEPS, BATCH = 60, 16
+TOGETHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+ALONE = ("-m",)
+
+
+def write_texts(folder: Path, count: int) -> None:
+    """Four parquet files of small row groups, with repeats within and between them."""
+    folder.mkdir()
+    texts = list(synthetic_texts(count))
+    texts += texts[::REPEATED]
+    for number in range(4):
+        part = texts[number::4]
+        table = pa.table({"text": [one.text for one in part], "kind": [one.kind for one in part]})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=500)
+
+
+def contents(store: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(store.iterdir())}
+
+
+def written(store: Path) -> dict[int, int]:
+    """When the vectors of each vouched-for shard were written."""
+    return {number: (store / f"{number:05d}.vectors.npy").stat().st_mtime_ns for number in recorded(store)}
+
+
+def labellers() -> list[psutil.Process]:
+    """The actors of the second pass; Ray gives its processes the names of what they run."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "Labeller" in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@dataclass
+class Loss:
+    """Something that dies when a third of the shards are there, and what was finished by then."""
+
+    strike: Callable[[], None]
+    store: Path
+    shards: int
+    finished: Mapping[int, int] | None = None
+
+    def __call__(self) -> None:
+        """Wait, look, strike."""
+        while len(recorded(self.store)) < self.shards // 3:
+            time.sleep(0.02)
+        self.finished = written(self.store)
+        self.strike()
+
+
+def compared(
+    name: str, store: Path, pattern: Mapping[str, bytes], loss: Loss, seconds: float
+) -> dict[str, Any]:
+    """Print and return what is the matter with a store."""
+    found = contents(store)
+    finished = dict(loss.finished or {})
+    kept = sum((store / f"{n:05d}.vectors.npy").stat().st_mtime_ns == when for n, when in finished.items())
+    facts = {
+        "loss": name,
+        "seconds": round(seconds, 1),
+        "shards": loss.shards,
+        "finished before": len(finished),
+        "of these written again": len(finished) - kept,
+        "files missing": len(pattern.keys() - found.keys()),
+        "files too many": len(found.keys() - pattern.keys()),
+        "files that differ": sum(found[file] != pattern[file] for file in pattern.keys() & found.keys()),
+    }
+    print("  ".join(f"{key}: {value}" for key, value in facts.items()), flush=True)
+    return facts
+
+
+def drive(model: str, texts: Path, store: Path, address: str | None = None) -> None:
+    asked = Asked(model=model, runtime=True, threads=1)
+    workers = NODES * WORKERS
+    build_on_ray([str(texts)], asked, store, address=address or HERE, shard_size=SHARD, workers=workers)
+
+
+def builds(model: str, scratch: Path, count: int) -> dict[str, Any]:
+    """Parts 1 and 2."""
+    texts = scratch / "texts"
+    write_texts(texts, count)
+    started = time.perf_counter()
+    asked = Asked(model=model, runtime=True, threads=1)
+    one = build_alone([str(texts)], asked, scratch / "one", shard_size=SHARD)
+    alone = time.perf_counter() - started
+    shards, pattern = len(one.manifest.shards), contents(scratch / "one")
+    print(
+        f"one process: {len(one):,} texts, {one.manifest.repeats} repeats left out, {alone:.1f} s", flush=True
+    )
+    os.environ.update(QUIET)
+    small = {"num_cpus": WORKERS, "object_store_memory": OBJECT_STORE}
+    cluster = Cluster(initialize_head=True, head_node_args=small | {"include_dashboard": False})
+    others = [cluster.add_node(**small) for _ in range(NODES - 1)]
+    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+    facts = []
+    try:
+        losses = {
+            "nothing": lambda: None,
+            "a worker": lambda: labellers()[-1].kill(),
+            "a node": lambda: cluster.remove_node(others.pop(), allow_graceful=False),
+        }
+        for name, strike in losses.items():
+            store = scratch / name.replace(" ", "-")
+            loss = Loss(strike, store, shards)
+            thread = threading.Thread(target=loss, daemon=True)
+            started = time.perf_counter()
+            thread.start()
+            drive(model, texts, store)
+            thread.join()
+            facts.append(compared(name, store, pattern, loss, time.perf_counter() - started))
+        cluster.add_node(**small)
+        store = scratch / "the-driver"
+        command = [sys.executable, __file__, model, "--drive", str(store), "--address", cluster.address]
+        first = subprocess.Popen([*command, "--data", str(texts)])
+        loss = Loss(lambda: os.kill(first.pid, signal.SIGKILL), store, shards)
+        started = time.perf_counter()
+        loss()
+        first.wait()
+        time.sleep(5)  # its workers end, too
+        loss.finished = written(store)
+        subprocess.run([*command, "--data", str(texts)], check=True)
+        facts.append(compared("the driver", store, pattern, loss, time.perf_counter() - started))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    return {"texts": len(one), "alone seconds": round(alone, 1), "losses": facts}
+
+
+def train(
+    student: str, store: Path, output: Path, launch: tuple[str, ...], *more: str
+) -> list[dict[str, Any]]:
+    arguments = ["align", student, "--teacher", str(store), "--start", "random", "--steps", str(STEPS)]
+    arguments += ["--batch-size", str(BATCH), "-o", str(output), "-q", "--force", *more]
+    command = [sys.executable, *launch, "trundle", *arguments]
+    if launch is TOGETHER:
+        command = [sys.executable, *launch, "-m", "trundle", *arguments]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "TRUNDLE_CACHE": str(output.parent / f"cache-{output.name}"),
+    }
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    (metrics,) = output.rglob("*align.jsonl")
+    return [json.loads(line) for line in metrics.read_text("utf-8").splitlines()]
+
+
+def trainings(student: str, scratch: Path) -> list[dict[str, Any]]:
+    """Part 3."""
+    store = scratch / "one"
+    logs = {
+        "one process": train(student, store, scratch / "s-one", ALONE),
+        "two processes": train(student, store, scratch / "s-two", TOGETHER),
+        "two, by rank": train(student, store, scratch / "s-rank", TOGETHER, "--by-rank"),
+        "one, other seed": train(student, store, scratch / "s-seed", ALONE, "--seed", "1"),
+    }
+    rows = []
+    for name, log in logs.items():
+        row = {
+            "training": name,
+            "loss": [round(line["loss"], 6) for line in log if line["loss"] is not None],
+            "validation": [round(line["validation"], 6) for line in log if line["validation"] is not None],
+        }
+        print(f"{name:<16} loss {row['loss'][-3:]}  validation {row['validation'][-3:]}", flush=True)
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--texts", type=int, default=1200)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.drive:
+        drive(asked.model, asked.data, asked.drive, asked.address)
+        return
+    with TemporaryDirectory(prefix="trundle-scale-") as folder:
+        scratch = Path(folder)
+        facts = builds(asked.model, scratch, asked.texts)
+        facts["training"] = trainings(asked.model, scratch)
+    if asked.output:
+        asked.output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The store a real cluster fills: that of one process to the byte, whoever is killed on the way."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pico
+from trundle.data.shard_records import recorded
+from trundle.errors import BadInput, BadModel, MissingExtra
+from trundle.scale import Asked, build_alone
+
+SHARD = 40
+pytestmark = [
+    pytest.mark.usefixtures("small_pieces"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def kill_a_worker(store: Path, killed: list[int]) -> None:
+    """Once a few shards are there, and others are not."""
+    while len(recorded(store)) < 3:
+        time.sleep(0.005)
+    for process in psutil.Process().children(recursive=True):
+        if "Labeller" in " ".join(process.cmdline()):
+            killed.append(process.pid)
+            process.kill()
+            return
+
+
+def test_a_cluster_that_loses_a_worker_makes_the_store_of_one_process(
+    cluster: None, graph: Path, tables: Path, tmp_path: Path
+) -> None:
+    from trundle.scale import build_on_ray
+
+    asked = Asked(model=str(graph), runtime=True, threads=1)
+    one = build_alone([str(tables)], asked, tmp_path / "one", shard_size=SHARD)
+    store, killed = tmp_path / "store", list[int]()
+    watch = threading.Thread(target=kill_a_worker, args=(store, killed), daemon=True)
+    watch.start()
+    made = build_on_ray([str(tables)], asked, store, shard_size=SHARD)
+    watch.join(timeout=10)
+    assert killed, "the worker must die while there is work"
+    assert made.manifest == one.manifest
+    assert contents(store) == contents(tmp_path / "one")
+
+    times = {path: path.stat().st_mtime_ns for path in store.glob("0*")}
+    build_on_ray([f"file://{tables}"], asked, store, shard_size=SHARD)
+    assert {path: path.stat().st_mtime_ns for path in store.glob("0*")} == times, "nothing is made twice"
+    assert contents(store) == contents(tmp_path / "one")
+
+    with pytest.raises(BadInput, match="was made from other texts"):
+        build_on_ray([str(tables / "0.parquet")], asked, store, shard_size=SHARD)
+    with pytest.raises(BadInput, match="was made with shard size 40, not 41"):
+        build_on_ray([str(tables)], asked, store, shard_size=41)
+    with pytest.raises(BadInput, match="too few for 3 workers"):
+        build_on_ray([str(tables)], asked, tmp_path / "new", workers=3)
+
+
+def test_what_goes_wrong_on_a_cluster_is_one_sentence(
+    cluster: None, graph: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trundle.scale import cluster as connection
+    from trundle.scale import on_ray
+
+    asked = Asked(model=str(graph), runtime=True)
+    pq.write_table(pa.table({"text": [*pico.TEXTS, ""]}), tmp_path / "bad.parquet")
+    sources = [str(tables), str(tmp_path / "bad.parquet")]
+    with pytest.raises(BadInput, match=r"a worker on .* row 8 has no text in column 'text'"):
+        on_ray.build_on_ray(sources, asked, tmp_path / "new")
+
+    real = on_ray.open_teacher
+    monkeypatch.setattr(
+        on_ray, "open_teacher", lambda asked: real(asked.model_copy(update={"model": str(graph)}))
+    )
+    with pytest.raises(BadModel, match=r"a worker on .* can't open .*gone: there is no folder"):
+        on_ray.build_on_ray(
+            [str(tables)], Asked(model=str(tmp_path / "gone"), runtime=True), tmp_path / "other"
+        )
+    for address, says in (("127.0.0.1:1", "nobody answers at 127.0.0.1:1"), ("somewhere", "write HOST:PORT")):
+        monkeypatch.setattr(connection.ray, "is_initialized", lambda: False)
+        with pytest.raises(BadInput, match=says), connection.connected(address):
+            pass
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "ray" or "trundle.scale." in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    import trundle.scale
+
+    with pytest.raises(MissingExtra, match=r"--ray needs .* pip install 'trundle\[scale\]'"):
+        trundle.scale.build_on_ray  # noqa: B018
