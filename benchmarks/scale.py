@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,7 +49,7 @@ NODES, WORKERS = 2, 2
 OBJECT_STORE = 100_000_000
 STEPS, BATCH = 60, 16
 TOGETHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-ALONE = ("-m",)
+ALONE: tuple[str, ...] = ()
 
 
 def write_texts(folder: Path, count: int) -> None:
@@ -183,9 +184,7 @@ def train(
 ) -> list[dict[str, Any]]:
     arguments = ["align", student, "--teacher", str(store), "--start", "random", "--steps", str(STEPS)]
     arguments += ["--batch-size", str(BATCH), "-o", str(output), "-q", "--force", *more]
-    command = [sys.executable, *launch, "trundle", *arguments]
-    if launch is TOGETHER:
-        command = [sys.executable, *launch, "-m", "trundle", *arguments]
+    command = [sys.executable, *launch, "-m", "trundle", "--", *arguments]
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "TRUNDLE_CACHE": str(output.parent / f"cache-{output.name}"),
@@ -204,16 +203,29 @@ def trainings(student: str, scratch: Path) -> list[dict[str, Any]]:
         "two, by rank": train(student, store, scratch / "s-rank", TOGETHER, "--by-rank"),
         "one, other seed": train(student, store, scratch / "s-seed", ALONE, "--seed", "1"),
     }
+    first = logs["one process"]
     rows = []
     for name, log in logs.items():
         row = {
             "training": name,
-            "loss": [round(line["loss"], 6) for line in log if line["loss"] is not None],
-            "validation": [round(line["validation"], 6) for line in log if line["validation"] is not None],
+            "mean loss": mean_loss(log),
+            "to one process": mean_loss(log) / mean_loss(first),
+            "validation": log[-1]["validation"],
+            "validation to one process": log[-1]["validation"] / first[-1]["validation"],
         }
-        print(f"{name:<16} loss {row['loss'][-3:]}  validation {row['validation'][-3:]}", flush=True)
+        print("  ".join(f"{key}: {shown(value)}" for key, value in row.items()), flush=True)
         rows.append(row)
     return rows
+
+
+def mean_loss(log: list[dict[str, Any]]) -> float:
+    """Over all steps."""
+    parts = [(line["step"] - before["step"], line["loss"]) for before, line in pairwise(log)]
+    return float(sum(steps * loss for steps, loss in parts) / sum(steps for steps, _ in parts))
+
+
+def shown(value: object) -> str:
+    return f"{value:.5f}" if isinstance(value, float) else str(value)
 
 
 def main() -> None:

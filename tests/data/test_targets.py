@@ -26,7 +26,7 @@ from trundle.data import labelling
 from trundle.data.labelling import build_targets
 from trundle.data.seen import Seen
 from trundle.data.shards import MANIFEST, read_manifest
-from trundle.data.targets import Targets, open_targets
+from trundle.data.targets import Targets, open_share, open_targets
 from trundle.data.texts import Kind, Text
 from trundle.data.vector_table import teacher_from_parquet
 from trundle.embedder import Embedder, Vectors
@@ -553,3 +553,29 @@ def test_a_file_that_is_no_table_of_vectors_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(BadInput, match="no texts"):
         teacher_from_parquet(empty).targets(tmp_path / "targets")
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 7, 23])
+def test_shares_are_disjoint_and_together_everything(tmp_path: Path, processes: int) -> None:
+    whole = build(tmp_path, some(23))
+    shares = [open_share(tmp_path, rank=rank, processes=processes) for rank in range(processes)]
+    assert all(share.is_share for share in shares)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    found = [text for share in shares for text in share.texts(range(len(share)))]
+    assert found == whole.texts(range(23))
+    vectors = np.concatenate([share.vectors(range(len(share))) for share in shares])
+    assert np.array_equal(vectors, whole.vectors(range(23)))
+    learned, validated = shares[0].split(1, seed=0)
+    assert learned.is_share
+    assert len(learned) + (0 if validated is None else len(validated)) == len(shares[0])
+
+
+def test_a_share_needs_its_own_shards_alone(tmp_path: Path) -> None:
+    build(tmp_path, some(23))
+    for file in tmp_path.glob("0000[3-5].*"):
+        file.unlink()
+    assert len(open_share(tmp_path, rank=0, processes=2)) == 11
+    with pytest.raises(BadInput, match="is missing or cut short"):
+        open_share(tmp_path, rank=1, processes=2)
+    with pytest.raises(BadInput, match="fewer texts than there are processes"):
+        open_share(tmp_path, rank=0, processes=24)

@@ -118,3 +118,27 @@ def test_a_million_texts_waste_little_padding():
         padded += len(batch) * int(lengths[batch].max())
     assert (seen == 1).all()
     assert padded < 1.03 * lengths.sum()
+
+
+@given(
+    lengths=st.lists(st.lists(st.integers(0, 300), min_size=12, max_size=90), min_size=1, max_size=4),
+    count=st.integers(1, 12),
+    seed=st.integers(0, 2**31),
+    number=st.integers(0, 2),
+)
+def test_processes_with_texts_of_their_own_keep_in_step(
+    lengths: list[list[int]], count: int, seed: int, number: int
+):
+    orders = [ByLength(own, batch_size=7, seed=seed, batches=count) for own in lengths]
+    for order, own in zip(orders, lengths, strict=True):
+        batches = epoch(order, number)
+        assert len(batches) == count
+        assert sorted(np.concatenate(batches).tolist()) == list(range(len(own)))
+    places = [[order.place(number * count + step) for step in range(count)] for order in orders]
+    assert sorted(places[0]) == list(range(count))
+    assert all(each == places[0] for each in places), "all take the long batches at the same time"
+
+
+def test_more_batches_than_own_texts_are_refused():
+    with pytest.raises(BadInput, match="2 texts are fewer than this process's 3 batches"):
+        ByLength([1, 2], batch_size=1, batches=3)

@@ -20,6 +20,7 @@ from trundle.errors import WriteFailed
 from trundle.train.batches import Batches, ByLength, Indices
 from trundle.train.checkpoint import write_checkpoint
 from trundle.train.loop import TrainResult, TrainSettings, train
+from trundle.train.own_texts import batches_of_shares
 
 Batch = tuple[Tensor, Tensor]
 TEXTS = 45
@@ -38,12 +39,38 @@ class Net(nn.Module):
         return self.layers(inputs)
 
 
-def learn(net: Net, folder: Path, *, dropout: bool, resume: bool = False) -> TrainResult:
-    """Batches of 7 and 8 texts, so that two processes get unlike shares."""
+def material() -> tuple[Tensor, Tensor]:
     rng = np.random.default_rng(0)
     inputs, targets = (
         torch.from_numpy(rng.normal(size=(TEXTS, width)).astype(np.float32)) for width in (6, 4)
     )
+    return inputs, targets
+
+
+def learn_from_shares(net: Net, rank: int, processes: int) -> TrainResult:
+    """One batch an epoch, so that all texts meet whoever holds them; every third counts twice."""
+    begin, end = (TEXTS * number // processes for number in (rank, rank + 1))
+    inputs, targets = (part[begin:end] for part in material())
+    batches = batches_of_shares(
+        np.arange(begin, end),
+        lambda texts: (inputs[texts], targets[texts]),
+        batch_size=2 * TEXTS,
+        seed=0,
+        kinds=(np.arange(begin, end) % 3 == 0).astype(np.uint8),
+        weights=(1.0, 2.0),
+    )
+    assert batches.order.per_epoch == 1
+    settings = TrainSettings(steps=20, learning_rate=1e-2, dropout=False, accumulate=3, validate_every=5)
+
+    def objective(batch: Batch) -> Tensor:
+        return (net(batch[0]) - batch[1]).norm(dim=1).mean()
+
+    return train(net, objective, batches, settings, validation=batches)
+
+
+def learn(net: Net, folder: Path, *, dropout: bool, resume: bool = False) -> TrainResult:
+    """Batches of 7 and 8 texts, so that two processes get unlike shares."""
+    inputs, targets = material()
 
     def load(texts: Indices) -> Batch:
         return inputs[texts], targets[texts]
@@ -90,6 +117,12 @@ def run_together(folder: Path) -> None:
     result = learn(net, folder / "run", dropout=False)
     torch.save(
         {"weights": weights(net), "best_step": result.best_step}, folder / f"end-{state.process_index}.pt"
+    )
+    sharing = Net()
+    shared = learn_from_shares(sharing, state.process_index, state.num_processes)
+    torch.save(
+        {"weights": weights(sharing), "loss": shared.loss, "validation": shared.validation},
+        folder / f"shared-{state.process_index}.pt",
     )
     state.destroy_process_group()
 
@@ -147,6 +180,14 @@ def test_two_processes_do_what_one_does(tmp_path: Path):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
     looked = [[line["validation"] for line in log if line["validation"]] for log in (together, one)]
     assert looked[0] == pytest.approx(looked[1], rel=1e-4)
+    holding_all = Net()
+    result = learn_from_shares(holding_all, 0, 1)
+    for rank in (0, 1):
+        sharing = torch.load(tmp_path / f"shared-{rank}.pt", weights_only=True)
+        assert sharing["loss"] == pytest.approx(result.loss, rel=1e-4)
+        assert sharing["validation"] == pytest.approx(result.validation, rel=1e-4)
+        for name, weight in weights(holding_all).items():
+            torch.testing.assert_close(weight, sharing["weights"][name], atol=1e-5, rtol=1e-4, msg=name)
 
 
 def test_a_full_disk_is_one_sentence_and_keeps_the_last_checkpoint(tmp_path: Path):
