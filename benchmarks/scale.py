@@ -11,6 +11,8 @@ MODEL is a folder with a graph (`trundle export MODEL`). A Ray cluster of 2 node
 3.  A student learns from the store in one process, in two, and in two that each open half of it (`--by-rank`): losses
     side by side.
 
+4.  What the driver of a large build holds and takes: the survey of 1 and of 16 million texts, each in a fresh process.
+
 Times are of one machine whose cores the nodes share: they show that it works, not how fast a cluster is.
 """
 
@@ -31,16 +33,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import psutil  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 from ray.cluster_utils import Cluster
 
-from targets_memory import synthetic_texts
+from targets_memory import memory, synthetic_texts
+from trundle.data.labelling import SHARD_SIZE
+from trundle.data.pieces import PIECE_ROWS
 from trundle.data.shard_records import recorded
 from trundle.scale import Asked, build_alone, build_on_ray
 from trundle.scale.cluster import HERE, QUIET
+from trundle.scale.survey import Survey
 
 SHARD = 32
 REPEATED = 10
@@ -48,6 +54,7 @@ REPEATED = 10
 NODES, WORKERS = 2, 2
 OBJECT_STORE = 100_000_000
 STEPS, BATCH = 60, 16
+SURVEYED = (1 << 20, 1 << 24)
 TOGETHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 ALONE: tuple[str, ...] = ()
 
@@ -228,6 +235,38 @@ def shown(value: object) -> str:
     return f"{value:.5f}" if isinstance(value, float) else str(value)
 
 
+def survey(texts: int) -> dict[str, float]:
+    """What the driver does with the hashes of so many texts, a tenth of them repeats, in pieces as they come in."""
+    before, started = memory("VmRSS"), time.perf_counter()
+    rng = np.random.default_rng(0)
+    pieces = -(-texts // PIECE_ROWS)
+    with TemporaryDirectory(prefix="trundle-survey-") as scratch:
+        found = Survey(Path(scratch), pieces=pieces, rows=texts)
+        for piece in rng.permutation(pieces):
+            numbers = rng.integers(0, 5 * texts, PIECE_ROWS).astype(np.uint64)
+            hashes = np.stack([numbers * np.uint64(0x9E3779B97F4A7C15), numbers], axis=1)
+            found.add(int(piece), hashes.tobytes(), np.full(PIECE_ROWS, 200, dtype="<u4").tobytes())
+        repeats = found.repeats()
+        shards = sum(1 for _ in found.cuts(repeats, SHARD_SIZE))
+    seconds = time.perf_counter() - started
+    return {"texts": texts, "shards": shards, "seconds": seconds, "growth": memory("VmHWM") - before}
+
+
+def surveys() -> list[dict[str, float]]:
+    """Part 4."""
+    rows = []
+    for texts in SURVEYED:
+        command = [sys.executable, __file__, "-", "--survey", str(texts)]
+        answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        print(
+            f"survey of {texts:,} texts: {answer['seconds']:.1f} s, {texts / answer['seconds']:,.0f} texts/s, "
+            f"{answer['growth'] / 1e6:.0f} MB at most",
+            flush=True,
+        )
+        rows.append(answer)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -235,10 +274,14 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--texts", type=int, default=1200)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--survey", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.survey:
+        print(json.dumps(survey(asked.survey)))
+        return
     if asked.drive:
         drive(asked.model, asked.data, asked.drive, asked.address)
         return
@@ -246,6 +289,7 @@ def main() -> None:
         scratch = Path(folder)
         facts = builds(asked.model, scratch, asked.texts)
         facts["training"] = trainings(asked.model, scratch)
+    facts["surveys"] = surveys()
     if asked.output:
         asked.output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +74,23 @@ def test_what_can_not_be_built_is_one_sentence(
         assert code == 2
         assert says in err
         assert err.count("trundle:") == 1
+
+
+def test_without_ray_one_process_builds_and_the_extra_is_named(
+    run: Callable[..., tuple[int, str, str]],
+    pico_folders: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "ray" or "trundle.scale." in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    (tmp_path / "c.txt").write_text("a text\n")
+    build = ("targets", "build", str(pico_folders("bert")), "-d", str(tmp_path / "c.txt"), "-o")
+    assert run(*build, str(tmp_path / "store"))[0] == 0
+    code, _, err = run(*build, str(tmp_path / "other"), "--ray")
+    assert code == 2
+    assert "--ray needs packages that are not installed: pip install 'trundle[scale]'" in err
 
 
 def test_a_cluster_is_named_or_not(

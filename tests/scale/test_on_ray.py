@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 import pico
 from trundle.data.shard_records import recorded
-from trundle.errors import BadInput, BadModel, MissingExtra
+from trundle.errors import BadInput, BadModel
 from trundle.scale import Asked, build_alone
 
 SHARD = 40
@@ -94,13 +93,3 @@ def test_what_goes_wrong_on_a_cluster_is_one_sentence(
         monkeypatch.setattr(connection.ray, "is_initialized", lambda: False)
         with pytest.raises(BadInput, match=says), connection.connected(address):
             pass
-
-
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "ray" or "trundle.scale." in name]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "ray", None)
-    import trundle.scale
-
-    with pytest.raises(MissingExtra, match=r"--ray needs .* pip install 'trundle\[scale\]'"):
-        trundle.scale.build_on_ray  # noqa: B018

@@ -93,13 +93,15 @@ def build(
         raise BadInput(
             "--threads goes with --ray or --runtime; torch takes all cores, or OMP_NUM_THREADS of them"
         )
-    from trundle.scale import Asked, build_alone, build_on_ray, everywhere
+    from trundle.scale import Asked, build_alone, everywhere
 
     progress = console.terminal(quiet=quiet or as_json)
     asked = Asked(model=everywhere(model), runtime=runtime, threads=threads, trust_remote_code=trust)
     if ray is None:
         made = build_alone(data, asked, output, dtype=dtype, progress=progress)
     else:
+        from trundle.scale import build_on_ray
+
         made = build_on_ray(data, asked, output, address=ray, workers=workers, dtype=dtype, progress=progress)
     facts = made.manifest
     stored = sum(part.size for shard in facts.shards for part in shard.files.values())

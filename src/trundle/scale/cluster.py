@@ -45,7 +45,7 @@ def connected(address: str) -> Iterator[None]:
                 address=None if address == HERE else address,
                 logging_level=logging.ERROR,
                 log_to_driver=False,
-                include_dashboard=False if address == HERE and "RAY_ADDRESS" not in os.environ else None,
+                include_dashboard=False,
             )
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
