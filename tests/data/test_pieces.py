@@ -72,6 +72,13 @@ def test_what_can_not_be_read_is_one_sentence(folder: Path, source: str, says: s
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("scheme", ["nowhere", "file"])
+def test_keys_are_not_shown(scheme: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        list_pieces([f"{scheme}://user:secret@host/no/such?token=secret"])
+    assert "secret" not in str(caught.value)
+
+
 def test_a_file_that_only_measures_is_refused(folder: Path) -> None:
     pq.write_table(pa.table({"text": ["a"], "split": ["test"]}), folder / "test.parquet")
     with pytest.raises(BadInput, match="no rows of the split 'train'"):

@@ -119,7 +119,7 @@ def _files(source: str) -> list[tuple[str, str, dict[str, str]]]:
     paths = [one.path for one in found if one.type == fs.FileType.File and one.path.lower().endswith(ENDING)]
     paths = [one for one in paths if not any(part.startswith(".") for part in one[len(path) :].split("/"))]
     if not paths:
-        raise BadInput(f"{uri} holds no parquet files; give one, or a folder of them")
+        raise BadInput(f"{without_secrets(uri)} holds no parquet files; give one, or a folder of them")
     return [(uri, one, columns) for one in sorted(paths, key=lambda one: one.split("/"))]
 
 
@@ -167,4 +167,12 @@ def _resolved(uri: str) -> tuple[Any, str]:
 
 def _unreadable(place: str, error: Exception) -> BadInput:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return BadInput(f"{place} can't be read ({reason}); check the address and the right to read it")
+    where = without_secrets(place)
+    reason = reason.replace(place, where)
+    return BadInput(f"{where} can't be read ({reason}); check the address and the right to read it")
+
+
+def without_secrets(place: str) -> str:
+    """A URI as it may be shown: keys can stand in it, before the host or after a question mark."""
+    scheme, separator, rest = place.partition("://")
+    return f"{scheme}{separator}{rest.partition('?')[0].rpartition('@')[2]}" if separator else place

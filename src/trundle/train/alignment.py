@@ -89,7 +89,7 @@ def make_alignment(
 
 def is_query(targets: Targets) -> NDArray[np.uint8]:
     """1 for each text that is a query."""
-    return np.asarray([kind == "query" for kind in targets.kinds(np.arange(len(targets)))], dtype=np.uint8)
+    return targets.of_kind("query").astype(np.uint8)
 
 
 def _loader(student: SentenceTransformer, targets: Targets) -> Callable[[Indices], Batch]:
