@@ -65,7 +65,7 @@ def calm_data() -> Iterator[None]:
     logger = logging.getLogger("ray.data")
     bars, level = context.enable_progress_bars, logger.level
     context.enable_progress_bars = False
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:

@@ -23,13 +23,15 @@ from trundle.data.targets import Targets, open_targets
 from trundle.errors import TrundleError, WriteFailed
 from trundle.progress import SILENT, Progress
 from trundle.scale.cluster import HERE, Workers, calm_data, connected, divide
-from trundle.scale.packages import ray_data
+from trundle.scale.packages import ray, ray_data
 from trundle.scale.stretches import Stretch, cut_stretches, stretch_length
 from trundle.scale.survey import Survey
 from trundle.scale.teachers import Asked, open_teacher
 from trundle.scale.worker import Answer, Job, ShardWriter, failed, survey_piece
 
 PLAN = ".plan-"
+DEATHS = 100
+"""How often one worker may die, or one stretch kill its worker: nodes that can be taken away die often."""
 
 
 def build_on_ray(
@@ -144,6 +146,7 @@ def _label(work: Sequence[tuple[Stretch, bytes]], job: Job, each: Workers, progr
 
 
 def _answers(work: Sequence[tuple[Stretch, bytes]], job: Job, each: Workers) -> Iterator[Answer]:
+    """One answer for each stretch; a worker that dies time and again ends the build."""
     items = [{"stretch": stretch.model_dump_json(), "repeats": repeats} for stretch, repeats in work]
     rows = ray_data.from_items(items, override_num_blocks=len(items)).map_batches(
         Labeller,
@@ -152,9 +155,17 @@ def _answers(work: Sequence[tuple[Stretch, bytes]], job: Job, each: Workers) -> 
         fn_constructor_args=(job.model_dump_json(),),
         num_cpus=each.cores,
         num_gpus=each.gpus,
+        max_restarts=DEATHS,
+        max_task_retries=DEATHS,
     )
-    for row in rows.iter_rows():
-        yield Answer.model_validate_json(row["answer"])
+    try:
+        for row in rows.iter_rows():
+            yield Answer.model_validate_json(row["answer"])
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise WriteFailed(
+            f"the workers keep dying ({reason}); look whether their nodes have memory enough, then run again"
+        ) from error
 
 
 def _scratch(path: Path) -> TemporaryDirectory[str]:

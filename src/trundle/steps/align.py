@@ -273,7 +273,10 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
     """The teacher's vectors for the training and the validation texts, computed at most once."""
     if teacher.store is not None:
         opened = _opened(teacher.store, options)
-        held_out = VALIDATION_TEXTS // process_count() if opened.is_share else VALIDATION_TEXTS
+        held_out = VALIDATION_TEXTS
+        if opened.is_share:  # as many in every process, however unlike their shares are
+            smallest = opened.manifest.count // process_count()
+            held_out = min(VALIDATION_TEXTS // process_count(), smallest // 10)
         return opened.split(held_out, seed=context.seed)
     if teacher.table is not None:
         folder = _store(context, "table", teacher)
