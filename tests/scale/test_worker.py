@@ -14,7 +14,7 @@ from trundle.data.shard_records import read_record, recorded
 from trundle.data.shards import Manifest
 from trundle.data.targets import open_targets
 from trundle.errors import BadInput, BadModel
-from trundle.scale import Asked, build_alone, everywhere
+from trundle.scale import Asked, build_alone, deaths, everywhere, worker
 from trundle.scale.stretches import Stretch, cut_stretches
 from trundle.scale.survey import Survey
 from trundle.scale.worker import Job, ShardWriter, survey_piece
@@ -122,6 +122,28 @@ def test_what_a_worker_lacks_is_one_sentence(
             ShardWriter(changed).write(*work[0]).checked()
         assert str(caught.value).startswith("a worker on ")
         assert "\n" not in str(caught.value)
+
+
+def test_a_stretch_that_kills_its_workers_is_given_up(
+    work: list[tuple[Stretch, bytes]], job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    writer = ShardWriter(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "encode_by_role", die)
+        for _ in range(deaths.MOST):
+            with pytest.raises(Killed):
+                writer.write(*work[0])
+    with pytest.raises(BadInput, match="10 workers have died at this one after the other"):
+        writer.write(*work[0]).checked()
+    assert writer.write(*work[1]).checked().labelled
+    deaths.forget(Path(job.folder))
+    assert writer.write(*work[0]).checked().labelled
 
 
 def test_a_folder_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

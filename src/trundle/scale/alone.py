@@ -13,6 +13,7 @@ from trundle.data.shards import Dtype
 from trundle.data.targets import Targets
 from trundle.data.texts import Text, read_texts
 from trundle.progress import SILENT, Progress
+from trundle.scale.deaths import forget
 from trundle.scale.teachers import Asked, open_teacher
 
 
@@ -28,7 +29,7 @@ def build_alone(
     """Store the teacher's vector of every text; what is there already is not computed again."""
     texts = _texts(sources, progress)
     teacher = open_teacher(asked)
-    return build_targets(
+    targets = build_targets(
         texts,
         teacher.embedder,
         teacher_id=teacher.identity,
@@ -39,6 +40,8 @@ def build_alone(
         default_prompt=teacher.default_prompt,
         progress=progress,
     )
+    forget(targets.folder)
+    return targets
 
 
 def _texts(sources: Sequence[str], progress: Progress) -> Iterator[Text]:

@@ -23,6 +23,7 @@ from trundle.data.targets import Targets, open_targets
 from trundle.errors import TrundleError, WriteFailed
 from trundle.progress import SILENT, Progress
 from trundle.scale.cluster import HERE, Workers, calm_data, connected, divide
+from trundle.scale.deaths import forget
 from trundle.scale.packages import ray, ray_data
 from trundle.scale.stretches import Stretch, cut_stretches, stretch_length
 from trundle.scale.survey import Survey
@@ -30,8 +31,6 @@ from trundle.scale.teachers import Asked, open_teacher
 from trundle.scale.worker import Answer, Job, ShardWriter, failed, survey_piece
 
 PLAN = ".plan-"
-DEATHS = 100
-"""How often one worker may die, or one stretch kill its worker: nodes that can be taken away die often."""
 
 
 def build_on_ray(
@@ -67,7 +66,8 @@ def build_on_ray(
         del teacher
         for number, shard in enumerate(manifest.shards):
             write_record(path, number, Record(width=manifest.width, shard=shard))
-        job = Job(asked=asked, identity=manifest.teacher, folder=str(path), dtype=dtype)
+        job = Job(asked=asked, identity=manifest.teacher, folder=str(path), dtype=dtype, workers=each.count)
+        forget(path)
         with _scratch(path) as scratch:
             survey = _surveyed(pieces, Path(scratch), progress)
             repeats = survey.repeats()
@@ -146,7 +146,7 @@ def _label(work: Sequence[tuple[Stretch, bytes]], job: Job, each: Workers, progr
 
 
 def _answers(work: Sequence[tuple[Stretch, bytes]], job: Job, each: Workers) -> Iterator[Answer]:
-    """One answer for each stretch; a worker that dies time and again ends the build."""
+    """One answer for each stretch; Ray Data starts workers that died again, and gives them the same stretch."""
     items = [{"stretch": stretch.model_dump_json(), "repeats": repeats} for stretch, repeats in work]
     rows = ray_data.from_items(items, override_num_blocks=len(items)).map_batches(
         Labeller,
@@ -155,8 +155,6 @@ def _answers(work: Sequence[tuple[Stretch, bytes]], job: Job, each: Workers) -> 
         fn_constructor_args=(job.model_dump_json(),),
         num_cpus=each.cores,
         num_gpus=each.gpus,
-        max_restarts=DEATHS,
-        max_task_retries=DEATHS,
     )
     try:
         for row in rows.iter_rows():
@@ -164,7 +162,7 @@ def _answers(work: Sequence[tuple[Stretch, bytes]], job: Job, each: Workers) -> 
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[0]
         raise WriteFailed(
-            f"the workers keep dying ({reason}); look whether their nodes have memory enough, then run again"
+            f"the cluster gave up ({reason}); see that its nodes are well, then run again to go on"
         ) from error
 
 
@@ -207,3 +205,4 @@ def _finish(path: Path, manifest: Manifest, shards: int, left_out: int) -> None:
         }
     ).write(path)
     drop_records(path)
+    forget(path)

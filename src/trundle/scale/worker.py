@@ -21,6 +21,7 @@ from trundle.data.shard_records import Record, read_record, write_record
 from trundle.data.shards import Dtype, is_whole, read_manifest, write_shard
 from trundle.data.texts import Text
 from trundle.errors import BadInput, BadModel, TrundleError
+from trundle.scale.deaths import counted
 from trundle.scale.stretches import Stretch, shard_texts
 from trundle.scale.teachers import Asked, Opened, open_teacher
 
@@ -34,6 +35,7 @@ class Job(BaseModel):
     identity: str
     folder: str
     dtype: Dtype
+    workers: int = 1
 
 
 class Answer(BaseModel):
@@ -91,8 +93,9 @@ class ShardWriter:
             return self._broken
         labelled = 0
         try:
-            for number, texts in enumerate(shard_texts(stretch, repeats), stretch.first):
-                labelled += self._write(number, texts)
+            with counted(self._folder, f"{stretch.first:05d}"):
+                for number, texts in enumerate(shard_texts(stretch, repeats), stretch.first):
+                    labelled += self._write(number, texts)
         except Exception as error:
             return failed(error, f"can't go on with shard {stretch.first}")
         return Answer(texts=stretch.texts, labelled=labelled)
@@ -101,7 +104,8 @@ class ShardWriter:
         manifest = read_manifest(self._folder)
         if manifest is None or manifest.teacher != self._job.identity:
             raise BadInput(f"it does not see {self._folder}; put the store on a disk that all nodes share")
-        teacher = open_teacher(self._job.asked)
+        with counted(self._folder, "opening", at_once=self._job.workers):
+            teacher = open_teacher(self._job.asked)
         if teacher.identity != self._job.identity:
             raise BadModel("it holds another model under that name; give all nodes the same files")
         return teacher
