@@ -8,8 +8,8 @@ MODEL is a folder with a graph (`trundle export MODEL`). A Ray cluster of 2 node
 2.  The cluster builds it while one worker is killed in the middle, then again while a whole node is lost, then again
     with the driver killed in the middle and started anew. Each time every file is compared byte by byte with those of
     the one process, and shards that were finished before the loss are looked at: were they written again?
-3.  A student learns from the store in one process, in two, and in two that each open half of it (`--by-rank`): losses
-    side by side.
+3.  A student learns from the store in one process, in two, and in two that each open half of it: losses side by side
+    (see scale_training.py).
 
 4.  What the driver of a large build holds and takes: the survey of 1 and of 16 million texts, each in a fresh process.
 
@@ -28,7 +28,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,6 +39,7 @@ import pyarrow.parquet as pq
 import ray
 from ray.cluster_utils import Cluster
 
+from scale_training import compare
 from targets_memory import memory, synthetic_texts
 from trundle.data.labelling import SHARD_SIZE
 from trundle.data.pieces import PIECE_ROWS
@@ -53,10 +53,7 @@ REPEATED = 10
 """Every so many-th text comes again at the end."""
 NODES, WORKERS = 2, 2
 OBJECT_STORE = 100_000_000
-STEPS, BATCH = 60, 16
 SURVEYED = (1 << 20, 1 << 24)
-TOGETHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-ALONE: tuple[str, ...] = ()
 
 
 def write_texts(folder: Path, count: int) -> None:
@@ -186,55 +183,6 @@ def builds(model: str, scratch: Path, count: int) -> dict[str, Any]:
     return {"texts": len(one), "alone seconds": round(alone, 1), "losses": facts}
 
 
-def train(
-    student: str, store: Path, output: Path, launch: tuple[str, ...], *more: str
-) -> list[dict[str, Any]]:
-    arguments = ["align", student, "--teacher", str(store), "--start", "random", "--steps", str(STEPS)]
-    arguments += ["--batch-size", str(BATCH), "-o", str(output), "-q", "--force", *more]
-    command = [sys.executable, *launch, "-m", "trundle", "--", *arguments]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "TRUNDLE_CACHE": str(output.parent / f"cache-{output.name}"),
-    }
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-    (metrics,) = output.rglob("*align.jsonl")
-    return [json.loads(line) for line in metrics.read_text("utf-8").splitlines()]
-
-
-def trainings(student: str, scratch: Path) -> list[dict[str, Any]]:
-    """Part 3."""
-    store = scratch / "one"
-    logs = {
-        "one process": train(student, store, scratch / "s-one", ALONE),
-        "two processes": train(student, store, scratch / "s-two", TOGETHER),
-        "two, by rank": train(student, store, scratch / "s-rank", TOGETHER, "--by-rank"),
-        "one, other seed": train(student, store, scratch / "s-seed", ALONE, "--seed", "1"),
-    }
-    first = logs["one process"]
-    rows = []
-    for name, log in logs.items():
-        row = {
-            "training": name,
-            "mean loss": mean_loss(log),
-            "to one process": mean_loss(log) / mean_loss(first),
-            "validation": log[-1]["validation"],
-            "validation to one process": log[-1]["validation"] / first[-1]["validation"],
-        }
-        print("  ".join(f"{key}: {shown(value)}" for key, value in row.items()), flush=True)
-        rows.append(row)
-    return rows
-
-
-def mean_loss(log: list[dict[str, Any]]) -> float:
-    """Over all steps."""
-    parts = [(line["step"] - before["step"], line["loss"]) for before, line in pairwise(log)]
-    return float(sum(steps * loss for steps, loss in parts) / sum(steps for steps, _ in parts))
-
-
-def shown(value: object) -> str:
-    return f"{value:.5f}" if isinstance(value, float) else str(value)
-
-
 def survey(texts: int) -> dict[str, float]:
     """What the driver does with the hashes of so many texts, a tenth of them repeats, in pieces as they come in."""
     before, started = memory("VmRSS"), time.perf_counter()
@@ -288,7 +236,7 @@ def main() -> None:
     with TemporaryDirectory(prefix="trundle-scale-") as folder:
         scratch = Path(folder)
         facts = builds(asked.model, scratch, asked.texts)
-        facts["training"] = trainings(asked.model, scratch)
+        facts["training"] = compare(asked.model, scratch / "one")
     facts["surveys"] = surveys()
     if asked.output:
         asked.output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

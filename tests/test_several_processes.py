@@ -67,6 +67,8 @@ def test_two_processes_with_half_a_store_each_learn_what_one_learns(
         pytest.skip("two processes can't find each other on this machine")
     assert ran.returncode == 0, ran.stderr
     logs: list[list[dict[str, Any]]] = []
+    steps = [json.loads((tmp_path / name / "trundle.json").read_text()) for name in ("alone", "together")]
+    assert [step["steps"][0]["facts"]["texts"] for step in steps] == [630, 630]
     for name in ("alone", "together"):
         (metrics,) = (tmp_path / name).rglob("align.jsonl")
         logs.append([json.loads(line) for line in metrics.read_text().splitlines()])

@@ -174,10 +174,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     student = body.with_prompts(body.copy_of(model).float(), teacher.prompts, teacher.default_prompt_name)
     if options.pooling == "mean":
         student = body.with_mean_pooling(student)
-    facts: dict[str, Any] = {
-        "texts": len(targets),
-        "validation_texts": 0 if validation is None else len(validation),
-    }
+    facts: dict[str, Any] = _counts(targets, validation)
     files = calibration(targets, plan.teacher, context.seed)
     student, started = _started(student, plan, targets, context)
     facts |= started
@@ -334,6 +331,18 @@ def _opened(folder: Path, options: AlignOptions) -> Targets:
     if options.by_rank and process_count() > 1:
         return data.open_share(folder, rank=own_rank(), processes=process_count())
     return data.open_targets(folder)
+
+
+def _counts(targets: Targets, validation: Targets | None) -> dict[str, int]:
+    """How many texts all processes together learn from and validate by."""
+    validated = 0 if validation is None else len(validation)
+    if validation is not None and validation.is_share:
+        validated *= process_count()
+    learned = len(targets)
+    if targets.is_share:
+        beside = validated if validation is not None and validation.is_share else 0
+        learned = targets.manifest.count - beside
+    return {"texts": learned, "validation_texts": validated}
 
 
 def validation_count(texts: int | None) -> int:
