@@ -91,6 +91,10 @@ def test_other_texts_in_a_finished_shard_are_refused(work: list[tuple[Stretch, b
     moved = work[1][0].model_copy(update={"first": 0})
     with pytest.raises(BadInput, match="was made from other texts"):
         ShardWriter(job).write(moved, work[1][1]).checked()
+    with pytest.raises(BadInput, match="was made from other texts"):
+        worker.check_stretch(Path(job.folder), moved, work[1][1]).checked()
+    for stretch in work[:2]:
+        worker.check_stretch(Path(job.folder), *stretch).checked()
 
 
 def test_what_a_worker_lacks_is_one_sentence(

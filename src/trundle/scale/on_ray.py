@@ -28,7 +28,7 @@ from trundle.scale.packages import ray, ray_data
 from trundle.scale.stretches import Stretch, cut_stretches, stretch_length
 from trundle.scale.survey import Survey
 from trundle.scale.teachers import Asked, open_teacher
-from trundle.scale.worker import Answer, Job, ShardWriter, failed, survey_piece
+from trundle.scale.worker import Answer, Job, ShardWriter, check_stretch, failed, survey_piece
 
 PLAN = ".plan-"
 
@@ -68,20 +68,20 @@ def build_on_ray(
             write_record(path, number, Record(width=manifest.width, shard=shard))
         job = Job(asked=asked, identity=manifest.teacher, folder=str(path), dtype=dtype, workers=each.count)
         forget(path)
-        with _scratch(path) as scratch:
-            survey = _surveyed(pieces, Path(scratch), progress)
-            repeats = survey.repeats()
-            cuts = list(survey.cuts(repeats, shard_size))
-            _check_same_texts(path, manifest, len(cuts))
-            length = stretch_length(len(cuts), each.count)
-            work = list(cut_stretches(pieces, survey.starts, cuts, repeats, length))
         try:
+            with _scratch(path) as scratch:
+                survey = _surveyed(pieces, Path(scratch), progress)
+                repeats = survey.repeats()
+                cuts = list(survey.cuts(repeats, shard_size))
+                length = stretch_length(len(cuts), each.count)
+                work = list(cut_stretches(pieces, survey.starts, cuts, repeats, length))
+            _check_same_texts(path, manifest, len(cuts), work)
             _label(work, job, each, progress)
         except TrundleError:
-            done = len(recorded(path))
-            progress.say(
-                f"{done} of {len(cuts)} shards are finished in {path}; running again goes on from there"
-            )
+            if manifest.complete:
+                drop_records(path)
+            elif done := len(recorded(path)):
+                progress.say(f"{done} shards are finished in {path}; running again goes on from there")
             raise
     left_out = int(survey.starts[-1]) - sum(cut.kept for cut in cuts)
     if left_out:
@@ -104,6 +104,13 @@ def survey_row(batch: Mapping[str, Any]) -> dict[str, Any]:
         "lengths": [lengths],
         "answer": [answer.model_dump_json()],
     }
+
+
+def check_row(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What a task does to a stretch that was begun in an earlier run."""
+    stretch = Stretch.model_validate_json(batch["stretch"][0])
+    answer = check_stretch(Path(batch["folder"][0]), stretch, batch["repeats"][0])
+    return {"answer": [answer.model_dump_json()]}
 
 
 class Labeller:
@@ -178,11 +185,22 @@ def _scratch(path: Path) -> TemporaryDirectory[str]:
         ) from error
 
 
-def _check_same_texts(path: Path, manifest: Manifest, shards: int) -> None:
-    """A folder of more shards than these texts make, or a finished one of fewer, is of other texts."""
-    there = recorded(path)
-    if (there and there[-1] >= shards) or (manifest.complete and len(manifest.shards) != shards):
+def _check_same_texts(
+    path: Path, manifest: Manifest, shards: int, work: Sequence[tuple[Stretch, bytes]]
+) -> None:
+    """A folder of other texts is refused before a shard of these joins it: by how many shards it has, then by each."""
+    there = set(recorded(path))
+    if (there and max(there) >= shards) or (manifest.complete and len(manifest.shards) != shards):
         raise other_texts(path)
+    begun_ones = [
+        {"folder": str(path), "stretch": stretch.model_dump_json(), "repeats": repeats}
+        for stretch, repeats in work
+        if not there.isdisjoint(range(stretch.first, stretch.first + len(stretch.sizes)))
+    ]
+    if begun_ones:
+        rows = ray_data.from_items(begun_ones, override_num_blocks=len(begun_ones))
+        for row in rows.map_batches(check_row, batch_size=1).iter_rows():
+            Answer.model_validate_json(row["answer"]).checked()
 
 
 def _finish(path: Path, manifest: Manifest, shards: int, left_out: int) -> None:

@@ -7,6 +7,7 @@ cluster's trace, and is not taken for a worker that was lost and must be started
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -75,6 +76,26 @@ def survey_piece(piece: Piece) -> tuple[bytes, bytes]:
     return bytes(keys), np.asarray(lengths, dtype="<u4").tobytes()
 
 
+def check_stretch(folder: Path, stretch: Stretch, repeats: bytes) -> Answer:
+    """Whether the finished shards of a stretch are of these texts; nothing is written before that is known of all."""
+    try:
+        for number, texts in enumerate(shard_texts(stretch, repeats), stretch.first):
+            record = read_record(folder, number)
+            if record is not None and record.shard.texts_fingerprint != fingerprint_of(texts):
+                raise other_texts(folder)
+    except Exception as error:
+        return failed(error, f"can't go on with shard {stretch.first}")
+    return Answer(texts=stretch.texts)
+
+
+def fingerprint_of(texts: Sequence[Text]) -> str:
+    """The fingerprint a shard of these texts has."""
+    whole = blake2b(digest_size=KEY_BYTES)
+    for place, text in enumerate(texts, 1):
+        whole.update(fingerprinted(text_key(text, place), text))
+    return whole.hexdigest()
+
+
 class ShardWriter:
     """A teacher at work on one store; opening it may fail, which is told with the first answer."""
 
@@ -112,12 +133,10 @@ class ShardWriter:
 
     def _write(self, number: int, texts: list[Text]) -> int:
         """How many texts had to be labelled: all or none."""
-        whole = blake2b(digest_size=KEY_BYTES)
-        for place, text in enumerate(texts, 1):
-            whole.update(fingerprinted(text_key(text, place), text))
+        fingerprint = fingerprint_of(texts)
         record = read_record(self._folder, number)
         if record is not None:
-            if record.shard.texts_fingerprint != whole.hexdigest():
+            if record.shard.texts_fingerprint != fingerprint:
                 raise other_texts(self._folder)
             if is_whole(self._folder, number, record.shard):
                 return 0
@@ -128,7 +147,7 @@ class ShardWriter:
             texts,
             vectors,
             dtype=self._job.dtype,
-            fingerprint=whole.hexdigest(),
+            fingerprint=fingerprint,
         )
         write_record(self._folder, number, Record(width=vectors.shape[1], shard=shard))
         return len(texts)
