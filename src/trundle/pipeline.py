@@ -147,6 +147,11 @@ def compress(
             raise BadInput(f"{output} is the model itself; choose another folder for the result")
     if pair and not any(call.step.enters_space for call in recipe.calls):
         raise BadInput("--pair needs a model in its teacher's space; add the step align to the recipe")
+    vectors = all(call.step.gives_vectors for call in recipe.calls)
+    if pair and not vectors:
+        raise BadInput(
+            "--pair needs a model that gives vectors to search with; leave it out, or leave finetune out"
+        )
     if pair and output is not None and not dry_run:
         check_free(pair_folder(output), replace=replace)
     original = load(source, trust_remote_code=trust_remote_code)
@@ -167,6 +172,7 @@ def compress(
     partner: SentenceTransformer | None = None
     when_safe: list[Callable[[], None]] = []
     judges, compact = [], False
+    scores: dict[str, float] = {}
     alone = output is not None and not dry_run and process_count() == 1
     places = stages(recipe.calls, context) if alone and len(recipe.calls) > 1 else []
     for number, call in enumerate(recipe.calls, start=1):
@@ -178,6 +184,7 @@ def compress(
         partner = applied.teacher or partner
         files |= applied.files
         when_safe.append(applied.done)
+        scores |= applied.scores
         judges += [] if applied.judge is None else [applied.judge]
         compact = compact or applied.compact
         progress.say(f"{call.step.name}: {step.says}")
@@ -188,7 +195,7 @@ def compress(
     teacher = memory.remember(space or embedder(original, name="the original"), "original: encoding")
     student = memory.remember(embedder(model, name="result"), "result: encoding")
     fidelity, written = None, []
-    if compare and not dry_run and corpus is not None and is_first():
+    if compare and vectors and not dry_run and corpus is not None and is_first():
         fidelity = measure_against(teacher, student, corpus, seed=seed, progress=progress)
     judged: dict[str, tuple[float, float]] = {}
     if judges and not dry_run and is_first():
@@ -199,13 +206,13 @@ def compress(
     if output is not None and not dry_run and is_first():
         lineage = Lineage(
             source=source,
-            space=None if space is None else space.name,
+            space=None if space is None or not vectors else space.name,
             steps=tuple(step.as_json() for step in steps),
             data=() if corpus is None else corpus.facts(),
             seed=seed,
             before=before.as_json(),
             after=after.as_json(),
-            scores=({} if fidelity is None else headline(fidelity)) | before_and_after(judged),
+            scores=({} if fidelity is None else headline(fidelity)) | before_and_after(judged) | scores,
             parent=read_lineage(source),
         )
         lineage = lineage.after_parent() if continues else lineage

@@ -104,6 +104,12 @@ def parse_recipe(text: str, *, name: str, changes: Sequence[str] = ()) -> Recipe
 
 def _check_order(calls: Sequence[Call], name: str) -> None:
     """What moves the vectors after the last alignment would lead out of the space again."""
+    for call in calls[:-1]:
+        if not call.step.gives_vectors:
+            raise BadRecipe(
+                f"the recipe {name} goes on after {call.step.name}, which ends in answers instead of vectors; "
+                f"put {call.step.name} last"
+            )
     heals = [call.step.enters_space and not call.step.leaves_space for call in calls]
     entries = [number for number, healing in enumerate(heals) if healing]
     for call in calls[entries[-1] + 1 :] if entries else ():

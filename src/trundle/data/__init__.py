@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from trundle.data.environment import Documented as Documented
     from trundle.data.environment import environment_pairs as environment_pairs
     from trundle.data.environment import split_by_package as split_by_package
+    from trundle.data.labelled import LabelledRow as LabelledRow
+    from trundle.data.labelled import read_labelled as read_labelled
     from trundle.data.labelling import build_targets as build_targets
     from trundle.data.labelling import encode_by_role as encode_by_role
     from trundle.data.sampling import Fingerprinted as Fingerprinted
@@ -62,6 +64,8 @@ __getattr__ = lazy(
         "split_by_package": "environment",
         "build_targets": "labelling",
         "encode_by_role": "labelling",
+        "LabelledRow": "labelled",
+        "read_labelled": "labelled",
         "Fingerprinted": "sampling",
         "distinct": "sampling",
         "fingerprint": "sampling",

@@ -16,9 +16,11 @@ from functools import cache
 from typing import Any, Literal
 
 from trundle.data.environment import Documented, environment_pairs, split_by_package
+from trundle.data.labelled import LabelledRow, read_labelled
 from trundle.data.sampling import Fingerprinted, draw, held_out
 from trundle.data.texts import Text, read_texts
 from trundle.data.tuples import Example, read_examples
+from trundle.errors import BadInput
 from trundle.progress import SILENT, Progress
 
 ENVIRONMENT = "environment"
@@ -27,6 +29,7 @@ ENOUGH_HELD_OUT = 16_000
 """Of a large corpus no more than about this many texts are kept from training."""
 
 Part = Literal["train", "validation", "held_out"]
+MOST_KEPT_FIRST: tuple[Part, ...] = ("held_out", "validation", "train")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,8 @@ class Corpus:
     """The labelled tuples a step may choose by: none of their queries is learned from."""
     held_out_examples: Callable[[], Iterator[Example]] = lambda: iter(())
     """The labelled tuples that only measure the result: their queries are neither learned from nor chosen by."""
+    labelled: Callable[[Part], Iterator[LabelledRow]] = lambda _part: iter(())
+    """The texts or pairs with a label of one part, read when asked for; a pair is kept back if one of its texts is."""
     facts: Callable[[], tuple[Mapping[str, Any], ...]]
     """What the lineage keeps: each source with the number of its texts and a fingerprint of their content."""
 
@@ -135,6 +140,15 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
                 read = read_examples(source)
                 yield from (one for one in read if part_of(one.query, share(), seed) == "held_out")
 
+    def labelled(wanted: Part) -> Iterator[LabelledRow]:
+        for source in sources:
+            if source == ENVIRONMENT:
+                raise BadInput(f"{ENVIRONMENT} has texts without labels; give a file with a text and a label")
+            for row in read_labelled(source):
+                parts = {part_of(text, share(), seed) for text in row.texts}
+                if wanted == next(part for part in MOST_KEPT_FIRST if part in parts):
+                    yield row
+
     return Corpus(
         train=train,
         validation=lambda: kept("validation"),
@@ -143,6 +157,7 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
         examples=examples,
         validation_examples=validation_examples,
         held_out_examples=held_out_examples,
+        labelled=labelled,
         facts=lambda: first_reading()[0],
     )
 

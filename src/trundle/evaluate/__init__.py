@@ -3,6 +3,7 @@
     catalogue   names → tasks                      tasks      a record per kind of task, with its run
     files       parquet → columns, splits          search     queries, documents, judgements → scores
     encoding    each distinct text encoded once    ranking    nearest documents, nDCG, recall, MRR
+    answers     accuracy, F1, correlation of a classifier's own answers
     scoring     tasks × model → results            metrics    Spearman, accuracy, V-measure, average precision
     fidelity    how near a student is to a teacher, without labels
     shortening  vectors cut to their first dimensions, kept as bytes or bits
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING
 from trundle.lazy import lazy
 
 if TYPE_CHECKING:
+    from trundle.evaluate.answers import class_measures as class_measures
+    from trundle.evaluate.answers import number_measures as number_measures
     from trundle.evaluate.catalogue import find_tasks as find_tasks
     from trundle.evaluate.comparison import Comparison as Comparison
     from trundle.evaluate.comparison import Shorten as Shorten
@@ -52,12 +55,14 @@ __getattr__ = lazy(
         "Scores": "tasks",
         "Shorten": "comparison",
         "Task": "tasks",
+        "class_measures": "answers",
         "compare": "comparison",
         "evaluate": "scoring",
         "find_tasks": "catalogue",
         "mean_score": "scoring",
         "measure_fidelity": "fidelity",
         "measure_ranges": "shortening",
+        "number_measures": "answers",
         "read_ranges": "shortening",
         "share_of_teacher": "scoring",
         "watch_margin": "margin",

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from trundle.model.encode import labelling_embedder as labelling_embedder
     from trundle.model.heads import copy_of as copy_of
     from trundle.model.heads import linear_head as linear_head
+    from trundle.model.heads import name_labels as name_labels
     from trundle.model.heads import normalises as normalises
     from trundle.model.heads import reinitialised as reinitialised
+    from trundle.model.heads import rescale_head as rescale_head
     from trundle.model.heads import with_linear_head as with_linear_head
     from trundle.model.heads import with_mean_pooling as with_mean_pooling
     from trundle.model.heads import with_new_head as with_new_head
@@ -97,7 +99,9 @@ __getattr__ = lazy(
         "embedder": "encode",
         "labelling_embedder": "encode",
         "linear_head": "heads",
+        "name_labels": "heads",
         "normalises": "heads",
+        "rescale_head": "heads",
         "reinitialised": "heads",
         "with_linear_head": "heads",
         "without_head": "heads",

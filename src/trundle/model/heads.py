@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -107,6 +107,23 @@ def linear_head(
         init_bias=torch.tensor(bias),
     )
     return [dense, Normalize()] if normalise else [dense]
+
+
+def rescale_head(model: SentenceTransformer, *, mean: float, spread: float) -> None:
+    """Let the model's last linear layer answer in other units, in place."""
+    dense = model[-1]
+    assert isinstance(dense, Dense)
+    with torch.no_grad():
+        dense.linear.weight.mul_(spread)
+        dense.linear.bias.mul_(spread).add_(mean)
+
+
+def name_labels(model: SentenceTransformer, labels: Sequence[str]) -> None:
+    """Write down, where transformers has its place for it, which class each score is for; none: the score is a number."""
+    config = transformer_of(model).model.config
+    config.id2label = dict(enumerate(labels)) or {0: "LABEL_0"}
+    config.label2id = {name: number for number, name in config.id2label.items()}
+    config.problem_type = "single_label_classification" if labels else "regression"
 
 
 def reinitialised(model: SentenceTransformer, *, seed: int) -> SentenceTransformer:

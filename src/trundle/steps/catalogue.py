@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from trundle.steps import align, contrast, depth, vocabulary, weights, width
+from trundle.steps import align, contrast, depth, finetune, vocabulary, weights, width
 from trundle.steps.contract import Step
 
 STEPS: dict[str, Step[Any, Any]] = {
     step.name: step
-    for step in (vocabulary.STEP, depth.STEP, width.STEP, weights.STEP, contrast.STEP, align.STEP)
+    for step in (
+        vocabulary.STEP,
+        depth.STEP,
+        width.STEP,
+        weights.STEP,
+        contrast.STEP,
+        align.STEP,
+        finetune.STEP,
+    )
 }

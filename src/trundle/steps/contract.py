@@ -97,6 +97,8 @@ class Applied:
     """Files to keep in the model's folder, such as a training's metrics."""
     besides: Mapping[str, Beside] = field(default_factory=dict)
     """Further models the step made; each leaves in a folder of its own, named after the output and its name here."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Scores of the result alone, where the original has no such."""
     judge: Callable[[Embedder], Mapping[str, float]] | None = None
     """Scores by which the original and the end result are to be compared, where the step knows such."""
     compact: bool = False
@@ -129,6 +131,8 @@ class Step(Generic[O, P]):
     """Whether it leads into a teacher's vector space, so that the two models can be paired."""
     leaves_space: bool = False
     """Whether it moves a model's vectors, so that it has to come before the step that enters a space."""
+    gives_vectors: bool = True
+    """Whether what its result gives for a text can be searched with; after a step that gives something else comes none."""
 
 
 def exact_fraction(value: object) -> object:

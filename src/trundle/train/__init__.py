@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trundle.train.fisher import measure_gradients as measure_gradients
     from trundle.train.fisher import measure_norms as measure_norms
     from trundle.train.grouped import ByGroup as ByGroup
+    from trundle.train.head_task import make_head_task as make_head_task
     from trundle.train.imitation import Imitator as Imitator
     from trundle.train.imitation import check_imitation as check_imitation
     from trundle.train.imitation import check_same_tokens as check_same_tokens
@@ -62,6 +63,7 @@ __getattr__ = lazy(
         "distil": "contrastive",
         "infonce": "contrastive",
         "ByGroup": "grouped",
+        "make_head_task": "head_task",
         "Imitator": "imitation",
         "check_imitation": "imitation",
         "check_same_tokens": "imitation",

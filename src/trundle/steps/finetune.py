@@ -1,0 +1,323 @@
+"""finetune: train a model and a head on labelled texts or pairs, so that it names a class or gives a number.
+
+The head is one linear layer on the pooled vectors, kept in the folder as a Dense module: what the model gives for a text is no longer a vector
+to search with but a score for each class, whose names are in the backbone's config (`id2label`), or one number. Two texts
+are read together, as one input. Everything is trained.
+
+    - vocabulary: {parameters: 80%, oov: cluster}
+    - finetune: {epochs: 3}
+
+Paper: Words That Matter: Vocabulary Pruning in ModernBERT.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+import trundle.data as data
+import trundle.evaluate as judging
+import trundle.measure as measure
+import trundle.model as body
+import trundle.train as train
+from trundle.errors import BadInput
+from trundle.steps.contract import Applied, Context, Options, Plan, Step
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from trundle.data import LabelledRow
+    from trundle.data.corpus import Part
+    from trundle.measure import Cost
+
+PARTS: tuple[Part, ...] = ("train", "validation", "held_out")
+EPOCHS = 3
+LONGEST = 512
+LOOKS = 10
+"""How often a run of known length is validated."""
+WARMUP_SHARE, WARMUP_STEPS = 10, 100
+"""The learning rate rises for a tenth of a run, or for so many steps where its length is not known."""
+
+
+class FinetuneOptions(Options):
+    """From which rows, to which answers, and how."""
+
+    kind: Literal["auto", "classes", "number"] = Field(
+        "auto", description="What a label is; auto: a number where some label is a fraction, else a class."
+    )
+    epochs: int | None = Field(
+        None, ge=1, description=f"How often each row is seen. Default: {EPOCHS}, or what minutes allow."
+    )
+    steps: int | None = Field(None, ge=1, description="Optimizer steps, instead of epochs.")
+    minutes: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Train for this long; with epochs or steps, whichever is reached first.",
+    )
+    rows: int | None = Field(None, ge=2, description="Use at most this many of the training rows.")
+    batch_size: int = Field(32, ge=1, description="Rows per step.")
+    learning_rate: float = Field(
+        5e-5, gt=0, allow_inf_nan=False, description="The highest learning rate; it falls to zero."
+    )
+    warmup: int | None = Field(
+        None, ge=0, description="Steps in which the learning rate rises. Default: a tenth of the run."
+    )
+    max_length: int | None = Field(
+        None, ge=2, description=f"Tokens after which a text is cut in training. Default: up to {LONGEST}."
+    )
+    dropout: bool = Field(True, description="Train with the model's own dropout.")
+    keep_zeros: bool = Field(True, description="Leave pruned weights, which are exactly zero, as they are.")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
+    )
+
+
+class FinetunePlan(Plan):
+    """What will be answered, and how it is learned."""
+
+    options: FinetuneOptions
+    labels: tuple[str, ...]
+    """The names of the classes; none where the answer is a number."""
+    pairs: bool
+    inputs: int
+    max_length: int
+
+    @property
+    def outputs(self) -> int:
+        """How many scores there are."""
+        return len(self.labels) or 1
+
+    def __str__(self) -> str:
+        asked = self.options
+        what = f"one of {len(self.labels)} classes" if self.labels else "a number"
+        times = [f"{asked.minutes:g} minutes"] if asked.minutes is not None else []
+        if asked.steps is not None:
+            times.insert(0, f"{asked.steps} steps")
+        elif asked.epochs is not None or not times:
+            times.insert(0, f"{asked.epochs or EPOCHS} epochs")
+        return (
+            f"{what} for each {'pair of texts' if self.pairs else 'text'}, training for {' or '.join(times)}"
+        )
+
+
+def plan(model: SentenceTransformer, options: FinetuneOptions, context: Context) -> FinetunePlan:
+    """Look at the model and at all labels."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise BadInput("finetune runs in one process as yet; start it without torchrun or accelerate launch")
+    if options.steps is not None and options.epochs is not None:
+        raise BadInput("steps and epochs say the same thing; give one of them")
+    if context.corpus is None:
+        raise BadInput("finetune learns from labelled texts; say where they are with --data")
+    takes = model.max_seq_length or LONGEST
+    if options.max_length is not None and options.max_length > takes:
+        raise BadInput(f"the model takes at most {takes} tokens; give a max_length up to that")
+    body.transformer_of(model)
+    rows = {part: list(context.corpus.labelled(part)) for part in PARTS}
+    if len(rows["train"]) < 2:
+        raise BadInput("there are not two labelled rows to train on; give a file with a text and a label")
+    everything = [row for part in PARTS for row in rows[part]]
+    widths = {len(row.texts) for row in everything}
+    if len(widths) > 1:
+        raise BadInput("some rows are single texts and some are pairs; train on one kind at a time")
+    return FinetunePlan(
+        options=options,
+        labels=classes_of(everything, options.kind),
+        pairs=widths == {2},
+        inputs=body.without_head(model).get_embedding_dimension() or 0,
+        max_length=options.max_length or min(takes, LONGEST),
+    )
+
+
+def classes_of(rows: Sequence[LabelledRow], kind: str) -> tuple[str, ...]:
+    """The names of the classes in order, numbers by their value; none where labels are numbers to be met."""
+    fractions = any(isinstance(row.label, float) and not row.label.is_integer() for row in rows)
+    if kind == "number" or (kind == "auto" and fractions):
+        for row in rows:
+            number_of(row)
+        return ()
+    names = {name_of(row) for row in rows}
+    if len(names) < 2:
+        raise BadInput(f"every row has the label {min(names)!r}; give rows of at least two classes")
+    if len(names) > len(rows) // 2:
+        raise BadInput(
+            f"{len(rows):,} rows have {len(names):,} different labels; with kind: number they are numbers to be met, "
+            "as classes they are too many"
+        )
+    try:
+        return tuple(sorted(names, key=float))
+    except ValueError:
+        return tuple(sorted(names))
+
+
+def name_of(row: LabelledRow) -> str:
+    """A label as the name of a class; 1.0 is 1."""
+    whole = isinstance(row.label, float) and row.label.is_integer()
+    return str(int(row.label) if whole else row.label)
+
+
+def number_of(row: LabelledRow) -> float:
+    """A label as a number."""
+    try:
+        return float(row.label)
+    except ValueError as error:
+        raise BadInput(
+            f"{row.source} has the label {row.label!r}, which is no number; use kind: classes"
+        ) from error
+
+
+def forecast(model: SentenceTransformer, plan: FinetunePlan) -> Cost:
+    """The model with its head in place."""
+    return measure.predict(model, dense=(plan.inputs, plan.outputs))
+
+
+def apply(model: SentenceTransformer, plan: FinetunePlan, context: Context) -> Applied:
+    """Train, and measure on the rows that are held out."""
+    assert context.corpus is not None
+    options = plan.options
+    rows = list(context.corpus.labelled("train"))
+    rows = data.sample(rows, options.rows, seed=context.seed) if options.rows else rows
+    validation = list(context.corpus.labelled("validation"))
+    if not validation:
+        context.progress.say("no rows are kept back for validation; the last weights are taken, not the best")
+    learned_from = data.fingerprint([*rows, "validation", *validation])
+    key = [plan.model_dump(mode="json"), body.model_digest(model), learned_from, context.seed]
+    run = context.cache / "runs" / data.fingerprint(key)
+    if run.is_dir():
+        context.progress.say("going on from the checkpoint of an earlier run of the same command")
+    student, result = trained(model, plan, rows, validation, context, run)
+    student = student.to(next(model.parameters()).dtype)
+    facts: dict[str, Any] = {
+        "rows": len(rows),
+        "validation_rows": len(validation),
+        "steps": result.steps,
+        "loss": result.loss,
+        "validation": result.validation,
+        "best_step": result.best_step,
+    }
+    held_out = list(context.corpus.labelled("held_out"))
+    scores = {}
+    if held_out:
+        found = measures_of(student, plan, held_out)
+        facts |= {"held_out_rows": len(held_out)} | found
+        scores = {f"{name} on {len(held_out):,} held-out rows": value for name, value in found.items()}
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+        context.progress.say(f"finetune: on {len(held_out):,} held-out rows {shown}")
+    metrics = (run / train.METRICS_FILE).read_text(encoding="utf-8")
+    return Applied(
+        model=student,
+        facts=facts,
+        scores=scores,
+        done=lambda: shutil.rmtree(run, ignore_errors=True),
+        files={"finetune.jsonl": metrics},
+    )
+
+
+def trained(
+    model: SentenceTransformer,
+    plan: FinetunePlan,
+    rows: Sequence[LabelledRow],
+    validation: Sequence[LabelledRow],
+    context: Context,
+    folder: Any = None,
+) -> tuple[SentenceTransformer, Any]:
+    """The model with its head, trained. Numbers are learned in units of their own spread, which then goes into the head."""
+    options = plan.options
+    student = body.with_new_head(
+        body.copy_of(model).float(), plan.outputs, normalise=False, seed=context.seed
+    )
+    student.prompts, student.default_prompt_name = {}, None
+    takes, student.max_seq_length = student.max_seq_length, plan.max_length
+    answers = answers_of(rows, plan.labels)
+    mean, spread = (0.0, 1.0) if plan.labels else (float(answers.mean()), float(answers.std()) or 1.0)
+
+    def scaled(of: Sequence[LabelledRow]) -> Any:
+        right = answers_of(of, plan.labels)
+        return right if plan.labels else (right - np.float32(mean)) / np.float32(spread)
+
+    task = train.make_head_task(
+        student,
+        [row.as_input() for row in rows],
+        scaled(rows),
+        ([row.as_input() for row in validation], scaled(validation)) if validation else None,
+        batch_size=options.batch_size,
+        seed=context.seed,
+    )
+    settings = settings_for(options, task.batches.order.per_epoch, context.seed)
+    with train.zeros_kept(student) if options.keep_zeros else nullcontext():
+        result = train.train(
+            student,
+            task.objective,
+            task.batches,
+            settings,
+            shape=train.linear(),
+            validation=task.validation,
+            folder=folder,
+            resume=folder is not None,
+            progress=context.progress,
+            label="finetune",
+        )
+    if not plan.labels:
+        body.rescale_head(student, mean=mean, spread=spread)
+    body.name_labels(student, plan.labels)
+    student.max_seq_length = takes
+    return student, result
+
+
+def answers_of(rows: Sequence[LabelledRow], labels: Sequence[str]) -> Any:
+    """What is to be answered for each row: the number of its class, or its number."""
+    if not labels:
+        return np.asarray([number_of(row) for row in rows], dtype=np.float32)
+    numbers = {name: number for number, name in enumerate(labels)}
+    return np.asarray([numbers[name_of(row)] for row in rows], dtype=np.int64)
+
+
+def measures_of(
+    model: SentenceTransformer, plan: FinetunePlan, rows: Sequence[LabelledRow]
+) -> dict[str, float]:
+    """How good the model's answers are."""
+    inputs: list[Any] = [row.as_input() for row in rows]
+    scores = model.encode(inputs, show_progress_bar=False, convert_to_numpy=True)
+    right = answers_of(rows, plan.labels)
+    if not plan.labels:
+        return judging.number_measures(scores[:, 0], right)
+    return judging.class_measures(scores.argmax(axis=1).tolist(), right.tolist(), len(plan.labels))
+
+
+def settings_for(options: FinetuneOptions, epoch_steps: int, seed: int) -> Any:
+    """How the run goes."""
+    steps = options.steps
+    if steps is None and (options.epochs is not None or options.minutes is None):
+        steps = (options.epochs or EPOCHS) * epoch_steps
+    every = max(1, epoch_steps if steps is None else steps // LOOKS)
+    rises = WARMUP_STEPS if steps is None else steps // WARMUP_SHARE
+    return train.TrainSettings(
+        steps=steps,
+        minutes=options.minutes,
+        learning_rate=options.learning_rate,
+        warmup=rises if options.warmup is None else options.warmup,
+        dropout=options.dropout,
+        precision=train.best_precision() if options.precision == "auto" else options.precision,
+        validate_every=every,
+        checkpoint_every=every,
+        seed=seed,
+    )
+
+
+STEP = Step(
+    name="finetune",
+    help="Train the model and a head on labelled texts or pairs: classes, or a number.",
+    options=FinetuneOptions,
+    plans=FinetunePlan,
+    plan=plan,
+    forecast=forecast,
+    apply=apply,
+    needs_texts=True,
+    gives_vectors=False,
+)
