@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.artifact import Lineage
-from trundle.data import Example, Text
+from trundle.data import Example, LabelledRow, Text
 from trundle.data.corpus import Corpus
 from trundle.measure import cost
 from trundle.model import cut_backbone, save, transformer_of
@@ -36,6 +36,9 @@ CORPUS = Corpus(
     validation=lambda: iter(TEXTS[:12]),
     held_out=lambda: iter(()),
     examples=lambda: (Example(query=text.text, positive=text.text[::-1]) for text in TEXTS),
+    labelled=lambda _: (
+        LabelledRow(texts=(text.text, text.text[::-1]), label=len(text.text) % 3) for text in TEXTS
+    ),
     facts=lambda: (),
 )
 
@@ -92,6 +95,7 @@ CASES = {
         identity=None,
         shrinks=False,
     ),
+    "finetune": Case(options={"steps": 2, "batch_size": 8}, identity=None, shrinks=False),
 }
 
 MATRIX = [pytest.param(step, family, id=f"{step}-{family}") for step in CASES for family in pico.CONFIGS]

@@ -41,6 +41,8 @@ EPOCHS = 3
 LONGEST = 512
 LOOKS = 10
 """How often a run of known length is validated."""
+VALIDATION_ROWS, VALIDATION_SHARE = 2048, 4
+"""At most so many rows are looked at, and in a short run no more than this part of the training before a look."""
 WARMUP_SHARE, WARMUP_STEPS = 10, 100
 """The learning rate rises for a tenth of a run, or for so many steps where its length is not known."""
 
@@ -183,7 +185,8 @@ def apply(model: SentenceTransformer, plan: FinetunePlan, context: Context) -> A
     options = plan.options
     rows = list(context.corpus.labelled("train"))
     rows = data.sample(rows, options.rows, seed=context.seed) if options.rows else rows
-    validation = list(context.corpus.labelled("validation"))
+    affordable = looked_at(options, len(rows))
+    validation = data.sample(context.corpus.labelled("validation"), affordable, seed=context.seed)
     if not validation:
         context.progress.say("no rows are kept back for validation; the last weights are taken, not the best")
     learned_from = data.fingerprint([*rows, "validation", *validation])
@@ -290,12 +293,23 @@ def measures_of(
     return judging.class_measures(scores.argmax(axis=1).tolist(), right.tolist(), len(plan.labels))
 
 
-def settings_for(options: FinetuneOptions, epoch_steps: int, seed: int) -> Any:
-    """How the run goes."""
+def looked_at(options: FinetuneOptions, rows: int) -> int:
+    """How many rows a validation can afford."""
+    _, every = steps_and_looks(options, -(-rows // options.batch_size))
+    return min(VALIDATION_ROWS, max(every * options.batch_size // VALIDATION_SHARE, 2 * options.batch_size))
+
+
+def steps_and_looks(options: FinetuneOptions, epoch_steps: int) -> tuple[int | None, int]:
+    """The length of the run, where it is known, and the steps between two looks."""
     steps = options.steps
     if steps is None and (options.epochs is not None or options.minutes is None):
         steps = (options.epochs or EPOCHS) * epoch_steps
-    every = max(1, epoch_steps if steps is None else steps // LOOKS)
+    return steps, max(1, epoch_steps if steps is None else steps // LOOKS)
+
+
+def settings_for(options: FinetuneOptions, epoch_steps: int, seed: int) -> Any:
+    """How the run goes."""
+    steps, every = steps_and_looks(options, epoch_steps)
     rises = WARMUP_STEPS if steps is None else steps // WARMUP_SHARE
     return train.TrainSettings(
         steps=steps,
