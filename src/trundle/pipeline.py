@@ -173,6 +173,7 @@ def compress(
     when_safe: list[Callable[[], None]] = []
     judges, compact = [], False
     scores: dict[str, float] = {}
+    use = ""
     alone = output is not None and not dry_run and process_count() == 1
     places = stages(recipe.calls, context) if alone and len(recipe.calls) > 1 else []
     for number, call in enumerate(recipe.calls, start=1):
@@ -185,6 +186,7 @@ def compress(
         files |= applied.files
         when_safe.append(applied.done)
         scores |= applied.scores
+        use = applied.use or use
         judges += [] if applied.judge is None else [applied.judge]
         compact = compact or applied.compact
         progress.say(f"{call.step.name}: {step.says}")
@@ -216,7 +218,7 @@ def compress(
             parent=read_lineage(source),
         )
         lineage = lineage.after_parent() if continues else lineage
-        _save(model, Path(output), lineage, files, replace=replace, compact=compact)
+        _save(model, Path(output), lineage, files, replace=replace, compact=compact, use=use)
         for name, (beside, taken) in besides.items():
             place, size = Path(f"{output}-{name}"), cost(beside.model)
             near = None
@@ -265,12 +267,14 @@ def _save(
     *,
     replace: bool,
     compact: bool = False,
+    use: str = "",
 ) -> None:
     card = model_card(
         output.name,
         lineage,
         similarity=str(model.similarity_fn_name),
         needs_trundle=has_token_map(model) or compact,
+        use=use,
     )
     save(model, output, lineage=lineage, card=card, files=files, replace=replace, compact=compact)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig
 
@@ -75,6 +76,14 @@ def test_classes_are_learned_and_a_plain_load_names_them(pico_model: PicoModel, 
     assert lineage["space"] is None
     assert lineage["scores"][f"accuracy on {len(held_out)} held-out rows"] == right
     assert (folder / "finetune.jsonl").is_file()
+
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.pipeline_tag == "text-classification"
+    code = card.text.split("```python\n")[1].split("```")[0].replace('"model"', repr(str(folder)))
+    asked: dict[str, Any] = {}
+    exec(code, asked)
+    assert set(asked["answers"]) <= {"has a fox", "none"}
+    assert "similarity" not in card.text
 
 
 def test_both_texts_of_a_pair_are_read(pico_model: PicoModel, tmp_path: Path):

@@ -15,24 +15,31 @@ TAGS = ("sentence-transformers", "feature-extraction", "sentence-similarity", "t
 THE_ORIGINAL = "the original"
 """What a lineage calls the teacher where that is the model that came in."""
 TASK = {"type": "sentence-similarity", "name": "Agreement with the teacher"}
+ANSWERS = {"type": "text-classification", "name": "Answers to labelled texts"}
 
 ENCODE = 'vectors = model.encode(["a text", "another text"])'
 ENCODE_BOTH = """documents = model.encode_document(["a text", "another text"])
 queries = model.encode_query(["what is asked"])"""
 
 
-def model_card(name: str, lineage: Lineage, *, similarity: str, needs_trundle: bool = False) -> str:
-    """A card that says what the lineage says, for people and, at its head, for the hub."""
+def model_card(
+    name: str, lineage: Lineage, *, similarity: str, needs_trundle: bool = False, use: str = ""
+) -> str:
+    """A card that says what the lineage says, for people and, at its head, for the hub.
+
+    A model that gives something else than vectors says by `use` how it is asked.
+    """
+    front = _front(
+        name, [_first_source(lineage)], "finetune", _readable(lineage.scores, lineage.space), lineage.data
+    )
     return _card(
         name,
-        _front(
-            name, [_first_source(lineage)], "finetune", _readable(lineage.scores, lineage.space), lineage.data
-        ),
+        _of_answers(front) if use else front,
         f"Made from `{Path(lineage.source).name}` with trundle{_space(lineage.space)}.",
         _sizes(lineage.before, lineage.after),
         _steps(lineage),
         _scores(_readable(lineage.scores, lineage.space)),
-        _use(name, ENCODE, similarity, needs_trundle=needs_trundle),
+        _use(name, use or ENCODE, "" if use else similarity, needs_trundle=needs_trundle),
     )
 
 
@@ -86,6 +93,16 @@ def _front(
             {"name": name, "results": [{"task": dict(TASK), "dataset": dataset, "metrics": metrics}]}
         ]
     return front
+
+
+def _of_answers(front: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for a model that gives answers instead of vectors."""
+    results = [
+        one | {"results": [result | {"task": dict(ANSWERS)} for result in one["results"]]}
+        for one in front.get("model-index", ())
+    ]
+    changed: dict[str, Any] = {"pipeline_tag": ANSWERS["type"], "tags": [TAGS[0], ANSWERS["type"], *TAGS[3:]]}
+    return {**front, **changed, **({"model-index": results} if results else {})}
 
 
 def _first_source(lineage: Lineage) -> str:
@@ -166,6 +183,7 @@ def _use(name: str, lines: str, similarity: str, *, needs_trundle: bool = False)
     needs = (
         "Where trundle is installed (it has a module of its own in this folder):\n\n" if needs_trundle else ""
     )
+    compare = f"\n\nCompare vectors by {similarity} similarity." if similarity else ""
     return f"""## Use
 
 {needs}```python
@@ -173,6 +191,4 @@ from sentence_transformers import SentenceTransformer
 
 model = {how_to_open(name, needs_trundle=needs_trundle).replace("'", '"')}
 {lines}
-```
-
-Compare vectors by {similarity} similarity."""
+```{compare}"""

@@ -99,6 +99,8 @@ class Applied:
     """Further models the step made; each leaves in a folder of its own, named after the output and its name here."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Scores of the result alone, where the original has no such."""
+    use: str = ""
+    """The lines of Python that ask the model, where it gives something else than vectors."""
     judge: Callable[[Embedder], Mapping[str, float]] | None = None
     """Scores by which the original and the end result are to be compared, where the step knows such."""
     compact: bool = False

@@ -217,8 +217,20 @@ def apply(model: SentenceTransformer, plan: FinetunePlan, context: Context) -> A
         model=student,
         facts=facts,
         scores=scores,
+        use=how_to_ask(plan),
         done=lambda: shutil.rmtree(run, ignore_errors=True),
         files={"finetune.jsonl": metrics},
+    )
+
+
+def how_to_ask(plan: FinetunePlan) -> str:
+    """The lines that get an answer, for the card."""
+    given = '[("a text", "another text")]' if plan.pairs else '["a text", "another text"]'
+    if not plan.labels:
+        return f"answers = model.encode({given})[:, 0]"
+    return (
+        f"scores = model.encode({given})\n"
+        "answers = [model[0].auto_model.config.id2label[best] for best in scores.argmax(axis=1)]"
     )
 
 
