@@ -66,9 +66,11 @@ def magnitude(model: SentenceTransformer, remove: int) -> SentenceTransformer:
     weights = [backbone.get_parameter(matrix.parameter) for matrix in matrices_of(small)]
     with torch.no_grad():
         sizes = torch.cat([weight.abs().flatten() for weight in weights])
-        gone = torch.zeros(len(sizes), dtype=torch.bool)
+        gone = torch.zeros_like(sizes, dtype=torch.bool)
         gone[sizes.argsort()[:remove]] = True
-        for weight, part in zip(weights, gone.split([weight.numel() for weight in weights]), strict=True):
+        for weight, part in zip(
+            weights, torch.split(gone, [weight.numel() for weight in weights]), strict=True
+        ):
             weight.masked_fill_(part.view_as(weight), 0.0)
     return small
 
@@ -87,10 +89,9 @@ def _factored(model: SentenceTransformer, share: float, *, rank_share: float) ->
     small = copy_of(model)
     backbone = transformer_of(small).model
     for matrix in matrices_of(small):
-        linear = backbone.get_submodule(matrix.name)
-        weight = matrix.oriented(linear.weight.detach())
+        weight = matrix.oriented(backbone.get_parameter(matrix.parameter).detach())
         made = factor(weight, share, rank_share=rank_share)
-        bias = getattr(linear, "bias", None)
+        bias = getattr(backbone.get_submodule(matrix.name), "bias", None)
         backbone.set_submodule(matrix.name, Factored(made[0], made[1], bias, made[2], made[3]))
     return small
 
