@@ -29,7 +29,7 @@ def classes_of(rows: Sequence[LabelledRow], kind: str) -> tuple[str, ...]:
             "as classes they are too many"
         )
     try:
-        return tuple(sorted(names, key=float))
+        return tuple(sorted(sorted(names), key=float))
     except ValueError:
         return tuple(sorted(names))
 
