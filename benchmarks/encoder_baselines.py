@@ -2,8 +2,8 @@
 
     magnitude            the smallest weights of all layers become zero
     low_rank             every matrix becomes a product of two thin ones, by its singular values
-    low_rank_and_sparse  a product of two thin ones, and the rows of what it misses that are largest: LoSparse's form, chosen at once
-                         and not, as there, little by little while it trains
+    low_rank_and_sparse  a product of two thin ones, and the rows of what it misses that are largest: LoSparse's
+                         form, chosen at once and not, as there, little by little while it trains
 
 Each takes a model and how many parameters are to go, and gives a new model whose vectors can be trained on.
 """

@@ -1,14 +1,15 @@
-"""The vocabulary paper's first table in small: a model fine-tuned for each task after each way of losing the same parameters.
+"""The vocabulary paper's first table in small: a model fine-tuned for each task after each way of losing parameters.
 
     python benchmarks/glue.py MODEL --data DIR -o glue/                          # the whole table, on a GPU
     python benchmarks/glue.py MODEL --data DIR -o glue/ --tasks CoLA --rows 2000 --epochs 2 --precision bf16
     python benchmarks/glue.py MODEL --data DIR -o glue/ --seeds 0 1 2 --at-once 4
 
-DIR holds the tasks (classification/, pairs/, sts/). Tokens are chosen by, and models trained on, all rows of the split `train`,
-nothing is chosen by any other row, and the last weights are measured on `test`, or on `dev` where there is no test. STSBenchmark is
-measured as every other task, but only where it is named: its training rows are also in other STS test sets.
-The vocabulary loses the asked share of all parameters, and the other methods lose as many inside the layers. Each cell of the
-table leaves a .json in the output folder; a cell that is there already is not made again.
+DIR holds the tasks (classification/, pairs/, sts/). Tokens are chosen by, and models trained on, rows of the split
+`train`; nothing is chosen by any other row, and the last weights are measured on `test`, or on `dev` where there is no
+test. STSBenchmark is a task like the others, but only where it is named: its training rows are in other STS test sets,
+so know that you may train on them. The vocabulary loses the asked share of all parameters, and the other methods lose
+as many inside the layers. Each cell of the table leaves a .json in the output folder; one that is there already is not
+made again.
 """
 
 from __future__ import annotations

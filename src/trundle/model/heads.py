@@ -119,7 +119,7 @@ def rescale_head(model: SentenceTransformer, *, mean: float, spread: float) -> N
 
 
 def name_labels(model: SentenceTransformer, labels: Sequence[str]) -> None:
-    """Write down, where transformers has its place for it, which class each score is for; none: the score is a number."""
+    """Write into the config which class each score is for; without labels there is one score, a number."""
     config = transformer_of(model).model.config
     config.id2label = dict(enumerate(labels)) or {0: "LABEL_0"}
     config.label2id = {name: number for number, name in config.id2label.items()}

@@ -1,8 +1,8 @@
 """finetune: train a model and a head on labelled texts or pairs, so that it names a class or gives a number.
 
-The head is one linear layer on the pooled vectors, kept in the folder as a Dense module. What the model then gives for a
-text is no vector to search with but a score for each class, whose names are in the backbone's config (`id2label`), or
-one number. Two texts are read together, as one input. Everything is trained.
+The head is one linear layer on the pooled vectors, kept in the folder as a Dense module. What the model then gives
+for a text is no vector to search with but a score for each class, whose names are in the backbone's config
+(`id2label`), or one number. Two texts are read together, as one input. Everything is trained.
 
     - vocabulary: {parameters: 80%, oov: cluster}
     - finetune: {epochs: 3}
@@ -207,7 +207,10 @@ def trained(
     context: Context,
     folder: Path | None = None,
 ) -> tuple[SentenceTransformer, Any]:
-    """The model with its head, trained. Numbers are learned in units of their own spread, which then goes into the head."""
+    """The model with its head, trained.
+
+    Numbers are learned in units of their own spread, which then goes into the head.
+    """
     options = plan.options
     student = body.with_new_head(
         body.copy_of(model).float(), plan.outputs, normalise=False, seed=context.seed

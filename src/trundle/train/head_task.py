@@ -1,4 +1,4 @@
-"""Labelled rows as batches and an objective for the one loop: a head that names a class, or a number, for each text or pair."""
+"""Labelled rows as batches and an objective for the one loop: learn a class, or a number, for each text or pair."""
 
 from __future__ import annotations
 
