@@ -104,7 +104,7 @@ def test_a_pair_has_two_segments_where_the_tokenizer_makes_two(pico_model: PicoM
     """The tokens are those of the tokenizer itself, called with two texts."""
     model = pico_model("bert")
     pairs = [("queries are short", "the lazy dog"), ("a", "b")]
-    task = make_head_task(model, pairs, np.asarray([0, 1]), None, batch_size=2)
+    task = make_head_task(model, pairs, [0, 1], None, classes=True, batch_size=2)
     features, _ = task.batches.load(np.asarray([0, 1]))
     expected = model.tokenizer(
         [first for first, _ in pairs], [second for _, second in pairs], padding=True, return_tensors="pt"

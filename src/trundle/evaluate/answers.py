@@ -10,7 +10,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 
-def class_measures(answers: Sequence[int], right: Sequence[int], classes: int) -> dict[str, float]:
+def class_measures(answers: Sequence[float], right: Sequence[float], classes: int) -> dict[str, float]:
     """Accuracy, F1 and Matthews correlation. Of two classes, F1 is the second's, as in GLUE; of more, their mean.
 
     Where one class is all that is ever answered, Matthews correlation is 0.

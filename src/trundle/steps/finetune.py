@@ -17,9 +17,9 @@ import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from pydantic import Field
 
 import trundle.data as data
@@ -218,17 +218,18 @@ def trained(
     student.prompts, student.default_prompt_name = {}, None
     takes, student.max_seq_length = student.max_seq_length, plan.max_length
     answers = answers_of(rows, plan.labels)
-    mean, spread = (0.0, 1.0) if plan.labels else (float(answers.mean()), float(answers.std()) or 1.0)
+    mean, spread = (0.0, 1.0) if plan.labels else (fmean(answers), pstdev(answers) or 1.0)
 
-    def scaled(of: Sequence[LabelledRow]) -> Any:
+    def scaled(of: Sequence[LabelledRow]) -> list[float]:
         right = answers_of(of, plan.labels)
-        return right if plan.labels else (right - np.float32(mean)) / np.float32(spread)
+        return right if plan.labels else [(number - mean) / spread for number in right]
 
     task = train.make_head_task(
         student,
         [row.as_input() for row in rows],
         scaled(rows),
         ([row.as_input() for row in validation], scaled(validation)) if validation else None,
+        classes=bool(plan.labels),
         batch_size=options.batch_size,
         seed=context.seed,
     )
@@ -262,7 +263,7 @@ def measures_of(
     right = answers_of(rows, plan.labels)
     if not plan.labels:
         return judging.number_measures(scores[:, 0], right)
-    return judging.class_measures(scores.argmax(axis=1).tolist(), right.tolist(), len(plan.labels))
+    return judging.class_measures(scores.argmax(axis=1).tolist(), right, len(plan.labels))
 
 
 def looked_at(options: FinetuneOptions, rows: int) -> int:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from trundle.errors import BadInput
 
@@ -50,9 +48,9 @@ def number_of(row: LabelledRow) -> float:
         ) from error
 
 
-def answers_of(rows: Sequence[LabelledRow], labels: Sequence[str]) -> Any:
+def answers_of(rows: Sequence[LabelledRow], labels: Sequence[str]) -> list[float]:
     """What is to be answered for each row: the number of its class, or its number."""
     if not labels:
-        return np.asarray([number_of(row) for row in rows], dtype=np.float32)
+        return [number_of(row) for row in rows]
     numbers = {name: number for number, name in enumerate(labels)}
-    return np.asarray([numbers[name_of(row)] for row in rows], dtype=np.int64)
+    return [numbers[name_of(row)] for row in rows]

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,8 +16,6 @@ from trundle.train.batches import Batches, ByLength, Indices
 
 Input = str | tuple[str, str]
 Batch = tuple[Features, Tensor]
-Answers = NDArray[np.int64] | NDArray[np.float32]
-"""The number of the right class of each row, or the right number itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,21 +38,22 @@ class HeadTask:
 def make_head_task(
     student: SentenceTransformer,
     inputs: Sequence[Input],
-    answers: Answers,
-    validation: tuple[Sequence[Input], Answers] | None,
+    answers: Sequence[float],
+    validation: tuple[Sequence[Input], Sequence[float]] | None,
     *,
+    classes: bool,
     batch_size: int,
     seed: int = 0,
 ) -> HeadTask:
-    """Put rows into batches of similar length."""
+    """Put rows into batches of similar length; an answer is the number of a class, or a number to be met."""
     check_fast_tokenizer(student)
     paired = isinstance(inputs[0], tuple)
     # The short cut knows of no second segment, so pairs go the library's way.
     tokenise: Callable[[list[Any]], Features] = student.preprocess if paired else make_tokeniser(student)
 
-    def batches(of: Sequence[Input], right: Answers) -> Batches[Batch]:
+    def batches(of: Sequence[Input], right: Sequence[float]) -> Batches[Batch]:
         lengths = [len(one) if isinstance(one, str) else len(one[0]) + len(one[1]) for one in of]
-        targets = torch.from_numpy(right)
+        targets = torch.tensor(right, dtype=torch.int64 if classes else torch.float32)
 
         def load(rows: Indices) -> Batch:
             return tokenise([of[row] for row in rows]), targets[rows]
