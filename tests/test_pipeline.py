@@ -22,8 +22,9 @@ from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, ImpossibleCut, WriteFailed
 from trundle.evaluate.fidelity import queries_and_documents
 from trundle.model import weight_bytes
-from trundle.pipeline import Run, compress
+from trundle.pipeline import compress
 from trundle.recipe import parse_recipe, read_recipe, single
+from trundle.runs import Run
 from trundle.steps.catalogue import STEPS
 
 

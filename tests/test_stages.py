@@ -15,8 +15,9 @@ import pico
 from trundle import stages
 from trundle.artifact import cache_folder
 from trundle.data import read_corpus
-from trundle.pipeline import Run, compress
+from trundle.pipeline import compress
 from trundle.recipe import Recipe, parse_recipe
+from trundle.runs import Run
 
 ORDER = "steps: [{vocabulary: {parameters: 95%}}, {weights: {sparsity: 50%, samples: 40, method: domain-fisher}}, {align: {steps: 2, texts: 60, batch_size: 8}}]"
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
@@ -22,96 +20,16 @@ from trundle.errors import BadInput
 from trundle.evaluate import Fidelity, measure_fidelity
 from trundle.evaluate.encoding import Memory
 from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, MEASURED_TEXTS, queries_and_documents
-from trundle.measure import Cost, cost
+from trundle.measure import cost
 from trundle.model import embedder, has_token_map, load, save, weight_bytes
 from trundle.pairing import pair_folder, save_pair
 from trundle.processes import is_first, process_count
 from trundle.progress import SILENT, Progress
 from trundle.recipe import Call, Recipe
 from trundle.report.card import model_card
+from trundle.runs import Run, Sibling, StepRun
 from trundle.stages import Stage, stages
 from trundle.steps.contract import Applied, Beside, Context
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepRun:
-    """One step as it went."""
-
-    call: Call
-    says: str
-    plan: Mapping[str, Any]
-    facts: Mapping[str, Any]
-    after: Cost
-    applied: bool
-    seconds: float
-
-    def as_json(self) -> dict[str, Any]:
-        """For the lineage: what would lead to the same model again, so no times."""
-        options = self.call.options.model_dump(mode="json")
-        return {
-            "step": self.call.step.name,
-            "options": options,
-            "plan": self.plan,
-            "says": self.says,
-            "facts": self.facts,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sibling:
-    """A further model that left in a folder beside the result's."""
-
-    output: Path
-    after: Cost
-    fidelity: Fidelity | None
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        near = None if self.fidelity is None else self.fidelity.as_json()
-        return {"output": str(self.output), "after": self.after.as_json(), "fidelity": near}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What went in, what was done, what came out."""
-
-    source: str
-    recipe: Recipe
-    before: Cost
-    after: Cost
-    steps: tuple[StepRun, ...]
-    fidelity: Fidelity | None
-    judged: Mapping[str, tuple[float, float]]
-    """What a step measured of the original and of the result."""
-    output: Path | None
-    pair: Path | None
-    besides: tuple[Sibling, ...]
-    original: Embedder
-    result: Embedder
-    """Both models as texts → vectors; what was encoded once is remembered."""
-    needs_trundle: bool
-    """Whether the result has a module of ours, which plain sentence-transformers opens only when told to."""
-    stored_bytes: int | None = None
-    """What the weights take on disk, where zeros are stored as bits."""
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        return {
-            "source": self.source,
-            "recipe": self.recipe.as_json(),
-            "before": self.before.as_json(),
-            "after": self.after.as_json(),
-            "steps": [
-                step.as_json() | {"seconds": round(step.seconds, 2), "applied": step.applied}
-                for step in self.steps
-            ],
-            "fidelity": None if self.fidelity is None else self.fidelity.as_json(),
-            "judged": {name: {"before": old, "after": new} for name, (old, new) in self.judged.items()},
-            "output": None if self.output is None else str(self.output),
-            "stored_bytes": self.stored_bytes,
-            "pair": None if self.pair is None else str(self.pair),
-            "besides": [sibling.as_json() for sibling in self.besides],
-        }
 
 
 def compress(

@@ -21,8 +21,9 @@ from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadModel, BadRecipe, ImpossibleCut
 from trundle.measure import measure_importance
 from trundle.model import load, transformer_of
-from trundle.pipeline import Run, compress
+from trundle.pipeline import compress
 from trundle.recipe import make_options, parse_recipe, single
+from trundle.runs import Run
 from trundle.steps.catalogue import STEPS
 from trundle.steps.contract import Context
 from trundle.steps.width import WidthPlan

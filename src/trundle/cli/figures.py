@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trundle.evaluate import Fidelity, Result
     from trundle.export import Exported
     from trundle.measure import Cost, Saving
-    from trundle.pipeline import Run
+    from trundle.runs import Run
     from trundle.steps.vocabulary_sizes import VocabularySizes
 
 Rows = list[tuple[str, ...]]

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trundle.measure import Cost
-from trundle.pipeline import Run
 from trundle.planner.budget import Budget
 from trundle.planner.candidates import Candidate
 from trundle.planner.halving import Timetable
+from trundle.runs import Run
 
 
 @dataclass(frozen=True, kw_only=True)

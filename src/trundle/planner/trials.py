@@ -14,11 +14,12 @@ import torch
 
 from trundle.artifact import read_lineage
 from trundle.data.corpus import Corpus
-from trundle.pipeline import Run, compress
+from trundle.pipeline import compress
 from trundle.planner.halving import Timetable
 from trundle.planner.outcome import Tried
 from trundle.progress import Progress
 from trundle.recipe import Recipe, parse_recipe
+from trundle.runs import Run
 
 GPU_PACE = {"batch_size": 512, "learning_rate": 5e-4, "warmup": 200}
 CPU_PACE = {"batch_size": 16, "warmup": 20}

@@ -155,10 +155,9 @@ def apply(model: SentenceTransformer, plan: FinetunePlan, context: Context) -> A
     if not validation:
         context.progress.say("no rows are kept back for validation; the last weights are taken, not the best")
     learned_from = data.fingerprint([*rows, "validation", *validation])
-    key = [plan.model_dump(mode="json"), body.model_digest(model), learned_from, context.seed]
-    run = context.cache / "runs" / data.fingerprint(key)
-    if run.is_dir():
-        context.progress.say("going on from the checkpoint of an earlier run of the same command")
+    run = context.training_folder(
+        plan.model_dump(mode="json"), body.model_digest(model), learned_from, context.seed
+    )
     student, result = trained(model, plan, rows, validation, context, run)
     student = student.to(next(model.parameters()).dtype)
     facts: dict[str, Any] = {
