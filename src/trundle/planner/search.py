@@ -32,7 +32,7 @@ from trundle.planner.outcome import Outcome, Tried
 from trundle.planner.speed import Speed, export_graph, measure_speed, time_queries
 from trundle.planner.trials import Trials
 from trundle.progress import SILENT, Progress
-from trundle.steps.align import VALIDATED_SHARE
+from trundle.steps.align_texts import VALIDATED_SHARE
 
 PLANNING_FILE = "planning.json"
 MINUTES = 30.0

@@ -13,96 +13,35 @@ Paper: LEAF: Knowledge Distillation of Text Embedding Models with Teacher-Aligne
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 import trundle.data as data
 import trundle.measure as measure
 import trundle.model as body
 import trundle.train as train
 from trundle.errors import BadInput
-from trundle.processes import is_first, own_rank, process_count
+from trundle.processes import is_first
+from trundle.steps.align_options import AlignOptions
+from trundle.steps.align_texts import augmentations, counts, targets_for
 from trundle.steps.besides import calibration, watch_margin
-from trundle.steps.contract import Applied, Context, Options, Plan, Step
-from trundle.steps.teacher import Teacher, find_teacher
+from trundle.steps.contract import Applied, Context, Plan, Step
+from trundle.steps.teacher import find_teacher
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from trundle.data import Targets, Text
+    from trundle.data import Targets
     from trundle.measure import Cost
 
 RIDGE_TEXTS = 8192
-VALIDATION_TEXTS = 128 * 32
-FEWEST_VALIDATED, VALIDATED_SHARE = 512, 8
 CYCLES, EPOCHS = 3, 10
 LAST_RATE = 0.1
 LOOKS = 20
 """How often a run of known length is validated."""
-
-
-class AlignOptions(Options):
-    """Whose space, from which texts, and for how long."""
-
-    teacher: str | None = Field(
-        None,
-        description="Folder, hub name, endpoint URL, .parquet of (text, vector), or what `targets build` wrote; default: the model that came in.",
-    )
-    teacher_model: str | None = Field(None, description="Which model of an endpoint to learn from.")
-    steps: int | None = Field(
-        None, ge=0, description="Optimizer steps; 0: only the closed-form start. Default: 30 epochs."
-    )
-    minutes: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="Train for this long; with steps, whichever is reached first.",
-    )
-    texts: int | None = Field(None, ge=10, description="Use at most this many of the training texts.")
-    augment: str = Field(
-        "", description="More texts made from yours: sentences, spans, prefixes, words, joins."
-    )
-    loss: Literal["leaf", "distilbert", "minilm", "tinybert"] = Field(
-        "leaf", description="The distance alone, or with a loss that looks inside both models, to compare."
-    )
-    query_weight: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="How often a query comes, compared with another text."
-    )
-    batch_size: int = Field(32, ge=1, description="Texts per step; small batches win.")
-    learning_rate: float = Field(
-        1e-4, gt=0, allow_inf_nan=False, description="The highest learning rate; it falls to a tenth."
-    )
-    warmup: int = Field(0, ge=0, description="Steps in which the learning rate rises.")
-    start: Literal["ridge", "random", "keep"] = Field(
-        "ridge", description="How the linear layer into the space begins."
-    )
-    pooling: Literal["keep", "mean"] = Field("keep", description="The student's pooling: its own, or mean.")
-    dropout: bool = Field(False, description="Train with the model's own dropout.")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
-    )
-    rounding: Literal["none", "int4"] = Field(
-        "none", description="Learn with weights an int4 file can hold, so that export --int4 loses nothing."
-    )
-    keep_zeros: bool = Field(True, description="Leave pruned weights, which are exactly zero, as they are.")
-    patience: int | None = Field(
-        None, ge=1, description="Stop after so many validations without a better one."
-    )
-    by_rank: bool = Field(
-        False, description="In several processes, each opens an nth of the vectors instead of all of them."
-    )
-    margin: bool = Field(
-        False, description="At each validation also measure how far searches agree with the teacher's."
-    )
 
 
 class AlignPlan(Plan):
@@ -127,7 +66,7 @@ class AlignPlan(Plan):
 
 def plan(model: SentenceTransformer, options: AlignOptions, context: Context) -> AlignPlan:
     """Look at both ends of the way."""
-    data.check_augmentations(_names(options.augment))
+    data.check_augmentations(augmentations(options.augment))
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
     if context.corpus is None and not teacher.brings_texts:
         raise BadInput("align learns from texts; say where they are with --data")
@@ -174,7 +113,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     student = body.with_prompts(body.copy_of(model).float(), teacher.prompts, teacher.default_prompt_name)
     if options.pooling == "mean":
         student = body.with_mean_pooling(student)
-    facts: dict[str, Any] = _counts(targets, validation)
+    facts: dict[str, Any] = counts(targets, validation)
     files = calibration(targets, plan.teacher, context.seed)
     student, started = _started(student, plan, targets, context)
     facts |= started
@@ -260,107 +199,6 @@ def _settle(student: SentenceTransformer, options: AlignOptions) -> None:
     """Leave the model with the weights it was measured with."""
     if options.rounding == "int4":
         body.put_on_grid(body.grid_weights(student))
-
-
-def _names(augment: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in augment.split(",") if name.strip())
-
-
-def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tuple[Targets, Targets | None]:
-    """The teacher's vectors for the training and the validation texts, computed at most once."""
-    if teacher.store is not None:
-        opened = _opened(teacher.store, options)
-        held_out = VALIDATION_TEXTS
-        if opened.is_share:  # as many in every process, however unlike their shares are
-            smallest = opened.manifest.count // process_count()
-            held_out = min(VALIDATION_TEXTS // process_count(), smallest // 10)
-        return opened.split(held_out, seed=context.seed)
-    if teacher.table is not None:
-        folder = _store(context, "table", teacher)
-        everything = (
-            teacher.table.targets(folder, progress=context.progress)
-            if is_first()
-            else data.wait_for_targets(folder)
-        )
-        return everything.split(VALIDATION_TEXTS, seed=context.seed)
-    assert context.corpus is not None
-    assert teacher.embedder is not None
-    names = _names(options.augment)
-    prompts = {role: prompt for role, prompt in teacher.prompts.items() if prompt}
-
-    def build(label: str, texts: Callable[[], Iterable[Text]]) -> Targets:
-        """The texts are read only if their vectors are not all there: what the label says stands for them."""
-        assert teacher.embedder is not None
-        folder = _store(context, label, teacher)
-        if not is_first():
-            return data.wait_for_targets(folder)
-        return data.find_targets(folder) or data.build_targets(
-            texts(),
-            teacher.embedder,
-            teacher_id=teacher.identity(),
-            folder=folder,
-            prompts=prompts,
-            progress=context.progress,
-        )
-
-    corpus = context.corpus
-
-    def training_texts() -> Iterator[Text]:
-        chosen = data.distinct(corpus.train(), key=lambda text: f"{text.kind}\0{text.text}")
-        if options.texts is not None:
-            chosen = iter(data.sample(chosen, options.texts, seed=context.seed))
-        return data.augmented(chosen, names, seed=context.seed, allowed=corpus.may_train_on)
-
-    content = _key(corpus.facts(), options.texts, names, context.seed)
-    targets = build(f"train {content}", training_texts)
-    if options.by_rank and process_count() > 1:
-        targets = _opened(targets.folder, options)
-    if options.steps == 0:
-        return targets, None
-    kept = data.sample(corpus.validation(), validation_count(options.texts), seed=context.seed)
-    if not kept:
-        context.progress.say(
-            "no texts are kept back for validation; the last weights are taken, not the best"
-        )
-        return targets, None
-    return targets, build(f"validation {content}", lambda: kept)
-
-
-def _opened(folder: Path, options: AlignOptions) -> Targets:
-    """All of a store, or what falls to this process."""
-    if options.by_rank and process_count() > 1:
-        return data.open_share(folder, rank=own_rank(), processes=process_count())
-    return data.open_targets(folder)
-
-
-def _counts(targets: Targets, validation: Targets | None) -> dict[str, int]:
-    """How many texts all processes together learn from and validate by."""
-    validated = 0 if validation is None else len(validation)
-    if validation is not None and validation.is_share:
-        validated *= process_count()
-    learned = len(targets)
-    if targets.is_share:
-        beside = validated if validation is not None and validation.is_share else 0
-        learned = targets.manifest.count - beside
-    return {"texts": learned, "validation_texts": validated}
-
-
-def validation_count(texts: int | None) -> int:
-    """How many texts are validated on: LEAF's 128 batches, or fewer where few are learned from."""
-    return (
-        VALIDATION_TEXTS
-        if texts is None
-        else min(VALIDATION_TEXTS, max(FEWEST_VALIDATED, texts // VALIDATED_SHARE))
-    )
-
-
-def _store(context: Context, label: str, teacher: Teacher) -> Path:
-    return context.cache / "targets" / _key(label, teacher.identity(), dict(teacher.prompts))
-
-
-def _key(*parts: Any) -> str:
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def _started(

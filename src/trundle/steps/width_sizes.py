@@ -12,6 +12,8 @@ import trundle.model as body
 import trundle.train as train
 from trundle.errors import BadInput
 from trundle.steps import align
+from trundle.steps.align_options import AlignOptions
+from trundle.steps.align_texts import targets_for
 from trundle.steps.contract import Context
 from trundle.steps.teacher import original_teacher
 
@@ -82,8 +84,8 @@ def taken_out(model: SentenceTransformer, plan: WidthPlan, context: Context) -> 
     if not plan.mapped:
         return body.at_width(wide, width, how)
     teacher = original_teacher(context)
-    targets, _ = align.targets_for(
-        teacher, align.AlignOptions(steps=0, texts=plan.options.texts, augment=plan.options.augment), context
+    targets, _ = targets_for(
+        teacher, AlignOptions(steps=0, texts=plan.options.texts, augment=plan.options.augment), context
     )
     linear, _ = fitted_map(wide, cut_for(wide, width, how), targets, context)
     small = body.at_width(wide, width, how)

@@ -15,6 +15,8 @@ import trundle.data as data
 import trundle.model as body
 import trundle.train as train
 from trundle.steps import align, contrast
+from trundle.steps.align_options import AlignOptions
+from trundle.steps.align_texts import targets_for
 from trundle.steps.contract import Applied, Beside, Context
 from trundle.steps.file_prompts import prompts_by_file
 from trundle.steps.teacher import Teacher, original_teacher
@@ -159,7 +161,7 @@ def _align_lesson(
 ) -> Lesson:
     """Imitate the model as it came; each size starts from its linear map in closed form."""
     asked = plan.options
-    options = align.AlignOptions(
+    options = AlignOptions(
         steps=asked.steps,
         minutes=asked.minutes,
         texts=asked.texts,
@@ -170,7 +172,7 @@ def _align_lesson(
         precision=asked.precision,
     )
     body.with_prompts(wide, teacher.prompts, teacher.default_prompt_name)
-    targets, validation = align.targets_for(teacher, options, context)
+    targets, validation = targets_for(teacher, options, context)
     facts = {"texts": len(targets), "validation_texts": 0 if validation is None else len(validation)}
     narrow, starts = [], {}
     headless = body.without_head(wide)

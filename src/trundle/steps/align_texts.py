@@ -1,0 +1,123 @@
+"""The teacher's vectors a student learns from: of which texts, from where, and which part of them in which process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trundle.data as data
+from trundle.processes import is_first, own_rank, process_count
+
+if TYPE_CHECKING:
+    from trundle.data import Targets, Text
+    from trundle.steps.align_options import AlignOptions
+    from trundle.steps.contract import Context
+    from trundle.steps.teacher import Teacher
+
+VALIDATION_TEXTS = 128 * 32
+FEWEST_VALIDATED, VALIDATED_SHARE = 512, 8
+
+
+def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tuple[Targets, Targets | None]:
+    """The teacher's vectors for the training and the validation texts, computed at most once."""
+    if teacher.store is not None:
+        opened = _opened(teacher.store, options)
+        held_out = VALIDATION_TEXTS
+        if opened.is_share:  # as many in every process, however unlike their shares are
+            smallest = opened.manifest.count // process_count()
+            held_out = min(VALIDATION_TEXTS // process_count(), smallest // 10)
+        return opened.split(held_out, seed=context.seed)
+    if teacher.table is not None:
+        folder = _store(context, "table", teacher)
+        everything = (
+            teacher.table.targets(folder, progress=context.progress)
+            if is_first()
+            else data.wait_for_targets(folder)
+        )
+        return everything.split(VALIDATION_TEXTS, seed=context.seed)
+    assert context.corpus is not None
+    assert teacher.embedder is not None
+    names = augmentations(options.augment)
+    prompts = {role: prompt for role, prompt in teacher.prompts.items() if prompt}
+
+    def build(label: str, texts: Callable[[], Iterable[Text]]) -> Targets:
+        """The texts are read only if their vectors are not all there: what the label says stands for them."""
+        assert teacher.embedder is not None
+        folder = _store(context, label, teacher)
+        if not is_first():
+            return data.wait_for_targets(folder)
+        return data.find_targets(folder) or data.build_targets(
+            texts(),
+            teacher.embedder,
+            teacher_id=teacher.identity(),
+            folder=folder,
+            prompts=prompts,
+            progress=context.progress,
+        )
+
+    corpus = context.corpus
+
+    def training_texts() -> Iterator[Text]:
+        chosen = data.distinct(corpus.train(), key=lambda text: f"{text.kind}\0{text.text}")
+        if options.texts is not None:
+            chosen = iter(data.sample(chosen, options.texts, seed=context.seed))
+        return data.augmented(chosen, names, seed=context.seed, allowed=corpus.may_train_on)
+
+    content = _key(corpus.facts(), options.texts, names, context.seed)
+    targets = build(f"train {content}", training_texts)
+    if options.by_rank and process_count() > 1:
+        targets = _opened(targets.folder, options)
+    if options.steps == 0:
+        return targets, None
+    kept = data.sample(corpus.validation(), validation_count(options.texts), seed=context.seed)
+    if not kept:
+        context.progress.say(
+            "no texts are kept back for validation; the last weights are taken, not the best"
+        )
+        return targets, None
+    return targets, build(f"validation {content}", lambda: kept)
+
+
+def _opened(folder: Path, options: AlignOptions) -> Targets:
+    """All of a store, or what falls to this process."""
+    if options.by_rank and process_count() > 1:
+        return data.open_share(folder, rank=own_rank(), processes=process_count())
+    return data.open_targets(folder)
+
+
+def counts(targets: Targets, validation: Targets | None) -> dict[str, int]:
+    """How many texts all processes together learn from and validate by."""
+    validated = 0 if validation is None else len(validation)
+    if validation is not None and validation.is_share:
+        validated *= process_count()
+    learned = len(targets)
+    if targets.is_share:
+        beside = validated if validation is not None and validation.is_share else 0
+        learned = targets.manifest.count - beside
+    return {"texts": learned, "validation_texts": validated}
+
+
+def validation_count(texts: int | None) -> int:
+    """How many texts are validated on: LEAF's 128 batches, or fewer where few are learned from."""
+    return (
+        VALIDATION_TEXTS
+        if texts is None
+        else min(VALIDATION_TEXTS, max(FEWEST_VALIDATED, texts // VALIDATED_SHARE))
+    )
+
+
+def augmentations(augment: str) -> tuple[str, ...]:
+    """The names in a list with commas."""
+    return tuple(name.strip() for name in augment.split(",") if name.strip())
+
+
+def _store(context: Context, label: str, teacher: Teacher) -> Path:
+    return context.cache / "targets" / _key(label, teacher.identity(), dict(teacher.prompts))
+
+
+def _key(*parts: Any) -> str:
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return blake2b(text.encode(), digest_size=12).hexdigest()
