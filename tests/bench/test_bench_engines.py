@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 
 from trundle.bench import bench, rows
-from trundle.bench.engines import engines_of
+from trundle.bench.engines import ENGINES, engines_of
 from trundle.export import export_model
+from trundle.export.exporting import PLACES
 
 
 def test_an_exported_folder_is_benched_by_its_graphs(
@@ -24,3 +26,9 @@ def test_an_exported_folder_is_benched_by_its_graphs(
     assert figures.weights_bytes == exported.file_bytes
     assert figures.parameters * 4 == exported.float_bytes
     assert rows(result)[0] == ("", "small onnx-float32")
+
+
+def test_every_graph_that_can_be_exported_can_be_benched() -> None:
+    for (engine, _), (place, precision) in PLACES.items():
+        row = ENGINES[f"{engine}-{precision}"]
+        assert any(fnmatch(Path(place).name, pattern) for pattern in row.weights)

@@ -35,6 +35,7 @@ ENGINES: Mapping[str, Engine] = {
     "onnx-float32": Engine(module=RUNTIME, weights=("model.onnx*",), graph="onnx-float32"),
     "onnx-float16": Engine(module=RUNTIME, weights=("model_fp16.onnx*",), graph="onnx-float16"),
     "onnx-int8": Engine(module=RUNTIME, weights=("model_quantized.onnx*",), graph="onnx-int8"),
+    "onnx-int4": Engine(module=RUNTIME, weights=("model_q4.onnx*",), graph="onnx-int4"),
     "openvino-float32": Engine(module=RUNTIME, weights=("openvino_model.*",), graph="openvino-float32"),
     "openvino-bfloat16": Engine(
         module=RUNTIME, weights=("openvino_model_half.*",), graph="openvino-bfloat16"
