@@ -15,6 +15,7 @@ test: lint types imports unit
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python benchmarks/papers/page.py --check
 
 types: $(READY)
 	$(BIN)/mypy

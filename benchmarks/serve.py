@@ -41,6 +41,7 @@ from fastapi import FastAPI, Request, Response
 from trundle.bench.summary import percentile
 from trundle.bench.workload import workload
 from trundle.runtime import Encoder
+from trundle.runtime.describe import read_description
 from trundle.serve.wire import parse_embeddings, write_embeddings
 
 TOLERANCE = 2e-5
@@ -363,6 +364,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--no-torch", action="store_true", help="Leave sentence-transformers out.")
     given = parser.parse_args()
+    if given.what != "plain":
+        read_description(Path(given.model))  # a server's process that ends at once would be waited for
     if given.what == "plain":
         plain_server(given.model)
     elif given.what == "speed":

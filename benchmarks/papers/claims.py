@@ -1,0 +1,79 @@
+"""A paper's claims beside what was measured here, as records that are kept as JSON and printed as Markdown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Verdict = Literal["holds here", "does not hold here", "can't tell", "not measured yet"]
+KEPT = Path(__file__).parent / "kept"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One sentence of a paper, its figures, ours, and what follows."""
+
+    says: str
+    theirs: str
+    ours: str = ""
+    verdict: Verdict = "not measured yet"
+    remark: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of the paper in small, with ours beside it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All there is about one paper."""
+
+    paper: str
+    method: str
+    commands: tuple[str, ...]
+    hardware: str
+    versions: dict[str, str]
+    seeds: int
+    claims: tuple[Claim, ...]
+    tables: tuple[Table, ...] = ()
+
+    def keep(self, name: str) -> None:
+        """Write it down for the page."""
+        KEPT.mkdir(exist_ok=True)
+        (KEPT / f"{name}.json").write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
+
+
+def read(file: Path) -> Evidence:
+    """What was kept."""
+    content: dict[str, Any] = json.loads(file.read_text())
+    content["claims"] = tuple(Claim(**claim) for claim in content["claims"])
+    content["tables"] = tuple(
+        Table(title=table["title"], columns=tuple(table["columns"]), rows=tuple(map(tuple, table["rows"])))
+        for table in content["tables"]
+    )
+    content["commands"] = tuple(content["commands"])
+    return Evidence(**content)
+
+
+def markdown(evidence: Evidence) -> str:
+    """A section of the page."""
+    lines = [f"## {evidence.method}", "", f"*{evidence.paper}*", ""]
+    lines += ["| claim | paper | here | verdict |", "|---|---|---|---|"]
+    for claim in evidence.claims:
+        verdict = f"**{claim.verdict}**" + (f": {claim.remark}" if claim.remark else "")
+        lines.append(f"| {claim.says} | {claim.theirs} | {claim.ours} | {verdict} |")
+    for table in evidence.tables:
+        lines += ["", f"{table.title}:", "", "| " + " | ".join(table.columns) + " |"]
+        lines.append("|---|" + "---:|" * (len(table.columns) - 1))
+        lines += ["| " + " | ".join(row) + " |" for row in table.rows]
+    versions = ", ".join(f"{name} {version}" for name, version in evidence.versions.items())
+    seeds = f"{evidence.seeds} seeds" if evidence.seeds > 1 else "one seed"
+    lines += ["", f"{evidence.hardware}; {seeds}; {versions}. Taken with:", "", "```bash"]
+    return "\n".join([*lines, *evidence.commands, "```"])
