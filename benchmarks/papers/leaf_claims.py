@@ -33,7 +33,7 @@ def scores(folder: str, row: str) -> list[dict[str, Any]]:
 def mean(found: list[dict[str, Any]], mode: str, kind: str | None = None) -> float:
     """Over the tasks of one kind, or of all."""
     chosen = [one["score"] for one in found if one["mode"] == mode and (kind is None or one["kind"] == kind)]
-    return sum(chosen) / len(chosen)
+    return float(sum(chosen) / len(chosen))
 
 
 def batch_claim(found: dict[str, float]) -> tuple[Claim, Table]:
