@@ -297,3 +297,17 @@ def test_a_mapped_folder_says_how_it_opens(
         in (tmp_path / "small" / "README.md").read_text()
     )
     assert SentenceTransformer(small, device="cpu", trust_remote_code=True).encode("a text").shape == (32,)
+
+
+def test_a_dry_run_tells_files_and_time(
+    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], texts: str
+) -> None:
+    asked = ("compress", str(pico_folders("bert")), "--recipe", "leaf", "--data", texts, "--dry-run", "-q")
+    code, out, _ = run(*asked, "--set", "align.minutes=7")
+    assert code == 0
+    assert "MB in int8" in out
+    assert "Training: 7 minutes at most." in out
+    _, out, _ = run(*asked, "--set", "align.steps=5")
+    assert "minutes would limit it" in out
+    _, out, _ = run(*asked, "--set", "align.steps=0")
+    assert "Training" not in out

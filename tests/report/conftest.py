@@ -65,7 +65,7 @@ PLANNING = {
 }
 WEIGHTS = {
     "says": "half",
-    "alignment": None,
+    "alignment": {"counts": [10, 0, 150, 240], "shared": 240, "specific": 150, "conflicting": 10},
     "matrices": [
         {"layer": layer, "matrix": matrix, "weights": 100, "kept": 30 + 20 * layer}
         for layer in range(2)

@@ -87,6 +87,12 @@ def test_links_lead_to_sections(drawn: Reader) -> None:
     assert set(targets) <= set(drawn.ids)
 
 
+def test_how_far_gradients_agree_is_drawn(drawn: Reader) -> None:
+    bars = [str(value).split() for tag, name, value in drawn.attributes if (tag, name) == ("rect", "class")]
+    assert [kinds[-1] for kinds in bars if "bar" in kinds] == ["c1", "quiet", "quiet", "c0"]
+    assert "conflicting 2.5%" in "".join(drawn.text)
+
+
 def test_texts_stay_texts(drawn: Reader) -> None:
     """Texts, names of folders and candidates are full of markup; none of it becomes an element."""
     assert drawn.tags.count("script") == 1

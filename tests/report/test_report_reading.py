@@ -35,6 +35,8 @@ def test_a_run_tells_what_its_steps_did(run_folder: Path) -> None:
     assert run.planning is not None
     assert [len(one.rungs) for one in run.planning.candidates] == [2, 1, 0]
     assert sum(one.kept for one in run.pruned) == 2 * 30 + 2 * 50
+    assert run.alignment is not None
+    assert sum(run.alignment.counts) == sum(one.weights for one in run.pruned)
     assert run.form.bytes == sum(file.stat().st_size for file in run_folder.rglob("*.safetensors"))
 
 

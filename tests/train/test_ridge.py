@@ -62,3 +62,24 @@ def test_too_few_rows_and_rows_that_do_not_match() -> None:
 def test_mean_cosine_counts_a_zero_row_as_nothing() -> None:
     one = np.array([[1.0, 0.0], [0.0, 0.0]])
     assert mean_cosine(one, np.array([[2.0, 0.0], [1.0, 1.0]])) == pytest.approx(0.5)
+
+
+def test_what_is_nearly_the_same_space_is_left_nearly_as_it_is() -> None:
+    """The vectors of a model that lost a little: the same directions, other lengths, some noise; few texts to learn from."""
+    rng = np.random.default_rng(3)
+    old = rng.normal(size=(200, 64)).astype(np.float32)
+    new = (rng.uniform(2, 4, size=(200, 1)) * (old + 0.1 * rng.normal(size=old.shape))).astype(np.float32)
+    targets = old / np.linalg.norm(old, axis=1, keepdims=True)
+    found, plain = fit_ridge(new, targets, seed=0), fit_ridge(new, targets, seed=0, near_identity=[])
+    assert found.identity > 0
+    assert found.held_out_cosine > 0.99 > plain.held_out_cosine
+    np.testing.assert_allclose(mean_cosine(found(new), targets), mean_cosine(new, targets), atol=0.005)
+
+
+def test_another_space_of_the_same_width_is_mapped_as_any_other() -> None:
+    rng = np.random.default_rng(4)
+    inputs = rng.normal(size=(300, 16)).astype(np.float32)
+    targets = (inputs @ rng.normal(size=(16, 16)) + 0.5 * rng.normal(size=(300, 16))).astype(np.float32)
+    found, plain = fit_ridge(inputs, targets, seed=0), fit_ridge(inputs, targets, seed=0, near_identity=[])
+    assert found.held_out_cosine >= plain.held_out_cosine
+    np.testing.assert_allclose(found.weight, plain.weight, atol=0.2)

@@ -85,6 +85,9 @@ def carry_out(
         console.show_json(run.as_json())
         return
     console.show_table(figures.run(run))
+    if dry_run:
+        console.show()
+        console.show(figures.outlook(run))
     if run.fidelity is not None:
         console.show()
         console.show_table(figures.fidelity(run.fidelity))

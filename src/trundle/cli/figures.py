@@ -136,6 +136,21 @@ def run(result: Run) -> Rows:
     return rows
 
 
+def outlook(result: Run) -> str:
+    """What a dry run can tell besides: files a graph would take, and how long trainings that have a limit may go."""
+    after = result.after
+    graphs = (
+        f"As a graph: {megabytes(after.int8_file_bytes)} in int8, {megabytes(after.int4_file_bytes)} in int4."
+    )
+    options = [step.call.options for step in result.steps if not step.applied]
+    limits = [each.minutes for each in options if hasattr(each, "minutes") and each.steps != 0]
+    if not limits:
+        return graphs
+    if None in limits:
+        return f"{graphs} Training goes on until it is done; minutes would limit it."
+    return f"{graphs} Training: {sum(limits):g} minutes at most."
+
+
 def judged(scores: Mapping[str, tuple[float, float]]) -> Rows:
     """What a step measured of the original and of the result."""
     rows: Rows = [("held-back queries", "before", "after", "change")]

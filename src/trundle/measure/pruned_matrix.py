@@ -1,8 +1,11 @@
-"""A pruned matrix as a record, apart from what counts it: a report reads such without torch."""
+"""What was pruned, as records apart from what counts it: a report reads such without torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+NEUTRAL = 0.1
+"""Cosines nearer to 0 than this are neither agreement nor conflict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,3 +16,14 @@ class PrunedMatrix:
     matrix: str
     weights: int
     kept: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alignment:
+    """How many weights lie in rows (or matrices) of each cosine between the sides' mean gradients, from −1 to 1."""
+
+    counts: tuple[int, ...]
+    shared: int
+    """Weights that both sides pull the same way."""
+    specific: int
+    conflicting: int

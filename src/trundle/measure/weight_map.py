@@ -9,22 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trundle.measure.pruned_matrix import PrunedMatrix
+from trundle.measure.pruned_matrix import NEUTRAL, Alignment, PrunedMatrix
 
 BINS = 40
-NEUTRAL = 0.1
-"""Cosines nearer to 0 than this are neither agreement nor conflict."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alignment:
-    """How many weights lie in rows (or matrices) of each cosine between the sides' mean gradients, from −1 to 1."""
-
-    counts: tuple[int, ...]
-    shared: int
-    """Weights that both sides pull the same way."""
-    specific: int
-    conflicting: int
 
 
 @dataclass(frozen=True, kw_only=True)

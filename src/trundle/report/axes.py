@@ -132,6 +132,15 @@ class Plot:
         about = f"<title>{escape(says)}</title>" if says else ""
         self._marks.append(f'<circle {told} cx="{x:.1f}" cy="{y:.1f}" r="{size:g}">{about}</circle>')
 
+    def bar(self, low: float, high: float, value: float, kind: str, *, says: str) -> None:
+        """A bar that stands on the lower axis between two of its values."""
+        left, wide = self.x(low) + 0.5, self.x(high) - self.x(low) - 1
+        top, base = self.y(value), self.height - BOTTOM
+        self._marks.append(
+            f'<rect class="mark bar {kind}" x="{left:.1f}" width="{wide:.1f}" y="{top:.1f}" height="{base - top:.1f}">'
+            f"<title>{escape(says)}</title></rect>"
+        )
+
     def upright(self, value: float, says: str, kind: str = "limit") -> None:
         """A line up from the lower axis, such as a budget."""
         x = self.x(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from trundle.measure.pruned_matrix import PrunedMatrix
+from trundle.measure.pruned_matrix import NEUTRAL, Alignment, PrunedMatrix
 from trundle.report.axes import Axis, Plot, around, colour, svg
 from trundle.report.figures import percent
 from trundle.report.markup import Section, choice, figure, paragraph, side_by_side
@@ -12,6 +12,8 @@ from trundle.report.records import Projection, Report, Run
 
 CELL_WIDTH, CELL_HEIGHT = 78, 24
 LEFT, LINE = 60, 14
+SHARED, CONFLICTING, SPECIFIC = colour(0), colour(1), "quiet"
+EDGE = 1e-9
 DARK = 0.55
 """From this share on, a cell is so full that its text is light."""
 
@@ -27,7 +29,36 @@ def sparsity_map(report: Report) -> Section | None:
 def _left(run: Run) -> str:
     weights, kept = sum(one.weights for one in run.pruned), sum(one.kept for one in run.pruned)
     lead = f"{percent(kept / weights)} of {weights:,} weights in these matrices are left. The fuller a cell, the more of it."
-    return paragraph(lead) + figure(f'<div class="wide map" tabindex="0">{heat(run.pruned)}</div>')
+    drawn = paragraph(lead) + figure(f'<div class="wide map" tabindex="0">{heat(run.pruned)}</div>')
+    if run.alignment is None:
+        return drawn
+    asked = (
+        "Do the domain's gradients and the general ones pull the same way? Weights by the cosine of the two:"
+    )
+    return drawn + paragraph(asked) + figure(agreement(run.alignment))
+
+
+def agreement(found: Alignment) -> str:
+    """How many weights lie in rows of each cosine between the two sides' mean gradients."""
+    bins, total = len(found.counts), sum(found.counts) or 1
+    shares = [count / total for count in found.counts]
+    plot = Plot(
+        title="weights by how far the two sides' gradients agree",
+        across=Axis(label="cosine of the domain's and the general gradient", low=-1.0, high=1.0),
+        up=Axis(label="share of the weights", low=0.0, high=max(shares) or 1.0, write=percent),
+    )
+    for place, share in enumerate(shares):
+        low, high = -1 + 2 * place / bins, -1 + 2 * (place + 1) / bins
+        kind = SHARED if low >= NEUTRAL - EDGE else CONFLICTING if high <= -NEUTRAL + EDGE else SPECIFIC
+        says = f"cosine {low:.2f} to {high:.2f}: {found.counts[place]:,} weights"
+        plot.bar(low, high, share, kind, says=says)
+    told = (
+        ("shared", found.shared, SHARED),
+        ("specific to one side", found.specific, SPECIFIC),
+        ("conflicting", found.conflicting, CONFLICTING),
+    )
+    words = (f'<b class="own {kind}">{name}</b> {percent(count / total)}' for name, count, kind in told)
+    return f"{plot.svg()}<p>{', '.join(words)}</p>"
 
 
 def heat(pruned: tuple[PrunedMatrix, ...]) -> str:

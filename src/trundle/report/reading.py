@@ -11,7 +11,7 @@ from trundle.artifact import LINEAGE_FILE, read_lineage
 from trundle.errors import BadInput
 from trundle.report.card import THE_ORIGINAL
 from trundle.report.records import Coverage, Form, LayerLosses, Quality, Run, StepTaken
-from trundle.report.side_files import read_planning, read_pruned, read_training
+from trundle.report.side_files import read_alignment, read_planning, read_pruned, read_training
 from trundle.runtime.describe import FILE as GRAPHS_FILE
 from trundle.runtime.describe import installed, read_description
 from trundle.runtime.engines import SMALLEST_FIRST
@@ -95,6 +95,7 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> Run:
         layer_losses=_layer_losses(plans),
         coverage=_coverage(plans),
         pruned=read_pruned(folder),
+        alignment=read_alignment(folder),
         planning=read_planning(folder),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trundle.measure.pruned_matrix import PrunedMatrix
+from trundle.measure.pruned_matrix import Alignment, PrunedMatrix
 
 FORMAT = 1
 
@@ -155,6 +155,7 @@ class Run:
     layer_losses: LayerLosses | None
     coverage: Coverage | None
     pruned: tuple[PrunedMatrix, ...]
+    alignment: Alignment | None
     planning: Planning | None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trundle.errors import BadInput
-from trundle.measure.pruned_matrix import PrunedMatrix
+from trundle.measure.pruned_matrix import Alignment, PrunedMatrix
 from trundle.report.records import Candidate, Planning, Point, Rung, Training
 
 PLANNING_FILE = "planning.json"
@@ -70,6 +70,16 @@ def read_pruned(folder: Path) -> tuple[PrunedMatrix, ...]:
         return tuple(PrunedMatrix(**{key: one[key] for key in keys}) for one in json.loads(text)["matrices"])
 
     return read_side_file(folder / PRUNED_FILE, make) or ()
+
+
+def read_alignment(folder: Path) -> Alignment | None:
+    """How far the two sides' gradients agreed when weights were pruned for a domain."""
+
+    def make(text: str) -> Alignment | None:
+        found = json.loads(text).get("alignment")
+        return None if found is None else Alignment(**{**found, "counts": tuple(found["counts"])})
+
+    return read_side_file(folder / PRUNED_FILE, make)
 
 
 def read_planning(folder: Path) -> Planning | None:

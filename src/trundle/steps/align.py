@@ -214,7 +214,11 @@ def _started(
     inputs = data.encode_by_role(pooled, targets.chosen(positions))
     found = train.fit_ridge(inputs, targets.vectors(positions), seed=context.seed)
     student = body.with_linear_head(student, found.weight, found.bias, normalise=plan.normalise)
-    return student, {"ridge_strength": found.strength, "ridge_cosine": round(found.held_out_cosine, 4)}
+    return student, {
+        "ridge_strength": found.strength,
+        "ridge_identity": round(found.identity, 4),
+        "ridge_cosine": round(found.held_out_cosine, 4),
+    }
 
 
 def settings_for(options: AlignOptions, epoch_steps: int, validation_steps: int, seed: int) -> Any:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import trundle.measure as measure
 import trundle.model as body
-import trundle.report.weight_map as report
 from trundle.errors import ImpossibleCut
 from trundle.measure.weight_names import Method, Selection
 from trundle.steps.contract import Applied, Context, Plan, Step
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from trundle.steps.weight_samples import Side
 
 HALF = Fraction(1, 2)
-MAP_FILE, PICTURE_FILE = "weights.json", "weights.html"
+MAP_FILE = "weights.json"
 NEEDS_DOMAIN: tuple[Method, ...] = ("gaprune", "domain-fisher", "wanda")
 NEEDS_GENERAL: tuple[Method, ...] = ("gaprune", "general-fisher")
 CALLED: dict[Method, str] = {
@@ -192,7 +191,7 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
         facts=facts | scored.facts,
         judge=make_judge(sides, context),
         compact=options.compact,
-        files={MAP_FILE: json.dumps(drawn.as_json()), PICTURE_FILE: report.map_page(drawn)},
+        files={MAP_FILE: json.dumps(drawn.as_json())},
     )
 
 

@@ -1,7 +1,8 @@
 """The closed-form linear map from one model's vectors into another's space.
 
 Ridge regression on a few thousand texts: seconds of work that turn a cut model into a usable one, and the best start for
-training that there is. Pure arithmetic on arrays.
+training that there is. The penalty pulls the map towards nothing or, between spaces of one width, towards a multiple of the
+identity: a model that was only cut a little gives nearly its old vectors as it is. Pure arithmetic on arrays.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from trundle.errors import BadInput
 
 STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 2))
 """Penalties tried, as shares of the mean variance of the inputs."""
+NEAR_IDENTITY = (*STRENGTHS, 1e2, 1e3, 1e4, 1e5)
+"""The same where the identity is what a strong penalty leaves."""
 
 AS_GOOD = 1e-9
 """Cosines this near to each other count as equal."""
@@ -31,6 +34,8 @@ class LinearMap:
     weight: NDArray[np.float32]
     bias: NDArray[np.float32]
     strength: float
+    identity: float
+    """The multiple of the identity it was pulled towards."""
     held_out_cosine: float
 
     def __call__(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -44,6 +49,7 @@ def fit_ridge(
     *,
     seed: int,
     strengths: Sequence[float] = STRENGTHS,
+    near_identity: Sequence[float] = NEAR_IDENTITY,
 ) -> LinearMap:
     """Fit on nine tenths of the rows, choose the penalty by cosine on the rest, then refit on all of them."""
     if len(inputs) != len(targets):
@@ -53,16 +59,42 @@ def fit_ridge(
     order = np.random.default_rng(seed).permutation(len(inputs))
     held = max(1, int(len(inputs) * HELD_OUT_SHARE))
     test, train = order[:held], order[held:]
-    solver = _Solver(inputs[train], targets[train])
-    scores = [mean_cosine(solver.predict(inputs[test], strength), targets[test]) for strength in strengths]
-    best = strongest_good(scores, strengths)
-    weight, bias = _Solver(inputs, targets).solve(strengths[best])
+    pulls = [(0.0, tuple(strengths))]
+    if inputs.shape[1] == targets.shape[1] and near_identity:
+        pulls.append((_scale(inputs[train], targets[train]), tuple(near_identity)))
+    found = []
+    for identity, penalties in pulls:
+        base = _multiple(identity, inputs, targets)
+        solver = _Solver(inputs[train], targets[train] - base[train])
+        scores = [
+            mean_cosine(solver.predict(inputs[test], strength) + base[test], targets[test])
+            for strength in penalties
+        ]
+        best = strongest_good(scores, penalties)
+        found.append((scores[best], identity, penalties[best]))
+    score, identity, strength = max(found)
+    weight, bias = _Solver(inputs, targets - _multiple(identity, inputs, targets)).solve(strength)
+    if identity:
+        weight += identity * np.eye(len(weight))
     return LinearMap(
         weight=weight.T.astype(np.float32),
         bias=bias.astype(np.float32),
-        strength=strengths[best],
-        held_out_cosine=float(scores[best]),
+        strength=strength,
+        identity=identity,
+        held_out_cosine=float(score),
     )
+
+
+def _multiple(
+    identity: float, inputs: NDArray[np.float32], targets: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    return np.float32(identity) * inputs if identity else np.zeros_like(targets)
+
+
+def _scale(inputs: NDArray[np.float32], targets: NDArray[np.float32]) -> float:
+    """The number that takes inputs nearest to targets."""
+    length = float(np.einsum("ij,ij->", inputs, inputs, dtype=np.float64))
+    return float(np.einsum("ij,ij->", inputs, targets, dtype=np.float64)) / length if length else 0.0
 
 
 def strongest_good(scores: Sequence[float], strengths: Sequence[float]) -> int:
