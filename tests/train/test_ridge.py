@@ -83,3 +83,11 @@ def test_another_space_of_the_same_width_is_mapped_as_any_other() -> None:
     found, plain = fit_ridge(inputs, targets, seed=0), fit_ridge(inputs, targets, seed=0, near_identity=[])
     assert found.held_out_cosine >= plain.held_out_cosine
     np.testing.assert_allclose(found.weight, plain.weight, atol=0.2)
+
+
+def test_the_same_space_is_left_exactly_as_it_is() -> None:
+    inputs = np.random.default_rng(6).normal(size=(50, 8)).astype(np.float32)
+    found = fit_ridge(inputs, inputs / np.linalg.norm(inputs, axis=1, keepdims=True), seed=0)
+    assert found.strength == np.inf
+    assert not found.bias.any()
+    np.testing.assert_allclose(found.weight, found.identity * np.eye(8), atol=1e-7)

@@ -143,7 +143,8 @@ def outlook(result: Run) -> str:
         f"As a graph: {megabytes(after.int8_file_bytes)} in int8, {megabytes(after.int4_file_bytes)} in int4."
     )
     options = [step.call.options for step in result.steps if not step.applied]
-    limits = [each.minutes for each in options if hasattr(each, "minutes") and each.steps != 0]
+    trained = [each for each in options if hasattr(each, "minutes") and getattr(each, "steps", None) != 0]
+    limits = [each.minutes for each in trained]
     if not limits:
         return graphs
     if None in limits:

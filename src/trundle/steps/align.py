@@ -13,6 +13,7 @@ Paper: LEAF: Knowledge Distillation of Text Embedding Models with Teacher-Aligne
 
 from __future__ import annotations
 
+import math
 import shutil
 from contextlib import nullcontext
 from dataclasses import replace
@@ -215,7 +216,7 @@ def _started(
     found = train.fit_ridge(inputs, targets.vectors(positions), seed=context.seed)
     student = body.with_linear_head(student, found.weight, found.bias, normalise=plan.normalise)
     return student, {
-        "ridge_strength": found.strength,
+        "ridge_strength": found.strength if math.isfinite(found.strength) else None,
         "ridge_identity": round(found.identity, 4),
         "ridge_cosine": round(found.held_out_cosine, 4),
     }

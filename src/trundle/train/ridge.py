@@ -7,6 +7,7 @@ identity: a model that was only cut a little gives nearly its old vectors as it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class LinearMap:
     weight: NDArray[np.float32]
     bias: NDArray[np.float32]
     strength: float
+    """Infinite where nothing but a multiple of the identity is left, and no bias."""
     identity: float
     """The multiple of the identity it was pulled towards."""
     held_out_cosine: float
@@ -72,8 +74,12 @@ def fit_ridge(
         ]
         best = strongest_good(scores, penalties)
         found.append((scores[best], identity, penalties[best]))
+        if identity:
+            found.append((mean_cosine(base[test], targets[test]), identity, math.inf))
     score, identity, strength = max(found)
-    weight, bias = _Solver(inputs, targets - _multiple(identity, inputs, targets)).solve(strength)
+    weight, bias = np.zeros((inputs.shape[1], targets.shape[1])), np.zeros(targets.shape[1])
+    if strength < math.inf:
+        weight, bias = _Solver(inputs, targets - _multiple(identity, inputs, targets)).solve(strength)
     if identity:
         weight += identity * np.eye(len(weight))
     return LinearMap(
