@@ -72,8 +72,9 @@ def test_two_processes_with_half_a_store_each_learn_what_one_learns(
     for name in ("alone", "together"):
         (metrics,) = (tmp_path / name).rglob("align.jsonl")
         logs.append([json.loads(line) for line in metrics.read_text().splitlines()])
-    for measure in (last_epochs, last_validation):
-        assert measure(logs[1]) == pytest.approx(measure(logs[0]), rel=0.05)
+    # Other texts meet in a batch: as far apart as two seeds may be, by two of their deviations (docs/scale.md).
+    assert last_epochs(logs[1]) == pytest.approx(last_epochs(logs[0]), rel=0.08)
+    assert last_validation(logs[1]) == pytest.approx(last_validation(logs[0]), rel=0.18)
     assert last_validation(logs[1]) < 0.8 * logs[1][0]["validation"], "it has learned"
 
 
