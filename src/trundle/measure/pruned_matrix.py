@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 NEUTRAL = 0.1
 """Cosines nearer to 0 than this are neither agreement nor conflict."""
@@ -27,3 +29,8 @@ class Alignment:
     """Weights that both sides pull the same way."""
     specific: int
     conflicting: int
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any] | None) -> Alignment | None:
+        """As a file has it; None where nothing was compared."""
+        return None if values is None else cls(**{**values, "counts": tuple(values["counts"])})

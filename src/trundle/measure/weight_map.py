@@ -29,11 +29,10 @@ class WeightMap:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> WeightMap:
         """What `as_json` gave."""
-        found = values["alignment"]
         return cls(
             says=values["says"],
             matrices=tuple(PrunedMatrix(**one) for one in values["matrices"]),
-            alignment=None if found is None else Alignment(**{**found, "counts": tuple(found["counts"])}),
+            alignment=Alignment.from_json(values["alignment"]),
         )
 
 

@@ -74,12 +74,9 @@ def read_pruned(folder: Path) -> tuple[PrunedMatrix, ...]:
 
 def read_alignment(folder: Path) -> Alignment | None:
     """How far the two sides' gradients agreed when weights were pruned for a domain."""
-
-    def make(text: str) -> Alignment | None:
-        found = json.loads(text).get("alignment")
-        return None if found is None else Alignment(**{**found, "counts": tuple(found["counts"])})
-
-    return read_side_file(folder / PRUNED_FILE, make)
+    return read_side_file(
+        folder / PRUNED_FILE, lambda text: Alignment.from_json(json.loads(text).get("alignment"))
+    )
 
 
 def read_planning(folder: Path) -> Planning | None:
