@@ -334,7 +334,7 @@ def settings_for(options: ContrastOptions, seed: int) -> Any:
         minutes=options.minutes,
         learning_rate=options.learning_rate or (LORA_RATE if options.train == "lora" else FULL_RATE),
         warmup=options.warmup,
-        precision=train.best_precision() if options.precision == "auto" else options.precision,
+        precision=train.precision_for(options.precision),
         validate_every=_every(options),
         checkpoint_every=_every(options),
         seed=seed,

@@ -289,7 +289,7 @@ def settings_for(options: FinetuneOptions, epoch_steps: int, seed: int) -> Any:
         learning_rate=options.learning_rate,
         warmup=rises if options.warmup is None else options.warmup,
         dropout=options.dropout,
-        precision=train.best_precision() if options.precision == "auto" else options.precision,
+        precision=train.precision_for(options.precision),
         validate_every=every,
         checkpoint_every=every,
         seed=seed,

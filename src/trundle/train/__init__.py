@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trundle.train.imitation import Imitator as Imitator
     from trundle.train.imitation import check_imitation as check_imitation
     from trundle.train.imitation import check_same_tokens as check_same_tokens
-    from trundle.train.learner import best_precision as best_precision
+    from trundle.train.learner import precision_for as precision_for
     from trundle.train.loop import TrainResult as TrainResult
     from trundle.train.loop import TrainSettings as TrainSettings
     from trundle.train.loop import train as train
@@ -67,7 +67,7 @@ __getattr__ = lazy(
         "Imitator": "imitation",
         "check_imitation": "imitation",
         "check_same_tokens": "imitation",
-        "best_precision": "learner",
+        "precision_for": "learner",
         "Batches": "batches",
         "ByLength": "batches",
         "Order": "batches",

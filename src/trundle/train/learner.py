@@ -23,8 +23,10 @@ B = TypeVar("B")
 Precision = Literal["fp32", "bf16"]
 
 
-def best_precision() -> Precision:
-    """bf16 where an accelerator makes it faster, fp32 elsewhere."""
+def precision_for(wanted: Literal["auto", "fp32", "bf16"]) -> Precision:
+    """auto: bf16 where an accelerator makes it faster, fp32 elsewhere."""
+    if wanted != "auto":
+        return wanted
     return "bf16" if torch.accelerator.is_available() else "fp32"
 
 
