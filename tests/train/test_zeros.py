@@ -65,6 +65,33 @@ def test_without_it_they_would_fill_up(pico_model: Callable[[str], SentenceTrans
     assert count_zeros(model) == 0
 
 
+def with_few_zeros(model: SentenceTransformer) -> SentenceTransformer:
+    """As rounding leaves them: one row in ten."""
+    rounded = copy_of(model).eval()
+    with torch.no_grad():
+        for _, weight in block_weights(rounded):
+            weight[::10] = 0.0
+    return rounded
+
+
+def test_a_few_zeros_are_no_pruning_unless_it_is_said(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
+    for wanted, left in ((None, False), (True, True)):
+        model = with_few_zeros(pico_model("bert"))
+        zeros = count_zeros(model)
+        with zeros_kept(model, wanted):
+            learn(model, steps=1)
+        assert (count_zeros(model) == zeros) is left
+
+
+def test_lora_corrects_nothing_beside_a_few_zeros(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    few, many = with_few_zeros(pico_model("bert")), pruned(pico_model("bert"))
+    assert add_adapters(copy_of(few), Lora(rank=2), seed=0, keep_zeros=True).after_merge
+    assert not add_adapters(few, Lora(rank=2), seed=0).after_merge
+    assert add_adapters(many, Lora(rank=2), seed=0).after_merge
+
+
 def test_no_momentum_gathers_on_a_zero(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pruned(pico_model("bert"))
     gone = masks(model)

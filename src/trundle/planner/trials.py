@@ -25,6 +25,9 @@ GPU_PACE = {"batch_size": 512, "learning_rate": 5e-4, "warmup": 200}
 CPU_PACE = {"batch_size": 16, "warmup": 20}
 """Where a step takes milliseconds, large batches learn more in a minute; where it takes a second, small ones do."""
 
+HOPELESS = 1.25
+"""One that is so many times as far from the teacher as the leader is not tried again."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trials:
@@ -40,7 +43,7 @@ class Trials:
     progress: Progress
 
     def contest(self, tried: Sequence[Tried], timetable: Timetable, *, until: float) -> list[Tried]:
-        """Round by round the better half goes on; best first, those that were dropped behind.
+        """Round by round the better half goes on, but nothing hopeless; best first, those that were dropped behind.
 
         A trial also takes time to read and to cut. When the clock has reached `until` no other is begun, and the best of the
         round so far is the winner.
@@ -53,12 +56,19 @@ class Trials:
             while waiting and not (running and time.monotonic() > until):
                 running.append(self._trial(waiting.pop(0), number - 1, rung.seconds))
             running.sort(key=lambda each: each.distances[-1])
-            behind = [*(_left(each, number - 1) for each in waiting), *behind]
             best = running[0]
+            reach = HOPELESS * best.distances[-1]
+            lost = [each for each in running if each.distances[-1] > reach]
+            running = running[: len(running) - len(lost)]
+            behind = [
+                *(_left(each, number) for each in lost),
+                *(_left(each, number - 1) for each in waiting),
+                *behind,
+            ]
             self.progress.say(
                 f"round {number}: {best.candidate.name} leads at a distance of {best.distances[-1]:.4f}"
             )
-            if time.monotonic() > until:
+            if len(running) == 1 or time.monotonic() > until:
                 break
         last = len(running[0].distances)
         return [

@@ -153,7 +153,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         learned_from,
         str(settings),
     )
-    with train.zeros_kept(student) if options.keep_zeros else nullcontext():
+    with train.zeros_kept(student, options.keep_zeros):
         result = train.train(
             student,
             task.objective,

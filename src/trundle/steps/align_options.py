@@ -52,7 +52,10 @@ class AlignOptions(Options):
     rounding: Literal["none", "int4"] = Field(
         "none", description="Learn with weights an int4 file can hold, so that export --int4 loses nothing."
     )
-    keep_zeros: bool = Field(True, description="Leave pruned weights, which are exactly zero, as they are.")
+    keep_zeros: bool | None = Field(
+        None,
+        description="Leave weights that are exactly zero as they are. Default: where many are, as after pruning.",
+    )
     patience: int | None = Field(
         None, ge=1, description="Stop after so many validations without a better one."
     )

@@ -117,7 +117,10 @@ class ContrastOptions(Options):
         {},
         description="Prompts by data file, as in '{quora: \"Same question: \"}'; for queries, or by query and document.",
     )
-    keep_zeros: bool = Field(True, description="Leave pruned weights, which are exactly zero, as they are.")
+    keep_zeros: bool | None = Field(
+        None,
+        description="Leave weights that are exactly zero as they are. Default: where many are, as after pruning.",
+    )
     tuples: int | None = Field(None, ge=2, description="Use at most this many of the training tuples.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
@@ -229,7 +232,7 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     backbone = body.transformer_of(student).model
     with (
         train.recomputed_blocks(backbone) if options.gradient_checkpointing else nullcontext(),
-        train.zeros_kept(student) if options.keep_zeros and adapted is None else nullcontext(),
+        train.zeros_kept(student, options.keep_zeros) if adapted is None else nullcontext(),
     ):
         result = train.train(
             student,

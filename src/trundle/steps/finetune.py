@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, Literal
@@ -77,7 +76,10 @@ class FinetuneOptions(Options):
         None, ge=2, description=f"Tokens after which a text is cut in training. Default: up to {LONGEST}."
     )
     dropout: bool = Field(True, description="Train with the model's own dropout.")
-    keep_zeros: bool = Field(True, description="Leave pruned weights, which are exactly zero, as they are.")
+    keep_zeros: bool | None = Field(
+        None,
+        description="Leave weights that are exactly zero as they are. Default: where many are, as after pruning.",
+    )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
     )
@@ -233,7 +235,7 @@ def trained(
         seed=context.seed,
     )
     settings = settings_for(options, task.batches.order.per_epoch, context.seed)
-    with train.zeros_kept(student) if options.keep_zeros else nullcontext():
+    with train.zeros_kept(student, options.keep_zeros):
         result = train.train(
             student,
             task.objective,

@@ -18,7 +18,7 @@ from torch import nn
 from trundle.model.anatomy import Conv1D
 from trundle.model.layout import block_matrices, layout_of
 from trundle.model.surgery import transformer_of
-from trundle.train.zeros import keep_zeros_beside
+from trundle.train.zeros import keep_zeros_beside, keeps_zeros
 
 ADAPTER = "default"
 
@@ -49,11 +49,15 @@ class Adapted:
         return self.model.requires_grad_(True)
 
 
-def add_adapters(model: SentenceTransformer, lora: Lora, *, seed: int, keep_zeros: bool = True) -> Adapted:
+def add_adapters(
+    model: SentenceTransformer, lora: Lora, *, seed: int, keep_zeros: bool | None = None
+) -> Adapted:
     """Put adapters into the model itself, which is frozen but for them; at first they change nothing.
 
     With `keep_zeros` a pruned weight stays zero: adapters beside a matrix with zeros add nothing there, and drop nothing out.
+    That costs more than the adapters do, so by default only a model that was pruned is treated so.
     """
+    keep_zeros = keeps_zeros(model, keep_zeros)
     model.requires_grad_(False)
     backbone = transformer_of(model).model
     matrices = block_matrices(layout_of(backbone))

@@ -26,6 +26,8 @@ from trundle.train.grouped import ByGroup
 from trundle.train.tuple_batches import Chunks, Prompts, TupleBatch, make_tuple_loader
 
 Objective = Literal["infonce", "angle", "cosine", "infonce+angle", "distil"]
+TEXTS_ON_GPU = 256
+"""In one forward pass, at the least: the GPU of a small model waits for being told what to do, not for doing it."""
 RANKING_WEIGHT = 20.0
 """How much ranking counts beside the order of pairs, where both are learned."""
 
@@ -104,8 +106,10 @@ def make_contrast(
             f"{len(examples)} labelled tuple can't teach what belongs together; give at least 2, better thousands"
         )
 
+    at_once = max(batch_size, TEXTS_ON_GPU) if torch.accelerator.is_available() else batch_size
+
     def batches(of: Sequence[Example]) -> Batches[TupleBatch]:
-        load = make_tuple_loader(student, of, prompts, chunk=mini_batch or batch_size, negatives=negatives)
+        load = make_tuple_loader(student, of, prompts, chunk=mini_batch or at_once, negatives=negatives)
         return Batches(order=ByGroup(sources_of(of), batch_size=batch_size, seed=seed), load=load)
 
     return Contrast(

@@ -20,15 +20,29 @@ from torch import Tensor, nn
 
 from trundle.model.matrices import block_weights
 
+PRUNED_SHARE = 0.15
+"""Of the weights inside the blocks; rounding to four bits makes zeros, too: up to an eighth of them."""
+
 
 def count_zeros(model: SentenceTransformer) -> int:
-    """How many weights inside the blocks are pruned."""
+    """How many weights inside the blocks are zero."""
     return sum(int((weight == 0).sum()) for _, weight in block_weights(model))
 
 
+def keeps_zeros(model: SentenceTransformer, wanted: bool | None) -> bool:
+    """As wanted; with None, whether the zeros inside the blocks are so many that someone must have put them there."""
+    if wanted is not None:
+        return wanted
+    weights = sum(weight.numel() for _, weight in block_weights(model))
+    return count_zeros(model) >= PRUNED_SHARE * max(1, weights)
+
+
 @contextmanager
-def zeros_kept(model: SentenceTransformer) -> Iterator[None]:
-    """While the block runs, what is zero learns nothing."""
+def zeros_kept(model: SentenceTransformer, wanted: bool | None = True) -> Iterator[None]:
+    """While the block runs, what is zero learns nothing; with None, only where the model was pruned."""
+    if not keeps_zeros(model, wanted):
+        yield
+        return
 
     def silence(weight: nn.Parameter) -> Callable[[Tensor], Tensor]:
         # Of the weights as they are now: a training that rounds has more zeros while it computes.
