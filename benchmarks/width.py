@@ -64,7 +64,7 @@ def all_rows(arguments: argparse.Namespace) -> dict[str, Row]:
             cut = {"extract": width, "mlp": mlp}
             if arguments.objective == "align":
                 heal = length | {
-                    key: own[key] for key in ("learning_rate", "warmup", "augment") if key in own
+                    key: own[key] for key in ("learning_rate", "warmup", "augment", "texts") if key in own
                 }
                 found[f"alone{name}"] = Row(steps=[{"width": cut}, {"align": heal}])
                 continue
