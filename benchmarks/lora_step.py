@@ -14,6 +14,7 @@ import copy
 import statistics
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch.nn import functional
 
 from trundle.data import Example
 from trundle.model import load, transformer_of
-from trundle.train import Lora, Prompts, TrainSettings, add_adapters, make_contrast, train
+from trundle.train import Lora, Prompts, TrainSettings, add_adapters, compiled_blocks, make_contrast, train
 
 WORDS = ("shrink", "any", "text", "embedding", "model", "and", "keep", "your", "index")
 SOURCE = "made up"
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--mini-batch", type=int, help="also show what gradient caching with this size costs")
+    parser.add_argument("--compile", action="store_true", help="also show what compiled layers bring")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     options = parser.parse_args()
     model = load(options.model)
@@ -50,7 +52,11 @@ def main() -> None:
         "contrast": lambda: by_contrast(model, examples, options),
     }
     if options.mini_batch:
-        ways["contrast, cached"] = lambda: by_contrast(model, examples, options, options.mini_batch)
+        ways["contrast, cached"] = lambda: by_contrast(
+            model, examples, options, mini_batch=options.mini_batch
+        )
+    if options.compile:
+        ways["contrast, compiled"] = lambda: by_contrast(model, examples, options, compiled=True)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for number in range(options.rounds + 1):
         for name in list(ways)[:: 1 if number % 2 else -1]:
@@ -87,7 +93,9 @@ def by_contrast(
     model: SentenceTransformer,
     examples: list[Example],
     options: argparse.Namespace,
+    *,
     mini_batch: int | None = None,
+    compiled: bool = False,
 ) -> float:
     """Seconds per step of trundle's loop, from its first batch to its result."""
     student = copy.deepcopy(model)
@@ -101,7 +109,8 @@ def by_contrast(
         mini_batch=mini_batch,
     )
     settings = TrainSettings(steps=options.steps, learning_rate=1e-4, precision=options.precision)
-    with tempfile.TemporaryDirectory() as folder:
+    layers = compiled_blocks(transformer_of(student).model) if compiled else nullcontext()
+    with tempfile.TemporaryDirectory() as folder, layers:
         result = train(student, task.objective, task.batches, settings, folder=Path(folder))
     return float(result.seconds / options.steps)
 

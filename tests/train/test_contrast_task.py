@@ -22,9 +22,9 @@ from trundle.data import Example
 from trundle.errors import BadInput
 from trundle.model import layout_of, transformer_of
 from trundle.train.adapters import Lora, add_adapters
+from trundle.train.blocks import recomputed_blocks
 from trundle.train.contrast_task import Contrast, make_contrast
 from trundle.train.loop import TrainSettings, train
-from trundle.train.recompute import recomputed_blocks
 from trundle.train.tuple_batches import Prompts, make_tuple_loader, relate
 
 PicoModel = Callable[[str], SentenceTransformer]

@@ -77,6 +77,10 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
         raise BadInput(
             f"--pair puts both models into one folder, and {teacher.name} is none; name a model folder as teacher"
         )
+    if options.compile:
+        train.check_compiler()
+        if body.static_table(model) is not None:
+            raise BadInput("a static model has no layers to compile; leave compile out")
     if options.steps != 0:
         body.check_prompts_are_pooled(model, teacher.prompts)
     if options.loss != "leaf":
@@ -153,7 +157,10 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         learned_from,
         str(settings),
     )
-    with train.zeros_kept(student, options.keep_zeros):
+    with (
+        train.zeros_kept(student, options.keep_zeros),
+        train.compiled_blocks(body.transformer_of(student).model) if options.compile else nullcontext(),
+    ):
         result = train.train(
             student,
             task.objective,

@@ -49,6 +49,10 @@ class AlignOptions(Options):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
     )
+    compile: bool = Field(
+        False,
+        description="Compile the layers first: a minute, then a GPU does the steps of a small model faster.",
+    )
     rounding: Literal["none", "int4"] = Field(
         "none", description="Learn with weights an int4 file can hold, so that export --int4 loses nothing."
     )

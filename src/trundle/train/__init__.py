@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from trundle.train.batches import ByLength as ByLength
     from trundle.train.batches import Order as Order
     from trundle.train.batches import tokenised as tokenised
+    from trundle.train.blocks import check_compiler as check_compiler
+    from trundle.train.blocks import compiled_blocks as compiled_blocks
+    from trundle.train.blocks import recomputed_blocks as recomputed_blocks
     from trundle.train.checkpoint import METRICS_FILE as METRICS_FILE
     from trundle.train.contrast_task import make_contrast as make_contrast
     from trundle.train.contrastive import angle as angle
@@ -39,7 +42,6 @@ if TYPE_CHECKING:
     from trundle.train.losses import uniform_layers as uniform_layers
     from trundle.train.nesting import Nest as Nest
     from trundle.train.nesting import make_nesting as make_nesting
-    from trundle.train.recompute import recomputed_blocks as recomputed_blocks
     from trundle.train.ridge import LinearMap as LinearMap
     from trundle.train.ridge import fit_ridge as fit_ridge
     from trundle.train.schedule import constant as constant
@@ -56,6 +58,9 @@ __getattr__ = lazy(
         "add_adapters": "adapters",
         "Alignment": "alignment",
         "make_alignment": "alignment",
+        "check_compiler": "blocks",
+        "compiled_blocks": "blocks",
+        "recomputed_blocks": "blocks",
         "METRICS_FILE": "checkpoint",
         "make_contrast": "contrast_task",
         "angle": "contrastive",
@@ -83,7 +88,6 @@ __getattr__ = lazy(
         "uniform_layers": "losses",
         "Nest": "nesting",
         "make_nesting": "nesting",
-        "recomputed_blocks": "recompute",
         "LinearMap": "ridge",
         "fit_ridge": "ridge",
         "constant": "schedule",

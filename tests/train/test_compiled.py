@@ -1,0 +1,54 @@
+"""Compiled blocks learn what plain ones learn, and leave nothing behind."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+import pico
+from trundle.data import Example
+from trundle.errors import BadInput
+from trundle.model import copy_of, transformer_of
+from trundle.train import Lora, Prompts, TrainSettings, add_adapters, compiled_blocks, make_contrast, train
+
+EXAMPLES = [Example(query=text, positive=text[::-1]) for text in pico.TEXTS]
+
+
+def learned(model: SentenceTransformer, *, compiled: bool) -> SentenceTransformer:
+    student = copy_of(model)
+    adapted = add_adapters(student, Lora(rank=2, dropout=0.0), seed=0)
+    task = make_contrast(student, EXAMPLES, EXAMPLES[:4], prompts={"": Prompts()}, batch_size=4)
+    settings = TrainSettings(steps=6, learning_rate=0.01, dropout=False)
+    if compiled:
+        with compiled_blocks(transformer_of(student).model):
+            train(student, task.objective, task.batches, settings, validation=task.validation)
+    else:
+        train(student, task.objective, task.batches, settings, validation=task.validation)
+    return adapted.merge()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own doings
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling on a CPU needs g++")
+def test_a_compiled_model_learns_the_same(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    model = pico_model("llama")
+    plain, compiled = learned(model, compiled=False), learned(model, compiled=True)
+    weights = zip(plain.named_parameters(), compiled.named_parameters(), strict=True)
+    for (name, one), (same, other) in weights:
+        assert name == same
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-3)
+    assert all(getattr(part, "_compiled_call_impl", None) is None for part in compiled.modules())
+
+
+def test_without_a_compiler_it_is_said_at_once(
+    pico_model: Callable[[str], SentenceTransformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    with (
+        pytest.raises(BadInput, match=r"compile needs a C compiler.*leave compile out"),
+        compiled_blocks(transformer_of(pico_model("bert")).model),
+    ):
+        raise AssertionError("it was let in")
