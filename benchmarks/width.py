@@ -52,7 +52,7 @@ def all_rows(arguments: argparse.Namespace) -> dict[str, Row]:
     output = Path(arguments.output)
     nested = {"widths": arguments.widths, "objective": arguments.objective} | length | own
     train: dict[str, Any] = {"train": "full", "objective": "infonce+angle", "warmup": 0} | length
-    train |= {key: own[key] for key in ("learning_rate", "warmup", "mini_batch") if key in own}
+    train |= {key: own[key] for key in ("learning_rate", "warmup", "mini_batch", "precision") if key in own}
     found = {BEFORE: Row()}
     if arguments.objective == "contrast":
         found[TUNED] = Row(steps=[{"contrast": train}])
@@ -64,7 +64,9 @@ def all_rows(arguments: argparse.Namespace) -> dict[str, Row]:
             cut = {"extract": width, "mlp": mlp}
             if arguments.objective == "align":
                 heal = length | {
-                    key: own[key] for key in ("learning_rate", "warmup", "augment", "texts") if key in own
+                    key: own[key]
+                    for key in ("learning_rate", "warmup", "augment", "texts", "precision")
+                    if key in own
                 }
                 found[f"alone{name}"] = Row(steps=[{"width": cut}, {"align": heal}])
                 continue

@@ -1,8 +1,8 @@
-"""docs/results.md from what was kept about each paper.
+"""docs/results.md, its figure and README's table from what was kept about each paper and about all of them together.
 
     python benchmarks/papers/page.py [--check]
 
-With `--check` nothing is written; it fails where the page is not what would be written.
+With `--check` nothing is written; it fails where a file is not what would be written.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import head_to_head
 from claims import KEPT, markdown, read
 
-PAGE = Path(__file__).parents[2] / "docs" / "results.md"
+ROOT = Path(__file__).parents[2]
+PAGE, FIGURE, README = ROOT / "docs" / "results.md", ROOT / "docs" / "head-to-head.svg", ROOT / "README.md"
+BEGIN, END = "<!-- head to head: written by benchmarks/papers/page.py -->", "<!-- end -->"
 ORDER = ("leaf", "gaprune", "l3prune", "nml", "vocabulary")
 MISSING = {
     "l3prune": "L³Prune (depth): the decoders have not been trained yet; the layer-loss curve and cuts of an encoder are in [LOG](../LOG.md)",
@@ -25,14 +28,23 @@ What each paper claims, in small, with our own implementation, models and data. 
 `benchmarks/papers`. This page is written by `python benchmarks/papers/page.py`."""
 
 
-def page() -> str:
-    """All sections, and what is missing."""
+def files() -> dict[Path, str]:
+    """What each file should hold."""
     kept = [KEPT / f"{name}.json" for name in ORDER]
-    sections = [markdown(read(file)) for file in kept if file.is_file()]
+    together = head_to_head.read_kept()
+    sections = [head_to_head.markdown(together)]
+    sections += [markdown(read(file)) for file in kept if file.is_file()]
     missing = [f"- {MISSING[file.stem]}" for file in kept if not file.is_file()]
     if missing:
         sections.append("\n".join(["## Not yet", "", *missing]))
-    return "\n\n".join([HEAD, *sections]) + "\n"
+    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    table = "\n".join(head_to_head.table(together["contenders"], together["sets"]))
+    return {
+        PAGE: "\n\n".join([HEAD, *sections]) + "\n",
+        FIGURE: head_to_head.figure(together) + "\n",
+        README: f"{before}{BEGIN}\n\n{table}\n\n{END}{after}",
+    }
 
 
 def main() -> None:
@@ -40,10 +52,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true")
-    if not parser.parse_args().check:
-        PAGE.write_text(page(), encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != page():
-        raise SystemExit(f"{PAGE} is not what benchmarks/papers/page.py writes; run it and commit the page")
+    check = parser.parse_args().check
+    for place, content in files().items():
+        if not check:
+            place.write_text(content, encoding="utf-8")
+        elif place.read_text(encoding="utf-8") != content:
+            raise SystemExit(
+                f"{place} is not what benchmarks/papers/page.py writes; run it and commit what it wrote"
+            )
 
 
 if __name__ == "__main__":
