@@ -43,7 +43,7 @@ def against(levels: dict[str, dict[str, Any]], level: str) -> str:
 
 def lost(levels: dict[str, dict[str, Any]], level: str) -> float:
     """The larger loss of the two kinds, in points."""
-    return max(levels["0"][kind] - levels[level][kind] for kind in KINDS)
+    return max(float(levels["0"][kind] - levels[level][kind]) for kind in KINDS)
 
 
 def told(holds: bool) -> Verdict:

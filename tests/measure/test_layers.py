@@ -17,7 +17,13 @@ import pico
 from trundle.data import Example
 from trundle.errors import BadInput, BadModel
 from trundle.measure import measure_curve
-from trundle.measure.layers import batch_losses, draw_tuples, pooled_by_layer, tokens_of
+from trundle.measure.layers import (
+    batch_losses,
+    draw_tuples,
+    multiplies_bf16,
+    pooled_by_layer,
+    tokens_of,
+)
 from trundle.model import cut, without_head
 from trundle.model.anatomy import family_of
 from trundle.model.surgery import Cut
@@ -138,7 +144,9 @@ def test_the_curve_is_the_mean_over_batches(pico_model: Callable[[str], Sentence
     model = pico_model("bert")
     curve = measure_curve(model, EXAMPLES, seed=2)
     drawn = draw_tuples(EXAMPLES, 1280, seed=2)
-    expected = (batch_losses(model, drawn[:42]) + batch_losses(model, drawn[42:])) / 2
+    bf16 = multiplies_bf16(model.device)
+    halves = [batch_losses(model, half, bf16=bf16) for half in (drawn[:42], drawn[42:])]
+    expected = (halves[0] + halves[1]) / 2
     assert len(drawn) == len(EXAMPLES) == 84
     np.testing.assert_allclose(curve.losses, expected.tolist(), rtol=1e-5)
     assert curve.layers == pico.LAYERS

@@ -90,7 +90,11 @@ def measure_curve(
     seed: int = 0,
     progress: Progress = SILENT,
 ) -> LayerCurve:
-    """Draw tuples and take the loss of every layer on them, in one pass."""
+    """Draw tuples and take the loss of every layer on them, in one pass.
+
+    Where the machine multiplies bf16 by hardware the model runs in it, many times as fast; pooling and losses are taken in full
+    precision, and differences between layers are far larger than what is lost.
+    """
     drawn = draw_tuples(examples, tuples, seed)
     if len(drawn) < ROUGH:
         progress.say(f"the curve is drawn from {len(drawn)} tuples only; {TUPLES:,} make it reliable")
@@ -99,7 +103,8 @@ def measure_curve(
     with progress.task("layer losses", len(drawn)) as advance:
         for numbers in batches:
             batch = [drawn[number] for number in numbers]
-            total += batch_losses(model, batch, scale).double().cpu() * len(batch)
+            losses_here = batch_losses(model, batch, scale, bf16=multiplies_bf16(model.device))
+            total += losses_here.double().cpu() * len(batch)
             advance(len(batch))
     losses = tuple((total / len(drawn)).tolist())
     if not np.isfinite(losses).all():
@@ -121,39 +126,52 @@ def draw_tuples(examples: Iterator[Example] | Sequence[Example], count: int, see
     return sorted(shuffled, key=lambda example: example.source)
 
 
-def batch_losses(model: SentenceTransformer, batch: Sequence[Example], scale: float = SCALE) -> Tensor:
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether there are units for it: on every GPU of today, and on processors with AMX."""
+    return device.type == "cuda" or (device.type == "cpu" and torch.cpu._is_amx_tile_supported())
+
+
+def batch_losses(
+    model: SentenceTransformer, batch: Sequence[Example], scale: float = SCALE, *, bf16: bool = False
+) -> Tensor:
     """The loss of each layer on tuples that compete with each other."""
     prompts = prompts_by_role(model)
     documents = [example.positive for example in batch]
     documents += [negative for example in batch for negative in example.negatives]
-    queries = pooled_by_layer(model, [example.query for example in batch], prompts["query"])
-    return layer_losses(queries, pooled_by_layer(model, documents, prompts["document"]), scale)
+    queries = pooled_by_layer(model, [example.query for example in batch], prompts["query"], bf16=bf16)
+    return layer_losses(queries, pooled_by_layer(model, documents, prompts["document"], bf16=bf16), scale)
 
 
-def pooled_by_layer(model: SentenceTransformer, texts: Sequence[str], prompt: str = "") -> Tensor:
+def pooled_by_layer(
+    model: SentenceTransformer, texts: Sequence[str], prompt: str = "", *, bf16: bool = False
+) -> Tensor:
     """What pooling gives after each layer (layers × texts × width), texts of similar length side by side."""
     check_texts(texts)
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]), reverse=True)
     places = torch.empty(len(texts), dtype=torch.long)
     places[torch.tensor(order)] = torch.arange(len(texts))
     parts = [
-        _pooled(model, [texts[number] for number in order[start : start + TEXTS_AT_ONCE]], prompt)
+        _pooled(model, [texts[number] for number in order[start : start + TEXTS_AT_ONCE]], prompt, bf16=bf16)
         for start in range(0, len(texts), TEXTS_AT_ONCE)
     ]
     return torch.cat(parts, dim=1)[:, places]
 
 
-def _pooled(model: SentenceTransformer, texts: list[str], prompt: str) -> Tensor:
+def _pooled(model: SentenceTransformer, texts: list[str], prompt: str, *, bf16: bool) -> Tensor:
     modes = pooling_modes(model)
     features = tokens_of(model, texts, prompt)
     pooled = pooled_tokens(model, features, texts, skips_prompt="cls" not in modes)
     weights = [None if mode == MAXIMUM else token_weights(pooled, mode) for mode in modes]
     found: list[Tensor] = []
 
-    def keep(state: Tensor) -> None:
-        found.append(pool(state, pooled, weights))
+    device = model.device.type
 
-    with torch.inference_mode(), _without_dropout(model), _tapped(model, keep):
+    def keep(state: Tensor) -> None:
+        with torch.autocast(device, enabled=False):
+            found.append(pool(state, pooled, weights))
+
+    computing = torch.autocast(device, dtype=torch.bfloat16, enabled=bf16)
+    with torch.inference_mode(), _without_dropout(model), _tapped(model, keep), computing:
         model[0](features)
     return torch.stack(found)
 
