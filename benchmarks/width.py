@@ -52,7 +52,11 @@ def all_rows(arguments: argparse.Namespace) -> dict[str, Row]:
     output = Path(arguments.output)
     nested = {"widths": arguments.widths, "objective": arguments.objective} | length | own
     train: dict[str, Any] = {"train": "full", "objective": "infonce+angle", "warmup": 0} | length
-    train |= {key: own[key] for key in ("learning_rate", "warmup", "mini_batch", "precision") if key in own}
+    train |= {
+        key: own[key]
+        for key in ("learning_rate", "warmup", "mini_batch", "precision", "max_length")
+        if key in own
+    }
     found = {BEFORE: Row()}
     if arguments.objective == "contrast":
         found[TUNED] = Row(steps=[{"contrast": train}])

@@ -180,6 +180,26 @@ def test_contrast_gives_each_size_a_space_of_its_own(
     assert run.steps[0].facts["sizes"]["1/2"]["validation"] > 0
 
 
+def test_long_texts_are_cut_in_training_and_nowhere_else(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
+) -> None:
+    ends = []
+    for length in (3, 4):
+        options = {
+            "widths": "1/2",
+            "objective": "contrast",
+            "steps": 2,
+            "batch_size": 8,
+            "max_length": length,
+        }
+        run = compress(
+            str(pico_folders("bert")), single(WIDTH, options), output=tmp_path / str(length), corpus=corpus
+        )
+        ends.append(run.steps[0].facts["loss"])
+    assert ends[0] != ends[1]
+    assert load(tmp_path / "3").max_seq_length == load(pico_folders("bert")).max_seq_length
+
+
 def test_a_student_that_knows_nothing_learns_a_teacher_s_similarities(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -255,6 +275,8 @@ def test_importance_keeps_what_flows(pico_model: Callable[[str], SentenceTransfo
         ({"widths": "1/2", "start": "random"}, "belongs to extract"),
         ({"objective": "contrast", "steps": 0}, "no closed form for contrast"),
         ({"objective": "contrast", "widths": "1/32"}, "no whole number"),
+        ({"objective": "contrast", "max_length": 100_000}, "takes at most"),
+        ({"objective": "align", "max_length": 8}, "only contrast cuts texts by max_length"),
     ],
 )
 def test_bad_wishes(

@@ -26,6 +26,7 @@ import trundle.measure as measure
 import trundle.model as body
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.steps.contract import Applied, Context, ExactFraction, Options, Plan, Step
+from trundle.steps.contrast import LONGEST
 from trundle.steps.depth import listed
 from trundle.steps.width_sizes import folder_name, taken_out
 from trundle.steps.width_training import nest_together
@@ -93,6 +94,11 @@ class WidthOptions(Options):
     )
     mini_batch: int | None = Field(
         None, ge=1, description="With contrast: texts in memory at once, for large batches."
+    )
+    max_length: int | None = Field(
+        None,
+        ge=2,
+        description=f"With contrast: tokens after which a text is cut in training. Default: up to {LONGEST}.",
     )
     learning_rate: float | None = Field(
         None,
@@ -201,6 +207,13 @@ def _check_learning(
     """Refuse what can't be learned, before anything heavy."""
     if context.corpus is None:
         raise BadInput("width learns from texts; say where they are with --data")
+    takes = model.max_seq_length or LONGEST
+    if options.max_length is not None and (objective == "align" or options.max_length > takes):
+        raise BadInput(
+            "only contrast cuts texts by max_length; leave it out, or use objective: contrast"
+            if objective == "align"
+            else f"the model takes at most {takes} tokens; give a max_length up to that"
+        )
     if objective == "align":
         ours, theirs = model.get_embedding_dimension(), context.original.get_embedding_dimension()
         if ours != theirs:

@@ -221,7 +221,8 @@ def _contrast_lesson(
         precision=asked.precision,
     )
     examples, validation = contrast.examples_for(options, context)
-    wide.max_seq_length = min(wide.max_seq_length or contrast.LONGEST, contrast.LONGEST)
+    longest = asked.max_length or contrast.LONGEST
+    wide.max_seq_length = min(wide.max_seq_length or longest, longest)
     narrow = [body.NarrowModel(wide, cut) for cut in cuts.values()]
     task = train.make_contrast(
         wide,
