@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from trundle.measure.layer_losses import MAXIMUM, POOLINGS, layer_losses, pick_layers, pool, token_weights
+from trundle.measure.layer_losses import (
+    MAXIMUM,
+    POOLINGS,
+    deeper_dip,
+    layer_losses,
+    pick_layers,
+    pool,
+    token_weights,
+)
+from trundle.measure.layers import LayerCurve
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 
@@ -87,3 +96,22 @@ def test_each_pick_is_the_lowest_of_its_half(losses: list[float]) -> None:
     assert 1 <= small <= middle < large <= len(losses)
     assert losses[small - 1] == min(losses[:middle])
     assert losses[large - 1] == min(losses[middle:])
+
+
+@pytest.mark.parametrize(
+    ("losses", "deeper"),
+    [
+        ([4.28, 4.48, 4.6, 4.5, 4.45, 4.4, 4.37, 4.65, 4.7, 4.8, *[4.9] * 20], 7),  # as SmolLM2-135M's
+        ([4.28, *[4.5] * 29], None),  # flat beyond: no dip
+        ([4.9, 4.8, 4.7, 4.3, 4.6, 4.7, 4.4, 4.6, *[4.9] * 22], None),  # small is deep enough
+        ([4.28, 4.48, 4.3, 4.6], None),  # one of four is no shallow cut
+        ([1.0], None),
+    ],
+)
+def test_a_very_shallow_small_has_the_next_dip_named(losses: list[float], deeper: int | None) -> None:
+    assert deeper_dip(losses) == deeper
+    advice = LayerCurve(losses=tuple(losses), tuples=1280).advice
+    assert (advice is None) is (deeper is None)
+    if advice is not None:
+        assert "small keeps 1 of 30 layers" in advice
+        assert advice.endswith("try keep 7 beside it")

@@ -95,6 +95,8 @@ def notes(curve: LayerCurve) -> list[str]:
     said = []
     if curve.large == curve.layers:
         said.append("No layer of the upper half does better than the last one: large cuts nothing.")
+    if curve.advice is not None:
+        said.append(f"{curve.advice[0].upper()}{curve.advice[1:]}.")
     if curve.small is None:
         said.append("A model of one layer has nothing to cut; depth --keep 0 makes it static.")
     else:

@@ -32,6 +32,8 @@ its version 6.0 also counts left padding.
 """
 MAXIMUM = "max"
 POOLINGS = (*WEIGHTS, MAXIMUM)
+SHALLOW = 10
+"""One of so many layers is too few to have computed much."""
 
 
 def token_weights(pooled: Tensor, mode: str) -> Tensor:
@@ -77,3 +79,21 @@ def pick_layers(losses: Sequence[float]) -> tuple[int | None, int]:
         return min(range(first, last + 1), key=lambda layers: losses[layers - 1])
 
     return (lowest(1, middle) if middle else None), lowest(middle + 1, len(losses))
+
+
+def deeper_dip(losses: Sequence[float]) -> int | None:
+    """Where *small* keeps less than a tenth of the layers: the lowest dip of the curve beyond, up to the middle.
+
+    The first layers have computed next to nothing, and a low loss there is that of a bag of words: it does not promise what
+    training makes of such a model. None where *small* is no such case, or there is no other dip.
+    """
+    small, middle = pick_layers(losses)[0], len(losses) // 2
+    if small is None or SHALLOW * small >= len(losses):
+        return None
+    first = -(-len(losses) // SHALLOW)
+    dips = [
+        layers
+        for layers in range(max(first, 2), middle + 1)
+        if losses[layers - 2] > losses[layers - 1] <= losses[layers]
+    ]
+    return min(dips, key=lambda layers: losses[layers - 1], default=None)

@@ -28,6 +28,7 @@ from trundle.measure.layer_losses import (
     MAXIMUM,
     POOLINGS,
     SCALE,
+    deeper_dip,
     layer_losses,
     pick_layers,
     pool,
@@ -70,6 +71,17 @@ class LayerCurve:
     def large(self) -> int:
         """How many layers the large variant keeps; all of them means that there is nothing to cut."""
         return pick_layers(self.losses)[1]
+
+    @property
+    def advice(self) -> str | None:
+        """Where *small* is not what it seems."""
+        deeper = deeper_dip(self.losses)
+        if deeper is None:
+            return None
+        return (
+            f"small keeps {self.small} of {self.layers} layers, where next to nothing has been computed, so its low loss "
+            f"promises little; the curve dips again at {deeper}: try keep {deeper} beside it"
+        )
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""

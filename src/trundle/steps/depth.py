@@ -157,6 +157,8 @@ def _picked(model: SentenceTransformer, pick: Literal["small", "large"], context
         model, context.corpus.examples(), seed=context.seed, progress=context.progress
     )
     keep = curve.small if pick == "small" else curve.large
+    if pick == "small" and curve.advice is not None:
+        context.progress.say(curve.advice)
     if keep is None:
         raise ImpossibleCut("the model has 1 layer, so it has no lower half to pick from; use keep instead")
     return DepthPlan(blocks=tuple(range(keep)), of=curve.layers, pick=pick, losses=curve.losses)
