@@ -47,7 +47,8 @@ def row(options: argparse.Namespace, keep: int) -> dict[str, Any]:
     align = {"steps": options.steps, "batch_size": options.batch_size, "learning_rate": rate}
     align |= {"warmup": options.warmup, "augment": options.augment, "texts": options.sample}
     recipe = parse_recipe(
-        json.dumps({"steps": [{"depth": {"keep": keep}}, {"align": align}]}), name=f"keep {keep}"
+        json.dumps({"steps": [{"depth": {"keep": keep, "order": options.order}}, {"align": align}]}),
+        name=f"keep {keep}",
     )
     sources = [str(file) for file in sorted(Path(options.texts).glob("*.parquet"))]
     began = time.monotonic()
@@ -136,6 +137,7 @@ def main() -> None:
     parser.add_argument("--texts")
     parser.add_argument("--tasks")
     parser.add_argument("--names", default=TASKS, help="which tasks, names or kinds, with commas between")
+    parser.add_argument("--order", choices=("auto", "first", "spread"), default="auto", help="which layers")
     parser.add_argument("--keep", default="12,9,6,4,3,2,1,0")
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--batch-size", type=int, default=32)

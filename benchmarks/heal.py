@@ -2,8 +2,8 @@
 
     python benchmarks/heal.py TEACHER --triplets DIR --tasks DIR --layers 6,3 --steps 2000 -o results/
 
-`align` and `contrast` start from the teacher's first layers. `library` is sentence-transformers' own way, in
-`library_distillation.py`; it needs the package `datasets`. `cut` is the first layers with no healing. align and library see the texts of the tuples, contrast the tuples, each
+`align` and `contrast` start from the teacher's layers that `--order` says. `library` is sentence-transformers' own way, in
+`library_distillation.py`; it needs the package `datasets`. `cut` is those layers with no healing. align and library see the texts of the tuples, contrast the tuples, each
 `--batch-size` of them per step. The tasks are only measured on, never trained on nor chosen by.
 """
 
@@ -60,7 +60,7 @@ def build(arguments: argparse.Namespace, row: str) -> None:
 def by_trundle(
     arguments: argparse.Namespace, way: str, layers: int, corpus: Corpus, output: str
 ) -> dict[str, Any]:
-    steps: list[dict[str, Any]] = [{"depth": {"keep": layers}}]
+    steps: list[dict[str, Any]] = [{"depth": {"keep": layers, "order": arguments.order}}]
     length = {"steps": arguments.steps, "batch_size": arguments.batch_size}
     if way == "align":
         steps.append({"align": length})
@@ -120,6 +120,7 @@ def main() -> None:
     names = ",".join([*(f"sts/{name}" for name in ENGLISH_STS), "retrieval"])
     parser.add_argument("--names", default=names, help="which tasks; default: English STS and all retrieval")
     parser.add_argument("--layers", default="6,3")
+    parser.add_argument("--order", choices=("auto", "first", "spread"), default="auto", help="which of them")
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch-size", type=int, default=64)

@@ -48,8 +48,10 @@ def planned(model: SentenceTransformer, corpus: Corpus | None = None, **options:
 @pytest.mark.parametrize(
     ("options", "blocks"),
     [
-        ({"keep": 3}, (0, 1, 2)),
-        ({"fraction": "50%"}, (0, 1)),
+        ({"keep": 3}, (0, 2, 3)),
+        ({"fraction": "50%"}, (0, 3)),
+        ({"keep": 3, "order": "first"}, (0, 1, 2)),
+        ({"fraction": "50%", "order": "first"}, (0, 1)),
         ({"fraction": "1/4", "order": "spread"}, (0, 2, 3)),
         ({"keep": 2, "order": "spread"}, (0, 3)),
         ({"keep": 1, "order": "spread"}, (0,)),
@@ -63,6 +65,14 @@ def test_the_layers_that_stay(
     options: dict[str, Any], blocks: tuple[int, ...], pico_model: Callable[[str], SentenceTransformer]
 ) -> None:
     assert planned(pico_model("bert"), **options).blocks == blocks
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+def test_a_decoder_keeps_its_first_layers(
+    family: str, pico_model: Callable[[str], SentenceTransformer]
+) -> None:
+    assert planned(pico_model(family), keep=2).blocks == (0, 1)
+    assert planned(pico_model(family), keep=2, order="spread").blocks == (0, 3)
 
 
 @given(layers=st.integers(1, 60), data=st.data())
@@ -114,7 +124,7 @@ def test_large_that_cuts_nothing_says_so() -> None:
         ({"pick": "small", "keep": 2}, "keep and pick say the same thing"),
         ({"blocks": "0,1", "fraction": "50%"}, "fraction and blocks say the same thing"),
         ({"pick": "small", "order": "spread"}, "leave it out beside pick"),
-        ({"blocks": "0,1", "order": "spread"}, "leave it out beside blocks"),
+        ({"blocks": "0,1", "order": "first"}, "leave it out beside blocks"),
         ({"blocks": "0,4"}, "layers 0 to 3"),
         ({"blocks": "1,0"}, "rising order"),
         ({"blocks": "0,0"}, "rising order"),

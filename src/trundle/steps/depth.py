@@ -2,13 +2,14 @@
 
 Say how many stay (`keep`, or `fraction` to drop: floor(L·(1−p)) of L stay, computed exactly), which ones (`blocks`), or let
 the layer-loss curve say it (`pick`: the low point of the lower or of the upper half of the model, from one forward pass
-over labelled tuples). Embeddings, pooling and, in pre-norm models, the final norm stay.
+over labelled tuples). Embeddings, pooling and, in pre-norm models, the final norm stay. A number of layers means evenly spaced ones
+in an encoder, the last among them, which made the vectors; in a decoder the first ones (`order` says otherwise).
 
 `keep: 0` leaves a static model, the fastest embedder there is: one vector a token, which starts as the model's own output for
 that token alone, weighed by how frequent the token is in the texts of --data, or by its rank where there are none.
 
     - depth: {keep: 3}
-    - depth: {fraction: 50%, order: spread}
+    - depth: {fraction: 50%, order: first}
     - depth: {pick: small}
     - depth: {blocks: [0, 1, 2, 5, 8]}
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from trundle.measure import Cost, LayerCurve
+    from trundle.model import Layout
 
 COUNTED_TEXTS = 100_000
 """Texts in which tokens are counted at most."""
@@ -61,8 +63,9 @@ class DepthOptions(Options):
         None, description="Let the layer losses on tuples from --data choose: the low point of either half."
     )
     blocks: Blocks | None = Field(None, description="The layers to keep, counted from 0, such as 0,1,2,5,8.")
-    order: Literal["first", "spread"] = Field(
-        "first", description="Which ones keep and fraction keep: the first, or evenly spaced ones."
+    order: Literal["auto", "first", "spread"] = Field(
+        "auto",
+        description="Which ones keep and fraction keep: the first, or evenly spaced ones; auto: first in decoders.",
     )
 
 
@@ -115,7 +118,7 @@ def plan(model: SentenceTransformer, options: DepthOptions, context: Context) ->
         raise ImpossibleCut(
             f"{ways[0]} and {ways[1]} say the same thing; give one of them and set the other to null"
         )
-    if options.order == "spread" and ways[0] in ("pick", "blocks"):
+    if options.order != "auto" and ways[0] in ("pick", "blocks"):
         raise ImpossibleCut(f"order says which layers keep and fraction mean; leave it out beside {ways[0]}")
     if options.blocks is not None:
         return DepthPlan(blocks=body.check_blocks(layout, options.blocks), of=layers)
@@ -124,8 +127,14 @@ def plan(model: SentenceTransformer, options: DepthOptions, context: Context) ->
     keep = _count(options, layers)
     if keep == 0:
         return DepthPlan(blocks=(), of=layers, frequencies="rank" if context.corpus is None else "texts")
-    kept = spread(keep, layers) if options.order == "spread" else tuple(range(keep))
-    return DepthPlan(blocks=kept, of=layers)
+    return DepthPlan(blocks=_ordered(keep, layout, options.order), of=layers)
+
+
+def _ordered(keep: int, layout: Layout, order: Literal["auto", "first", "spread"]) -> tuple[int, ...]:
+    """A decoder's last layers serve the next word, an encoder's last one makes the vectors: it should stay."""
+    if order == "auto":
+        order = "first" if layout.family.causal else "spread"
+    return spread(keep, layout.layers) if order == "spread" else tuple(range(keep))
 
 
 def _count(options: DepthOptions, layers: int) -> int:
