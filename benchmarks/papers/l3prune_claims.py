@@ -1,6 +1,6 @@
 """L³Prune's table 1 and figure 5 in small: a decoder cut at every level, healed alike, and the levels its curve picks.
 
-    python benchmarks/papers/l3prune_claims.py RESULTS --curves CURVE.json [CURVE.json…] --hardware "one H200" --versions torch=2.11.0
+    python benchmarks/papers/l3prune_claims.py RESULTS [--curves CURVE.json…] --hardware "one H200" --versions torch=2.11.0
 
 Reads the folder that `benchmarks/l3prune.py` wrote, and what `trundle inspect MODEL --layers --json` printed.
 """
@@ -69,7 +69,7 @@ def curve_claim(files: list[str]) -> Claim:
         says="before training, the loss falls, rises and falls again along the layers",
         theirs="figure 2",
         ours="; ".join(shown),
-        verdict=told(all_three),
+        verdict=told(all_three) if shown else "not measured yet",
     )
 
 
@@ -78,7 +78,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results")
-    parser.add_argument("--curves", nargs="+", required=True)
+    parser.add_argument("--curves", nargs="*", default=[])
     parser.add_argument("--hardware", required=True)
     parser.add_argument("--versions", nargs="+", required=True, metavar="PACKAGE=VERSION")
     options = parser.parse_args()
