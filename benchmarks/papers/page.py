@@ -17,26 +17,17 @@ ROOT = Path(__file__).parents[2]
 PAGE, FIGURE, README = ROOT / "docs" / "results.md", ROOT / "docs" / "head-to-head.svg", ROOT / "README.md"
 BEGIN, END = "<!-- head to head: written by benchmarks/papers/page.py -->", "<!-- end -->"
 ORDER = ("leaf", "gaprune", "l3prune", "nml", "vocabulary")
-MISSING = {
-    "l3prune": "L³Prune (depth): the decoders have not been trained yet; the layer-loss curve and cuts of an encoder are in [LOG](../LOG.md)",
-    "nml": "Nested models (width): not measured yet",
-    "vocabulary": "Vocabulary pruning: only small parts have been measured, see [LOG](../LOG.md)",
-}
 HEAD = """# Five papers, measured here
 
-What each paper claims, in small, with our own implementation, models and data. Verdicts are computed from the figures: see
+All methods head to head, then what each paper claims, in small, with our own implementation, models and data. Verdicts are computed from the figures: see
 `benchmarks/papers`. This page is written by `python benchmarks/papers/page.py`."""
 
 
 def files() -> dict[Path, str]:
     """What each file should hold."""
-    kept = [KEPT / f"{name}.json" for name in ORDER]
     together = head_to_head.read_kept()
     sections = [head_to_head.markdown(together)]
-    sections += [markdown(read(file)) for file in kept if file.is_file()]
-    missing = [f"- {MISSING[file.stem]}" for file in kept if not file.is_file()]
-    if missing:
-        sections.append("\n".join(["## Not yet", "", *missing]))
+    sections += [markdown(read(KEPT / f"{name}.json")) for name in ORDER]
     before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     table = "\n".join(head_to_head.table(together["contenders"], together["sets"]))
