@@ -95,4 +95,4 @@ def test_a_vocabulary_counts_by_what_it_covers(pico_model: Callable[[str], Sente
     found = list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int8")
     whole = next(each for each in found if set(each.kept) == {Fraction(1)})
     assert space.promise(whole, lambda _: 1.0) == 1.0
-    assert space.promise(whole, lambda _: 0.5) == 0.25
+    assert space.promise(whole, lambda _: 0.5) < space.promise(whole, lambda _: 0.9) < 1.0

@@ -197,13 +197,13 @@ def edge(
 def promise(candidate: Candidate, coverage: Coverage) -> float:
     """A guess at quality from what is kept, to choose what is tried at all; trials decide, not this.
 
-    In what was measured, half the width hurts most, then half the layers, then half the neurons. A vocabulary hurts by
-    what it no longer covers of the texts: hardly at half its size, a lot at a sixth. Int4 costs about as much as a tenth
-    of the layers.
+    In what was measured, half the width hurts most, then half the neurons or the layers. A vocabulary hurts by what it no longer
+    covers of the texts: hardly at half its size, a lot at a sixth. Int4 costs about as much as a seventh of the layers.
+    (`benchmarks/regret.py` shows how far off this is.)
     """
     layers, _, neurons, width, _ = (float(share) for share in candidate.kept)
     precision = INT4_PROMISE if candidate.precision == "int4" else 1.0
-    return float(precision * layers * neurons**0.8 * width**2.5 * coverage(candidate.tokens) ** 2)
+    return float(precision * layers**0.7 * neurons**0.8 * width**2.5 * coverage(candidate.tokens) ** 4)
 
 
 def smallest(candidates: Iterable[Candidate]) -> Candidate:
