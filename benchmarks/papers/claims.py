@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,6 +49,22 @@ class Evidence:
         """Write it down for the page."""
         KEPT.mkdir(exist_ok=True)
         (KEPT / f"{name}.json").write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
+
+
+def judged(holds: bool) -> Verdict:
+    """For a claim that was measured."""
+    return "holds here" if holds else "does not hold here"
+
+
+def add_origin(parser: argparse.ArgumentParser) -> None:
+    """Where figures come from, which every script must be told."""
+    parser.add_argument("--hardware", required=True)
+    parser.add_argument("--versions", nargs="+", required=True, metavar="PACKAGE=VERSION", type=_package)
+
+
+def _package(text: str) -> tuple[str, str]:
+    name, _, version = text.partition("=")
+    return name, version
 
 
 def read(file: Path) -> Evidence:

@@ -13,7 +13,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from claims import Claim, Evidence, Table, Verdict, markdown
+from claims import Claim, Evidence, Table, Verdict, add_origin, markdown
 
 PAPER = {
     "random": ("−59.6 / −68.0", ""),
@@ -104,8 +104,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results", nargs="+")
-    parser.add_argument("--hardware", required=True)
-    parser.add_argument("--versions", nargs="+", required=True, metavar="PACKAGE=VERSION")
+    add_origin(parser)
     options = parser.parse_args()
     found = changes(options.results)
     rows = tuple(
@@ -164,7 +163,7 @@ def main() -> None:
             "python benchmarks/papers/gaprune_claims.py results --hardware … --versions …",
         ),
         hardware=options.hardware,
-        versions=dict(version.split("=", 1) for version in options.versions),
+        versions=dict(options.versions),
         seeds=max(len(values) for values in found.values()),
         claims=claims,
         tables=(table,),

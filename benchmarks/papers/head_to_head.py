@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from claims import KEPT
+from claims import KEPT, add_origin
 
 from trundle.report.axes import Axis, Plot, around_log
 
@@ -25,6 +25,7 @@ FILE = KEPT / "head_to_head.json"
 KINDS = ("alone", "together", "today")
 LEVELS = (2, 4, 8, 16, 32)
 LOWEST = 0.8
+COMMAND = 'python benchmarks/papers/head_to_head.py --teacher main/teacher/result.json "alone: …=range/6/result.json@half" …'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,12 @@ def markdown(content: dict[str, Any]) -> str:
     lines = ["## Head to head at equal bytes", "", content["says"], "", "![](head-to-head.svg)", ""]
     lines += table(content["contenders"], content["sets"])
     lines += ["", *(f"- {note}" for note in content["notes"]), ""]
-    return "\n".join([*lines, f"{content['hardware']}; {versions}."])
+    lines += [
+        f"{content['hardware']}; {versions}. The rows come from the scripts named in [LOG](../LOG.md); put together with:",
+        "",
+        "```bash",
+    ]
+    return "\n".join([*lines, COMMAND, "```"])
 
 
 def figure(content: dict[str, Any]) -> str:
@@ -163,8 +169,7 @@ def main() -> None:
     parser.add_argument(
         "--named", nargs="*", default=[], metavar="ROW=LABEL", help="which rows the figure names"
     )
-    parser.add_argument("--hardware", required=True)
-    parser.add_argument("--versions", nargs="+", required=True, metavar="PACKAGE=VERSION")
+    add_origin(parser)
     options = parser.parse_args()
     parameters, teacher = read_scores(options.teacher)
     contenders = [contender(row, teacher, 4 * parameters) for row in options.rows]
@@ -173,7 +178,7 @@ def main() -> None:
         "notes": options.notes,
         "named": dict(pair.rsplit("=", 1) for pair in options.named),
         "hardware": options.hardware,
-        "versions": dict(version.split("=", 1) for version in options.versions),
+        "versions": dict(options.versions),
         "bytes": 4 * parameters,
         "sets": len([one for one in teacher if one["mode"] == "standard"]),
         "contenders": [asdict(one) for one in sorted(contenders, key=lambda one: -one.bytes)],

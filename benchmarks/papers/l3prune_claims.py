@@ -13,7 +13,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from claims import Claim, Evidence, Table, Verdict, markdown
+from claims import Claim, Evidence, Table, add_origin, judged, markdown
 
 PICKED = ("large", "small")
 KINDS = ("sts", "retrieval")
@@ -47,10 +47,6 @@ def lost(levels: dict[str, dict[str, Any]], level: str) -> float:
     return max(float(levels["0"][kind] - levels[level][kind]) for kind in KINDS)
 
 
-def told(holds: bool) -> Verdict:
-    return "holds here" if holds else "does not hold here"
-
-
 def curve_claim(files: list[str]) -> Claim:
     """Whether the loss falls, rises and falls again on the way up, and where it ends."""
     shown, all_three = [], True
@@ -70,7 +66,7 @@ def curve_claim(files: list[str]) -> Claim:
         says="before training, the loss falls, rises and falls again along the layers",
         theirs="figure 2",
         ours="; ".join(shown),
-        verdict=told(all_three) if shown else "not measured yet",
+        verdict=judged(all_three) if shown else "not measured yet",
     )
 
 
@@ -80,8 +76,7 @@ def main() -> None:
     )
     parser.add_argument("results")
     parser.add_argument("--curves", nargs="*", default=[])
-    parser.add_argument("--hardware", required=True)
-    parser.add_argument("--versions", nargs="+", required=True, metavar="PACKAGE=VERSION")
+    add_origin(parser)
     options = parser.parse_args()
     levels = read_levels(options.results)
     whole = levels["0"]
@@ -115,14 +110,14 @@ def main() -> None:
             says="*large*, the lowest loss of the upper half, costs next to nothing",
             theirs="−21% parameters for −0.3 points",
             ours=against(levels, "large"),
-            verdict=told(lost(levels, "large") <= NEGLIGIBLE),
+            verdict=judged(lost(levels, "large") <= NEGLIGIBLE),
             remark="but it saves little: the curve is lowest two layers before the end",
         ),
         Claim(
             says="*small*, the lowest loss of the lower half, costs a modest drop",
             theirs="−74% parameters for −5.1 points",
             ours=against(levels, "small"),
-            verdict=told(lost(levels, "small") <= MODEST),
+            verdict=judged(lost(levels, "small") <= MODEST),
             remark="the curve is lowest at the first layer, where next to nothing has been computed; "
             "of the same model 6 layers lose " + f"{lost(levels, '80'):.1f} points at most",
         ),
@@ -130,14 +125,14 @@ def main() -> None:
             says="up to 30% of the layers go with a negligible loss",
             theirs="LLaMA-3-8B, Mistral-7B; Phi-3 up to 20%, Qwen2 up to 10%",
             ours=f"at {mild}%: {against(levels, mild)}; at 40%: {against(levels, '40')}",
-            verdict=told(lost(levels, mild) <= NEGLIGIBLE) if int(mild) == UP_TO else "can't tell",
+            verdict=judged(lost(levels, mild) <= NEGLIGIBLE) if int(mild) == UP_TO else "can't tell",
             remark=f"{UP_TO}% itself was not measured" if int(mild) != UP_TO else "",
         ),
         Claim(
             says="up to 80% of the layers go with a modest drop",
             theirs="LLaMA-3-8B at 80%: −5.3 points",
             ours=against(levels, "80"),
-            verdict=told(lost(levels, "80") <= MODEST),
+            verdict=judged(lost(levels, "80") <= MODEST),
         ),
     )
     evidence = Evidence(
@@ -150,7 +145,7 @@ def main() -> None:
             "python benchmarks/papers/l3prune_claims.py results --curves SmolLM2-135M.json … --hardware … --versions …",
         ),
         hardware=options.hardware,
-        versions=dict(version.split("=", 1) for version in options.versions),
+        versions=dict(options.versions),
         seeds=1,
         claims=claims,
         tables=(table,),

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from claims import Claim, Evidence, Table, Verdict, markdown
+from claims import Claim, Evidence, Table, add_origin, judged, markdown
 
 ROW = "nested-mlp"
 TEACHER, NESTED_TEACHER = 81.55, 81.90
@@ -27,17 +27,12 @@ def read_models(folder: str, row: str) -> dict[str, dict[str, Any]]:
     return {model["size"]: model for model in content["models"]}
 
 
-def told(holds: bool) -> Verdict:
-    return "holds here" if holds else "does not hold here"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results")
-    parser.add_argument("--hardware", required=True)
-    parser.add_argument("--versions", nargs="+", required=True, metavar="PACKAGE=VERSION")
+    add_origin(parser)
     options = parser.parse_args()
     before, nested = read_models(options.results, "before")[""], read_models(options.results, ROW)
     steps = json.loads((Path(options.results) / ROW / "result.json").read_text())["facts"]["steps"]
@@ -68,14 +63,14 @@ def main() -> None:
             says="narrow models out of one run are good models",
             theirs="; ".join(f"{theirs[size]:.0f}% at {STUDENTS[size][0]}" for size in STUDENTS),
             ours="; ".join(f"{shares[size]:.1f}% at {sizes[size]}" for size in STUDENTS),
-            verdict=told(all(shares[size] >= theirs[size] for size in STUDENTS)),
+            verdict=judged(all(shares[size] >= theirs[size] for size in STUDENTS)),
             remark="imitating the whole model's vectors keeps far more than learning by labels, and every size searches its index",
         ),
         Claim(
             says="nesting does the whole model no harm",
             theirs=f"{TEACHER:.1f} → {NESTED_TEACHER:.1f}",
             ours=f"{before['sts']:.1f} → {nested['']['sts']:.1f}",
-            verdict=told(nested[""]["sts"] >= before["sts"] - HARM),
+            verdict=judged(nested[""]["sts"] >= before["sts"] - HARM),
         ),
         Claim(
             says="it does as well as cutting first and training each size by itself",
@@ -93,7 +88,7 @@ def main() -> None:
             "python benchmarks/papers/nml_claims.py results --hardware … --versions …",
         ),
         hardware=options.hardware,
-        versions=dict(version.split("=", 1) for version in options.versions),
+        versions=dict(options.versions),
         seeds=1,
         claims=claims,
         tables=(table,),

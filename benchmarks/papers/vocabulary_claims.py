@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from claims import Claim, Evidence, Table, Verdict, markdown
+from claims import Claim, Evidence, Table, Verdict, add_origin, markdown
 
 TASK = "SST2"
 LABELS = {"tfidf": "tf-idf", "tfidf+cluster": "tf-idf + clusters", "decompose": "tf-idf, decompose (ours)"}
@@ -60,8 +60,7 @@ def main() -> None:
     parser.add_argument("--glue", required=True)
     parser.add_argument("--more", required=True)
     parser.add_argument("--without-training", nargs="+", required=True)
-    parser.add_argument("--hardware", required=True)
-    parser.add_argument("--versions", nargs="+", required=True, metavar="PACKAGE=VERSION")
+    add_origin(parser)
     options = parser.parse_args()
     fifth, more, kept = read_glue(options.glue), read_glue(options.more), retained(options.without_training)
     full = fifth["full"]["score"]
@@ -120,7 +119,7 @@ def main() -> None:
             "python benchmarks/papers/vocabulary_claims.py --glue glue --more glue45 --without-training sts.json …",
         ),
         hardware=options.hardware,
-        versions=dict(version.split("=", 1) for version in options.versions),
+        versions=dict(options.versions),
         seeds=1,
         claims=claims,
         tables=(table,),
