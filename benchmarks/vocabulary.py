@@ -6,7 +6,8 @@
 DIR holds the tasks and texts (classification/, retrieval/, sts/, triplets/, texts/). Tokens are chosen, and `align` learns, by
 training texts of the same domain only: the train split, for retrieval also the documents judged for training queries; for
 STSBenchmark general texts; for finance, nine of ten rows of triplets/finance, the tenth being the search that is measured.
-A text that is read exactly as before has exactly the vector it had, so only the others are encoded again.
+A text that is read exactly as before has exactly the vector it had, so only the others are encoded again. With
+`--precision bf16` all of it, the whole model too, is computed in bf16.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from sentence_transformers import SentenceTransformer
 
 from trundle.data import Text, fingerprint, read_texts, sample
@@ -210,9 +212,11 @@ def main() -> None:
     parser.add_argument(
         "--align", type=int, default=0, help="steps of align after each cut, measured beside it"
     )
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--output", "-o", required=True, type=Path)
     arguments = parser.parse_args()
-    reuse, rows = Reuse(load(arguments.model)), []
+    model, rows = load(arguments.model), []
+    reuse = Reuse(model)
     line = "{domain:13} {score:10} {oov:10} {removed:>8} {kept:>7} {align:>6} {value:>8} {retention:>10} {seconds:>8}"
     print(
         line.format(
@@ -232,7 +236,8 @@ def main() -> None:
             }
         )
     )
-    with tempfile.TemporaryDirectory() as scratch:
+    half = torch.autocast(model.device.type, torch.bfloat16, enabled=arguments.precision == "bf16")
+    with tempfile.TemporaryDirectory() as scratch, half:
         for name in arguments.domains:
             domain = read_domain(name, arguments.data, Path(scratch))
             whole = evaluate(plain("whole", reuse.whole), [domain.task])[0].score

@@ -193,9 +193,11 @@ def test_as_many_representatives_as_asked_for(count: int) -> None:
     assert len(found) == len(set(found.tolist())) == min(count, 400)
 
 
-def test_many_representatives_of_many_vectors() -> None:
-    vectors = np.random.default_rng(0).normal(size=(9000, 4)).astype(np.float32)
-    found = representatives(vectors, 1500, seed=1)
+@pytest.mark.parametrize("different", [9000, 3, 1])
+def test_many_representatives_of_many_vectors(different: int) -> None:
+    """Also where most of them are the same, as the rows of tokens that were never trained may be."""
+    some = np.random.default_rng(0).normal(size=(different, 4)).astype(np.float32)
+    found = representatives(some[np.arange(9000) % different], 1500, seed=1)
     assert len(set(found.tolist())) == 1500
 
 

@@ -20,12 +20,12 @@ from trundle.measure import measure_curve
 from trundle.measure.layers import (
     batch_losses,
     draw_tuples,
-    multiplies_bf16,
     pooled_by_layer,
     tokens_of,
 )
 from trundle.model import cut, without_head
 from trundle.model.anatomy import family_of
+from trundle.model.device import multiplies_bf16
 from trundle.model.surgery import Cut
 
 FAMILIES = list(pico.CONFIGS)

@@ -16,6 +16,7 @@ from torch import Tensor
 import pico
 from trundle.errors import BadInput
 from trundle.train.batches import Batches, ByLength, Indices, tokenised
+from trundle.train.learner import precision_for
 from trundle.train.loop import TrainResult, TrainSettings, train
 from trundle.train.losses import leaf
 from trundle.train.schedule import linear
@@ -383,3 +384,13 @@ def test_progress_is_told(toy: Callable[[], Toy]):
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]):
     with pytest.raises(BadInput, match="give"):
         TrainSettings(**settings)
+
+
+@pytest.mark.parametrize(("amx", "chosen"), [(True, "bf16"), (False, "fp32")])
+def test_precision_follows_what_the_processor_multiplies(
+    amx: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert precision_for("auto") == chosen
+    assert (precision_for("fp32"), precision_for("bf16")) == ("fp32", "bf16")

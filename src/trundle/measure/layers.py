@@ -34,6 +34,7 @@ from trundle.measure.layer_losses import (
     pool,
     token_weights,
 )
+from trundle.model.device import multiplies_bf16
 from trundle.model.layout import layout_of
 from trundle.model.prompts import prompts_by_role
 from trundle.model.surgery import transformer_of
@@ -136,11 +137,6 @@ def draw_tuples(examples: Iterator[Example] | Sequence[Example], count: int, see
         )
     shuffled = [drawn[number] for number in np.random.default_rng(seed).permutation(len(drawn))]
     return sorted(shuffled, key=lambda example: example.source)
-
-
-def multiplies_bf16(device: torch.device) -> bool:
-    """Whether there are units for it: on every GPU of today, and on processors with AMX."""
-    return device.type == "cuda" or (device.type == "cpu" and torch.cpu._is_amx_tile_supported())
 
 
 def batch_losses(

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.cluster import KMeans, MiniBatchKMeans
+from sklearn.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
 from sklearn.exceptions import ConvergenceWarning
 
 Vectors = NDArray[np.float32]
@@ -15,6 +15,8 @@ Numbers = NDArray[np.int64]
 SMALL = 4096
 """So many vectors are clustered in one go; more are first split into groups of about this size."""
 ROUNDS = 20
+FEW = 400
+"""Clusters up to which careful first centres (k-means++) are worth their time, which grows with their square."""
 
 
 def representatives(vectors: Vectors, count: int, *, seed: int) -> Numbers:
@@ -40,12 +42,14 @@ def _directions(vectors: Vectors) -> Vectors:
 
 
 def _nearest_to_centres(vectors: Vectors, count: int, seed: int) -> Numbers:
-    if len(vectors) <= SMALL or count <= ROUNDS * ROUNDS:
+    if len(vectors) <= SMALL or count <= FEW:
         return _one_per_cluster(vectors, count, seed)
-    groups = -(-len(vectors) // SMALL) + 1
-    labels = MiniBatchKMeans(groups, n_init=1, max_iter=ROUNDS, random_state=seed).fit_predict(vectors)
+    groups = 2 * -(-len(vectors) // SMALL)
+    split = BisectingKMeans(
+        groups, n_init=1, max_iter=ROUNDS, random_state=seed, bisecting_strategy="largest_cluster"
+    )
+    labels = split.fit_predict(vectors)
     members = [np.flatnonzero(labels == group) for group in range(groups)]
-    members = [group for group in members if len(group)]
     found = [
         group[_one_per_cluster(vectors[group], share, seed)]
         for group, share in zip(members, _shares([len(group) for group in members], count), strict=True)
@@ -62,11 +66,12 @@ def _one_per_cluster(vectors: Vectors, count: int, seed: int) -> Numbers:
     with warnings.catch_warnings():
         # Equal vectors leave clusters empty; their places are filled below.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        fitted = method(count, n_init=1, max_iter=ROUNDS, random_state=seed).fit(vectors)
+        first = "k-means++" if count <= FEW else "random"
+        fitted = method(count, init=first, n_init=1, max_iter=ROUNDS, random_state=seed).fit(vectors)
     off_centre = np.linalg.norm(vectors - fitted.cluster_centers_[fitted.labels_], axis=1)
     order = np.lexsort((off_centre, fitted.labels_))
-    _, first = np.unique(fitted.labels_[order], return_index=True)
-    chosen = order[first]
+    _, nearest_of_each = np.unique(fitted.labels_[order], return_index=True)
+    chosen = order[nearest_of_each]
     others = np.setdiff1d(np.argsort(off_centre, kind="stable"), chosen, assume_unique=True)
     return np.concatenate([chosen, others[: count - len(chosen)]])
 

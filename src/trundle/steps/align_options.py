@@ -47,7 +47,7 @@ class AlignOptions(Options):
     pooling: Literal["keep", "mean"] = Field("keep", description="The student's pooling: its own, or mean.")
     dropout: bool = Field(False, description="Train with the model's own dropout.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
+        "auto", description="auto: bf16 where the machine multiplies it (GPUs, AMX), fp32 elsewhere."
     )
     compile: bool = Field(
         False,

@@ -127,7 +127,7 @@ class ContrastOptions(Options):
     )
     tuples: int | None = Field(None, ge=2, description="Use at most this many of the training tuples.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
+        "auto", description="auto: bf16 where the machine multiplies it (GPUs, AMX), fp32 elsewhere."
     )
 
 

@@ -81,7 +81,7 @@ class FinetuneOptions(Options):
         description="Leave weights that are exactly zero as they are. Default: where many are, as after pruning.",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
+        "auto", description="auto: bf16 where the machine multiplies it (GPUs, AMX), fp32 elsewhere."
     )
 
 

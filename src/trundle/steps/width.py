@@ -108,7 +108,7 @@ class WidthOptions(Options):
     )
     warmup: int = Field(0, ge=0, description="Steps in which the learning rate rises.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto: bf16 on a GPU, fp32 elsewhere."
+        "auto", description="auto: bf16 where the machine multiplies it (GPUs, AMX), fp32 elsewhere."
     )
 
 

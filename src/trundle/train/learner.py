@@ -16,6 +16,7 @@ from accelerate.utils import gather_object, recursively_apply, send_to_device  #
 from torch import Tensor, nn
 
 from trundle.errors import BadInput
+from trundle.model.device import multiplies_bf16
 from trundle.train.batches import Batches, Loaded, load_pieces
 from trundle.train.checkpoint import copies, put_back
 
@@ -24,10 +25,11 @@ Precision = Literal["fp32", "bf16"]
 
 
 def precision_for(wanted: Literal["auto", "fp32", "bf16"]) -> Precision:
-    """auto: bf16 where an accelerator makes it faster, fp32 elsewhere."""
+    """auto: bf16 where there are units for it, fp32 elsewhere."""
     if wanted != "auto":
         return wanted
-    return "bf16" if torch.accelerator.is_available() else "fp32"
+    there = torch.accelerator.is_available() or multiplies_bf16(torch.device("cpu"))
+    return "bf16" if there else "fp32"
 
 
 class _Objective(nn.Module, Generic[B]):
