@@ -133,8 +133,9 @@ def cell(arguments: argparse.Namespace, task_name: str, method: str) -> dict[str
         context = Context(original=model, corpus=corpus_of(rows), seed=seed, progress=Lines())
         small, lost = shrink(model, method, arguments.removed, context)
         plan = tool.plan(small, make_options(tool, asked), context)
-        student, _ = finetune.trained(small, plan, rows, (), context)
+        student, learned = finetune.trained(small, plan, rows, (), context)
         scores.append(finetune.measures_of(student, plan, measured))
+        learned.done()
         print(task_name, method, seed, scores[-1], flush=True)
     return {
         "task": task_name,

@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.artifact import cache_folder, read_lineage
-from trundle.data import Text, read_texts
+from trundle.data import Text, open_targets, read_texts
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, ImpossibleCut, WriteFailed
 from trundle.evaluate.fidelity import queries_and_documents
@@ -99,7 +99,26 @@ def test_refusals_come_before_work(pico_folders: Callable[[str], Path], texts: s
     alone, corpus = parse_recipe("steps: [align: {}]", name="x"), read_corpus([texts], seed=0)
     with pytest.raises(BadInput, match="--teacher"):
         compress(source, alone, output=tmp_path / "out", corpus=corpus)
+    taken_out = parse_recipe("steps: [width: {extract: 1/2}]", name="x")
+    with pytest.raises(BadInput, match="--pair needs a model in its teacher's space"):
+        compress(source, taken_out, output=tmp_path / "out", corpus=corpus, pair=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_closed_form_asks_the_teacher_no_more_than_it_needs(
+    pico_folders: Callable[[str], Path], texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("trundle.steps.align_texts.RIDGE_TEXTS", 50)
+    corpus = read_corpus([texts], seed=0)
+    for name, steps in (
+        ("depth", "[{depth: {keep: 2}}, {align: {steps: 0}}]"),
+        ("width", "[{width: {extract: 1/2}}]"),
+    ):
+        recipe = parse_recipe(f"steps: {steps}", name=name)
+        compress(str(pico_folders("bert")), recipe, output=tmp_path / name, corpus=corpus)
+    stores = list((cache_folder() / "targets").iterdir())
+    assert [len(open_targets(store)) for store in stores] == [50]
 
 
 @pytest.mark.parametrize(

@@ -113,3 +113,21 @@ def test_the_case_floats_get_wrong() -> None:
     share = exact_fraction(0.9)
     assert isinstance(share, Fraction)
     assert layers_left(10, share) == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "moved", "healed"),
+    [
+        ("[{align: {}}, {depth: {keep: 3}}]", "depth", "align"),
+        ("[{width: {objective: align}}, {depth: {keep: 3}}]", "depth", "width"),
+        ("[{align: {}}, {width: {extract: 1/2}}]", "width", "align"),
+        ("[{align: {}}, {width: {objective: contrast}}]", "width", "align"),
+    ],
+)
+def test_what_leads_out_of_the_space_again_is_refused(steps: str, moved: str, healed: str) -> None:
+    with pytest.raises(BadRecipe, match=f"put {moved} before {healed}"):
+        parse_recipe(f"steps: {steps}", name="x")
+
+
+def test_sizes_may_be_trained_in_the_space_of_what_was_aligned() -> None:
+    assert parse_recipe("steps: [{align: {}}, {width: {objective: align}}]", name="x").calls

@@ -106,3 +106,49 @@ def test_another_option_is_another_run(run: Callable[..., Run], tmp_path: Path) 
     taken.clear()
     run(tmp_path / "small", counted(parse_recipe(ORDER.replace("50%", "40%"), name="x"), taken))
     assert taken == ["weights", "align"]
+
+
+def test_a_changed_file_that_a_step_reads_is_another_run(run: Callable[..., Run], tmp_path: Path) -> None:
+    domain = tmp_path / "domain.jsonl"
+    domain.write_text((tmp_path / "tuples.jsonl").read_text())
+    recipe = parse_recipe(ORDER.replace("samples: 40", f"samples: 40, domain: {domain}"), name="x")
+    taken: list[str] = []
+    with pytest.raises(Stopped):
+        run(tmp_path / "small", counted(recipe, taken, stop_at="align"))
+    domain.write_text("\n".join(domain.read_text().splitlines()[5:]))
+    taken.clear()
+    run(tmp_path / "small", counted(recipe, taken))
+    assert taken == ["weights", "align"]
+
+
+def test_a_finished_training_is_not_lost_with_the_disk(
+    run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does anything of it stay when the second try has written its result."""
+    order = "steps: [{depth: {keep: 2}}, {align: {minutes: 0.05, texts: 60, batch_size: 8}}]"
+    recipe = parse_recipe(order, name="two steps")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("trundle.pipeline.save", full)
+        with pytest.raises(OSError, match="no space"):
+            run(tmp_path / "small", recipe)
+    (left,) = (cache_folder() / "runs").glob("*/checkpoints/*")
+    steps = int(left.name.removeprefix("step-"))
+    again = run(tmp_path / "small", recipe)
+    assert again.steps[1].facts["steps"] == steps > 0
+    assert not list((cache_folder() / "runs").iterdir())
+
+
+def test_a_training_whose_result_is_kept_leaves_no_checkpoints(
+    run: Callable[..., Run], tmp_path: Path
+) -> None:
+    order = "steps: [{contrast: {steps: 2, batch_size: 8}}, {depth: {keep: 2}}, {align: {steps: 0}}]"
+    taken: list[str] = []
+    with pytest.raises(Stopped):
+        run(tmp_path / "small", counted(parse_recipe(order, name="x"), taken, stop_at="align"))
+    assert not list((cache_folder() / "runs").iterdir())
+    run(tmp_path / "small", counted(parse_recipe(order, name="x"), taken))
+    assert taken == ["contrast", "depth", "align"]

@@ -63,7 +63,7 @@ def compress(
         check_free(output, replace=replace)
         if Path(output).resolve() == Path(source).resolve():
             raise BadInput(f"{output} is the model itself; choose another folder for the result")
-    if pair and not any(call.step.enters_space for call in recipe.calls):
+    if pair and not any(call.step.enters_space(call.options) for call in recipe.calls):
         raise BadInput("--pair needs a model in its teacher's space; add the step align to the recipe")
     vectors = all(call.step.gives_vectors for call in recipe.calls)
     if pair and not vectors:
@@ -115,6 +115,7 @@ def compress(
     teacher = memory.remember(space or embedder(original, name="the original"), "original: encoding")
     student = memory.remember(embedder(model, name="result"), "result: encoding")
     fidelity, written = None, []
+    paired: Path | None = None
     if compare and vectors and not dry_run and corpus is not None and is_first():
         fidelity = measure_against(teacher, student, corpus, seed=seed, progress=progress)
     judged: dict[str, tuple[float, float]] = {}
@@ -153,8 +154,8 @@ def compress(
             written.append(Sibling(output=place, after=size, fidelity=near))
         if pair and partner is not None:
             names = (str(output), source if partner is original or space is None else space.name)
-            place = pair_folder(output)
-            save_pair(model, partner, names=names, output=place, files=files, replace=replace)
+            paired = pair_folder(output)
+            save_pair(model, partner, names=names, output=paired, files=files, replace=replace)
         for done in when_safe:
             done()
     return Run(
@@ -166,7 +167,7 @@ def compress(
         fidelity=fidelity,
         judged=judged,
         output=None if output is None or dry_run else Path(output),
-        pair=pair_folder(output) if pair and output is not None and not dry_run else None,
+        pair=paired,
         besides=tuple(written),
         original=teacher,
         result=student,

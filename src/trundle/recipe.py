@@ -110,10 +110,9 @@ def _check_order(calls: Sequence[Call], name: str) -> None:
                 f"the recipe {name} goes on after {call.step.name}, which ends in answers instead of vectors; "
                 f"put {call.step.name} last"
             )
-    heals = [call.step.enters_space and not call.step.leaves_space for call in calls]
-    entries = [number for number, healing in enumerate(heals) if healing]
+    entries = [number for number, call in enumerate(calls) if call.step.enters_space(call.options)]
     for call in calls[entries[-1] + 1 :] if entries else ():
-        if call.step.leaves_space:
+        if call.step.gives_vectors:
             healed, moved = calls[entries[-1]].step.name, call.step.name
             raise BadRecipe(
                 f"the recipe {name} has {moved} after its last {healed}, which leads out of the teacher's space again; "

@@ -56,7 +56,10 @@ class Stage:
         return plan, self.call.step.reopen(applied, plan, self.context)
 
     def keep(self, plan: Plan, applied: Applied, *, seconds: float) -> Applied:
-        """Write a result down if it took long to make; it is forgotten when the end result is safe."""
+        """Write a result down if it took long to make; it is forgotten when the end result is safe.
+
+        What the step itself had kept in case of a failure is not needed from then on.
+        """
         if seconds < KEPT_AFTER:
             return applied
         with whole_folder(self.folder, replace=True) as scratch:
@@ -70,12 +73,8 @@ class Stage:
                 "compact": applied.compact,
             }
             (scratch / RECORD).write_text(json.dumps(record), encoding="utf-8")
-
-        def done() -> None:
-            applied.done()
-            self.forget()
-
-        return replace(applied, done=done)
+        applied.done()
+        return replace(applied, done=self.forget)
 
     def forget(self) -> None:
         """Leave nothing."""
@@ -86,15 +85,24 @@ class Stage:
 
 
 def stages(calls: tuple[Call, ...], context: Context) -> list[Stage]:
-    """A place for each step's result, told from the model, the texts and every step before it."""
+    """A place for each step's result, told from the model, the texts, every step before it and all it reads."""
     facts = () if context.corpus is None else context.corpus.facts()
     led: list[Any] = [model_digest(context.original), str(facts), context.seed, context.pair, str(versions())]
     found = []
     for call in calls:
-        led = [*led, call.step.name, call.options.model_dump(mode="json")]
+        read = [_as_it_is(name) for name in call.step.reads(call.options)]
+        led = [*led, call.step.name, call.options.model_dump(mode="json"), read]
         folder = context.cache / "steps" / fingerprint(led)
         found.append(Stage(folder=folder, call=call, context=context))
     return found
+
+
+def _as_it_is(name: str) -> list[Any]:
+    """What tells a file or folder from itself after a change; a name that is neither stands for itself."""
+    path = Path(name)
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    seen = [(str(file), file.stat()) for file in files if file.is_file()]
+    return [name, [(file, found.st_size, found.st_mtime_ns) for file, found in seen]]
 
 
 def _write(made: Beside, folder: Path) -> None:

@@ -233,12 +233,15 @@ def test_the_recipe_retrains_scores_both_sides_and_keeps_zeros(
     assert run.stored_bytes < run.after.file_bytes
 
 
-def test_lora_and_align_keep_zeros_too(
-    pico_folders: Callable[[str], Path], files: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("sparsity", ["50%", "10%"])
+def test_lora_width_and_align_keep_zeros_too(
+    sparsity: str, pico_folders: Callable[[str], Path], files: dict[str, str], tmp_path: Path
 ) -> None:
+    """However few they are: the model says itself that they were pruned."""
     steps = [
-        {"weights": {"sparsity": "50%", "method": "magnitude"}},
+        {"weights": {"sparsity": sparsity, "method": "magnitude"}},
         {"contrast": {"steps": 2, "batch_size": 8, "warmup": 0}},
+        {"width": {"widths": "1/2", "select": "consecutive", "steps": 2, "batch_size": 8, "texts": 40}},
         {"align": {"steps": 2, "batch_size": 8, "texts": 40, "start": "keep"}},
     ]
     recipe = parse_recipe(json.dumps({"steps": steps}), name="all")

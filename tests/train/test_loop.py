@@ -144,7 +144,7 @@ def test_a_resumed_run_ends_with_the_same_bits(toy: Callable[[], Toy], tmp_path:
         for name in ("straight", "broken")
     ]
     assert logs[0] == logs[1]
-    assert [place.name for place in (tmp_path / "broken" / "checkpoints").iterdir()] == ["step-000000020"]
+    assert [place.name for place in (tmp_path / "broken" / "checkpoints").iterdir()] == ["step-000000024"]
 
 
 def test_resuming_without_a_checkpoint_starts_at_the_beginning(toy: Callable[[], Toy], tmp_path: Path):
@@ -394,3 +394,19 @@ def test_precision_follows_what_the_processor_multiplies(
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     assert precision_for("auto") == chosen
     assert (precision_for("fp32"), precision_for("bf16")) == ("fp32", "bf16")
+
+
+def test_a_slow_run_keeps_a_checkpoint_by_the_clock(toy: Callable[[], Toy], tmp_path: Path) -> None:
+    """However few steps it has taken: here each takes a minute."""
+    hours = iter(range(0, 10**6, 15))
+    student = toy()
+
+    def stop(step: int) -> None:
+        if step == 11:
+            raise KeyboardInterrupt
+
+    settings = TrainSettings(steps=20, checkpoint_every=1000, record_every=2)
+    with pytest.raises(KeyboardInterrupt):
+        student.train(settings, folder=tmp_path / "slow", after_step=stop, clock=lambda: float(next(hours)))
+    (kept,) = (tmp_path / "slow" / "checkpoints").iterdir()
+    assert int(kept.name.removeprefix("step-")) >= 4

@@ -24,7 +24,7 @@ from trundle.cli.common import (
     Verbose,
     carry_out,
 )
-from trundle.steps.contract import Step
+from trundle.steps.contract import Step, never
 
 PLAIN = (bool, int, float, str)
 COMMON: dict[str, tuple[Any, Any]] = {
@@ -59,7 +59,9 @@ def step_verb(step: Step[Any, Any]) -> Callable[..., None]:
     ]
     parameters += [
         inspect.Parameter(name, keyword, default=default, annotation=annotation)
-        for name, (annotation, default) in (COMMON | (PAIRED if step.enters_space else {})).items()
+        for name, (annotation, default) in (
+            COMMON | (PAIRED if step.enters_space is not never else {})
+        ).items()
     ]
     verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -1,6 +1,7 @@
 """The matrices whose weights can be pruned, each seen as (out, in) whatever way its family stores it.
 
-A model carries its mask in its zeros: a weight that is exactly zero in one of these matrices was pruned, and stays so.
+A model carries its mask in its zeros: a weight that is exactly zero in one of these matrices was pruned, and stays so. Its
+config says that it was, since rounding leaves zeros, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from trundle.model.anatomy import Conv1D, terms
 from trundle.model.layout import Layout, layout_of
 from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
+
+PRUNED = "trundle_pruned"
+"""What the backbone's config says of a model that was pruned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,3 +97,9 @@ def with_zeros(model: SentenceTransformer, gone: dict[str, Tensor]) -> None:
             if matrix.name in gone:
                 weight = backbone.get_parameter(matrix.parameter)
                 weight.masked_fill_(matrix.oriented(gone[matrix.name]).to(weight.device), 0.0)
+    setattr(backbone.config, PRUNED, True)
+
+
+def says_pruned(model: SentenceTransformer) -> bool:
+    """Whether the model's zeros were put there by pruning, by its own word."""
+    return static_table(model) is None and bool(getattr(transformer_of(model).model.config, PRUNED, False))

@@ -14,7 +14,6 @@ Paper: LEAF: Knowledge Distillation of Text Embedding Models with Teacher-Aligne
 from __future__ import annotations
 
 import math
-import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -25,11 +24,11 @@ import trundle.measure as measure
 import trundle.model as body
 import trundle.train as train
 from trundle.errors import BadInput
-from trundle.processes import is_first
 from trundle.steps.align_options import AlignOptions
-from trundle.steps.align_texts import augmentations, counts, targets_for
+from trundle.steps.align_texts import RIDGE_TEXTS, augmentations, counts, targets_for
 from trundle.steps.besides import calibration, watch_margin
 from trundle.steps.contract import Applied, Context, Plan, Step
+from trundle.steps.learning import learn
 from trundle.steps.teacher import find_teacher
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from trundle.data import Targets
     from trundle.measure import Cost
 
-RIDGE_TEXTS = 8192
 CYCLES, EPOCHS = 3, 10
 LAST_RATE = 0.1
 LOOKS = 20
@@ -150,50 +148,32 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     looks = 0 if task.validation is None else task.validation.order.per_epoch
     settings = settings_for(options, task.batches.order.per_epoch, looks, context.seed)
     learned_from = [part.folder.name for part in (targets, validation) if part is not None]
-    run = context.training_folder(
-        plan.model_dump(mode="json"),
-        body.model_digest(model),
-        teacher.identity(),
-        learned_from,
-        str(settings),
-    )
-    with (
-        train.zeros_kept(student, options.keep_zeros),
-        train.compiled_blocks(body.transformer_of(student).model) if options.compile else nullcontext(),
-    ):
-        result = train.train(
+    with train.compiled_blocks(body.transformer_of(student).model) if options.compile else nullcontext():
+        learned = learn(
             student,
             task.objective,
-            task.batches,
+            task,
             settings,
+            label="align",
+            key=[plan.model_dump(mode="json"), body.model_digest(model), teacher.identity(), learned_from],
             shape=train.leaf_cycles(
                 task.batches.order.per_epoch, epochs=EPOCHS, cycles=CYCLES, end=LAST_RATE
             ),
-            validation=task.validation,
-            folder=run,
-            resume=True,
+            context=context,
+            keep_zeros=options.keep_zeros,
             on_validation=watch_margin(student, validation, context) if options.margin else None,
             computing=partial(body.computing_on_grid, student) if options.rounding == "int4" else nullcontext,
-            progress=context.progress,
-            label="align",
         )
     if imitator is not None:
         imitator.close()
     _settle(student, options)
-    facts |= {
-        "steps": result.steps,
-        "loss": result.loss,
-        "validation": result.validation,
-        "best_step": result.best_step,
-    }
-    metrics = run / train.METRICS_FILE
     return Applied(
         model=student.to(dtype),
         space=teacher.embedder,
         teacher=teacher.model,
-        facts=facts,
-        done=lambda: shutil.rmtree(run, ignore_errors=True),
-        files=files | ({"align.jsonl": metrics.read_text(encoding="utf-8")} if is_first() else {}),
+        facts=facts | learned.facts,
+        done=learned.done,
+        files={**files, **learned.files},
     )
 
 
@@ -259,5 +239,6 @@ STEP = Step(
     apply=apply,
     reopen=reopen,
     needs_texts=True,
-    enters_space=True,
+    enters_space=lambda _: True,
+    reads=lambda options: () if options.teacher is None else (options.teacher,),
 )

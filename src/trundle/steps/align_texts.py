@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import trundle.data as data
 from trundle.processes import is_first, own_rank, process_count
+from trundle.steps.learning import NOT_VALIDATED
 
 if TYPE_CHECKING:
     from trundle.data import Targets, Text
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from trundle.steps.contract import Context
     from trundle.steps.teacher import Teacher
 
+RIDGE_TEXTS = 8192
+"""What a closed form is fitted on; where it is all that is done, no other texts are asked for."""
 VALIDATION_TEXTS = 128 * 32
 FEWEST_VALIDATED, VALIDATED_SHARE = 512, 8
 
@@ -59,14 +62,15 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
         )
 
     corpus = context.corpus
+    most = RIDGE_TEXTS if options.texts is None and options.steps == 0 else options.texts
 
     def training_texts() -> Iterator[Text]:
         chosen = data.distinct(corpus.train(), key=lambda text: f"{text.kind}\0{text.text}")
-        if options.texts is not None:
-            chosen = iter(data.sample(chosen, options.texts, seed=context.seed))
+        if most is not None:
+            chosen = iter(data.sample(chosen, most, seed=context.seed))
         return data.augmented(chosen, names, seed=context.seed, allowed=corpus.may_train_on)
 
-    content = _key(corpus.facts(), options.texts, names, context.seed)
+    content = _key(corpus.facts(), most, names, context.seed)
     targets = build(f"train {content}", training_texts)
     if options.by_rank and process_count() > 1:
         targets = _opened(targets.folder, options)
@@ -74,9 +78,7 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
         return targets, None
     kept = data.sample(corpus.validation(), validation_count(options.texts), seed=context.seed)
     if not kept:
-        context.progress.say(
-            "no texts are kept back for validation; the last weights are taken, not the best"
-        )
+        context.progress.say(NOT_VALIDATED.format("texts"))
         return targets, None
     return targets, build(f"validation {content}", lambda: kept)
 

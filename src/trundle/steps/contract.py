@@ -6,7 +6,6 @@ ends with one `Step` record. The command line, recipes and the contract matrix a
 
 from __future__ import annotations
 
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from trundle.artifact import cache_folder
-from trundle.data.sampling import fingerprint
 from trundle.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -63,15 +61,6 @@ class Context:
     opened: dict[str, Any] = field(default_factory=dict)
     """Costly things opened in `plan` that `apply` needs again, such as a teacher."""
 
-    def training_folder(self, *key: Any) -> Path:
-        """Where a training that is told apart by `key` keeps its checkpoints until its result is safe."""
-        folder = self.cache / "runs" / fingerprint(key)
-        if self.fresh:
-            shutil.rmtree(folder, ignore_errors=True)
-        if folder.is_dir():
-            self.progress.say("going on from the checkpoint of an earlier run of the same command")
-        return folder
-
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
@@ -111,6 +100,11 @@ O = TypeVar("O", bound=Options)  # noqa: E741
 P = TypeVar("P", bound=Plan)
 
 
+def never(_options: Any) -> bool:
+    """For a step that leads into no space, whatever its options."""
+    return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Step(Generic[O, P]):
     """One way to make a model smaller or better."""
@@ -129,10 +123,11 @@ class Step(Generic[O, P]):
     """The names of the further models that `apply` will make."""
     needs_texts: bool = False
     """Whether it learns from the user's texts; such a step is not applied in a dry run."""
-    enters_space: bool = False
-    """Whether it leads into a teacher's vector space, so that the two models can be paired."""
-    leaves_space: bool = False
-    """Whether it moves a model's vectors, so that it has to come before the step that enters a space."""
+    enters_space: Callable[[O], bool] = never
+    """Whether it leads, with these options, into a teacher's vector space, so that the two models can be paired. Any other
+    step that gives vectors moves them, and has to come before it."""
+    reads: Callable[[O], tuple[str, ...]] = lambda _: ()
+    """Files, folders or names of models, besides the model and the texts, that its result depends on."""
     gives_vectors: bool = True
     """Whether what its result gives for a text can be searched with; after a step that gives something else comes none."""
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +29,7 @@ import trundle.train as train
 from trundle.errors import BadInput
 from trundle.steps.contract import Applied, Context, Options, Plan, Step
 from trundle.steps.file_prompts import FilePrompts, prompts_by_file
+from trundle.steps.learning import NOT_VALIDATED, learn
 from trundle.steps.teacher import find_teacher
 
 if TYPE_CHECKING:
@@ -217,6 +217,7 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
         if options.train == "lora"
         else None
     )
+    teacher = _teacher(model, options, context)
     task = train.make_contrast(
         student,
         examples,
@@ -227,31 +228,32 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
         mini_batch=options.mini_batch,
         negatives=options.negatives,
         temperature=options.temperature,
-        teacher=_teacher(model, options, context),
+        teacher=teacher,
         seed=context.seed,
     )
-    settings = settings_for(options, context.seed)
     learned_from = data.fingerprint([*examples, "validation", *validation])
-    run = context.training_folder(
-        plan.model_dump(mode="json"), body.model_digest(model), learned_from, str(settings)
-    )
     backbone = body.transformer_of(student).model
     with (
         train.recomputed_blocks(backbone) if options.gradient_checkpointing else nullcontext(),
         train.compiled_blocks(backbone) if options.compile else nullcontext(),
-        train.zeros_kept(student, options.keep_zeros) if adapted is None else nullcontext(),
     ):
-        result = train.train(
+        learned = learn(
             student,
             task.objective,
-            task.batches,
-            settings,
-            shape=train.linear(),
-            validation=task.validation,
-            folder=run,
-            resume=True,
-            progress=context.progress,
+            task,
+            settings_for(options, context.seed),
             label="contrast",
+            key=[
+                plan.model_dump(mode="json"),
+                body.model_digest(model),
+                None if teacher is None else body.model_digest(teacher),
+                learned_from,
+            ],
+            shape=train.linear(),
+            context=context,
+            keep_zeros=options.keep_zeros
+            if adapted is None
+            else False,  # adapters leave them alone themselves
         )
     if adapted is not None:
         student = adapted.merge()
@@ -261,17 +263,12 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
         "validation_tuples": len(validation),
         "sources": sorted({Path(example.source).name for example in examples}),
         "hard_negatives": sum(len(example.negatives[: options.negatives]) for example in examples),
-        "steps": result.steps,
-        "loss": result.loss,
-        "validation": result.validation,
-        "best_step": result.best_step,
     }
-    metrics = (run / train.METRICS_FILE).read_text(encoding="utf-8")
     return Applied(
         model=student.to(next(model.parameters()).dtype),
-        facts=facts,
-        done=lambda: shutil.rmtree(run, ignore_errors=True),
-        files={"contrast.jsonl": metrics},
+        facts=facts | learned.facts,
+        done=learned.done,
+        files=learned.files,
     )
 
 
@@ -284,9 +281,7 @@ def examples_for(options: ContrastOptions, context: Context) -> tuple[list[Examp
     examples = data.sample(chosen, min(limits), seed=context.seed) if limits else list(chosen)
     kept = data.sample(context.corpus.validation_examples(), _validation_tuples(options), seed=context.seed)
     if not kept:
-        context.progress.say(
-            "no tuples are kept back for validation; the last weights are taken, not the best"
-        )
+        context.progress.say(NOT_VALIDATED.format("tuples"))
     return examples, kept
 
 
@@ -359,6 +354,6 @@ STEP = Step(
     plan=plan,
     forecast=forecast,
     apply=apply,
-    leaves_space=True,
     needs_texts=True,
+    reads=lambda options: () if options.teacher is None else (options.teacher,),
 )

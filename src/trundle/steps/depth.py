@@ -210,5 +210,4 @@ STEP = Step(
     plan=plan,
     forecast=forecast,
     apply=apply,
-    leaves_space=True,
 )

@@ -13,9 +13,7 @@ Paper: Words That Matter: Vocabulary Pruning in ModernBERT.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +27,7 @@ import trundle.train as train
 from trundle.errors import BadInput
 from trundle.steps.contract import Applied, Context, Options, Plan, Step
 from trundle.steps.label_reading import answers_of, classes_of
+from trundle.steps.learning import NOT_VALIDATED, Learned, learn
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -155,20 +154,13 @@ def apply(model: SentenceTransformer, plan: FinetunePlan, context: Context) -> A
     affordable = looked_at(options, len(rows))
     validation = data.sample(context.corpus.labelled("validation"), affordable, seed=context.seed)
     if not validation:
-        context.progress.say("no rows are kept back for validation; the last weights are taken, not the best")
-    learned_from = data.fingerprint([*rows, "validation", *validation])
-    run = context.training_folder(
-        plan.model_dump(mode="json"), body.model_digest(model), learned_from, context.seed
-    )
-    student, result = trained(model, plan, rows, validation, context, run)
+        context.progress.say(NOT_VALIDATED.format("rows"))
+    student, learned = trained(model, plan, rows, validation, context)
     student = student.to(next(model.parameters()).dtype)
     facts: dict[str, Any] = {
         "rows": len(rows),
         "validation_rows": len(validation),
-        "steps": result.steps,
-        "loss": result.loss,
-        "validation": result.validation,
-        "best_step": result.best_step,
+        **learned.facts,
     }
     held_out = list(context.corpus.labelled("held_out"))
     scores = {}
@@ -178,14 +170,13 @@ def apply(model: SentenceTransformer, plan: FinetunePlan, context: Context) -> A
         scores = {f"{name} on {len(held_out):,} held-out rows": value for name, value in found.items()}
         shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
         context.progress.say(f"finetune: on {len(held_out):,} held-out rows {shown}")
-    metrics = (run / train.METRICS_FILE).read_text(encoding="utf-8")
     return Applied(
         model=student,
         facts=facts,
         scores=scores,
         use=how_to_ask(plan),
-        done=lambda: shutil.rmtree(run, ignore_errors=True),
-        files={"finetune.jsonl": metrics},
+        done=learned.done,
+        files=learned.files,
     )
 
 
@@ -206,8 +197,7 @@ def trained(
     rows: Sequence[LabelledRow],
     validation: Sequence[LabelledRow],
     context: Context,
-    folder: Path | None = None,
-) -> tuple[SentenceTransformer, Any]:
+) -> tuple[SentenceTransformer, Learned]:
     """The model with its head, trained.
 
     Numbers are learned in units of their own spread, which then goes into the head.
@@ -234,25 +224,26 @@ def trained(
         batch_size=options.batch_size,
         seed=context.seed,
     )
-    settings = settings_for(options, task.batches.order.per_epoch, context.seed)
-    with train.zeros_kept(student, options.keep_zeros):
-        result = train.train(
-            student,
-            task.objective,
-            task.batches,
-            settings,
-            shape=train.linear(),
-            validation=task.validation,
-            folder=folder,
-            resume=folder is not None,
-            progress=context.progress,
-            label="finetune",
-        )
+    learned = learn(
+        student,
+        task.objective,
+        task,
+        settings_for(options, task.batches.order.per_epoch, context.seed),
+        label="finetune",
+        key=[
+            plan.model_dump(mode="json"),
+            body.model_digest(model),
+            data.fingerprint([*rows, "validation", *validation]),
+        ],
+        shape=train.linear(),
+        context=context,
+        keep_zeros=options.keep_zeros,
+    )
     if not plan.labels:
         body.rescale_head(student, mean=mean, spread=spread)
     body.name_labels(student, plan.labels)
     student.max_seq_length = takes
-    return student, result
+    return student, learned
 
 
 def measures_of(

@@ -225,6 +225,6 @@ STEP = Step(
     forecast=forecast,
     apply=apply,
     reopen=reopen,
-    leaves_space=True,
     needs_texts=True,
+    reads=lambda options: tuple(side for side in (options.domain, options.general) if side is not None),
 )

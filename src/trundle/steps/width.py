@@ -323,6 +323,5 @@ STEP = Step(
     apply=apply,
     besides=besides,
     needs_texts=True,
-    enters_space=True,
-    leaves_space=True,
+    enters_space=lambda options: options.extract is None and options.objective != "contrast",
 )

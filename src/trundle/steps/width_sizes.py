@@ -11,9 +11,8 @@ import trundle.measure as measure
 import trundle.model as body
 import trundle.train as train
 from trundle.errors import BadInput
-from trundle.steps import align
 from trundle.steps.align_options import AlignOptions
-from trundle.steps.align_texts import targets_for
+from trundle.steps.align_texts import RIDGE_TEXTS, targets_for
 from trundle.steps.contract import Context
 from trundle.steps.teacher import original_teacher
 
@@ -59,7 +58,7 @@ def made_ready(
 def fitted_map(wide: SentenceTransformer, cut: Cut, targets: Targets, context: Context) -> tuple[Map, float]:
     """A size's linear map into the targets' space in closed form, and how near it comes on texts it was not fitted on."""
     small = body.cut(body.without_head(wide), cut)
-    positions = data.sample(range(len(targets)), align.RIDGE_TEXTS, seed=context.seed)
+    positions = data.sample(range(len(targets)), RIDGE_TEXTS, seed=context.seed)
     pooled = body.embedder(small, name=f"width {len(cut.hidden or ())}", progress=context.progress)
     inputs = data.encode_by_role(pooled, targets.chosen(positions))
     found = train.fit_ridge(inputs, targets.vectors(positions), seed=context.seed)

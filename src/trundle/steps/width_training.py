@@ -5,7 +5,6 @@ The plan decides; here is what it leads to. What this is not: it chooses no widt
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -19,6 +18,7 @@ from trundle.steps.align_options import AlignOptions
 from trundle.steps.align_texts import targets_for
 from trundle.steps.contract import Applied, Beside, Context
 from trundle.steps.file_prompts import prompts_by_file
+from trundle.steps.learning import learn
 from trundle.steps.teacher import Teacher, original_teacher
 from trundle.steps.width_sizes import cut_for, fitted_map, folder_name, made_ready
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from trundle.model import Map, NarrowModel, Nested
     from trundle.steps.width import WidthPlan
     from trundle.train import Alignment, Contrast
-
-METRICS = "width.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,30 +72,23 @@ def nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context)
             per_step=plan.options.per_step,
             seed=context.seed,
         )
-        run = context.training_folder(
-            plan.model_dump(mode="json"),
-            body.model_digest(model),
-            lesson.learned_from,
-            str(lesson.settings),
-        )
-        result = train.train(
-            nest,
+        learned = learn(
+            wide,
             nesting.objectives,
-            nesting.batches,
+            nesting,
             lesson.settings,
-            shape=lesson.shape,
-            validation=nesting.validation,
-            folder=run,
-            resume=True,
-            progress=context.progress,
             label="width",
+            key=[plan.model_dump(mode="json"), body.model_digest(model), lesson.learned_from],
+            shape=lesson.shape,
+            context=context,
+            module=nest,
         )
         wide.max_seq_length = takes
         for size, loss in zip(sizes, nesting.losses(), strict=False):
             sizes[size]["validation"] = round(loss, 5)
-        facts |= {"steps": result.steps, "loss": result.loss, "best_step": result.best_step}
-        files[METRICS] = (run / train.METRICS_FILE).read_text(encoding="utf-8")
-        done = lambda: shutil.rmtree(run, ignore_errors=True)  # noqa: E731
+        facts |= learned.facts
+        files |= learned.files
+        done = learned.done
     wide = wide.to(next(model.parameters()).dtype).eval()
     nested = body.Nested(
         selection=how,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trundle.train.blocks import compiled_blocks as compiled_blocks
     from trundle.train.blocks import recomputed_blocks as recomputed_blocks
     from trundle.train.checkpoint import METRICS_FILE as METRICS_FILE
+    from trundle.train.checkpoint import has_checkpoint as has_checkpoint
     from trundle.train.contrast_task import make_contrast as make_contrast
     from trundle.train.contrastive import angle as angle
     from trundle.train.contrastive import cosine as cosine
@@ -62,6 +63,7 @@ __getattr__ = lazy(
         "compiled_blocks": "blocks",
         "recomputed_blocks": "blocks",
         "METRICS_FILE": "checkpoint",
+        "has_checkpoint": "checkpoint",
         "make_contrast": "contrast_task",
         "angle": "contrastive",
         "cosine": "contrastive",

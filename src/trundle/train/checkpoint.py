@@ -45,6 +45,11 @@ def check_unused(folder: Path) -> None:
         raise BadInput(f"{folder} holds an earlier training; resume it, or choose another folder")
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a training there can be gone on with."""
+    return any((folder / CHECKPOINTS).glob("step-*"))
+
+
 def write_checkpoint(folder: Path, step: int, content: Mapping[str, Any]) -> None:
     """Store a checkpoint, then drop the older ones: at every moment there is a whole one."""
     place = folder / CHECKPOINTS / f"step-{step:09d}"

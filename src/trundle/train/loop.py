@@ -44,6 +44,8 @@ SETTLED = 2
 WATCHED = 20
 """Steps in which the fit to a time budget is renewed every time; later on only now and then."""
 UNKNOWN_STEPS = 10**9
+SAVED_AFTER = 120.0
+"""Seconds after which a slow run keeps a checkpoint, however few steps that were."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +212,7 @@ class _Run(Generic[B]):
         state, settings = self.state, self.settings
         self.started = self.clock() - state.seconds
         self.first, self.written, shown = state.step, self._elapsed(), 0
+        self.saved = self.written
         total = settings.steps if settings.minutes is None else math.ceil(settings.minutes * 60)
         with Feed(self._load, start=state.step) as feed, self.progress.task(label, total) as advance:
             if state.step == 0 and self.held_out:
@@ -220,8 +223,11 @@ class _Run(Generic[B]):
                 self._step(feed.take())
                 last = state.step >= state.steps
                 look = self.held_out and (last or state.step % settings.validate_every == 0)
-                save = self.folder and state.step % settings.checkpoint_every == 0
-                if last or look or save or state.step % settings.record_every == 0:
+                record = last or look or state.step % settings.record_every == 0
+                save = self.folder and (
+                    last or state.step % settings.checkpoint_every == 0 or (record and self._is_late())
+                )
+                if record or save:
                     state.loss = self.learner.mean_loss(state.step)
                     with feed.paused():
                         self._write_down(self._look() if look else {})
@@ -248,6 +254,12 @@ class _Run(Generic[B]):
         if self.state.step >= self.state.steps:
             return "steps" if self.state.steps == self.settings.steps else "minutes"
         return None
+
+    def _is_late(self) -> bool:
+        """Whether more would be lost than anyone likes to wait for again; all processes agree on it."""
+        agreed = [self._elapsed() - self.saved > SAVED_AFTER]
+        broadcast_object_list(agreed)
+        return agreed[0]
 
     def _elapsed(self) -> float:
         return self.clock() - self.started
@@ -315,7 +327,7 @@ class _Run(Generic[B]):
         self.texts, self.written = 0, now
 
     def _save(self) -> None:
-        self.state.seconds = self._elapsed()
+        self.state.seconds = self.saved = self._elapsed()
         content = {
             "identity": self._identity(),
             "state": asdict(self.state),

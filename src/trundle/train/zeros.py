@@ -18,7 +18,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from trundle.model.matrices import block_weights
+from trundle.model.matrices import block_weights, says_pruned
 
 PRUNED_SHARE = 0.15
 """Of the weights inside the blocks; rounding to four bits makes zeros, too: up to an eighth of them."""
@@ -30,9 +30,11 @@ def count_zeros(model: SentenceTransformer) -> int:
 
 
 def keeps_zeros(model: SentenceTransformer, wanted: bool | None) -> bool:
-    """As wanted; with None, whether the zeros inside the blocks are so many that someone must have put them there."""
+    """As wanted; with None, whether the model says it was pruned, or holds so many zeros that someone must have."""
     if wanted is not None:
         return wanted
+    if says_pruned(model):
+        return True
     weights = sum(weight.numel() for _, weight in block_weights(model))
     return count_zeros(model) >= PRUNED_SHARE * max(1, weights)
 
@@ -44,10 +46,18 @@ def zeros_kept(model: SentenceTransformer, wanted: bool | None = True) -> Iterat
         yield
         return
 
-    def silence(weight: nn.Parameter) -> Callable[[Tensor], Tensor]:
+    def silence(weight: nn.Parameter) -> Callable[[Tensor | None], Tensor | None]:
         # Of the weights as they are now: a training that rounds has more zeros while it computes.
         pruned = weight.detach() == 0
-        return lambda gradient: gradient.masked_fill(pruned.to(gradient.device), 0.0)
+
+        def silent(gradient: Tensor | None) -> Tensor | None:
+            if gradient is not None:
+                return gradient.masked_fill(pruned.to(gradient.device), 0.0)
+            if weight.grad is not None:  # a narrow model has added its part to what was there
+                weight.grad.masked_fill_(pruned.to(weight.grad.device), 0.0)
+            return None
+
+        return silent
 
     handles = [
         torch.Tensor.register_hook(weight, silence(weight))  # type: ignore[no-untyped-call]

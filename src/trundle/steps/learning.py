@@ -1,0 +1,99 @@
+"""One training, whichever step it is of: what its checkpoints are kept under, how zeros fare, what it leaves behind.
+
+A step makes a student, a task and settings; `learn` runs them. A training that was stopped is found again by its key: all that
+decides how it goes. What this is not: it knows nothing of texts, teachers or losses.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import trundle.train as train
+from trundle.data.sampling import fingerprint
+from trundle.processes import is_first
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+    from torch import nn
+
+    from trundle.steps.contract import Context
+
+NOT_VALIDATED = "no {} are kept back for validation; the last weights are taken, not the best"
+
+
+class Task(Protocol):
+    """What a training is fed with."""
+
+    @property
+    def batches(self) -> Any:
+        """What is learned from."""
+
+    @property
+    def validation(self) -> Any:
+        """What the best weights are chosen by, or None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What a training leaves besides its weights."""
+
+    facts: dict[str, Any]
+    files: Mapping[str, str | bytes]
+    done: Callable[[], None]
+    """Called when the result is safe: the checkpoints may go."""
+
+
+def learn(
+    student: SentenceTransformer,
+    objective: Any,
+    task: Task,
+    settings: Any,
+    *,
+    label: str,
+    key: Sequence[Any],
+    shape: Any,
+    context: Context,
+    module: nn.Module | None = None,
+    keep_zeros: bool | None = None,
+    on_validation: Any = None,
+    computing: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Learned:
+    """Train the student, or the `module` it is a part of, in place; go on from a checkpoint where there is one.
+
+    `keep_zeros`: whether what is pruned stays so; None where the model itself shall tell.
+    """
+    folder = context.cache / "runs" / fingerprint([label, *key, str(settings)])
+    if context.fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    if train.has_checkpoint(folder):
+        context.progress.say("going on from the checkpoint of an earlier run of the same command")
+    with train.zeros_kept(student, keep_zeros):
+        result = train.train(
+            student if module is None else module,
+            objective,
+            task.batches,
+            settings,
+            shape=shape,
+            validation=task.validation,
+            folder=folder,
+            resume=True,
+            on_validation=on_validation,
+            computing=computing,
+            progress=context.progress,
+            label=label,
+        )
+    metrics = folder / train.METRICS_FILE
+    return Learned(
+        facts={
+            "steps": result.steps,
+            "loss": result.loss,
+            "validation": result.validation,
+            "best_step": result.best_step,
+        },
+        files={f"{label}.jsonl": metrics.read_text(encoding="utf-8")} if is_first() else {},
+        done=lambda: shutil.rmtree(folder, ignore_errors=True),
+    )
