@@ -21,7 +21,7 @@ from trundle.evaluate import Fidelity, measure_fidelity
 from trundle.evaluate.encoding import Memory
 from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, MEASURED_TEXTS, queries_and_documents
 from trundle.measure import cost
-from trundle.model import embedder, has_token_map, load, save, weight_bytes
+from trundle.model import embedder, has_much_to_pack, has_token_map, load, save, weight_bytes
 from trundle.pairing import pair_folder, save_pair
 from trundle.processes import is_first, process_count
 from trundle.progress import SILENT, Progress
@@ -110,6 +110,7 @@ def compress(
         progress.say(f"{call.step.name}: {step.says}")
         steps.append(step)
         besides |= {name: (beside, len(steps)) for name, beside in applied.besides.items()}
+    compact = compact and has_much_to_pack(model)
     before, after = cost(original), steps[-1].after
     memory = Memory(progress)
     teacher = memory.remember(space or embedder(original, name="the original"), "original: encoding")

@@ -255,3 +255,15 @@ def _opened(folder: Path) -> SentenceTransformer:
     from trundle.model import load
 
     return load(folder)
+
+
+def test_a_compact_folder_without_zeros_is_a_plain_one(
+    pico_folders: Callable[[str], Path], files: dict[str, str], tmp_path: Path
+) -> None:
+    steps = [{"weights": {"sparsity": "0%", "compact": True}}]
+    corpus = read_corpus([files["domain"]], seed=0)
+    recipe = parse_recipe(json.dumps({"steps": steps}), name="nothing")
+    run = compress(str(pico_folders("bert")), recipe, output=tmp_path / "out", corpus=corpus)
+    assert not run.needs_trundle
+    assert run.stored_bytes is None
+    assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from trundle.model.nested_file import is_trained as is_trained
     from trundle.model.nested_file import pooled_width as pooled_width
     from trundle.model.nested_file import untrained as untrained
+    from trundle.model.packing import has_much_to_pack as has_much_to_pack
     from trundle.model.packing import pack_folder as pack_folder
     from trundle.model.pairing import check_pairable as check_pairable
     from trundle.model.pairing import is_pair as is_pair
@@ -117,6 +118,7 @@ __getattr__ = lazy(
         "shrunk": "layout",
         "is_embedder": "loading",
         "load": "loading",
+        "has_much_to_pack": "packing",
         "pack_folder": "packing",
         "nested_in": "loading",
         "NarrowModel": "nested",

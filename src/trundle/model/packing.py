@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor
 
@@ -53,6 +54,11 @@ def pays(tensor: Tensor) -> bool:
     """Whether a tensor has zeros enough that bits cost less than they save."""
     zeros = int((tensor == 0).sum())
     return tensor.ndim == 2 and zeros * tensor.element_size() > tensor.numel() / 8
+
+
+def has_much_to_pack(model: SentenceTransformer) -> bool:
+    """Whether packing would make its folder smaller."""
+    return any(pays(weight) for weight in model[0].state_dict().values())
 
 
 def pack_folder(folder: Path) -> None:
