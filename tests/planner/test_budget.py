@@ -43,3 +43,13 @@ def test_all_limits_hold_and_an_unknown_speed_is_no_reason_to_refuse() -> None:
     assert not limits.allows(file_bytes=11, parameters=10)
     assert not limits.allows(file_bytes=10, parameters=11)
     assert not limits.allows(file_bytes=10, parameters=10, milliseconds=1.1)
+
+
+def test_what_is_over_a_limit_is_told_by_how_much() -> None:
+    limits = Budget(bytes=12_000_000, parameters=10, milliseconds=5.0)
+    assert limits.exceeded(file_bytes=12_000_100, parameters=1011, milliseconds=6.25) == (
+        "the file has 12.0001 MB, over the budget of 12 MB",
+        "there are 1,011 parameters, over the budget of 10",
+        "a query takes 6.25 ms, over the budget of 5 ms",
+    )
+    assert limits.exceeded(file_bytes=12_000_000, parameters=10, milliseconds=5.0) == ()

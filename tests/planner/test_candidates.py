@@ -12,13 +12,16 @@ from sentence_transformers import SentenceTransformer
 
 from pico import TEXTS
 from trundle.data import read_corpus
+from trundle.errors import ImpossibleCut
 from trundle.measure import cost
-from trundle.model import load
+from trundle.model import cut_with_map, load, read_vocabulary
 from trundle.pipeline import compress
 from trundle.planner import candidates as space
 from trundle.planner.budget import Budget
 from trundle.planner.candidates import edge, list_candidates, smallest
 from trundle.recipe import parse_recipe
+from trundle.steps.contract import Context
+from trundle.steps.vocabulary import STEP, VocabularyOptions
 
 WIDTH = 32
 
@@ -96,3 +99,43 @@ def test_a_vocabulary_counts_by_what_it_covers(pico_model: Callable[[str], Sente
     whole = next(each for each in found if set(each.kept) == {Fraction(1)})
     assert space.promise(whole, lambda _: 1.0) == 1.0
     assert space.promise(whole, lambda _: 0.5) < space.promise(whole, lambda _: 0.9) < 1.0
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta", "gpt2"])
+def test_no_vocabulary_is_proposed_that_its_step_refuses(
+    family: str,
+    pico_model: Callable[[str], SentenceTransformer],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(space, "FEWEST_TOKENS", 1)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(TEXTS))
+    model = pico_model(family)
+    context = Context(original=model, source=None, corpus=read_corpus([str(texts)], seed=0))
+    found = list_candidates(model, "pico", dimensions=WIDTH, precision="int8")
+    least = min(each.tokens for each in found)
+    assert least < read_vocabulary(model).size
+    assert len(STEP.plan(model, VocabularyOptions(keep=least), context).kept) <= least
+    with pytest.raises(ImpossibleCut, match="must stay"):
+        STEP.plan(model, VocabularyOptions(keep=least - 1), context)
+
+
+def test_mapped_tokens_are_not_cut_again(
+    pico_model: Callable[[str], SentenceTransformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "FEWEST_TOKENS", 1)
+    whole = pico_model("bert")
+    kept = range(150)
+    mapped = cut_with_map(whole, kept, [min(number, 149) for number in range(read_vocabulary(whole).size)])
+    found = list_candidates(mapped, "pico", dimensions=WIDTH, precision="int8")
+    assert {each.tokens for each in found} == {150}
+
+
+def test_a_narrow_candidate_is_mapped_by_as_many_texts_as_it_learns_from(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
+    found = list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int8")
+    narrow = next(each for each in found if each.width != 1 and each.layers == 4 and each.neurons == 48)
+    assert narrow.steps() == [{"width": {"extract": "1/2"}}]
+    assert narrow.steps(texts=2000) == [{"width": {"extract": "1/2", "texts": 2000}}]

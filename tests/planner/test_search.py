@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from pico import TEXTS
 from trundle.artifact import read_lineage
-from trundle.data import read_corpus
+from trundle.data import find_targets, read_corpus
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
 from trundle.measure import cost
@@ -139,3 +140,93 @@ def test_speed_is_told_from_what_was_timed(pico_folders: Callable[[str], Path]) 
     told = fit(costs, [real.milliseconds(each) for each in costs])
     for each in found:
         np.testing.assert_allclose(told.milliseconds(each.cost), real.milliseconds(each.cost), rtol=1e-3)
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_occupied_folder_for_the_pair_is_refused_at_once(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "load", lambda *_, **__: pytest.fail("the model was opened before"))
+    (tmp_path / "small-pair").mkdir()
+    (tmp_path / "small-pair" / "mine.txt").write_text("keep this")
+    folder = str(pico_folders("bert"))
+    with pytest.raises(BadInput, match="small-pair"):
+        compress_to_budget(folder, ["2x"], output=tmp_path / "small", corpus=corpus, pair=True)
+    with pytest.raises(BadInput, match="is the model itself"):
+        compress_to_budget(folder, ["2x"], output=folder, corpus=corpus, replace_output=True)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_model_that_is_only_exported_makes_no_pair(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trundle.measure.costs.GRAPH_BYTES_PER_LAYER", 0)
+    monkeypatch.setattr("trundle.measure.costs.SMALLEST_INT8", 0)
+    with pytest.raises(BadInput, match=r"once it is int8, .* leave --pair out, or ask for less"):
+        compress_to_budget(
+            str(pico_folders("bert")), ["2x"], output=tmp_path / "small", corpus=corpus, pair=True
+        )
+
+
+@pytest.mark.usefixtures("quick")
+def test_every_model_is_opened_once(
+    pico_folders: Callable[[str], Path], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(search, "load", lambda name, **_: opened.append(str(name)) or load(name))
+    names = [str(pico_folders(family)) for family in ("bert", "distilbert")]
+    outcome = compress_to_budget(
+        names[0], ["2x"], output=None, corpus=corpus, students=names[1:], dry_run=True
+    )
+    assert {each.candidate.base for each in outcome.tried} == set(names)
+    assert opened == names
+
+
+@pytest.mark.usefixtures("quick")
+def test_another_model_in_the_same_folder_is_tried_anew(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[Path] = []
+
+    def stop(self: trials.Trials, *_: object, **__: object) -> None:
+        places.append(self.work)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trials.Trials, "contest", stop)
+    folder = tmp_path / "model"
+    for changed in (False, False, True):
+        model = load(pico_folders("bert"))
+        if changed:
+            next(model.parameters()).data.add_(1)
+        model.save_pretrained(str(folder), create_model_card=False)
+        with pytest.raises(KeyboardInterrupt):
+            compress_to_budget(str(folder), ["2x"], output=tmp_path / "small", corpus=corpus)
+    assert places[0] == places[1] != places[2]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_narrow_candidate_is_mapped_by_the_vectors_it_learns_from(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "WIDTHS", (Fraction(1), Fraction(1, 2)))
+    folder = str(pico_folders("bert"))
+    found = space.list_candidates(load(folder), folder, dimensions=32, precision="int8")
+    contest = trials.Trials(
+        source=folder,
+        corpus=corpus,
+        texts=200,
+        work=tmp_path / "work",
+        seed=0,
+        trust_remote_code=False,
+        progress=search.SILENT,
+    )
+    narrow = next(each for each in found if each.width != 1)
+    tried = contest.contest(
+        [search.Tried(candidate=narrow)],
+        halving.Timetable(labelling=0, rungs=(halving.Rung(candidates=1, seconds=0.5),), finishing=0),
+        until=0,
+    )
+    assert tried[0].distances
+    stores = [find_targets(folder) for folder in (tmp_path / "cache" / "targets").iterdir()]
+    assert len(stores) == 2, "one to learn from, one to validate by"
+    assert 200 in [len(each) for each in stores if each is not None]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from trundle.errors import BadModel, ImpossibleCut
+from trundle.planner import halving
 from trundle.planner.halving import plan_time
 from trundle.planner.outcome import Tried
 from trundle.planner.trials import Trials
@@ -20,22 +22,31 @@ from trundle.progress import SILENT
 def contest(
     monkeypatch: pytest.MonkeyPatch, distances: dict[str, Sequence[float]]
 ) -> tuple[list[Tried], list[str]]:
-    """Eight minutes are enough for all rounds; what each candidate reaches in them is given."""
+    """An hour is enough for all rounds; what each candidate reaches in them is given, or nothing where it is refused."""
     asked: list[str] = []
 
     def trial(_self: Trials, tried: Tried, number: int, seconds: float) -> Tried:
         asked.append(tried.candidate.name)
+        if len(distances[tried.candidate.name]) <= number:
+            raise ImpossibleCut(f"{tried.candidate.name} can't be cut")
         reached = distances[tried.candidate.name][number]
         return replace(tried, distances=(*tried.distances, reached), seconds=(*tried.seconds, seconds))
 
     monkeypatch.setattr(Trials, "_trial", trial)
+    entered = [named(name) for name in distances]
+    found = some_trials().contest(entered, plan_time(60, len(entered)), until=math.inf)
+    return found, asked
+
+
+def some_trials() -> Trials:
     unused: Any = None
-    trials = Trials(
+    return Trials(
         source="", corpus=unused, texts=0, work=Path(), seed=0, trust_remote_code=False, progress=SILENT
     )
-    entered = [Tried(candidate=SimpleNamespace(name=name)) for name in distances]  # type: ignore[arg-type]
-    found = trials.contest(entered, plan_time(60, len(entered)), until=math.inf)
-    return found, asked
+
+
+def named(name: str) -> Tried:
+    return Tried(candidate=SimpleNamespace(name=name))  # type: ignore[arg-type]
 
 
 def test_the_better_half_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,3 +65,51 @@ def test_the_hopeless_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert asked == ["a", "b", "c", "d"], "all others are far behind, so the leader needs no second round"
     assert [each.candidate.name for each in found] == ["b", "c", "a", "d"]
     assert [each.outcome for each in found[1:]] == 3 * ["dropped in round 1"]
+
+
+def test_one_that_is_refused_is_a_row_and_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(halving, "TRIED", 2)
+    found, asked = contest(monkeypatch, {"a": [], "b": [0.6], "c": [0.5], "d": [0.4]})
+    assert asked == ["a", "b", "c"], "the third comes in for the first, and two are enough"
+    assert [(each.candidate.name, each.outcome) for each in found] == [
+        ("c", "chosen"),
+        ("b", "dropped in round 1"),
+        ("a", "refused: a can't be cut"),
+        ("d", "not tried"),
+    ]
+
+
+def test_one_that_is_refused_late_leaves_the_field_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = contest(monkeypatch, {"a": [0.5], "b": [0.51], "c": [0.52], "d": [0.9]})
+    assert [(each.candidate.name, each.outcome) for each in found] == [
+        ("d", "chosen"),
+        *((name, f"refused: {name} can't be cut") for name in "abc"),
+    ]
+
+
+def test_where_all_are_refused_the_first_sentence_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ImpossibleCut, match="a can't be cut"):
+        contest(monkeypatch, {"a": [], "b": []})
+
+
+def test_the_next_best_is_finished_where_the_best_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    able = {"c"}
+
+    def finish(_self: Trials, chosen: Tried, seconds: float, *_: object, **__: object) -> str:
+        if chosen.candidate.name not in able:
+            raise BadModel(f"{chosen.candidate.name} is no good")
+        return f"{chosen.candidate.name} in {seconds} s"
+
+    monkeypatch.setattr(Trials, "finish", finish)
+    ranked = [named("a"), replace(named("b"), outcome="refused: no"), named("c"), named("d")]
+    run, found = some_trials().finish_best(ranked, lambda: 3.0, Path(), replace_output=False, pair=False)
+    assert str(run) == "c in 3.0 s"
+    assert [(each.candidate.name, each.outcome) for each in found] == [
+        ("c", "chosen"),
+        ("a", "refused: a is no good"),
+        ("b", "refused: no"),
+        ("d", "not tried"),
+    ]
+    able.clear()
+    with pytest.raises(BadModel, match="a is no good"):
+        some_trials().finish_best(ranked, lambda: 3.0, Path(), replace_output=False, pair=False)

@@ -102,6 +102,7 @@ def test_texts_stay_texts(drawn: Reader) -> None:
     assert '<script>alert("x")</script> "><img src=x onerror=alert(1)>' in text
     assert "small <i>" in text
     assert "2 layers <marquee>" in text
+    assert "There is no int8 graph, <i>alas." in text, "what the search had to remark is shown, too"
 
 
 def test_json_is_what_is_drawn(full_report: Report, tmp_path: Path, drawn: Reader) -> None:

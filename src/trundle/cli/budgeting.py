@@ -86,6 +86,8 @@ def show(outcome: Outcome) -> None:
         return
     console.show()
     console.show_table(result(outcome))
+    for remark in outcome.remarks:
+        console.show(f"{remark[0].upper()}{remark[1:]}.")
     if outcome.run.fidelity is not None:
         console.show()
         console.show_table(figures.fidelity(outcome.run.fidelity))
@@ -153,7 +155,7 @@ def result(outcome: Outcome) -> list[tuple[str, ...]]:
     rows.append(
         (
             "measured",
-            figures.count(best.cost.parameters),
+            figures.count(outcome.parameters or best.cost.parameters),
             figures.megabytes(size),
             _query(outcome.milliseconds),
         )

@@ -49,6 +49,10 @@ class Vocabulary:
         """What is written for what can't be read."""
         return None if self.unknown is None else self.tokens[self.unknown]
 
+    def least(self, *, rebuilt: bool = True) -> set[int]:
+        """What stays whatever is chosen: what is named and, where the tokenizer is rebuilt, all that it spells with."""
+        return self.tree.with_halves(self.named | self.basic) if rebuilt else set(self.named)
+
 
 def read_vocabulary(model: SentenceTransformer) -> Vocabulary:
     """What there is to choose from."""

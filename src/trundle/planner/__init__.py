@@ -5,6 +5,7 @@ candidates  the search space as plain data, sized by arithmetic, thinned to what
 speed       this machine measured on small cuts of the model, and latencies told from that
 halving     how many candidates get how much of the time, round by round
 trials      candidates cut and trained for a while, the winner to the end
+shipping    the graph of the winner, or what is left where it can't be made
 search      all of it: size, time, try, train the winner, export, prove
 """
 

@@ -38,11 +38,22 @@ class Budget:
 
     def allows(self, *, file_bytes: int, parameters: int, milliseconds: float | None = None) -> bool:
         """Whether something of this size and speed is within all limits; an unknown speed is."""
-        return (
-            (self.bytes is None or file_bytes <= self.bytes)
-            and (self.parameters is None or parameters <= self.parameters)
-            and (self.milliseconds is None or milliseconds is None or milliseconds <= self.milliseconds)
-        )
+        return not self.exceeded(file_bytes=file_bytes, parameters=parameters, milliseconds=milliseconds)
+
+    def exceeded(
+        self, *, file_bytes: int, parameters: int, milliseconds: float | None = None
+    ) -> tuple[str, ...]:
+        """A sentence for each limit that something of this size and speed is over."""
+        told = []
+        if self.bytes is not None and file_bytes > self.bytes:
+            told.append(
+                f"the file has {file_bytes / 1e6:.6g} MB, over the budget of {self.bytes / 1e6:.6g} MB"
+            )
+        if self.parameters is not None and parameters > self.parameters:
+            told.append(f"there are {parameters:,} parameters, over the budget of {self.parameters:,}")
+        if self.milliseconds is not None and milliseconds is not None and milliseconds > self.milliseconds:
+            told.append(f"a query takes {milliseconds:.4g} ms, over the budget of {self.milliseconds:.4g} ms")
+        return tuple(told)
 
 
 def parse_budget(words: Sequence[str], *, whole_bytes: int) -> Budget:

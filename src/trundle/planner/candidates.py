@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 
-from trundle.errors import ImpossibleCut
+from trundle.errors import BadModel, ImpossibleCut
 from trundle.measure import Cost, predict
+from trundle.model import has_token_map, read_vocabulary
 from trundle.model.layout import Layout, layout_of
 from trundle.model.surgery import transformer_of
 from trundle.planner.budget import Budget
@@ -100,8 +101,11 @@ class Candidate:
             Fraction(1, 2) if self.precision == "int4" else Fraction(1),
         )
 
-    def steps(self) -> list[dict[str, Any]]:
-        """The cuts as rows of a recipe: the vocabulary first, so that all others are made on the model that reads it."""
+    def steps(self, *, texts: int | None = None) -> list[dict[str, Any]]:
+        """The cuts as rows of a recipe: the vocabulary first, so that all others are made on the model that reads it.
+
+        A narrow model is mapped into its own original's space, by the vectors of so many `texts`.
+        """
         if self.untouched:
             return [{"depth": {"keep": self.layers}}]
         sizes = self.whole.sizes
@@ -111,7 +115,9 @@ class Candidate:
         if self.layers < self.whole.layers:
             found.append({"depth": {"keep": self.layers}})
         if self.width != 1:
-            found.append({"width": {"extract": str(self.width)}})
+            found.append(
+                {"width": {"extract": str(self.width)} | ({} if texts is None else {"texts": texts})}
+            )
         if self.neurons < sizes["mlp"]:
             share = f"{sizes['mlp'] - self.neurons}/{sizes['mlp']}"
             found.append({"weights": {"structure": "neuron", "method": "magnitude", "sparsity": share}})
@@ -134,7 +140,7 @@ def list_candidates(
     sizes = layout.sizes
     grid = itertools.product(
         _counts(layout.layers, LAYERS, at_least=1),
-        _counts(sizes["vocab"], TOKENS, at_least=FEWEST_TOKENS),
+        _token_counts(model, sizes["vocab"]),
         _counts(sizes["mlp"], NEURONS, at_least=1),
         WIDTHS,
     )
@@ -215,6 +221,17 @@ def _fits(candidate: Candidate, budget: Budget) -> bool:
     return budget.allows(
         file_bytes=candidate.bytes, parameters=candidate.cost.parameters, milliseconds=candidate.milliseconds
     )
+
+
+def _token_counts(model: SentenceTransformer, whole: int) -> list[int]:
+    """Counts of tokens that the step `vocabulary` does not refuse, largest first."""
+    if has_token_map(model):
+        return [whole]
+    try:
+        least = len(read_vocabulary(model).least())
+    except BadModel:  # a tokenizer that can't be rebuilt
+        return [whole]
+    return _counts(whole, TOKENS, at_least=max(FEWEST_TOKENS, least))
 
 
 def _counts(whole: int, shares: Sequence[Fraction], *, at_least: int) -> list[int]:

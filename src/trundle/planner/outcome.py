@@ -11,6 +11,9 @@ from trundle.planner.candidates import Candidate
 from trundle.planner.halving import Timetable
 from trundle.runs import Run
 
+REFUSED = "refused: "
+"""How the outcome of a candidate begins that a step could not make; the step's own sentence follows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
@@ -21,6 +24,11 @@ class Tried:
     seconds: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
     outcome: str = "not tried"
+
+    @property
+    def refused(self) -> bool:
+        """Whether a step could not make it."""
+        return self.outcome.startswith(REFUSED)
 
     def as_json(self) -> dict[str, Any]:
         """For the report."""
@@ -53,8 +61,25 @@ class Outcome:
     run: Run | None = None
     bytes: int | None = None
     """Of the file that is shipped, as it lies on the disk."""
+    parameters: int | None = None
+    """As counted in what was written."""
     milliseconds: float | None = None
     """For a query, as measured at the end."""
+    no_graph: str | None = None
+    """Why the graph that was planned is not there, and what is."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Where what came of it is not what was asked; empty where all is well or nothing was made."""
+        if self.bytes is None or self.parameters is None:
+            return ()
+        told: tuple[str, ...] = () if self.no_graph is None else (self.no_graph,)
+        told += self.budget.exceeded(
+            file_bytes=self.bytes, parameters=self.parameters, milliseconds=self.milliseconds
+        )
+        if self.budget.milliseconds is not None and self.milliseconds is None:
+            told += (f"no query was timed, so {self.budget.milliseconds:.4g} ms a query is not proven",)
+        return told
 
     def as_json(self) -> dict[str, Any]:
         """What planning.json holds."""
@@ -68,6 +93,15 @@ class Outcome:
             },
             "candidates": [each.as_json() for each in self.tried],
             "chosen": best.name,
-            "predicted": {"bytes": best.bytes, "milliseconds": best.milliseconds},
-            "measured": {"bytes": self.bytes, "milliseconds": self.milliseconds},
+            "predicted": {
+                "bytes": best.bytes,
+                "parameters": best.cost.parameters,
+                "milliseconds": best.milliseconds,
+            },
+            "measured": {
+                "bytes": self.bytes,
+                "parameters": self.parameters,
+                "milliseconds": self.milliseconds,
+            },
+            "remarks": list(self.remarks),
         }

@@ -15,7 +15,6 @@ from hashlib import blake2b
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
@@ -24,12 +23,14 @@ from trundle.artifact import cache_folder, check_free, versions, write_whole
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
 from trundle.measure import Cost, cost
-from trundle.model import embedder, load
+from trundle.model import embedder, load, model_digest
+from trundle.pairing import pair_folder
 from trundle.planner.budget import parse_budget
 from trundle.planner.candidates import Candidate, Coverage, Precision, edge, list_candidates, smallest
 from trundle.planner.halving import LABELLING, TRYING, plan_time, time_left
 from trundle.planner.outcome import Outcome, Tried
-from trundle.planner.speed import Speed, export_graph, measure_speed, time_queries
+from trundle.planner.shipping import ship
+from trundle.planner.speed import Speed, measure_speed
 from trundle.planner.trials import Trials
 from trundle.progress import SILENT, Progress
 from trundle.steps.align_texts import VALIDATED_SHARE
@@ -39,7 +40,6 @@ MINUTES = 30.0
 TIMED_TEXTS, MOST_TIMED_TEXTS, TIMED_SECONDS = 32, 8192, 1.0
 COUNTED_TEXTS = 5000
 FEWEST_TEXTS = 2000
-CALIBRATION_TEXTS = 400
 
 
 def compress_to_budget(
@@ -62,24 +62,24 @@ def compress_to_budget(
     began = time.monotonic()
     if output is not None and not dry_run:
         check_free(output, replace=replace_output)
-    original = load(source, trust_remote_code=trust_remote_code)
+        if pair:
+            check_free(pair_folder(output), replace=replace_output)
+        if Path(output).resolve() == Path(source).resolve():
+            raise BadInput(f"{output} is the model itself; choose another folder for the result")
+    bases = {each: load(each, trust_remote_code=trust_remote_code) for each in (source, *students)}
+    original = bases[source]
     before = cost(original)
     limits = parse_budget(budget, whole_bytes=before.file_bytes)
-    search = Search(
-        source=source,
-        corpus=corpus,
-        trust_remote_code=trust_remote_code,
-        progress=progress,
-    )
-    speeds = search.speeds(original, students)
-    found = search.candidates(original, students, speeds)
+    search = Search(source=source, bases=bases, corpus=corpus, progress=progress)
+    speeds = search.speeds()
+    found = search.candidates(speeds)
     slow = _slowest(speeds, source, before)
     if limits.allows(file_bytes=before.file_bytes, parameters=before.parameters, milliseconds=slow):
         raise BadInput(
             f"{source} is within {limits} as it is ({before.file_bytes / 1e6:.4g} MB, {before.parameters / 1e6:.4g}M "
             "parameters), so nothing was done; ask for less"
         )
-    promising = edge(found, limits, search.coverages(original, students))
+    promising = edge(found, limits, search.coverages())
     if not promising:
         least = smallest(found)
         told = "" if least.milliseconds is None else f", {least.milliseconds:.2g} ms a query"
@@ -90,8 +90,12 @@ def compress_to_budget(
         )
     # Where the model itself fits once it is int8, nothing it could be cut to is nearer to it.
     promising = [each for each in promising if each.untouched] or promising
+    if pair and promising[0].untouched:
+        raise BadInput(
+            f"{source} is within {limits} once it is {promising[0].precision}, so nothing is trained and a pair would hold "
+            "the same model twice; leave --pair out, or ask for less"
+        )
     timetable = plan_time(minutes, len(promising))
-    count = timetable.rungs[0].candidates if timetable.rungs else 1
     tried = [Tried(candidate=each) for each in promising]
     outcome = Outcome(
         budget=limits,
@@ -105,11 +109,12 @@ def compress_to_budget(
         return outcome
     if output is None:
         raise BadInput("say where the result goes with -o FOLDER, or only look with --dry-run")
-    known = [source, *budget, str(minutes), *students, str(seed), str(corpus.facts()), str(versions())]
+    models = [part for name, model in bases.items() for part in (name, model_digest(model))]
+    known = [*models, *budget, str(minutes), str(seed), str(corpus.facts()), str(versions())]
     work = cache_folder() / "trials" / blake2b("\0".join(known).encode(), digest_size=16).hexdigest()
     if fresh:
         shutil.rmtree(work, ignore_errors=True)
-    texts = 0 if promising[0].untouched else search.affordable_texts(original, timetable.labelling)
+    texts = 0 if promising[0].untouched else search.affordable_texts(timetable.labelling)
     trials = Trials(
         source=source,
         corpus=corpus,
@@ -120,16 +125,27 @@ def compress_to_budget(
         progress=progress,
     )
     until = began + 60 * minutes * (LABELLING + TRYING)
-    contest, others = trials.contest(tried[:count], timetable, until=until), tried[count:]
-    chosen = contest[0]
-    seconds = time_left(minutes, time.monotonic() - began)
-    run = trials.finish(chosen, seconds, output, replace_output=replace_output, pair=pair)
-    outcome = replace(
-        outcome, tried=(*contest, *others), chosen=chosen, run=run, **search.ship(chosen, Path(output))
+    run, ranked = trials.finish_best(
+        trials.contest(tried, timetable, until=until),
+        lambda: time_left(minutes, time.monotonic() - began),
+        output,
+        replace_output=replace_output,
+        pair=pair,
     )
-    write_whole(Path(output) / PLANNING_FILE, json.dumps(outcome.as_json(), indent=1))
+    outcome = replace(
+        outcome, tried=tuple(ranked), chosen=ranked[0], run=run, parameters=run.after.parameters
+    )
+    _write(outcome, Path(output))  # exporting may fail yet, and all that was learned is here
+    best = outcome.chosen.candidate
+    made = ship(best, Path(output), corpus, limits=limits, speeds=speeds, progress=progress)
+    outcome = replace(outcome, **made)
+    _write(outcome, Path(output))
     shutil.rmtree(work, ignore_errors=True)
     return outcome
+
+
+def _write(outcome: Outcome, output: Path) -> None:
+    write_whole(output / PLANNING_FILE, json.dumps(outcome.as_json(), indent=1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,40 +153,32 @@ class Search:
     """What stays the same through one search."""
 
     source: str
+    bases: Mapping[str, SentenceTransformer]
+    """The source and the students by name, each opened once."""
     corpus: Corpus
-    trust_remote_code: bool
     progress: Progress
 
-    def speeds(
-        self, original: SentenceTransformer, students: Sequence[str]
-    ) -> dict[tuple[str, Precision], Speed]:
+    def speeds(self) -> dict[tuple[str, Precision], Speed]:
         """Of int8 and of float graphs; empty where graphs can't be made here, and speed can't be told."""
         if find_spec("onnxruntime") is None or find_spec("onnx") is None:
             self.progress.say(
                 "without the extra export there is no int8 and no speed: pip install 'trundle[export]'"
             )
             return {}
-        bases = {self.source: original} | {each: self._open(each) for each in students}
         wanted: tuple[Precision, ...] = ("float32", "int8")
         return {
             (base, precision): measure_speed(model, precision, progress=self.progress)
-            for base, model in bases.items()
+            for base, model in self.bases.items()
             for precision in wanted
         }
 
-    def candidates(
-        self,
-        original: SentenceTransformer,
-        students: Sequence[str],
-        speeds: Mapping[tuple[str, Precision], Speed],
-    ) -> list[Candidate]:
+    def candidates(self, speeds: Mapping[tuple[str, Precision], Speed]) -> list[Candidate]:
         """All cuts of the model and of the students' backbones, sized and timed by arithmetic."""
-        dimensions = original.get_embedding_dimension() or 0
-        bases = {self.source: original} | {each: self._open(each) for each in students}
+        dimensions = self.bases[self.source].get_embedding_dimension() or 0
         precisions: tuple[Precision, ...] = ("int8", "int4") if speeds else ("float32",)
         found = [
             candidate
-            for base, model in bases.items()
+            for base, model in self.bases.items()
             for precision in precisions
             for candidate in list_candidates(
                 model, base, dimensions=dimensions, precision=precision, is_teacher=base == self.source
@@ -183,18 +191,17 @@ class Search:
             for each in found
         ]
 
-    def coverages(self, original: SentenceTransformer, students: Sequence[str]) -> dict[str, Coverage]:
+    def coverages(self) -> dict[str, Coverage]:
         """By base, told from the first texts."""
         texts = [text.text for text in islice(self.corpus.train(), COUNTED_TEXTS)]
-        bases = {self.source: original} | {each: self._open(each) for each in students}
-        return {base: _coverage(model, texts) for base, model in bases.items()}
+        return {base: _coverage(model, texts) for base, model in self.bases.items()}
 
-    def affordable_texts(self, teacher: SentenceTransformer, seconds: float) -> int:
+    def affordable_texts(self, seconds: float) -> int:
         """How many texts the teacher can answer in this time, told from a second's worth of them."""
         texts = [text.text for text in islice(self.corpus.train(), MOST_TIMED_TEXTS)]
         if not texts:
             raise BadInput("there are no texts to learn from; say where they are with --data")
-        encode = embedder(teacher, name="teacher", half_on_gpu=True).text
+        encode = embedder(self.bases[self.source], name="teacher", half_on_gpu=True).text
         encode(texts[:4])
         count, taken = TIMED_TEXTS, 0.0
         while taken < TIMED_SECONDS and count <= 2 * len(texts):
@@ -203,26 +210,6 @@ class Search:
             taken, count = time.monotonic() - began, 4 * count
         affordable = int(seconds * min(count // 4, len(texts)) / taken)
         return max(FEWEST_TEXTS, affordable * VALIDATED_SHARE // (VALIDATED_SHARE + 1))
-
-    def ship(self, chosen: Tried, output: Path) -> dict[str, Any]:
-        """The graph that is shipped, with its real size and speed; weights alone where no graph can be made."""
-        candidate = chosen.candidate
-        if candidate.milliseconds is None:
-            return {"bytes": candidate.bytes}
-        texts = [text.text for text in islice(self.corpus.validation(), CALIBRATION_TEXTS)]
-        texts = (
-            texts
-            if len(texts) == CALIBRATION_TEXTS
-            else [text.text for text in islice(self.corpus.train(), CALIBRATION_TEXTS)]
-        )
-        weight = export_graph(output, candidate.precision, calibrate=texts, progress=self.progress)
-        return {
-            "bytes": candidate.bytes if candidate.precision == "float32" else weight,
-            "milliseconds": time_queries([output])[0],
-        }
-
-    def _open(self, model: str) -> SentenceTransformer:
-        return load(model, trust_remote_code=self.trust_remote_code)
 
 
 def computed_as(precision: Precision) -> Precision:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -14,9 +14,10 @@ import torch
 
 from trundle.artifact import read_lineage
 from trundle.data.corpus import Corpus
+from trundle.errors import BadInput, BadModel, ImpossibleCut, UserError
 from trundle.pipeline import compress
 from trundle.planner.halving import Timetable
-from trundle.planner.outcome import Tried
+from trundle.planner.outcome import REFUSED, Tried
 from trundle.progress import Progress
 from trundle.recipe import Recipe, parse_recipe
 from trundle.runs import Run
@@ -27,6 +28,8 @@ CPU_PACE = {"batch_size": 16, "warmup": 20}
 
 HOPELESS = 1.25
 """One that is so many times as far from the teacher as the leader is not tried again."""
+REFUSALS = (ImpossibleCut, BadInput, BadModel)
+"""How a step says that a candidate can't be made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,37 +48,66 @@ class Trials:
     def contest(self, tried: Sequence[Tried], timetable: Timetable, *, until: float) -> list[Tried]:
         """Round by round the better half goes on, but nothing hopeless; best first, those that were dropped behind.
 
-        A trial also takes time to read and to cut. When the clock has reached `until` no other is begun, and the best of the
-        round so far is the winner.
+        One that a step refuses makes room for the next, and keeps the step's sentence; it is the end only where all are
+        refused. A trial also takes time to read and to cut. When the clock has reached `until` no other is begun, and the
+        best of the round so far is the winner.
         """
         running: list[Tried] = list(tried)
         behind: list[Tried] = []
+        errors: list[UserError] = []
         for number, rung in enumerate(timetable.rungs, start=1):
-            behind = [*(_left(each, number - 1) for each in running[rung.candidates :]), *behind]
-            waiting, running = running[: rung.candidates], []
-            while waiting and not (running and time.monotonic() > until):
-                running.append(self._trial(waiting.pop(0), number - 1, rung.seconds))
+            waiting, running = running, []
+            while waiting and len(running) < rung.candidates and not (running and time.monotonic() > until):
+                one = waiting.pop(0)
+                try:
+                    running.append(self._trial(one, number - 1, rung.seconds))
+                except REFUSALS as error:
+                    errors.append(error)
+                    behind.append(self._refused(one, error))
+            late = len(running) < rung.candidates
+            behind = [*(_left(each, late=late) for each in waiting), *behind]
+            if not running:
+                break
             running.sort(key=lambda each: each.distances[-1])
-            best = running[0]
-            reach = HOPELESS * best.distances[-1]
+            leader = running[0]
+            reach = HOPELESS * leader.distances[-1]
             lost = [each for each in running if each.distances[-1] > reach]
             running = running[: len(running) - len(lost)]
-            behind = [
-                *(_left(each, number) for each in lost),
-                *(_left(each, number - 1) for each in waiting),
-                *behind,
-            ]
+            behind = [*(_left(each) for each in lost), *behind]
             self.progress.say(
-                f"round {number}: {best.candidate.name} leads at a distance of {best.distances[-1]:.4f}"
+                f"round {number}: {leader.candidate.name} leads at a distance of {leader.distances[-1]:.4f}"
             )
             if len(running) == 1 or time.monotonic() > until:
                 break
-        last = len(running[0].distances)
-        return [
-            replace(running[0], outcome="chosen"),
-            *(_left(each, last) for each in running[1:]),
-            *behind,
-        ]
+        found = sorted([*(_left(each) for each in running), *behind], key=_standing)
+        best = next((each for each in found if not each.refused), None)
+        if best is None:
+            raise errors[0]
+        return [replace(best, outcome="chosen"), *(each for each in found if each is not best)]
+
+    def finish_best(
+        self,
+        ranked: Sequence[Tried],
+        seconds: Callable[[], float],
+        output: str | Path,
+        *,
+        replace_output: bool,
+        pair: bool,
+    ) -> tuple[Run, list[Tried]]:
+        """Finish the first that no step refuses, in the time there is then; also the ranking as it is after that."""
+        waiting, refused = [each for each in ranked if not each.refused], []
+        errors: list[UserError] = []
+        while waiting:
+            best = waiting.pop(0)
+            try:
+                run = self.finish(best, seconds(), output, replace_output=replace_output, pair=pair)
+            except REFUSALS as error:
+                errors.append(error)
+                refused.append(self._refused(best, error))
+                continue
+            rest = [*waiting, *refused, *(each for each in ranked if each.refused)]
+            return run, [replace(best, outcome="chosen"), *sorted(rest, key=_standing)]
+        raise errors[0]
 
     def finish(
         self,
@@ -128,6 +160,10 @@ class Trials:
             steps=(*tried.steps, int(facts["steps"])),
         )
 
+    def _refused(self, tried: Tried, error: UserError) -> Tried:
+        self.progress.say(f"{tried.candidate.name} is {REFUSED}{error}")
+        return replace(tried, outcome=f"{REFUSED}{error}")
+
     def _recipe(self, tried: Tried, rounds: int, seconds: float) -> Recipe:
         """The cuts and the first training, or the next training of what is cut already."""
         candidate = tried.candidate
@@ -139,7 +175,8 @@ class Trials:
             align["rounding"] = "int4"
         if rounds:
             align["start"] = "keep"
-        steps = [*([] if rounds else candidate.steps()), *([] if candidate.untouched else [{"align": align}])]
+        cuts = candidate.steps(texts=self.texts if candidate.base == self.source else None)
+        steps = [*([] if rounds else cuts), *([] if candidate.untouched else [{"align": align}])]
         return parse_recipe(json.dumps({"steps": steps}), name=candidate.name)
 
     def _folder(self, tried: Tried, number: int) -> Path:
@@ -147,6 +184,13 @@ class Trials:
         return self.work / blake2b(known.encode(), digest_size=12).hexdigest()
 
 
-def _left(tried: Tried, rounds: int) -> Tried:
-    """One that goes no further after so many rounds."""
-    return replace(tried, outcome=f"dropped in round {rounds}" if tried.distances else "no time to try it")
+def _left(tried: Tried, *, late: bool = False) -> Tried:
+    """One that goes no further after the rounds it was in."""
+    if tried.distances:
+        return replace(tried, outcome=f"dropped in round {len(tried.distances)}")
+    return replace(tried, outcome="no time to try it") if late else tried
+
+
+def _standing(tried: Tried) -> int:
+    """Those that were tried come first, then those that were refused, then all others."""
+    return 1 if tried.refused else 0 if tried.distances else 2

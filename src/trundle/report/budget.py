@@ -46,7 +46,12 @@ def _block(number: int, plan: Planning) -> str:
         if tried
         else ""
     )
-    return paragraph(lead) + side_by_side([picture, f"<div>{_forecast(plan)}</div>"]) + _candidates(plan)
+    lines = [lead, *(f"{remark[:1].upper()}{remark[1:]}." for remark in plan.remarks)]
+    return (
+        "".join(map(paragraph, lines))
+        + side_by_side([picture, f"<div>{_forecast(plan)}</div>"])
+        + _candidates(plan)
+    )
 
 
 def _candidates(plan: Planning) -> str:

@@ -123,6 +123,8 @@ class Planning:
     chosen: str
     predicted: Mapping[str, float | None]
     measured: Mapping[str, float | None]
+    remarks: tuple[str, ...] = ()
+    """Where what was made is not what was asked."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,6 +104,7 @@ def _planning(content: dict[str, Any]) -> Planning:
         chosen=str(content["chosen"]),
         predicted=dict(content["predicted"]),
         measured=dict(content["measured"]),
+        remarks=tuple(str(one) for one in content.get("remarks", ())),
     )
 
 

@@ -118,7 +118,7 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
     rebuilt = options.oov == "decompose"
     tree = vocabulary.tree if rebuilt else body.NO_MERGES
     spare = options.clusters if options.oov == "cluster" else 0
-    needed = tree.with_halves(vocabulary.named | vocabulary.basic if rebuilt else vocabulary.named)
+    needed = vocabulary.least(rebuilt=rebuilt)
     if options.characters == "all":
         _check_enough(model, wanted, len(needed) + spare)
     open_places = (vocabulary.size if wanted is None else wanted) - len(needed) - spare

@@ -68,7 +68,7 @@ def list_sizes(model: SentenceTransformer, score: Score, context: Context) -> Vo
         raise BadInput("a vocabulary is judged by texts; say where they are with --data")
     vocabulary = body.read_vocabulary(model)
     tree = vocabulary.tree
-    needed = tree.with_halves(vocabulary.named | vocabulary.basic)
+    needed = vocabulary.least()
     ranking = measure.rank_tokens(
         model,
         vocabulary,

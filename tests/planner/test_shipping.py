@@ -1,0 +1,142 @@
+"""The graph may be refused; the model that was trained is never lost for it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pico import TEXTS
+from trundle.cli import budgeting
+from trundle.data import read_corpus
+from trundle.data.corpus import Corpus
+from trundle.errors import BadModel
+from trundle.measure import cost
+from trundle.model import load, weight_bytes
+from trundle.planner import compress_to_budget, halving, search, shipping
+from trundle.planner.budget import Budget
+from trundle.planner.candidates import Candidate, list_candidates
+from trundle.planner.speed import Speed
+
+pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+
+GATE = (
+    "int8 loses too much on these texts (cosine 0.9; with half of the products in float cosine 0.95), so nothing was "
+    "written; use --half, or allow more with --max-cosine-loss and --max-agreement-loss"
+)
+SPEED = Speed(fixed=0.1, attention=1e-6, mlp=1e-6)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(f"{text} {number}" for text in TEXTS for number in range(120)))
+    return read_corpus([str(texts)], seed=0)
+
+
+@pytest.fixture
+def shipped(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Budget], tuple[Candidate, Path, dict[str, Any]]]:
+    """A model whose int8 graph is refused, shipped within some limits."""
+    plain = shipping.export_graph
+
+    def refuse(folder: Path, precision: Any, **options: Any) -> int:
+        if precision == "int8":
+            raise BadModel(GATE)
+        return plain(folder, precision, **options)
+
+    monkeypatch.setattr(shipping, "export_graph", refuse)
+    output = tmp_path / "small"
+    shutil.copytree(pico_folders("bert"), output)
+    candidate = list_candidates(load(output), "pico", dimensions=32, precision="int8")[0]
+    speeds = {("pico", "float32"): SPEED, ("pico", "int8"): SPEED}
+
+    def ship(limits: Budget) -> tuple[Candidate, Path, dict[str, Any]]:
+        made = shipping.ship(candidate, output, corpus, limits=limits, speeds=speeds, progress=search.SILENT)
+        return candidate, output, made
+
+    return ship
+
+
+def test_a_float_graph_takes_the_place_of_one_that_is_refused(
+    shipped: Callable[[Budget], tuple[Candidate, Path, dict[str, Any]]],
+) -> None:
+    _, output, made = shipped(Budget(parameters=10**6))
+    assert made["bytes"] == (output / "onnx" / "model.onnx").stat().st_size
+    assert made["milliseconds"] > 0
+    assert made["no_graph"] == (
+        "there is no int8 graph: int8 loses too much on these texts (cosine 0.9; with half of the products in float "
+        "cosine 0.95); the float graph fits as well and is there instead"
+    )
+
+
+@pytest.mark.parametrize("over", ["bytes", "milliseconds"])
+def test_no_graph_is_forced_into_a_budget_it_does_not_fit(
+    over: str, shipped: Callable[[Budget], tuple[Candidate, Path, dict[str, Any]]]
+) -> None:
+    limits = Budget(bytes=100_000) if over == "bytes" else Budget(milliseconds=0.05)
+    _, output, made = shipped(limits)
+    assert not (output / "onnx").exists()
+    assert made["bytes"] == weight_bytes(output)
+    assert "the weights are there without it" in made["no_graph"]
+    assert "--half" not in made["no_graph"]
+    assert load(output).encode(["a text"]).shape == (1, 32)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One candidate, trained for a second."""
+    monkeypatch.setattr(halving, "SHORTEST_TRIAL", 0.1)
+    monkeypatch.setattr(halving, "TRIED", 1)
+    monkeypatch.setattr(search, "measure_speed", lambda *_, **__: SPEED)
+    monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_plan_is_written_before_anything_is_exported(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_short(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search, "ship", cut_short)
+    folder, output = pico_folders("bert"), tmp_path / "small"
+    words = [f"{cost(load(folder)).parameters // 2}-params"]
+    with pytest.raises(KeyboardInterrupt):
+        compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.02)
+    planning = json.loads((output / search.PLANNING_FILE).read_text())
+    assert planning["candidates"][0]["outcome"] == "chosen"
+    assert planning["measured"]["parameters"] == cost(load(output)).parameters
+    assert planning["measured"]["bytes"] is None
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_is_over_the_budget_is_told(
+    pico_folders: Callable[[str], Path],
+    corpus: Corpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(
+        search, "ship", lambda *_, **__: {"bytes": 3_000_000, "milliseconds": 99.0, "no_graph": None}
+    )
+    folder, output = pico_folders("bert"), tmp_path / "small"
+    words = [f"{cost(load(folder)).parameters // 2}-params", "2MB", "50ms"]
+    outcome = compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.02)
+    told = (
+        "the file has 3 MB, over the budget of 2 MB",
+        "a query takes 99 ms, over the budget of 50 ms",
+    )
+    assert outcome.remarks == told
+    assert json.loads((output / search.PLANNING_FILE).read_text())["remarks"] == list(told)
+    budgeting.show(outcome)
+    assert "A query takes 99 ms, over the budget of 50 ms." in capsys.readouterr().out
+    untimed = replace(outcome, bytes=1, milliseconds=None, no_graph="there is no graph")
+    assert untimed.remarks == ("there is no graph", "no query was timed, so 50 ms a query is not proven")
