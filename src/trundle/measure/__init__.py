@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from trundle.lazy import lazy
 
 if TYPE_CHECKING:
+    from trundle.measure.clusters import nearest as nearest
+    from trundle.measure.clusters import representatives as representatives
     from trundle.measure.costs import Cost as Cost
     from trundle.measure.costs import PartCost as PartCost
     from trundle.measure.costs import cost as cost
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from trundle.measure.savings import list_savings as list_savings
     from trundle.measure.token_choice import best_tokens as best_tokens
     from trundle.measure.token_choice import passed_down as passed_down
-    from trundle.measure.token_clusters import nearest as nearest
-    from trundle.measure.token_clusters import representatives as representatives
     from trundle.measure.token_counts import TokenCounts as TokenCounts
     from trundle.measure.token_counts import count_tokens as count_tokens
     from trundle.measure.token_counts import spilling as spilling
@@ -65,8 +65,8 @@ __getattr__ = lazy(
         "list_savings": "savings",
         "best_tokens": "token_choice",
         "passed_down": "token_choice",
-        "nearest": "token_clusters",
-        "representatives": "token_clusters",
+        "nearest": "clusters",
+        "representatives": "clusters",
         "TokenCounts": "token_counts",
         "count_tokens": "token_counts",
         "spilling": "token_counts",
