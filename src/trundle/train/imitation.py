@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -23,7 +23,6 @@ from trundle.model.surgery import transformer_of
 from trundle.train.losses import Heads, distilbert, minilm, tinybert, uniform_layers
 
 Imitation = Literal["distilbert", "minilm", "tinybert"]
-IMITATIONS: tuple[Imitation, ...] = get_args(Imitation)
 
 Outputs = Mapping[str, Any]
 """What a SentenceTransformer's forward gives."""
