@@ -21,7 +21,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from trundle.train import Batches, ByLength, TrainSettings, leaf, tokenised, train
+from trundle.model.tokenise import make_tokeniser
+from trundle.train import Batches, ByLength, TrainSettings, leaf, train
 
 Batch = tuple[dict[str, Any], Tensor]
 WORDS = ("shrink", "any", "text", "embedding", "model", "and", "keep", "your", "index")
@@ -65,9 +66,12 @@ def some_batches(model: SentenceTransformer, options: argparse.Namespace, seed: 
     ]
     width = model.get_embedding_dimension() or 0
     targets = torch.from_numpy(rng.normal(size=(len(texts), width)).astype(np.float32))
-    features = tokenised(model, texts)
+    tokenise = make_tokeniser(model)
     order = ByLength([len(text) for text in texts], batch_size=options.batch_size)
-    return Batches(order=order, load=lambda indices: (features(indices), targets[indices]))
+    return Batches(
+        order=order,
+        load=lambda indices: (tokenise([texts[index] for index in indices]), targets[indices]),
+    )
 
 
 def loss_of(model: SentenceTransformer, batch: Batch) -> Tensor:

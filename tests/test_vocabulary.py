@@ -46,6 +46,7 @@ from trundle.model import (
     save,
     token_vectors,
 )
+from trundle.progress import Silent
 from trundle.recipe import make_options
 from trundle.steps.catalogue import STEPS
 from trundle.steps.contract import Applied, Context
@@ -238,6 +239,13 @@ def test_every_score_keeps_what_was_asked_for(family: str, score: str, pico_mode
     assert applied.facts["tokens_per_text_after"] >= applied.facts["tokens_per_text_before"]
 
 
+@pytest.mark.parametrize(("fraction", "kept"), [("75%", 300), ("5/7", 285), (0.9, 360)])
+def test_a_share_of_the_tokens_is_exact(fraction: object, kept: int, pico_model: Models) -> None:
+    plan, applied = run(pico_model("llama"), {"fraction": fraction, "score": "random"})
+    assert plan.of == 400
+    assert len(plan.kept) == len(applied.model.tokenizer) == kept
+
+
 @pytest.mark.parametrize("score", ["cluster", "random"])
 def test_scores_that_need_no_texts(score: str, pico_model: Models) -> None:
     plan, _ = run(pico_model("gpt2"), {"keep": 300, "score": score}, texts=None)
@@ -385,6 +393,32 @@ def test_maps_give_what_the_original_gives_for_the_mapped_tokens(
     assert TOOL.forecast(model, plan).as_json() == cost(small).as_json()
 
 
+@pytest.mark.parametrize("oov", ["cluster", "unk"])
+def test_maps_say_how_much_of_held_out_texts_is_misread(oov: str, pico_model: Models) -> None:
+    """Counted by hand, token by token."""
+    model, said = pico_model("xlm-roberta"), []
+    texts = [*pico.TEXTS[:3], "東京 ☃"]
+
+    class Told(Silent):
+        def say(self, line: str) -> None:
+            said.append(line)
+
+    context = Context(original=model, corpus=corpus(pico.TEXTS, texts), seed=5, progress=Told())
+    plan = TOOL.plan(model, make_options(TOOL, {"keep": 60, "oov": oov, "clusters": 5}), context)
+    facts = TOOL.apply(model, plan, context).facts
+    vocabulary = read_vocabulary(model)
+    ids = [n for text in texts for n in vocabulary.backend.encode(text, add_special_tokens=False).ids]
+    gone = sum(number not in plan.kept for number in ids) / len(ids)
+    unknown = ids.count(vocabulary.unknown) / len(ids)
+    assert gone > 0
+    assert unknown > 0
+    assert facts["tokens_per_text_after"] == facts["tokens_per_text_before"] == len(ids) / len(texts)
+    assert facts["unknown_share_before"] == pytest.approx(unknown, abs=1e-6)
+    assert facts["unknown_share_after"] == pytest.approx(unknown + gone * (oov == "unk"), abs=1e-6)
+    assert facts["stand_in_share"] == pytest.approx(gone * (oov == "cluster"), abs=1e-6)
+    assert f"{gone if oov == 'cluster' else 0:.2%} of them read as a stand-in" in said[-1]
+
+
 def test_a_traced_graph_contains_the_map(pico_model: Models) -> None:
     model = pico_model("bert")
     _, applied = run(model, {"keep": 60, "oov": "unk"})
@@ -460,7 +494,12 @@ def test_mapped_models_can_be_cut_and_aligned_but_not_mapped_twice(pico_model: M
     [
         ({}, "say how much to keep"),
         ({"keep": 100, "parameters": "90%"}, "give one of them"),
-        ({"keep": 100, "score": "seen"}, "leave keep and parameters out"),
+        ({"fraction": "50%", "parameters": "90%"}, "fraction and parameters say the same thing"),
+        ({"keep": 100, "fraction": "50%"}, "give one of them"),
+        ({"keep": 100, "score": "seen"}, "leave keep out"),
+        ({"fraction": "50%", "score": "seen"}, "leave fraction out"),
+        ({"fraction": "0%"}, "share of tokens to keep must be over 0 and at most 1"),
+        ({"fraction": "1%"}, "keep at least 76"),
         ({"parameters": "0%"}, "over 0 and at most 1"),
         ({"parameters": "150%"}, "over 0 and at most 1"),
         ({"keep": 10}, "keep at least 76, which is 87.8% of the parameters"),
@@ -473,6 +512,23 @@ def test_impossible_wishes_say_what_is_possible(
 ) -> None:
     with pytest.raises(ImpossibleCut, match=says):
         run(pico_model("bert"), options)
+
+
+@pytest.mark.parametrize("texts", [None, pico.TEXTS])
+@pytest.mark.parametrize("oov", ["decompose", "cluster", "unk"])
+def test_the_least_is_checked_with_and_without_texts(
+    texts: Sequence[str] | None, oov: str, pico_model: Models
+) -> None:
+    with pytest.raises(ImpossibleCut, match="keep at least"):
+        run(pico_model("bert"), {"keep": 3, "score": "random", "oov": oov}, texts=texts)
+
+
+def test_characters_that_occur_are_only_known_with_texts(pico_model: Models) -> None:
+    wish = {"keep": 20, "score": "random", "characters": "seen"}
+    with pytest.raises(BadInput, match="characters: seen looks at texts"):
+        run(pico_model("bert"), wish, texts=None)
+    with pytest.raises(ImpossibleCut, match="keep at least"):
+        run(pico_model("bert"), wish)
 
 
 def test_the_least_that_is_named_is_possible(pico_model: Models) -> None:

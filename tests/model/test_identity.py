@@ -28,6 +28,28 @@ def test_a_copy_is_the_same_model_and_a_changed_one_is_not(pico_folders: Callabl
     assert model_digest(one) != model_digest(four)
 
 
+def test_prompts_are_a_part_of_who_a_model_is(pico_folders: Callable[[str], Path]) -> None:
+    """In whatever order they are named."""
+    folder = str(pico_folders("bert"))
+    plain = SentenceTransformer(folder, device="cpu")
+    asking, again, other = (
+        SentenceTransformer(folder, device="cpu", prompts=prompts)
+        for prompts in (
+            {"query": "find: ", "document": "text: "},
+            {"document": "text: ", "query": "find: "},
+            {"query": "search: ", "document": "text: "},
+        )
+    )
+    assert model_digest(asking) == model_digest(again)
+    assert len({model_digest(model) for model in (plain, asking, other)}) == 3
+
+
+def test_a_saved_model_is_the_same_one(pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
+    model = SentenceTransformer(str(pico_folders("bert")), device="cpu", prompts={"query": "find: "})
+    model.save_pretrained(str(tmp_path / "saved"))
+    assert model_digest(SentenceTransformer(str(tmp_path / "saved"), device="cpu")) == model_digest(model)
+
+
 def test_settings_that_change_vectors_change_the_digest(
     pico_model: Callable[[str], SentenceTransformer],
 ) -> None:

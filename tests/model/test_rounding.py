@@ -97,6 +97,22 @@ def test_a_model_that_learned_on_the_grid_is_written_without_loss(family: str, t
     assert cost(small).int4_file_bytes == run.after.int4_file_bytes
 
 
+def test_a_static_model_is_refused_by_the_step_and_by_export(tmp_path: Path) -> None:
+    """Nothing can be made of its grid, so nobody shall wait for it to learn there."""
+    folder = tmp_path / "teacher"
+    pico.model("bert", str(tmp_path / "backbone"), **WIDE).save_pretrained(str(folder))
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    corpus = read_corpus([str(tmp_path / "texts.txt")], seed=0)
+    compress(str(folder), single(STEPS["depth"], {"keep": 0}), output=tmp_path / "static", corpus=corpus)
+    options = {"steps": 3, "batch_size": 8, "rounding": "int4", "teacher": str(folder)}
+    with pytest.raises(BadInput, match=r"static model can't be exported.*leave rounding out"):
+        compress(
+            str(tmp_path / "static"), single(STEPS["align"], options), output=tmp_path / "x", corpus=corpus
+        )
+    with pytest.raises(BadModel, match="static model has no layers"):
+        export_model(str(tmp_path / "static"), to="onnx", size="int4", calibrate=TEXTS)
+
+
 def test_what_has_not_learned_on_the_grid_is_refused_with_the_mend(tmp_path: Path) -> None:
     pico.model("bert", str(tmp_path / "backbone"), **WIDE).save_pretrained(str(tmp_path / "model"))
     with pytest.raises(BadModel, match="--rounding int4"):

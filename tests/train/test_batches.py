@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trundle.errors import BadInput
-from trundle.train.batches import Batches, ByLength, Indices, load_pieces, share
+from trundle.train.batches import Batches, ByLength, Indices, load_part, share
 
 LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=400)
 
@@ -39,34 +39,24 @@ def test_a_batch_depends_on_seed_and_number_alone(batch_size: int, seed: int, nu
     assert {number: jumping.batch(number).tolist() for number in numbers} == dict(enumerate(expected))
 
 
-@given(size=st.integers(1, 64), pieces=st.integers(1, 4), processes=st.integers(1, 4))
-def test_shares_are_disjoint_and_complete(size: int, pieces: int, processes: int):
+@given(size=st.integers(1, 64), processes=st.integers(1, 8))
+def test_shares_are_disjoint_and_complete(size: int, processes: int):
     batch = np.arange(100, 100 + size)
-    if size < pieces * processes:
+    if size < processes:
         with pytest.raises(BadInput, match="larger batch"):
-            share(batch, piece=0, pieces=pieces, rank=0, processes=processes)
+            share(batch, rank=0, processes=processes)
         return
-    shares = [
-        share(batch, piece=piece, pieces=pieces, rank=rank, processes=processes)
-        for piece in range(pieces)
-        for rank in range(processes)
-    ]
+    shares = [share(batch, rank=rank, processes=processes) for rank in range(processes)]
     assert all(len(part) for part in shares)
     assert sorted(np.concatenate(shares).tolist()) == batch.tolist()
 
 
-@given(size=st.integers(6, 64), pieces=st.integers(1, 3), processes=st.integers(1, 2))
-def test_weighted_means_of_the_pieces_are_the_mean_of_the_batch(size: int, pieces: int, processes: int):
+@given(size=st.integers(6, 64), processes=st.integers(1, 4))
+def test_weighted_means_of_the_parts_are_the_mean_of_the_batch(size: int, processes: int):
     values = np.random.default_rng(size).normal(size=size)
     batches = Batches(order=ByLength(np.ones(size), batch_size=size), load=lambda texts: values[texts].mean())
-    by_process = [
-        sum(
-            mean * weight
-            for mean, weight in load_pieces(batches, 0, pieces=pieces, rank=rank, processes=processes).pieces
-        )
-        for rank in range(processes)
-    ]
-    assert np.mean(by_process) == pytest.approx(values.mean())
+    loaded = [load_part(batches, 0, rank=rank, processes=processes) for rank in range(processes)]
+    assert np.mean([each.part * each.weight for each in loaded]) == pytest.approx(values.mean())
 
 
 def test_epochs_and_seeds_differ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -264,18 +265,20 @@ def test_a_resumed_run_ends_with_the_same_bits(pico_model: PicoModel, tmp_path: 
         adapted = add_adapters(model, Lora(rank=4, alpha=8, dropout=0.2), seed=1) if lora else None
         task = contrast(model, some_examples(40), mini_batch=4)
 
-        def stop(step: int) -> None:
-            if step == stop_at:
+        steps = itertools.count(1)
+
+        def objective(batch: Any) -> Tensor:
+            if next(steps) == stop_at:
                 raise KeyboardInterrupt
+            return task.objective(batch)
 
         train(
             model,
-            task.objective,
+            objective,
             task.batches,
             settings,
             folder=tmp_path / name,
             resume=True,
-            after_step=stop,
         )
         return {
             name: weight.detach()

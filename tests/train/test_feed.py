@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
@@ -12,7 +11,8 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import pico
 from trundle.errors import BadInput, BadModel
-from trundle.train.batches import AHEAD, Feed, tokenised
+from trundle.model.tokenise import check_fast_tokenizer, make_tokeniser
+from trundle.train.batches import AHEAD, Feed
 
 TEXTS = [*pico.TEXTS, "", " ", "word " * 500, "a\tb\nc"]
 
@@ -52,9 +52,9 @@ def test_an_error_in_loading_reaches_the_training():
 
 
 def check(model: SentenceTransformer) -> None:
-    load = tokenised(model, TEXTS)
-    for indices in ([0], [3, 1, 9], list(range(len(TEXTS)))):
-        ours, theirs = load(np.array(indices)), model.preprocess([TEXTS[index] for index in indices])
+    tokenise = make_tokeniser(model)
+    for texts in (TEXTS[:1], [TEXTS[3], TEXTS[1], TEXTS[9]], TEXTS):
+        ours, theirs = tokenise(texts), model.preprocess(texts)
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():
             assert torch.equal(ours[name], value) if torch.is_tensor(value) else ours[name] == value, name
@@ -67,9 +67,9 @@ def test_tokens_are_those_of_the_model(
     """By the short cut, which every family can take: without it the model would be asked again."""
     model = pico_model(family)
     check(model)
-    load = tokenised(model, TEXTS)
+    tokenise = make_tokeniser(model)
     monkeypatch.setattr(model, "preprocess", None)
-    assert load(np.array([0, 1]))["input_ids"].shape[0] == 2
+    assert tokenise(TEXTS[:2])["input_ids"].shape[0] == 2
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -97,9 +97,9 @@ def test_the_models_own_tokenizer_is_left_as_it_was(tmp_path: Path):
     model = pico.model("bert", str(tmp_path))
     model.encode(["a text"])
     before = model.tokenizer.backend_tokenizer.to_str()
-    load = tokenised(model, TEXTS)
+    tokenise = make_tokeniser(model)
     model.encode(["a text"])
-    load(np.array([0, 9]))
+    tokenise([TEXTS[0], TEXTS[9]])
     assert model.tokenizer.backend_tokenizer.to_str() == before
 
 
@@ -107,4 +107,4 @@ def test_a_slow_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     model = pico.model("bert", str(tmp_path))
     monkeypatch.setattr(type(model.tokenizer), "is_fast", False)
     with pytest.raises(BadModel, match=r"tokenizer\.json"):
-        tokenised(model, ["a"])
+        check_fast_tokenizer(model)

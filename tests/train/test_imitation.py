@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import get_args
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import pico
 from trundle.errors import BadInput
 from trundle.model import Cut, cut
 from trundle.model.surgery import transformer_of
-from trundle.train.imitation import IMITATIONS, Imitator, Inside, check_imitation
+from trundle.train.imitation import Imitation, Imitator, Inside, check_imitation
 from trundle.train.losses import uniform_layers
 
 
@@ -60,7 +61,7 @@ def test_scores_are_the_ones_bert_turns_into_attention(pico_model):
         torch.testing.assert_close(ours, attention[block])
 
 
-@pytest.mark.parametrize("name", IMITATIONS)
+@pytest.mark.parametrize("name", get_args(Imitation))
 @pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert", "qwen2", "phi3", "gpt2"])
 def test_the_teacher_itself_has_nothing_to_learn_and_a_part_of_it_has(name, family, pico_model):
     teacher = pico_model(family)

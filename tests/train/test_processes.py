@@ -60,7 +60,7 @@ def learn_from_shares(net: Net, rank: int, processes: int) -> TrainResult:
         weights=(1.0, 2.0),
     )
     assert batches.order.per_epoch == 1
-    settings = TrainSettings(steps=20, learning_rate=1e-2, dropout=False, accumulate=3, validate_every=5)
+    settings = TrainSettings(steps=20, learning_rate=1e-2, dropout=False, validate_every=5)
 
     def objective(batch: Batch) -> Tensor:
         return (net(batch[0]) - batch[1]).norm(dim=1).mean()
@@ -83,7 +83,6 @@ def learn(net: Net, folder: Path, *, dropout: bool, resume: bool = False) -> Tra
         steps=30,
         learning_rate=1e-2,
         dropout=dropout,
-        accumulate=2,
         validate_every=9,
         checkpoint_every=10,
         record_every=1,

@@ -12,7 +12,7 @@ import torch
 import pico
 from trundle.data import Text, build_targets
 from trundle.embedder import plain
-from trundle.train import resident
+from trundle.train import alignment, resident
 from trundle.train.alignment import _loader
 from trundle.train.resident import fits, make_resident
 
@@ -43,6 +43,27 @@ def test_a_resident_batch_is_the_batch_that_is_read(family, pico_model, targets,
         for name, value in features.items():
             assert torch.equal(value, expected[name]) if torch.is_tensor(value) else value == expected[name]
         torch.testing.assert_close(vectors, wanted)
+
+
+def test_each_process_fills_the_device_of_its_own_student(pico_model, targets, monkeypatch):
+    """Of several GPUs, the student's is asked for room and used; told by a student that says where it is."""
+    student, asked = copy.deepcopy(pico_model("bert")), []
+
+    def free(device):
+        asked.append(device)
+        return 1 << 30, 1 << 30
+
+    def make(model, targets, device, *, progress):
+        asked.append(device)
+        return make_resident(model, targets, torch.device("cpu"), progress=progress)
+
+    monkeypatch.setattr(type(student), "device", torch.device("cuda", 1))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free)
+    monkeypatch.setattr(alignment, "make_resident", make)
+    task = alignment.make_alignment(student, targets, None, batch_size=4)
+    assert asked == [torch.device("cuda", 1)] * 2
+    assert task.batches.load.__func__ is resident.Resident.load
 
 
 def test_only_what_surely_fits_is_held(targets):

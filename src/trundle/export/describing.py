@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from trundle.errors import BadModel
-from trundle.model import normalises
+from trundle.model import normalises, static_table
 from trundle.runtime.describe import Description
 
 TOKENIZER = "tokenizer.json"
@@ -25,6 +25,8 @@ NOT_TOKENIZING = {"padding", "truncation"}
 
 def describe(model: SentenceTransformer) -> Description:
     """Everything but the graphs."""
+    if static_table(model) is not None:
+        raise BadModel("a static model has no layers to make a graph of; use it as it is")
     if any(isinstance(module, Pooling) and not module.include_prompt for module in model) and any(
         model.prompts.values()
     ):

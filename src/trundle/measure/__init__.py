@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from trundle.lazy import lazy
 
 if TYPE_CHECKING:
+    from trundle.measure.clusters import nearest as nearest
+    from trundle.measure.clusters import representatives as representatives
     from trundle.measure.costs import Cost as Cost
     from trundle.measure.costs import PartCost as PartCost
     from trundle.measure.costs import cost as cost
@@ -20,14 +22,14 @@ if TYPE_CHECKING:
     from trundle.measure.savings import list_savings as list_savings
     from trundle.measure.token_choice import best_tokens as best_tokens
     from trundle.measure.token_choice import passed_down as passed_down
-    from trundle.measure.token_clusters import nearest as nearest
-    from trundle.measure.token_clusters import representatives as representatives
     from trundle.measure.token_counts import TokenCounts as TokenCounts
     from trundle.measure.token_counts import count_tokens as count_tokens
     from trundle.measure.token_counts import spilling as spilling
     from trundle.measure.token_counts import tokenised as tokenised
     from trundle.measure.token_lengths import Lengths as Lengths
+    from trundle.measure.token_lengths import Misread as Misread
     from trundle.measure.token_lengths import compare_lengths as compare_lengths
+    from trundle.measure.token_lengths import find_misread as find_misread
     from trundle.measure.token_ranking import Ranking as Ranking
     from trundle.measure.token_ranking import held_out_texts as held_out_texts
     from trundle.measure.token_ranking import rank_tokens as rank_tokens
@@ -63,14 +65,16 @@ __getattr__ = lazy(
         "list_savings": "savings",
         "best_tokens": "token_choice",
         "passed_down": "token_choice",
-        "nearest": "token_clusters",
-        "representatives": "token_clusters",
+        "nearest": "clusters",
+        "representatives": "clusters",
         "TokenCounts": "token_counts",
         "count_tokens": "token_counts",
         "spilling": "token_counts",
         "tokenised": "token_counts",
         "Lengths": "token_lengths",
+        "Misread": "token_lengths",
         "compare_lengths": "token_lengths",
+        "find_misread": "token_lengths",
         "Ranking": "token_ranking",
         "held_out_texts": "token_ranking",
         "rank_tokens": "token_ranking",

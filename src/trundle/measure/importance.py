@@ -2,7 +2,7 @@
 
 One forward pass. A neuron or value dimension counts by how large it is on average, times the length of the weights that
 read it; a query dimension by its size times that of the key dimension it is multiplied with; a hidden dimension by its
-size after each norm, each norm counting the same.
+size after each norm, each norm counting the same. Padding counts for nothing, so it does not matter which texts are read together.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def measure_importance(
     flows = _Flows()
     hooks = _watch(backbone, layout, flows)
     try:
-        _run(model, texts, progress)
+        _run(model, texts, flows, progress)
     finally:
         for hook in hooks:
             hook.remove()
@@ -92,14 +92,16 @@ def measure_importance(
 
 
 @torch.inference_mode()
-def _run(model: SentenceTransformer, texts: Sequence[str], progress: Progress) -> None:
+def _run(model: SentenceTransformer, texts: Sequence[str], flows: _Flows, progress: Progress) -> None:
     was_training = model.training
     model.eval()
     ordered = sorted(texts, key=len)
     with progress.task("importance", len(ordered)) as advance:
         for start in range(0, len(ordered), BATCH):
             chosen = ordered[start : start + BATCH]
-            model(batch_to_device(model.preprocess(chosen), model.device))
+            features = batch_to_device(model.preprocess(chosen), model.device)
+            flows.real = features["attention_mask"].flatten().bool()
+            model(features)
             advance(len(chosen))
     model.train(was_training)
 
@@ -109,9 +111,12 @@ class _Flows:
 
     def __init__(self) -> None:
         self.sums: dict[tuple[str, Any], Tensor] = {}
+        self.real: Tensor | None = None
+        """Which positions of the batch at hand, one text after the other, are tokens and not padding."""
 
     def add(self, key: tuple[str, Any], states: Tensor) -> None:
-        size = states.float().abs().flatten(0, -2).sum(dim=0).double().cpu()
+        assert self.real is not None
+        size = states.flatten(0, -2)[self.real].float().abs().sum(dim=0).double().cpu()
         self.sums[key] = self.sums[key] + size if key in self.sums else size
 
 

@@ -36,6 +36,7 @@ from trundle.measure.layer_losses import (
 )
 from trundle.model.device import multiplies_bf16
 from trundle.model.layout import layout_of
+from trundle.model.limits import LONGEST
 from trundle.model.prompts import prompts_by_role
 from trundle.model.surgery import transformer_of
 from trundle.progress import SILENT, Progress
@@ -45,8 +46,6 @@ TUPLES = 1280
 BATCH = 64
 """Tuples whose texts compete with each other."""
 TEXTS_AT_ONCE = 32
-LONGEST = 512
-"""Tokens read of a text, where the model does not take fewer: the paper's own limit."""
 ROUGH = 128
 """With fewer tuples than this the curve is not to be trusted."""
 

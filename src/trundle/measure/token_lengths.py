@@ -1,4 +1,4 @@
-"""How many tokens texts take before and after a cut: what a smaller vocabulary costs in work."""
+"""How texts are read before and after a cut: in more tokens with a rebuilt tokenizer, in other ones with a map of ids."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from trundle.measure.token_counts import count_tokens, tokenised
@@ -55,3 +57,49 @@ def _length(tokenizer: Tokenizer, texts: Sequence[str], unknown: str | None) -> 
     number = None if unknown is None else tokenizer.token_to_id(unknown)
     share = 0.0 if number is None else float(counts.occurrences[number] / max(counts.tokens, 1))
     return counts.tokens / len(texts), share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misread:
+    """Texts that take as many tokens as before, some of which are now read as others."""
+
+    tokens: float
+    unknown_before: float
+    unknown_after: float
+    stand_in: float
+    """Share of the tokens that are read as another one that is known."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens:.1f} tokens per text as before, {self.stand_in:.2%} of them read as a stand-in, "
+            f"unknown {self.unknown_before:.2%} → {self.unknown_after:.2%}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines and the lineage."""
+        return {
+            "tokens_per_text_before": round(self.tokens, 3),
+            "tokens_per_text_after": round(self.tokens, 3),
+            "unknown_share_before": round(self.unknown_before, 6),
+            "unknown_share_after": round(self.unknown_after, 6),
+            "stand_in_share": round(self.stand_in, 6),
+        }
+
+
+def find_misread(
+    tokenizer: Tokenizer, texts: Sequence[str], stands_for: Sequence[int], *, unknown: int | None
+) -> Misread:
+    """The texts' tokens, without special ones, by what each is read as: `stands_for` has an id for every id."""
+    counts = count_tokens(tokenised(tokenizer, texts), len(stands_for))
+    ends, total = np.asarray(stands_for), max(counts.tokens, 1)
+    other, lost = ends != np.arange(len(ends)), ends == (-1 if unknown is None else unknown)
+
+    def share(chosen: NDArray[np.bool_]) -> float:
+        return float(counts.occurrences[chosen].sum() / total)
+
+    return Misread(
+        tokens=counts.tokens / len(texts),
+        unknown_before=share(lost & ~other),
+        unknown_after=share(lost),
+        stand_in=share(other & ~lost),
+    )

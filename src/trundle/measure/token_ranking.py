@@ -12,9 +12,9 @@ from sentence_transformers import SentenceTransformer
 from trundle.data.corpus import Corpus
 from trundle.data.sampling import distinct, sample
 from trundle.errors import BadInput
+from trundle.measure.clusters import representatives
 from trundle.measure.score_names import Score
 from trundle.measure.token_choice import passed_down
-from trundle.measure.token_clusters import representatives
 from trundle.measure.token_counts import TokenCounts, count_tokens, spilling, tokenised
 from trundle.measure.token_scores import attention_scores, tfidf_scores
 from trundle.model.merge_tree import MergeTree

@@ -1,4 +1,4 @@
-"""Who a model is, by what decides its vectors: weights, tokenizer and the modules' settings."""
+"""Who a model is, by what decides its vectors: weights, tokenizer, prompts and the modules' settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def model_digest(model: SentenceTransformer) -> str:
             f"{type(module).__name__}\0{json.dumps(settings, sort_keys=True, default=str)}\0{config}\n".encode()
         )
     whole.update(f"{model.max_seq_length} {model.truncate_dim} {model.default_prompt_name}\n".encode())
-    whole.update(_tokenizer(model).encode())
+    whole.update(f"{json.dumps(model.prompts, sort_keys=True)}\n".encode())
+    whole.update(tokenizer_text(model).encode())
     for name, weight in sorted(model.state_dict().items()):
         raw = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
         whole.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\n".encode())
@@ -45,7 +46,7 @@ def weights_digest(model: SentenceTransformer) -> str:
     return f"weights {whole.hexdigest()}"
 
 
-def _tokenizer(model: SentenceTransformer) -> str:
+def tokenizer_text(model: SentenceTransformer) -> str:
     """What the tokenizer does to a text; how it was last asked to pad and truncate is left out."""
     backend = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
     if not isinstance(backend, Tokenizer):

@@ -15,6 +15,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
+from trundle.errors import BadInput
 from trundle.model.anatomy import Conv1D
 from trundle.model.layout import layout_of
 from trundle.model.static import static_table
@@ -46,18 +47,23 @@ def rounded(matrix: Tensor) -> Tensor:
     return (codes * scales).flatten(-2).to(matrix.dtype)
 
 
+def check_can_round(model: SentenceTransformer) -> None:
+    """Refuse a model no graph is made of: only a graph holds four bits a weight."""
+    if static_table(model) is not None:
+        raise BadInput(
+            "a static model can't be exported, so an int4 file will not hold it; leave rounding out"
+        )
+
+
 def grid_weights(model: SentenceTransformer) -> list[tuple[nn.Parameter, bool]]:
     """The token table and every matrix that is multiplied by, each with whether its inputs lie along the first axis."""
     found: list[tuple[nn.Parameter, bool]] = []
-    if (table := static_table(model)) is not None:
-        found.append((table.weight, False))
-    else:
-        backbone = transformer_of(model).model
-        for parameter in layout_of(backbone).parameters:
-            looked_up = len(parameter.axes) == 2 and parameter.axes[0] == "vocab"
-            if looked_up or (parameter.multiplies and parameter.part != "pooler"):
-                weight = backbone.get_parameter(parameter.name)
-                found.append((weight, isinstance(parameter.member, Conv1D)))
+    backbone = transformer_of(model).model
+    for parameter in layout_of(backbone).parameters:
+        looked_up = len(parameter.axes) == 2 and parameter.axes[0] == "vocab"
+        if looked_up or (parameter.multiplies and parameter.part != "pooler"):
+            weight = backbone.get_parameter(parameter.name)
+            found.append((weight, isinstance(parameter.member, Conv1D)))
     for module in list(model)[1:]:
         found += [(weight, False) for weight in module.parameters() if weight.ndim == 2]
     return [
@@ -69,8 +75,6 @@ def grid_weights(model: SentenceTransformer) -> list[tuple[nn.Parameter, bool]]:
 
 def token_rows(model: SentenceTransformer) -> int:
     """How many rows the token table has."""
-    if (table := static_table(model)) is not None:
-        return table.num_embeddings
     return layout_of(transformer_of(model).model).sizes["vocab"]
 
 

@@ -24,9 +24,9 @@ import trundle.measure as measure
 import trundle.model as body
 import trundle.train as train
 from trundle.errors import BadInput
+from trundle.steps.align_extras import calibration, watch_margin
 from trundle.steps.align_options import AlignOptions
 from trundle.steps.align_texts import RIDGE_TEXTS, augmentations, counts, targets_for
-from trundle.steps.besides import calibration, watch_margin
 from trundle.steps.contract import Applied, Context, Plan, Step
 from trundle.steps.learning import learn
 from trundle.steps.teacher import find_teacher
@@ -57,7 +57,8 @@ class AlignPlan(Plan):
         if asked.steps == 0:
             how = "in closed form"
         elif asked.minutes is not None:
-            how = f"training for {asked.minutes:g} minutes"
+            most = "" if asked.steps is None else f", at most {asked.steps} steps"
+            how = f"training for {asked.minutes:g} minutes{most}"
         else:
             how = f"training for {asked.steps or f'{CYCLES} × {EPOCHS} epochs'}{' steps' if asked.steps else ''}"
         return f"{self.inputs} → {self.outputs} into the space of {self.teacher}, {how}"
@@ -79,6 +80,8 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
         train.check_compiler()
         if body.static_table(model) is not None:
             raise BadInput("a static model has no layers to compile; leave compile out")
+    if options.rounding == "int4":
+        body.check_can_round(model)
     if options.steps != 0:
         body.check_prompts_are_pooled(model, teacher.prompts)
     if options.loss != "leaf":

@@ -15,7 +15,6 @@ Paper: Large Language Models Are Overparameterized Text Encoders (L³Prune).
 from __future__ import annotations
 
 import json
-import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +26,8 @@ import trundle.measure as measure
 import trundle.model as body
 import trundle.train as train
 from trundle.errors import BadInput
+from trundle.model.limits import LONGEST
+from trundle.processes import process_count
 from trundle.steps.contract import Applied, Context, Options, Plan, Step
 from trundle.steps.file_prompts import FilePrompts, prompts_by_file
 from trundle.steps.learning import NOT_VALIDATED, learn
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 VALIDATION_TUPLES = 2048
 VALIDATION_SHARE = 4
 """One look costs at most this part of the training before it, counted in tuples; it has no backward pass."""
-LONGEST = 512
 LOOKS = 10
 """How often a run of known length is validated."""
 STEPS = 1000
@@ -156,7 +156,7 @@ class ContrastPlan(Plan):
 
 def plan(model: SentenceTransformer, options: ContrastOptions, context: Context) -> ContrastPlan:
     """Look at the model and the first tuples; the rest is read when training begins."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if process_count() > 1:
         raise BadInput("contrast runs in one process as yet; start it without torchrun or accelerate launch")
     if context.corpus is None:
         raise BadInput("contrast learns from labelled tuples; say where they are with --data")

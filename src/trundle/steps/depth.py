@@ -3,7 +3,7 @@
 Say how many stay (`keep`, or `fraction` to drop: floor(L·(1−p)) of L stay, computed exactly), which ones (`blocks`), or let
 the layer-loss curve say it (`pick`: the low point of the lower or of the upper half of the model, from one forward pass
 over labelled tuples). Embeddings, pooling and, in pre-norm models, the final norm stay. A number of layers means evenly spaced ones
-in an encoder, the last among them, which made the vectors; in a decoder the first ones (`order` says otherwise).
+in an encoder, from two on with the last among them, which made the vectors; in a decoder the first ones (`order` says otherwise).
 
 `keep: 0` leaves a static model, the fastest embedder there is: one vector a token, which starts as the model's own output for
 that token alone, weighed by how frequent the token is in the texts of --data, or by its rank where there are none.
@@ -100,7 +100,7 @@ def layers_left(layers: int, fraction: Fraction) -> int:
 
 
 def spread(keep: int, layers: int) -> tuple[int, ...]:
-    """Evenly spaced layers, the first and the last among them."""
+    """Evenly spaced layers, the first and the last among them; a single one is the first, which reads the embeddings."""
     gaps = max(1, keep - 1)
     return tuple((2 * number * (layers - 1) + gaps) // (2 * gaps) for number in range(keep))
 
@@ -131,7 +131,7 @@ def plan(model: SentenceTransformer, options: DepthOptions, context: Context) ->
 
 
 def _ordered(keep: int, layout: Layout, order: Literal["auto", "first", "spread"]) -> tuple[int, ...]:
-    """A decoder's last layers serve the next word, an encoder's last one makes the vectors: it should stay."""
+    """A decoder's last layers serve the next word, an encoder's last one makes the vectors: it stays if two do."""
     if order == "auto":
         order = "first" if layout.family.causal else "spread"
     return spread(keep, layout.layers) if order == "spread" else tuple(range(keep))

@@ -12,7 +12,6 @@ Paper: Words That Matter: Vocabulary Pruning in ModernBERT.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +24,8 @@ import trundle.measure as measure
 import trundle.model as body
 import trundle.train as train
 from trundle.errors import BadInput
+from trundle.model.limits import LONGEST
+from trundle.processes import process_count
 from trundle.steps.contract import Applied, Context, Options, Plan, Step
 from trundle.steps.label_reading import answers_of, classes_of
 from trundle.steps.learning import NOT_VALIDATED, Learned, learn
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 PARTS: tuple[Part, ...] = ("train", "validation", "held_out")
 EPOCHS = 3
-LONGEST = 512
 LOOKS = 10
 """How often a run of known length is validated."""
 VALIDATION_ROWS, VALIDATION_SHARE = 2048, 4
@@ -114,7 +114,7 @@ class FinetunePlan(Plan):
 
 def plan(model: SentenceTransformer, options: FinetuneOptions, context: Context) -> FinetunePlan:
     """Look at the model and at all labels."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if process_count() > 1:
         raise BadInput("finetune runs in one process as yet; start it without torchrun or accelerate launch")
     if options.steps is not None and options.epochs is not None:
         raise BadInput("steps and epochs say the same thing; give one of them")

@@ -6,6 +6,7 @@ and `unk` keep the tokenizer and map the ids instead, with a small module of our
 `align` afterwards heals what was lost.
 
     - vocabulary: {keep: 8000}
+    - vocabulary: {fraction: 25%}
     - vocabulary: {parameters: 80%, score: frequency}
     - vocabulary: {parameters: 80%, oov: cluster}
 
@@ -15,25 +16,28 @@ Paper: Vocabulary pruning for compact text encoders.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
 import trundle.measure as measure
 import trundle.model as body
-from trundle.errors import ImpossibleCut
+from trundle.errors import BadInput, ImpossibleCut
 from trundle.measure.score_names import Score
 from trundle.steps.contract import Applied, Context, ExactFraction, Options, Plan, Step
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from trundle.measure import Cost, Ranking
+    from trundle.measure import Cost, Lengths, Misread, Ranking
     from trundle.model import Vocabulary
 
 Oov = Literal["decompose", "cluster", "unk"]
+Way = Literal["keep", "fraction", "parameters"]
 
+WAYS: tuple[Way, ...] = get_args(Way)
 LOST_SHOWN = 12
 BECOMES = {
     "decompose": "the others are read as pieces",
@@ -68,6 +72,9 @@ class VocabularyOptions(Options):
     """How many tokens stay, which, and what becomes of the others."""
 
     keep: int | None = Field(None, strict=True, ge=1, description="How many tokens to keep.")
+    fraction: ExactFraction | None = Field(
+        None, description="Share of the tokens to keep instead, such as 25%."
+    )
     parameters: ExactFraction | None = Field(
         None, description="Share of all the model's parameters to keep instead, such as 80%."
     )
@@ -109,8 +116,9 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
     """Read the texts, score every token, and choose."""
     if body.has_token_map(model):
         raise ImpossibleCut("the model's tokens are mapped already; cut the model it was made from instead")
-    wanted = _wanted(model, options)
+    way = _way(options)
     vocabulary = body.read_vocabulary(model)
+    wanted = None if way is None else _wanted(model, vocabulary, way, options)
     if wanted is not None and wanted >= vocabulary.size:
         return VocabularyPlan(kept=tuple(range(vocabulary.size)), of=vocabulary.size, oov=options.oov)
     if options.oov == "unk" and vocabulary.unknown is None:
@@ -121,6 +129,11 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
     needed = vocabulary.least(rebuilt=rebuilt)
     if options.characters == "all":
         _check_enough(model, wanted, len(needed) + spare)
+    elif context.corpus is None:
+        raise BadInput(
+            "characters: seen looks at texts to know which characters occur; "
+            "say where they are with --data, or leave it out"
+        )
     open_places = (vocabulary.size if wanted is None else wanted) - len(needed) - spare
     ranking = measure.rank_tokens(
         model,
@@ -132,7 +145,7 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
         seed=context.seed,
         progress=context.progress,
     )
-    if options.characters == "seen" and ranking.counts is not None:
+    if options.characters == "seen":
         needed = tree.with_halves(needed - _absent(vocabulary, ranking))
         _check_enough(model, wanted, len(needed) + spare)
     if wanted is None:
@@ -151,25 +164,41 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
     )
 
 
-def _wanted(model: SentenceTransformer, options: VocabularyOptions) -> int | None:
-    """How many tokens to keep; None for all that occur."""
-    if options.keep is not None and options.parameters is not None:
-        raise ImpossibleCut("keep and parameters say the same thing; give one of them")
+def _way(options: VocabularyOptions) -> Way | None:
+    """Which option says how many tokens stay; None for all that occur."""
+    given = [way for way in WAYS if getattr(options, way) is not None]
     if options.score == "seen":
-        if options.keep is not None or options.parameters is not None:
+        if given:
             raise ImpossibleCut(
-                "seen keeps every token that occurs; leave keep and parameters out, or choose another score"
+                f"seen keeps every token that occurs; leave {given[0]} out, or choose another score"
             )
         return None
-    if options.keep is not None:
-        return options.keep
-    if options.parameters is None:
-        raise ImpossibleCut("say how much to keep: keep (a number of tokens) or parameters (such as 80%)")
-    if not 0 < options.parameters <= 1:
+    if not given:
         raise ImpossibleCut(
-            f"the share of parameters to keep must be over 0 and at most 1, such as 80%, not {options.parameters}"
+            "say how much to keep: keep (a number of tokens), fraction or parameters (a share of either, such as 80%)"
         )
-    return tokens_left(*_rows(model), options.parameters)
+    if len(given) > 1:
+        raise ImpossibleCut(
+            f"{given[0]} and {given[1]} say the same thing; give one of them and set the other to null"
+        )
+    return given[0]
+
+
+def _wanted(model: SentenceTransformer, vocabulary: Vocabulary, way: Way, options: VocabularyOptions) -> int:
+    """How many tokens to keep."""
+    if way == "keep":
+        assert options.keep is not None
+        return options.keep
+    share = options.fraction if way == "fraction" else options.parameters
+    assert share is not None
+    if not 0 < share <= 1:
+        what = "tokens" if way == "fraction" else "parameters"
+        raise ImpossibleCut(
+            f"the share of {what} to keep must be over 0 and at most 1, such as 80%, not {share}"
+        )
+    if way == "fraction":
+        return math.floor(share * vocabulary.size)
+    return tokens_left(*_rows(model), share)
 
 
 def tokens_left(row: int, tokens: int, rest: int, share: Fraction) -> int:
@@ -223,10 +252,17 @@ def apply(model: SentenceTransformer, plan: VocabularyPlan, context: Context) ->
     """Cut the rows, and rebuild the tokenizer or map its ids."""
     if len(plan.kept) == plan.of:
         return Applied(model=body.cut(model, body.Cut()))
+    vocabulary = body.read_vocabulary(model)
     if plan.oov == "decompose":
         small = body.cut(model, body.Cut(vocab=plan.kept))
-        return Applied(model=small, facts=_evidence(model, small, context))
-    vocabulary = body.read_vocabulary(model)
+        backend = body.read_vocabulary(small).backend
+        facts = _evidence(
+            context,
+            lambda texts: measure.compare_lengths(
+                vocabulary.backend, backend, texts, unknown=vocabulary.unknown_token
+            ),
+        )
+        return Applied(model=small, facts=facts)
     stands_for = list(range(max(vocabulary.tokens) + 1))
     gone = sorted(set(stands_for) - set(plan.kept))
     if plan.oov == "unk":
@@ -238,16 +274,20 @@ def apply(model: SentenceTransformer, plan: VocabularyPlan, context: Context) ->
         ends = [plan.representatives[place] for place in found]
     for number, end in zip(gone, ends, strict=True):
         stands_for[number] = end
-    return Applied(model=body.cut_with_map(model, plan.kept, stands_for))
+    small = body.cut_with_map(model, plan.kept, stands_for)
+    facts = _evidence(
+        context,
+        lambda texts: measure.find_misread(vocabulary.backend, texts, stands_for, unknown=vocabulary.unknown),
+    )
+    return Applied(model=small, facts=facts)
 
 
-def _evidence(model: SentenceTransformer, small: SentenceTransformer, context: Context) -> dict[str, Any]:
-    """How much longer held-out texts have become."""
+def _evidence(context: Context, look: Callable[[Sequence[str]], Lengths | Misread]) -> dict[str, Any]:
+    """How held-out texts are read now."""
     texts = measure.held_out_texts(context.corpus, seed=context.seed)
     if not texts:
         return {}
-    before, after = body.read_vocabulary(model), body.read_vocabulary(small)
-    found = measure.compare_lengths(before.backend, after.backend, texts, unknown=before.unknown_token)
+    found = look(texts)
     context.progress.say(f"vocabulary: on {len(texts):,} held-out texts {found}")
     return found.as_json()
 

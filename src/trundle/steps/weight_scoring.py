@@ -12,6 +12,7 @@ import trundle.measure as measure
 import trundle.model as body
 import trundle.train as train
 from trundle.measure.weight_names import Method
+from trundle.model.limits import LONGEST
 from trundle.steps.contract import Context
 from trundle.steps.file_prompts import prompts_by_file
 from trundle.steps.weight_options import WeightsOptions
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from trundle.model import Matrix
     from trundle.train import Gradients
 
-LONGEST = 512
 GRADIENTS_OF: dict[Method, tuple[Name, ...]] = {
     "gaprune": ("domain", "general"),
     "domain-fisher": ("domain",),

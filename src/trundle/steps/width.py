@@ -16,7 +16,6 @@ Paper: Multi-Scale Model Compression via Nested Matrix Learning (NML).
 
 from __future__ import annotations
 
-import os
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,8 +24,9 @@ from pydantic import BeforeValidator, Field
 import trundle.measure as measure
 import trundle.model as body
 from trundle.errors import BadInput, ImpossibleCut
+from trundle.model.limits import LONGEST
+from trundle.processes import process_count
 from trundle.steps.contract import Applied, Context, ExactFraction, Options, Plan, Step
-from trundle.steps.contrast import LONGEST
 from trundle.steps.depth import listed
 from trundle.steps.width_sizes import folder_name, taken_out
 from trundle.steps.width_training import nest_together
@@ -177,7 +177,7 @@ def plan(model: SentenceTransformer, options: WidthOptions, context: Context) ->
         raise BadInput(
             f"the result {options.result} is none of the widths {', '.join(map(str, widths))}; add it to them"
         )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if process_count() > 1:
         raise BadInput("width runs in one process as yet; start it without torchrun or accelerate launch")
     objective = _objective(options, context)
     select = "importance" if options.select == "auto" else options.select

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import trundle.data as data
 import trundle.model as body
 import trundle.train as train
+from trundle.model.limits import LONGEST
 from trundle.steps import align, contrast
 from trundle.steps.align_options import AlignOptions
 from trundle.steps.align_texts import targets_for
@@ -212,7 +213,7 @@ def _contrast_lesson(
         precision=asked.precision,
     )
     examples, validation = contrast.examples_for(options, context)
-    longest = asked.max_length or contrast.LONGEST
+    longest = asked.max_length or LONGEST
     wide.max_seq_length = min(wide.max_seq_length or longest, longest)
     narrow = [body.NarrowModel(wide, cut) for cut in cuts.values()]
     task = train.make_contrast(

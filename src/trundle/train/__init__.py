@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from trundle.train.batches import Batches as Batches
     from trundle.train.batches import ByLength as ByLength
     from trundle.train.batches import Order as Order
-    from trundle.train.batches import tokenised as tokenised
     from trundle.train.blocks import check_compiler as check_compiler
     from trundle.train.blocks import compiled_blocks as compiled_blocks
     from trundle.train.blocks import recomputed_blocks as recomputed_blocks
@@ -78,7 +77,6 @@ __getattr__ = lazy(
         "Batches": "batches",
         "ByLength": "batches",
         "Order": "batches",
-        "tokenised": "batches",
         "TrainResult": "loop",
         "TrainSettings": "loop",
         "train": "loop",

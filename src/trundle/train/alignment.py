@@ -76,9 +76,9 @@ def make_alignment(
         return Batches(order=order, load=load)
 
     check_fast_tokenizer(student)
-    resident = None
-    if torch.cuda.is_available() and fits(targets, torch.cuda.mem_get_info()[0]):
-        resident = make_resident(student, targets, torch.device("cuda"), progress=progress)
+    resident, device = None, student.device
+    if device.type == "cuda" and fits(targets, torch.cuda.mem_get_info(device)[0]):
+        resident = make_resident(student, targets, device, progress=progress)
     return Alignment(
         student=student,
         batches=batches(targets, (1.0, query_weight), resident),

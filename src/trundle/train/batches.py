@@ -1,7 +1,7 @@
 """Which texts go into which batch, and their loading ahead of time.
 
 The order is a pure function of the seed and the number of the batch: a resumed run asks for batch 5,000 and gets it
-without replaying the 4,999 before. A batch is what one optimizer step sees, over all processes and pieces; how many
+without replaying the 4,999 before. A batch is what one optimizer step sees, over all processes; how many
 there are of these only decides how it is cut, so the same run gives the same model on other hardware.
 """
 
@@ -14,16 +14,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trundle.errors import BadInput
-from trundle.model.tokenise import Features, check_fast_tokenizer, make_tokeniser
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
 
 Indices = NDArray[np.int64]
 B = TypeVar("B")
@@ -164,35 +160,33 @@ def sort_in_pools(texts: Indices, lengths: NDArray[np.int32], bounds: Indices) -
     return texts[np.lexsort((lengths[texts], batch_of // POOL))]
 
 
-def share(batch: Indices, *, piece: int, pieces: int, rank: int, processes: int) -> Indices:
-    """What one process takes of one piece of a batch: disjoint, and together the whole batch."""
-    if len(batch) < pieces * processes:
+def share(batch: Indices, *, rank: int, processes: int) -> Indices:
+    """What one process takes of a batch: disjoint, and together the whole batch."""
+    if len(batch) < processes:
         raise BadInput(
-            f"a batch of {len(batch)} texts can't be cut for {processes} processes and {pieces} pieces; "
+            f"a batch of {len(batch)} texts can't be cut for {processes} processes; "
             "take a larger batch or fewer of these"
         )
-    return np.array_split(batch, pieces)[piece][rank::processes]
+    return batch[rank::processes]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded(Generic[B]):
-    """One process's pieces of a batch, each with its weight in the mean over the batch, and the size of it all."""
+    """One process's part of a batch, its weight in the mean over the batch, and the size of it all."""
 
-    pieces: tuple[tuple[B, float], ...]
+    part: B
+    weight: float
     texts: int
 
 
-def load_pieces(batches: Batches[B], number: int, *, pieces: int, rank: int, processes: int) -> Loaded[B]:
-    """Load what one process needs of one batch; weights make the mean over processes and pieces the batch's mean."""
+def load_part(batches: Batches[B], number: int, *, rank: int, processes: int) -> Loaded[B]:
+    """Load what one process needs of one batch; weights make the mean over processes the batch's mean."""
     batch = batches.order.batch(number)
     size, place, sharing = len(batch), rank, processes
     if batches.size is not None:
         size, place, sharing = batches.size(number), 0, 1
-    parts = [
-        share(batch, piece=piece, pieces=pieces, rank=place, processes=sharing) for piece in range(pieces)
-    ]
-    loaded = tuple((batches.load(part), len(part) * processes / size) for part in parts)
-    return Loaded(pieces=loaded, texts=size)
+    part = share(batch, rank=place, processes=sharing)
+    return Loaded(part=batches.load(part), weight=len(part) * processes / size, texts=size)
 
 
 class Feed(Generic[B]):
@@ -230,14 +224,3 @@ class Feed(Generic[B]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
-
-
-def tokenised(model: SentenceTransformer, texts: Sequence[str]) -> Callable[[Indices], Features]:
-    """What the model takes for the texts of a batch; the texts carry their prompts already."""
-    check_fast_tokenizer(model)
-    preprocess = make_tokeniser(model)
-
-    def load(indices: Indices) -> Features:
-        return preprocess([texts[index] for index in indices])
-
-    return load

@@ -7,10 +7,9 @@ blocks. The teacher computes along with the student, so this costs what the teac
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -18,12 +17,12 @@ from torch import Tensor, nn
 
 from trundle.errors import BadInput
 from trundle.model.anatomy import terms
+from trundle.model.identity import tokenizer_text
 from trundle.model.layout import Layout, layout_of
 from trundle.model.surgery import transformer_of
 from trundle.train.losses import Heads, distilbert, minilm, tinybert, uniform_layers
 
 Imitation = Literal["distilbert", "minilm", "tinybert"]
-IMITATIONS: tuple[Imitation, ...] = get_args(Imitation)
 
 Outputs = Mapping[str, Any]
 """What a SentenceTransformer's forward gives."""
@@ -47,7 +46,7 @@ def check_same_tokens(
     student: SentenceTransformer, teacher: SentenceTransformer, what: str, instead: str
 ) -> None:
     """Refuse two models that cut texts into other tokens."""
-    if _tokenizer(student) != _tokenizer(teacher):
+    if tokenizer_text(student) != tokenizer_text(teacher):
         raise BadInput(
             f"{what} needs both models to read the same tokens, and their tokenizers differ; {instead}"
         )
@@ -162,13 +161,3 @@ def _by_head(flat: Tensor, width: int, heads: int) -> Tensor:
 
 def _layout(model: SentenceTransformer) -> Layout:
     return layout_of(transformer_of(model).model)
-
-
-def _tokenizer(model: SentenceTransformer) -> object:
-    """All that decides which tokens a text becomes."""
-    backend = getattr(model.tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return id(model)
-    described = json.loads(backend.to_str())
-    del described["truncation"], described["padding"]
-    return described

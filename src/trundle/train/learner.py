@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from trundle.errors import BadInput
 from trundle.model.device import multiplies_bf16
-from trundle.train.batches import Batches, Loaded, load_pieces
+from trundle.train.batches import Batches, Loaded, load_part
 from trundle.train.checkpoint import copies, put_back
 
 B = TypeVar("B")
@@ -88,12 +89,12 @@ class Learner(Generic[B]):
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
 
-    def load(self, batches: Batches[B], number: int, *, pieces: int) -> Loaded[B]:
+    def load(self, batches: Batches[B], number: int) -> Loaded[B]:
         """What this process needs of a batch, in memory that a GPU can fetch from by itself."""
-        loaded = load_pieces(batches, number, pieces=pieces, rank=self.rank, processes=self.processes)
+        loaded = load_part(batches, number, rank=self.rank, processes=self.processes)
         if self.device.type != "cuda":
             return loaded
-        return Loaded(pieces=recursively_apply(_pinned, loaded.pieces), texts=loaded.texts)
+        return replace(loaded, part=recursively_apply(_pinned, loaded.part))
 
     def load_all(self, batches: Batches[B]) -> list[tuple[B, int]]:
         """What this process needs of one epoch, each batch with its number of texts."""
@@ -110,15 +111,14 @@ class Learner(Generic[B]):
             self._module.train(self._dropout)
         losses = []
         with self.computing():
-            for place, (batch, weight) in enumerate(loaded.pieces, start=1):
-                on_device = send_to_device(batch, self.device, non_blocking=True)
-                for number in self._numbers:
-                    last = place == len(loaded.pieces) and number == self._numbers[-1]
-                    with nullcontext() if last else self._accelerator.no_sync(self._parallel):
-                        loss = self._parallel(on_device, number) * weight
-                        if loss.requires_grad:
-                            self._accelerator.backward(loss)
-                    losses.append(loss.detach())
+            on_device = send_to_device(loaded.part, self.device, non_blocking=True)
+            for number in self._numbers:
+                last = number == self._numbers[-1]
+                with nullcontext() if last else self._accelerator.no_sync(self._parallel):
+                    loss = self._parallel(on_device, number) * loaded.weight
+                    if loss.requires_grad:
+                        self._accelerator.backward(loss)
+                losses.append(loss.detach())
         if self._clip_norm is not None:
             self._norms.append(self._accelerator.clip_grad_norm_(self._weights, self._clip_norm))
         self._optimizer.step()

@@ -52,8 +52,7 @@ SAVED_AFTER = 120.0
 class TrainSettings:
     """How a run goes. One of `steps` and `minutes` must be given; with both, whichever is reached first.
 
-    `accumulate` cuts a batch into pieces that need less memory and give the same step. `patience` is the number of
-    validations in a row without a better one after which the run ends.
+    `patience` is the number of validations in a row without a better one after which the run ends.
     """
 
     steps: int | None = None
@@ -62,7 +61,6 @@ class TrainSettings:
     warmup: int = 0
     weight_decay: float = 0.01
     clip_norm: float | None = 1.0
-    accumulate: int = 1
     precision: Precision = "fp32"
     dropout: bool = True
     validate_every: int = 500
@@ -78,7 +76,7 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise BadInput(f"{name} is {value}; give a number above 0")
-        for name in ("accumulate", "validate_every", "checkpoint_every", "record_every"):
+        for name in ("validate_every", "checkpoint_every", "record_every"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} is {getattr(self, name)}; give at least 1")
         for name in ("warmup", "weight_decay", "seed"):
@@ -121,7 +119,6 @@ def train(
     validation: Batches[B] | None = None,
     folder: Path | None = None,
     resume: bool = False,
-    after_step: Callable[[int], None] | None = None,
     on_validation: OnValidation | None = None,
     computing: Callable[[], AbstractContextManager[None]] = nullcontext,
     progress: Progress = SILENT,
@@ -134,9 +131,9 @@ def train(
     several objectives the losses are added, with one graph in memory at a time; one that has nothing to say about a batch
     gives a loss without a graph.
     One epoch of `validation` is measured before the first step, every `validate_every` steps and at the end;
-    `on_validation(step, loss)` may then add measures to the metrics file. `after_step(step)` is called when the weights
-    have changed. Inside `computing()` the model is run, and gradients are taken, but no weight is changed by the optimizer:
-    weights may be exchanged there for others. Checkpoints and metrics go to `folder`; `resume` goes on from the last checkpoint there, if any.
+    `on_validation(step, loss)` may then add measures to the metrics file. Inside `computing()` the model is run, and
+    gradients are taken, but no weight is changed by the optimizer: weights may be exchanged there for others. Checkpoints
+    and metrics go to `folder`; `resume` goes on from the last checkpoint there, if any.
     """
     learner = Learner(
         model,
@@ -154,7 +151,6 @@ def train(
         settings=settings,
         shape=shape,
         folder=folder,
-        after_step=after_step,
         on_validation=on_validation if main else None,
         progress=progress if main else SILENT,
         clock=clock,
@@ -176,7 +172,6 @@ class _Run(Generic[B]):
     settings: TrainSettings
     shape: Shape
     folder: Path | None
-    after_step: Callable[[int], None] | None
     on_validation: OnValidation | None
     progress: Progress
     clock: Callable[[], float]
@@ -269,15 +264,13 @@ class _Run(Generic[B]):
         return learning_rate(step, self.state.steps, peak=peak, warmup=warmup, shape=self.shape)
 
     def _load(self, number: int) -> Loaded[B]:
-        return self.learner.load(self.batches, number, pieces=self.settings.accumulate)
+        return self.learner.load(self.batches, number)
 
     def _step(self, loaded: Loaded[B]) -> None:
         self.rate = self._rate(self.state.step)
         self.learner.step(loaded, self.rate)
         self.state.step += 1
         self.texts += loaded.texts
-        if self.after_step is not None:
-            self.after_step(self.state.step)
 
     def _fit(self, budget: float) -> None:
         """Set the number of steps to what the time allows, so that the learning rate still ends low."""

@@ -1,4 +1,4 @@
-"""Groups of tokens with similar embeddings, and the one token that stands for each group."""
+"""Groups of similar vectors, and the one that stands for each group: tokens of a vocabulary, or queries of a data set."""
 
 from __future__ import annotations
 

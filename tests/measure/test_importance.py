@@ -1,0 +1,31 @@
+"""What flows through a model is measured on tokens, however texts are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+import pico
+from trundle.measure import importance
+from trundle.measure.importance import Importance, measure_importance
+
+
+@pytest.mark.parametrize("family", sorted(pico.CONFIGS))
+def test_scores_do_not_depend_on_which_texts_are_read_together(
+    family: str, pico_model: Callable[[str], SentenceTransformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one there is no padding; together the shortest text is mostly padding."""
+
+    def measured(batch: int) -> Importance:
+        monkeypatch.setattr(importance, "BATCH", batch)
+        return measure_importance(pico_model(family), ["short", *pico.TEXTS])
+
+    alone, together = measured(1), measured(32)
+    for name in ("hidden", "mlp", "values", "matches"):
+        one, other = getattr(alone, name), getattr(together, name)
+        assert (one is None) == (other is None)
+        if one is not None:
+            np.testing.assert_allclose(one, other, rtol=1e-4, err_msg=name)
