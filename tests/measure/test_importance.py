@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -29,3 +30,13 @@ def test_scores_do_not_depend_on_which_texts_are_read_together(
         assert (one is None) == (other is None)
         if one is not None:
             np.testing.assert_allclose(one, other, rtol=1e-4, err_msg=name)
+
+
+def test_the_model_stands_as_it_stood(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    """A SentenceTransformer says that it trains when none of its modules does; dropout must not come on by that."""
+    model = copy.deepcopy(pico_model("bert")).eval()
+    model.training = True
+    before = [module.training for module in model.modules()]
+    measure_importance(model, pico.TEXTS)
+    assert [module.training for module in model.modules()] == before
+    assert sum(before) == 1

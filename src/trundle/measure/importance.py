@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from trundle.errors import BadInput
 from trundle.model.anatomy import Conv1D, Linear, Norm, terms
 from trundle.model.layout import Layout, layout_of
+from trundle.model.modes import dropping
 from trundle.model.reorder import Orders, may_reorder_matches
 from trundle.model.selection import by_priority
 from trundle.model.surgery import Indices, transformer_of
@@ -93,17 +94,14 @@ def measure_importance(
 
 @torch.inference_mode()
 def _run(model: SentenceTransformer, texts: Sequence[str], flows: _Flows, progress: Progress) -> None:
-    was_training = model.training
-    model.eval()
     ordered = sorted(texts, key=len)
-    with progress.task("importance", len(ordered)) as advance:
+    with dropping(model, False), progress.task("importance", len(ordered)) as advance:
         for start in range(0, len(ordered), BATCH):
             chosen = ordered[start : start + BATCH]
             features = batch_to_device(model.preprocess(chosen), model.device)
             flows.real = features["attention_mask"].flatten().bool()
             model(features)
             advance(len(chosen))
-    model.train(was_training)
 
 
 class _Flows:

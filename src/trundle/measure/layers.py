@@ -37,6 +37,7 @@ from trundle.measure.layer_losses import (
 from trundle.model.device import multiplies_bf16
 from trundle.model.layout import layout_of
 from trundle.model.limits import LONGEST
+from trundle.model.modes import dropping
 from trundle.model.prompts import prompts_by_role
 from trundle.model.surgery import transformer_of
 from trundle.progress import SILENT, Progress
@@ -178,21 +179,9 @@ def _pooled(model: SentenceTransformer, texts: list[str], prompt: str, *, bf16: 
             found.append(pool(state, pooled, weights))
 
     computing = torch.autocast(device, dtype=torch.bfloat16, enabled=bf16)
-    with torch.inference_mode(), _without_dropout(model), _tapped(model, keep), computing:
+    with torch.inference_mode(), dropping(model, False), _tapped(model, keep), computing:
         model[0](features)
     return torch.stack(found)
-
-
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """While the block runs no module trains; afterwards each does what it did."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextmanager

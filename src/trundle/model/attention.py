@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from trundle.errors import BadModel
 from trundle.model.layout import layout_of
+from trundle.model.modes import dropping
 from trundle.model.surgery import Cut, cut_backbone, transformer_of, with_modules
 
 ENTRY = "is_causal"
@@ -37,14 +38,12 @@ def with_both_ways(model: SentenceTransformer) -> SentenceTransformer:
 
 def looks_both_ways(backbone: PreTrainedModel) -> bool:
     """Whether the first token's state depends on the last token, tried out with and without padding."""
-    was_training = backbone.training
-    backbone.train(False)
     one = torch.ones(2, PROBE, dtype=torch.long, device=backbone.device)
     other = one.clone()
     other[:, -2] = 0
     padded = torch.ones_like(one)
     padded[:, -1] = 0
-    with torch.no_grad():
+    with torch.no_grad(), dropping(backbone, False):
         seen = [
             (
                 backbone(input_ids=one, attention_mask=mask).last_hidden_state[:, 0]
@@ -52,5 +51,4 @@ def looks_both_ways(backbone: PreTrainedModel) -> bool:
             ).any()
             for mask in (torch.ones_like(one), padded)
         ]
-    backbone.train(was_training)
     return all(bool(answer) for answer in seen)

@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from trundle.data.tuples import Example
 from trundle.errors import BadInput
+from trundle.model.modes import dropping
 from trundle.model.surgery import transformer_of
 from trundle.progress import SILENT, Progress
 from trundle.train.contrastive import TEMPERATURE, directions
@@ -66,10 +67,11 @@ def measure_gradients(
     """
     load = make_sample_loader(model, prompts, negatives=negatives)
     sums = _Sums(transformer_of(model).model, modules)
-    was_training, wanted = model.training, [weight.requires_grad for weight in model.parameters()]
-    model.requires_grad_(False).train(dropout_seed is not None)
+    wanted = [weight.requires_grad for weight in model.parameters()]
+    model.requires_grad_(False)
     try:
         with (
+            dropping(model, dropout_seed is not None),
             _dice(dropout_seed, model.device),
             sums.tapped(),
             progress.task(f"{label}: gradients", len(samples)) as advance,
@@ -79,7 +81,6 @@ def measure_gradients(
                 sums.check(losses, f"{label} batch {number}, which begins with {chosen[0].query[:60]!r},")
                 advance(len(chosen))
     finally:
-        model.train(was_training)
         for weight, needs in zip(model.parameters(), wanted, strict=True):
             weight.requires_grad_(needs)
     return Gradients(
@@ -114,10 +115,12 @@ def measure_norms(
         return hook
 
     handles = [backbone.get_submodule(name).register_forward_hook(listen(name)) for name in modules]
-    was_training = model.training
-    model.eval()
     try:
-        with torch.inference_mode(), progress.task(f"{label}: activations", len(samples)) as advance:
+        with (
+            torch.inference_mode(),
+            dropping(model, False),
+            progress.task(f"{label}: activations", len(samples)) as advance,
+        ):
             for chosen in batches_of(samples, batch_size):
                 batch = load(chosen)
                 for part in (*batch.queries, *batch.documents):
@@ -126,7 +129,6 @@ def measure_norms(
                     model(features)
                 advance(len(chosen))
     finally:
-        model.train(was_training)
         for handle in handles:
             handle.remove()
     return {name: total.sqrt().clone() for name, total in squares.items()}
