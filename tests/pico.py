@@ -25,6 +25,16 @@ TEXTS = [
     "12 layers, 768 wide, 109 million parameters",
 ]
 
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "small", "model", "shares", "large"]
+
+
+def different_texts(count: int) -> list[str]:
+    """Texts that every pico tokenizer tells apart; a number at the end would be unknown to some, and its text no other's."""
+    found = [f"{text} {one} {two}" for one in WORDS for two in WORDS for text in TEXTS]
+    assert count <= len(found)
+    return found[:count]
+
+
 LAYERS = 4
 COMMON = {
     "hidden_size": 32,

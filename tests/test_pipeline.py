@@ -88,6 +88,29 @@ def test_a_dry_run_writes_nothing_and_forecasts_the_truth(
     assert dry.after.as_json() == real.after.as_json()
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "[{weights: {sparsity: 50%, structure: neuron, method: magnitude}}, {align: {steps: 2, texts: 60, start: keep}}]",
+        "[{width: {widths: 1/2, result: 1/2, objective: contrast, steps: 2}}, {contrast: {train: full, steps: 2}}]",
+    ],
+)
+def test_a_dry_run_sees_behind_a_cut_that_is_only_planned(
+    steps: str, pico_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    rows = [
+        {"query": f"{text} {row}", "positive": f"{row} {text}"} for row in range(30) for text in pico.TEXTS
+    ]
+    data = tmp_path / "tuples.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    recipe, corpus = parse_recipe(f"steps: {steps}", name="x"), read_corpus([str(data)], seed=0)
+    source = str(pico_folders("bert"))
+    told = compress(source, recipe, output=None, corpus=corpus, dry_run=True)
+    made = compress(source, recipe, output=tmp_path / "out", corpus=corpus)
+    assert told.after == made.after
+    assert told.after.parameters < told.before.parameters
+
+
 def test_refusals_come_before_work(pico_folders: Callable[[str], Path], texts: str, tmp_path: Path) -> None:
     source, half = str(pico_folders("bert")), read_recipe("half")
     (tmp_path / "taken").mkdir()
@@ -128,7 +151,7 @@ def test_a_closed_form_asks_the_teacher_no_more_than_it_needs(
         ("{keep: -1}", "-1 can't be kept"),
         ("{keep: 5}", "has 4 layers, so 5 can't be kept"),
         ("{}", "say how many of the 4 layers"),
-        ("{keep: 2, fraction: 50%}", "set the other to null"),
+        ("{keep: 2, fraction: 50%}", "leave one of them out"),
         ("{fraction: 100%}", "under 1"),
         ("{fraction: -0.1}", "at least 0"),
         ("{fraction: 0.99}", "leaves none; use keep: 0"),

@@ -20,8 +20,16 @@ from trundle.errors import BadInput
 from trundle.evaluate import Fidelity, measure_fidelity
 from trundle.evaluate.encoding import Memory
 from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, MEASURED_TEXTS, queries_and_documents
-from trundle.measure import cost
-from trundle.model import embedder, has_much_to_pack, has_token_map, load, save, weight_bytes
+from trundle.measure import Cost, cost
+from trundle.model import (
+    embedder,
+    has_much_to_pack,
+    has_token_map,
+    load,
+    save,
+    weight_bytes,
+    with_modules,
+)
 from trundle.pairing import pair_folder, save_pair
 from trundle.processes import is_first, process_count
 from trundle.progress import SILENT, Progress
@@ -92,13 +100,23 @@ def compress(
     judges, compact = [], False
     scores: dict[str, float] = {}
     use = ""
+    planned: Cost | None = None
     alone = output is not None and not dry_run and process_count() == 1
     places = stages(recipe.calls, context) if alone and len(recipe.calls) > 1 else []
     for number, call in enumerate(recipe.calls, start=1):
         stage = places[number - 1] if number < len(places) else None
         applied, step = _take(
-            call, model, context, output=output, dry_run=dry_run, replace=replace, stage=stage
+            call,
+            model,
+            context,
+            output=output,
+            dry_run=dry_run,
+            replace=replace,
+            stage=stage,
+            planned=planned,
         )
+        if not step.applied:
+            planned = planned or (None if step.after == cost(model) else step.after)
         model, space = applied.model, applied.space or space
         partner = applied.teacher or partner
         files |= applied.files
@@ -208,8 +226,12 @@ def _take(
     dry_run: bool,
     replace: bool,
     stage: Stage | None,
+    planned: Cost | None,
 ) -> tuple[Applied, StepRun]:
-    """One step, or what a stopped run has left of it at its `stage`."""
+    """One step, or what a stopped run has left of it at its `stage`.
+
+    `planned` is the size after a cut that a dry run only planned: what is planned behind it has that size, too.
+    """
     began = time.monotonic()
     found = None if stage is None else stage.find()
     plan = call.step.plan(model, call.options, context) if found is None else found[0]
@@ -221,7 +243,12 @@ def _take(
     if found is not None:
         applied = found[1]
     else:
-        applied = Applied(model=model) if only_planned else call.step.apply(model, plan, context)
+        # A model of its own, since the next step may ask whether anything was done to the original.
+        applied = (
+            Applied(model=with_modules(model, list(model)))
+            if only_planned
+            else call.step.apply(model, plan, context)
+        )
         if stage is not None:
             applied = stage.keep(plan, applied, seconds=time.monotonic() - began)
     return applied, StepRun(
@@ -229,7 +256,7 @@ def _take(
         says=str(plan),
         plan=plan.model_dump(mode="json"),
         facts=applied.facts,
-        after=expected if only_planned else cost(applied.model),
+        after=(planned or expected) if only_planned else cost(applied.model),
         applied=not only_planned,
         seconds=time.monotonic() - began,
     )
@@ -243,7 +270,8 @@ def measure_against(
     queries, documents = queries_and_documents(texts)
     if len(documents) < FEWEST_DOCUMENTS:
         progress.say(
-            f"not compared with the original: only {len(texts)} texts are held out; give more with --data"
+            f"not compared with the original: {len(texts)} of the texts are held out, and {2 * FEWEST_DOCUMENTS} are "
+            "needed; give more with --data"
         )
         return None
     if original.text(queries[:1]).shape != result.text(queries[:1]).shape:

@@ -74,6 +74,12 @@ class Run:
     stored_bytes: int | None = None
     """What the weights take on disk, where zeros are stored as bits."""
 
+    @property
+    def only_cut(self) -> bool:
+        """Whether vectors were moved and nothing was learned since."""
+        learned = any("steps" in step.facts for step in self.steps)
+        return not learned and not any(call.step.enters_space(call.options) for call in self.recipe.calls)
+
     def as_json(self) -> dict[str, Any]:
         """For machines."""
         return {

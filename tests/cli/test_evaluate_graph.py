@@ -18,7 +18,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def texts(tmp_path: Path) -> str:
     path = tmp_path / "texts.txt"
-    path.write_text("\n".join(f"{text} {number}" for number in range(20) for text in pico.TEXTS), "utf-8")
+    path.write_text("\n".join(pico.different_texts(140)), "utf-8")
     return str(path)
 
 
@@ -39,7 +39,8 @@ def test_a_folder_of_graphs_alone_is_scored_by_its_graph(
     for found in graphs:
         assert found["notes"][0].endswith("is run by onnx float32.")
         for figure in ("agreement_asymmetric", "agreement_standard", "cosine"):
-            assert found["fidelity"][0][figure] == pytest.approx(truth["fidelity"][0][figure], abs=1e-4)
+            # Neighbours at nearly one distance may change places.
+            assert found["fidelity"][0][figure] == pytest.approx(truth["fidelity"][0][figure], abs=0.01)
     code, _, _ = run("evaluate", str(student), "--teacher", str(out), "--data", texts)
     assert code == 0  # a teacher may be a graph, too
     code, _, complaint = run("evaluate", str(out), *words, "--graph", "openvino-int8")

@@ -11,23 +11,20 @@ import pytest
 
 import pico
 
-WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "small", "model", "shares", "large"]
-"""In the pico vocabulary: a word out of it would make texts whose vectors are the same, in no certain order."""
-
 
 def test_the_verbs(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model, index = str(pico_folders("bert")), str(tmp_path / "index")
     data = tmp_path / "texts.txt"
-    data.write_text("\n".join(f"{text} {word}" for word in WORDS for text in pico.TEXTS))
+    data.write_text("\n".join(pico.different_texts(84)))
     code, out, err = run("index", "build", model, "--data", str(data), "-o", index, "--precision", "int8")
     assert (code, "84 texts, 84 of them new" in out) == (0, True), err
     assert "exported" in err
     code, out, _ = run("index", "build", model, "--data", str(data), "-o", index, "--json")
     assert json.loads(out) == {"index": index, "texts": 84, "added": 0, "precision": "int8"}
-    code, out, err = run("index", "search", index, "queries are short fox", "-n", "1")
-    assert (code, out.strip()) == (0, "1.000  queries are short fox"), err
+    code, out, err = run("index", "search", index, "queries are short the fox", "-n", "1")
+    assert (code, out.strip()) == (0, "1.000  queries are short the fox"), err
     code, out, _ = run("index", "search", index, "a", "b", "-n", "2", "--json")
     assert [len(row["results"]) for row in json.loads(out)] == [2, 2]
     code, out, err = run("index", "check", model, "--against", index)

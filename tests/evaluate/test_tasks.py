@@ -85,7 +85,7 @@ def test_a_root_that_is_not_there_is_refused(tmp_path: Path):
 
 
 def test_names_need_a_root():
-    with pytest.raises(BadInput, match="give the folder that holds the tasks"):
+    with pytest.raises(BadInput, match="which folder holds the tasks, with --root"):
         find_tasks(["STS12"])
 
 

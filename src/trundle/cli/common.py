@@ -98,6 +98,10 @@ def carry_out(
         console.show()
         call = how_to_open(str(run.output), needs_trundle=run.needs_trundle)
         console.show(f"Written to {run.output}: {call} opens it.")
+        if run.only_cut:
+            console.show(
+                f"It is cut and not yet healed: trundle align {run.output} --teacher {run.source} --data TEXTS -o HEALED"
+            )
     if run.stored_bytes is not None:
         console.show(f"Its weights take {figures.megabytes(run.stored_bytes)} there, zeros as bits.")
     if run.besides:

@@ -97,7 +97,11 @@ def _at_path(path: Path) -> list[Place]:
 def _unknown(name: str, listing: Sequence[Place], root: Path | None) -> str:
     """One sentence about a name nobody knows, with the nearest ones or all there are."""
     if root is None:
-        return f"{name} is not a path to a task; give the folder that holds the tasks to use their names"
+        return (
+            f"{name} is not a path to a task; to use its name say which folder holds the tasks, with --root"
+        )
+    if name in KINDS:
+        return f"there are no tasks of the kind {name} in {root}; put their files into {root / name}"
     labels = [_label(path) for _, path in listing]
     near = get_close_matches(name, [*labels, *(f"{kind}/{_label(path)}" for kind, path in listing), *KINDS])
     if near:

@@ -101,7 +101,7 @@ def _headline(report: Report) -> str:
         tiles.append(
             (
                 percent(quality.agreement_asymmetric),
-                f"of the teacher's top {quality.k} found in its own index",
+                f"of the teacher's top {quality.k} found on the teacher's index",
             )
         )
     tiles.append((count(run.parameters or None), "parameters"))
@@ -126,7 +126,7 @@ def _in_short(report: Report) -> str:
         100 * quality.agreement_asymmetric for quality in found if quality.agreement_asymmetric is not None
     ]
     if shares:
-        said.append(f"{_from_to(shares, '%')} of its top {found[0].k} found in its own index")
+        said.append(f"{_from_to(shares, '%')} of its top {found[0].k} found on its index")
     facts = f": {', '.join(said)}" if said else ""
     return f"{len(report.runs)} runs beside their teacher {report.teacher.name}{facts}."
 

@@ -116,7 +116,7 @@ def plan(model: SentenceTransformer, options: DepthOptions, context: Context) ->
         )
     if len(ways) > 1:
         raise ImpossibleCut(
-            f"{ways[0]} and {ways[1]} say the same thing; give one of them and set the other to null"
+            f"{ways[0]} and {ways[1]} say the same thing; leave one of them out, in a recipe with null"
         )
     if options.order != "auto" and ways[0] in ("pick", "blocks"):
         raise ImpossibleCut(f"order says which layers keep and fraction mean; leave it out beside {ways[0]}")

@@ -179,7 +179,7 @@ def _way(options: VocabularyOptions) -> Way | None:
         )
     if len(given) > 1:
         raise ImpossibleCut(
-            f"{given[0]} and {given[1]} say the same thing; give one of them and set the other to null"
+            f"{given[0]} and {given[1]} say the same thing; leave one of them out, in a recipe with null"
         )
     return given[0]
 

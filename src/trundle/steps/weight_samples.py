@@ -64,8 +64,8 @@ def open_side(name: Name, source: str | None, context: Context) -> Side:
         corpus = context.corpus
     else:
         raise BadInput(
-            f"say where the tuples or texts of the {name} side are with --{name} FILE"
-            + (" or --data FILE" if name == "domain" else "; the method domain-fisher does without")
+            f"say where the tuples or texts of the {name} side are with --{name} FILE, in a recipe weights.{name}"
+            + (", or with --data FILE" if name == "domain" else "; the method domain-fisher does without")
         )
     try:
         found, made = next(corpus.examples(), None), None
