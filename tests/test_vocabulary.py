@@ -493,9 +493,9 @@ def test_mapped_models_can_be_cut_and_aligned_but_not_mapped_twice(pico_model: M
     ("options", "says"),
     [
         ({}, "say how much to keep"),
-        ({"keep": 100, "parameters": "90%"}, "give one of them"),
+        ({"keep": 100, "parameters": "90%"}, "leave one of them out"),
         ({"fraction": "50%", "parameters": "90%"}, "fraction and parameters say the same thing"),
-        ({"keep": 100, "fraction": "50%"}, "give one of them"),
+        ({"keep": 100, "fraction": "50%"}, "leave one of them out"),
         ({"keep": 100, "score": "seen"}, "leave keep out"),
         ({"fraction": "50%", "score": "seen"}, "leave fraction out"),
         ({"fraction": "0%"}, "share of tokens to keep must be over 0 and at most 1"),
