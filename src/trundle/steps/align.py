@@ -58,7 +58,7 @@ class AlignPlan(Plan):
             how = "in closed form"
         elif asked.minutes is not None:
             most = "" if asked.steps is None else f", at most {asked.steps} steps"
-            how = f"training for {asked.minutes:g} minutes{most}"
+            how = f"training for {round(asked.minutes, 2):g} minutes{most}"
         else:
             how = f"training for {asked.steps or f'{CYCLES} × {EPOCHS} epochs'}{' steps' if asked.steps else ''}"
         return f"{self.inputs} → {self.outputs} into the space of {self.teacher}, {how}"

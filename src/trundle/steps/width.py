@@ -149,7 +149,7 @@ class WidthPlan(Plan):
         if asked.steps is not None:
             ends.append(f"{asked.steps} steps")
         if asked.minutes is not None:
-            ends.append(f"{asked.minutes:g} minutes")
+            ends.append(f"{round(asked.minutes, 2):g} minutes")
         length = (
             "in closed form"
             if asked.steps == 0
