@@ -184,7 +184,11 @@ def test_few_samples_are_all_taken_and_said(
         ({"sparsity": "100%"}, ImpossibleCut, "under 1"),
         ({}, ImpossibleCut, "sparsity, such as 50%"),
         ({"sparsity": "50%", "general": None}, BadInput, "--general FILE"),
-        ({"sparsity": "50%", "domain": None}, BadInput, "--domain FILE, in a recipe weights.domain, or with --data FILE"),
+        (
+            {"sparsity": "50%", "domain": None},
+            BadInput,
+            "--domain FILE, in a recipe weights.domain, or with --data FILE",
+        ),
         ({"sparsity": "30%", "structure": "2:4"}, ImpossibleCut, "leave sparsity out"),
         ({"structure": "2:4", "selection": "row"}, ImpossibleCut, "leave selection out"),
         ({"sparsity": "30%", "structure": "neuron", "attention": True}, ImpossibleCut, "leave attention out"),
