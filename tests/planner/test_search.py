@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pico import TEXTS
 from trundle.artifact import read_lineage
-from trundle.data import find_targets, read_corpus
+from trundle.data import find_targets
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
 from trundle.measure import cost
@@ -23,13 +22,6 @@ from trundle.planner.speed import Speed, fit
 from trundle.runtime import Encoder
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Corpus:
-    texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(f"{text} {number}" for text in TEXTS for number in range(120)))
-    return read_corpus([str(texts)], seed=0)
 
 
 @pytest.fixture

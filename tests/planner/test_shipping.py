@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from pico import TEXTS
 from trundle.cli import budgeting
-from trundle.data import read_corpus
 from trundle.data.corpus import Corpus
 from trundle.errors import BadModel
 from trundle.measure import cost
@@ -30,13 +28,6 @@ GATE = (
     "written; use --half, or allow more with --max-cosine-loss and --max-agreement-loss"
 )
 SPEED = Speed(fixed=0.1, attention=1e-6, mlp=1e-6)
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Corpus:
-    texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(f"{text} {number}" for text in TEXTS for number in range(120)))
-    return read_corpus([str(texts)], seed=0)
 
 
 @pytest.fixture

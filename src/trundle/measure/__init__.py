@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from trundle.measure.token_counts import spilling as spilling
     from trundle.measure.token_counts import tokenised as tokenised
     from trundle.measure.token_lengths import Lengths as Lengths
-    from trundle.measure.token_lengths import Misread as Misread
     from trundle.measure.token_lengths import compare_lengths as compare_lengths
-    from trundle.measure.token_lengths import find_misread as find_misread
+    from trundle.measure.token_lengths import lengths_when_mapped as lengths_when_mapped
     from trundle.measure.token_ranking import Ranking as Ranking
     from trundle.measure.token_ranking import held_out_texts as held_out_texts
     from trundle.measure.token_ranking import rank_tokens as rank_tokens
@@ -72,9 +71,8 @@ __getattr__ = lazy(
         "spilling": "token_counts",
         "tokenised": "token_counts",
         "Lengths": "token_lengths",
-        "Misread": "token_lengths",
         "compare_lengths": "token_lengths",
-        "find_misread": "token_lengths",
+        "lengths_when_mapped": "token_lengths",
         "Ranking": "token_ranking",
         "held_out_texts": "token_ranking",
         "rank_tokens": "token_ranking",

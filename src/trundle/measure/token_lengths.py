@@ -15,12 +15,14 @@ from trundle.measure.token_counts import count_tokens, tokenised
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Tokens per text and the share of them that is unknown, before and after."""
+    """Tokens per text and the share of them that is unknown, before and after a cut."""
 
     before: float
     after: float
     unknown_before: float
     unknown_after: float
+    stand_in: float | None = None
+    """Share of the tokens that are read as another one that is known, where ids are mapped; no text is longer then."""
 
     @property
     def ratio(self) -> float:
@@ -28,10 +30,10 @@ class Lengths:
         return self.after / self.before
 
     def __str__(self) -> str:
-        return (
-            f"{self.before:.1f} tokens per text become {self.after:.1f} ({self.ratio:.3f}×), "
-            f"unknown {self.unknown_before:.2%} → {self.unknown_after:.2%}"
-        )
+        unknown = f"unknown {self.unknown_before:.2%} → {self.unknown_after:.2%}"
+        if self.stand_in is None:
+            return f"{self.before:.1f} tokens per text become {self.after:.1f} ({self.ratio:.3f}×), {unknown}"
+        return f"{self.before:.1f} tokens per text as before, {self.stand_in:.2%} of them read as a stand-in, {unknown}"
 
     def as_json(self) -> dict[str, Any]:
         """For machines and the lineage."""
@@ -40,7 +42,7 @@ class Lengths:
             "tokens_per_text_after": round(self.after, 3),
             "unknown_share_before": round(self.unknown_before, 6),
             "unknown_share_after": round(self.unknown_after, 6),
-        }
+        } | ({} if self.stand_in is None else {"stand_in_share": round(self.stand_in, 6)})
 
 
 def compare_lengths(
@@ -59,36 +61,9 @@ def _length(tokenizer: Tokenizer, texts: Sequence[str], unknown: str | None) -> 
     return counts.tokens / len(texts), share
 
 
-@dataclass(frozen=True, kw_only=True)
-class Misread:
-    """Texts that take as many tokens as before, some of which are now read as others."""
-
-    tokens: float
-    unknown_before: float
-    unknown_after: float
-    stand_in: float
-    """Share of the tokens that are read as another one that is known."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.tokens:.1f} tokens per text as before, {self.stand_in:.2%} of them read as a stand-in, "
-            f"unknown {self.unknown_before:.2%} → {self.unknown_after:.2%}"
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines and the lineage."""
-        return {
-            "tokens_per_text_before": round(self.tokens, 3),
-            "tokens_per_text_after": round(self.tokens, 3),
-            "unknown_share_before": round(self.unknown_before, 6),
-            "unknown_share_after": round(self.unknown_after, 6),
-            "stand_in_share": round(self.stand_in, 6),
-        }
-
-
-def find_misread(
+def lengths_when_mapped(
     tokenizer: Tokenizer, texts: Sequence[str], stands_for: Sequence[int], *, unknown: int | None
-) -> Misread:
+) -> Lengths:
     """The texts' tokens, without special ones, by what each is read as: `stands_for` has an id for every id."""
     counts = count_tokens(tokenised(tokenizer, texts), len(stands_for))
     ends, total = np.asarray(stands_for), max(counts.tokens, 1)
@@ -97,8 +72,10 @@ def find_misread(
     def share(chosen: NDArray[np.bool_]) -> float:
         return float(counts.occurrences[chosen].sum() / total)
 
-    return Misread(
-        tokens=counts.tokens / len(texts),
+    each = counts.tokens / len(texts)
+    return Lengths(
+        before=each,
+        after=each,
         unknown_before=share(lost & ~other),
         unknown_after=share(lost),
         stand_in=share(other & ~lost),

@@ -31,7 +31,7 @@ from trundle.steps.contract import Applied, Context, ExactFraction, Options, Pla
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from trundle.measure import Cost, Lengths, Misread, Ranking
+    from trundle.measure import Cost, Lengths, Ranking
     from trundle.model import Vocabulary
 
 Oov = Literal["decompose", "cluster", "unk"]
@@ -277,12 +277,14 @@ def apply(model: SentenceTransformer, plan: VocabularyPlan, context: Context) ->
     small = body.cut_with_map(model, plan.kept, stands_for)
     facts = _evidence(
         context,
-        lambda texts: measure.find_misread(vocabulary.backend, texts, stands_for, unknown=vocabulary.unknown),
+        lambda texts: measure.lengths_when_mapped(
+            vocabulary.backend, texts, stands_for, unknown=vocabulary.unknown
+        ),
     )
     return Applied(model=small, facts=facts)
 
 
-def _evidence(context: Context, look: Callable[[Sequence[str]], Lengths | Misread]) -> dict[str, Any]:
+def _evidence(context: Context, look: Callable[[Sequence[str]], Lengths]) -> dict[str, Any]:
     """How held-out texts are read now."""
     texts = measure.held_out_texts(context.corpus, seed=context.seed)
     if not texts:
