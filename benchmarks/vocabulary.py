@@ -165,8 +165,15 @@ class Reuse:
         return vectors
 
 
+def score_of(domain: Domain, encoder: Any, precision: str) -> float:
+    with torch.autocast(
+        "cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16, enabled=precision == "bf16"
+    ):
+        return evaluate(encoder, [domain.task])[0].score
+
+
 def measure_row(
-    domain: Domain, reuse: Reuse, options: dict[str, Any], align_steps: int, whole: float
+    domain: Domain, reuse: Reuse, options: dict[str, Any], arguments: argparse.Namespace, whole: float
 ) -> Iterator[dict[str, Any]]:
     """The cut, and the cut after a short `align`."""
     model, tool = reuse.model, STEPS["vocabulary"]
@@ -185,17 +192,15 @@ def measure_row(
         "whole": whole,
     }
     cut_encoder = plain("cut", lambda texts: reuse.through(small, plan.kept, texts))
-    yield row | figures(domain, cut_encoder, whole) | {"align": 0}
-    if align_steps:
+    encoders, steps = {0: cut_encoder}, arguments.align
+    if steps:
         align = STEPS["align"]
-        wish = make_options(align, {"steps": align_steps, "start": "keep", "texts": BATCH * align_steps})
+        wish = make_options(align, {"steps": steps, "start": "keep", "texts": BATCH * steps})
         healed = align.apply(small, align.plan(small, wish, context), context).model
-        yield row | figures(domain, embedder(healed, name="healed"), whole) | {"align": align_steps}
-
-
-def figures(domain: Domain, encoder: Any, whole: float) -> dict[str, float]:
-    result = evaluate(encoder, [domain.task])[0]
-    return {"value": round(result.score, 5), "retention": round(result.score / whole, 5)}
+        encoders[steps] = embedder(healed, name="healed")
+    for after, encoder in encoders.items():
+        found = score_of(domain, encoder, arguments.precision)
+        yield row | {"value": round(found, 5), "retention": round(found / whole, 5), "align": after}
 
 
 def main() -> None:
@@ -236,11 +241,10 @@ def main() -> None:
             }
         )
     )
-    half = torch.autocast(model.device.type, torch.bfloat16, enabled=arguments.precision == "bf16")
-    with tempfile.TemporaryDirectory() as scratch, half:
+    with tempfile.TemporaryDirectory() as scratch:
         for name in arguments.domains:
             domain = read_domain(name, arguments.data, Path(scratch))
-            whole = evaluate(plain("whole", reuse.whole), [domain.task])[0].score
+            whole = score_of(domain, plain("whole", reuse.whole), arguments.precision)
             for removed, score, oov in (
                 (removed, score, oov)
                 for removed in arguments.removed
@@ -251,7 +255,7 @@ def main() -> None:
                 options = {"parameters": share, "score": score, "oov": oov}
                 options["characters"] = arguments.characters
                 try:
-                    for row in measure_row(domain, reuse, options, arguments.align, whole):
+                    for row in measure_row(domain, reuse, options, arguments, whole):
                         rows.append(row)
                         shown = {"removed": f"{row['removed']:.1%}", "retention": f"{row['retention']:.2%}"}
                         print(line.format(**row | shown), flush=True)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import pico
-from trundle import stages
+from trundle import stages, train
 from trundle.artifact import cache_folder
 from trundle.data import read_corpus
 from trundle.pipeline import compress
@@ -152,3 +153,24 @@ def test_a_training_whose_result_is_kept_leaves_no_checkpoints(
     assert not list((cache_folder() / "runs").iterdir())
     run(tmp_path / "small", counted(parse_recipe(order, name="x"), taken))
     assert taken == ["contrast", "depth", "align"]
+
+
+def test_the_same_training_twice_at_once_is_two_trainings(
+    run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = "steps: [{depth: {keep: 2}}, {align: {steps: 4, texts: 60, batch_size: 8}}]"
+    recipe = parse_recipe(order, name="two steps")
+    alone, begun = train.train, []
+
+    def joined(*args: Any, **more: Any) -> Any:
+        begun.append(more["folder"])
+        if len(begun) == 1:
+            run(tmp_path / "second", recipe)
+        return alone(*args, **more)
+
+    monkeypatch.setattr(train, "train", joined)
+    run(tmp_path / "first", recipe)
+    assert len(set(begun)) == 2
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not list((cache_folder() / "runs").iterdir())

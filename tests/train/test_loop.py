@@ -398,3 +398,22 @@ def test_a_slow_run_keeps_a_checkpoint_by_the_clock(toy: Callable[[], Toy], tmp_
         student.train(settings, folder=tmp_path / "slow", each_step=stop, clock=lambda: float(next(ticks)))
     (kept,) = (tmp_path / "slow" / "checkpoints").iterdir()
     assert int(kept.name.removeprefix("step-")) >= 4
+
+
+def test_a_callers_autocast_does_not_freeze_the_weights(toy: Callable[[], Toy]) -> None:
+    """torch keeps the weights it has rounded until the outermost autocast ends."""
+    settings = TrainSettings(steps=6, learning_rate=3e-3, precision="bf16")
+    plain, inside = toy(), toy()
+    plain.train(settings)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+        inside.train(settings)
+    assert same(plain.weights(), inside.weights())
+
+
+def test_no_gradient_comes_from_cudnns_attention(toy: Callable[[], Toy]) -> None:
+    asked: list[bool] = []
+    toy().train(
+        TrainSettings(steps=2), each_step=lambda _step: asked.append(torch.backends.cuda.cudnn_sdp_enabled())
+    )
+    assert asked == [False, False]
+    assert torch.backends.cuda.cudnn_sdp_enabled()

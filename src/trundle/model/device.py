@@ -1,6 +1,9 @@
-"""What a device is good at."""
+"""What a device is good at, and what it can't be trusted with."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -8,3 +11,18 @@ import torch
 def multiplies_bf16(device: torch.device) -> bool:
     """Whether there are units for it: on every GPU of today, and on processors with AMX."""
     return device.type == "cuda" or (device.type == "cpu" and torch.cpu._is_amx_tile_supported())
+
+
+@contextmanager
+def sound_gradients() -> Iterator[None]:
+    """Attention without cuDNN's kernels: with a mask, their gradients are NaN for some lengths.
+
+    Seen with Qwen2.5 and texts of 64 tokens on an H200, torch 2.11 (pytorch/pytorch issue 196678). What torch takes instead
+    is as fast at the lengths of texts.
+    """
+    before: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

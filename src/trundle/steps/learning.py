@@ -6,15 +6,20 @@ decides how it goes. What this is not: it knows nothing of texts, teachers or lo
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from filelock import FileLock, Timeout
 
 import trundle.train as train
 from trundle.data.sampling import fingerprint
-from trundle.processes import is_first
+from trundle.errors import BadInput
+from trundle.processes import is_first, process_count
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -66,12 +71,8 @@ def learn(
 
     `keep_zeros`: whether what is pruned stays so; None where the model itself shall tell.
     """
-    folder = context.cache / "runs" / fingerprint([label, *key, str(settings)])
-    if context.fresh:
-        shutil.rmtree(folder, ignore_errors=True)
-    if train.has_checkpoint(folder):
-        context.progress.say("going on from the checkpoint of an earlier run of the same command")
-    with train.zeros_kept(student, keep_zeros):
+    name = fingerprint([label, *key, str(settings)])
+    with _own_folder(context.cache / "runs" / name, context) as folder, train.zeros_kept(student, keep_zeros):
         result = train.train(
             student if module is None else module,
             objective,
@@ -86,7 +87,7 @@ def learn(
             progress=context.progress,
             label=label,
         )
-    metrics = folder / train.METRICS_FILE
+        metrics = (folder / train.METRICS_FILE).read_text(encoding="utf-8") if is_first() else ""
     return Learned(
         facts={
             "steps": result.steps,
@@ -94,6 +95,49 @@ def learn(
             "validation": result.validation,
             "best_step": result.best_step,
         },
-        files={f"{label}.jsonl": metrics.read_text(encoding="utf-8")} if is_first() else {},
-        done=lambda: shutil.rmtree(folder, ignore_errors=True),
+        files={f"{label}.jsonl": metrics} if is_first() else {},
+        done=lambda: _forget(folder),
     )
+
+
+@contextmanager
+def _own_folder(folder: Path, context: Context) -> Iterator[Path]:
+    """Where the checkpoints are kept, while this process trains: the same training may be under way in another one."""
+    claim = _claim_of(folder)
+    if is_first():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            claim.acquire(timeout=0)
+        except Timeout:
+            if process_count() > 1:
+                raise BadInput(
+                    "the same training is under way in another process; wait for its end, or stop it"
+                ) from None
+            context.progress.say(
+                "the same training is under way in another process; this one starts by itself"
+            )
+            folder = folder.with_name(f"{folder.name}-{os.getpid()}")
+            claim = _claim_of(folder)
+            claim.acquire()
+        if context.fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+    if train.has_checkpoint(folder):
+        context.progress.say("going on from the checkpoint of an earlier run of the same command")
+    try:
+        yield folder
+    finally:
+        claim.release()
+
+
+def _claim_of(folder: Path) -> FileLock:
+    return FileLock(folder.with_name(f"{folder.name}.lock"))
+
+
+def _forget(folder: Path) -> None:
+    """Drop the checkpoints, unless another process goes on from them just now."""
+    try:
+        with _claim_of(folder).acquire(timeout=0):
+            shutil.rmtree(folder, ignore_errors=True)
+    except Timeout:
+        return
+    folder.with_name(f"{folder.name}.lock").unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from accelerate.utils import gather_object, recursively_apply, send_to_device  #
 from torch import Tensor, nn
 
 from trundle.errors import BadInput
-from trundle.model.device import multiplies_bf16
+from trundle.model.device import multiplies_bf16, sound_gradients
 from trundle.train.batches import Batches, Loaded, load_part
 from trundle.train.checkpoint import copies, put_back
 
@@ -110,7 +110,8 @@ class Learner(Generic[B]):
         if self.model.training is not self._dropout:
             self._module.train(self._dropout)
         losses = []
-        with self.computing():
+        torch.clear_autocast_cache()  # inside a caller's own autocast it would hold the weights of the last step
+        with sound_gradients(), self.computing():
             on_device = send_to_device(loaded.part, self.device, non_blocking=True)
             for number in self._numbers:
                 last = number == self._numbers[-1]
@@ -141,6 +142,7 @@ class Learner(Generic[B]):
     def validate(self, held_out: Sequence[tuple[B, int]], step: int) -> float:
         """The mean loss over the texts of all processes' held-out batches, without dropout."""
         self._module.eval()
+        torch.clear_autocast_cache()
         total = torch.zeros(2, device=self.device)
         with torch.no_grad(), self.computing():
             for batch, texts in held_out:
