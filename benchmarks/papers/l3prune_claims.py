@@ -52,7 +52,7 @@ def curve_claim(files: list[str]) -> Claim:
     shown, all_three = [], True
     for file in files:
         content = json.loads(Path(file).read_text())
-        losses: list[float] = content["layers"]["losses"]
+        losses: list[float] = content["curve"]["losses"]
         middle = len(losses) // 2
         low = min(range(middle), key=losses.__getitem__)
         late = min(range(middle, len(losses)), key=losses.__getitem__)
@@ -68,6 +68,16 @@ def curve_claim(files: list[str]) -> Claim:
         ours="; ".join(shown),
         verdict=judged(all_three) if shown else "not measured yet",
     )
+
+
+def peak_remark(files: list[str], levels: dict[str, dict[str, Any]]) -> str:
+    """Whether the first curve, which is the cut model's, is highest just where the cut falls."""
+    if not files:
+        return ""
+    losses: list[float] = json.loads(Path(files[0]).read_text())["curve"]["losses"]
+    layers: int = levels[str(UP_TO)]["layers"]
+    inner = losses[: len(losses) - 1]
+    return f"layer {layers} is where the curve is highest" if inner.index(max(inner)) + 1 == layers else ""
 
 
 def main() -> None:
@@ -126,7 +136,9 @@ def main() -> None:
             theirs="LLaMA-3-8B, Mistral-7B; Phi-3 up to 20%, Qwen2 up to 10%",
             ours=f"at {mild}%: {against(levels, mild)}; at 40%: {against(levels, '40')}",
             verdict=judged(lost(levels, mild) <= NEGLIGIBLE) if int(mild) == UP_TO else "can't tell",
-            remark=f"{UP_TO}% itself was not measured" if int(mild) != UP_TO else "",
+            remark=f"{UP_TO}% itself was not measured"
+            if int(mild) != UP_TO
+            else peak_remark(options.curves, levels),
         ),
         Claim(
             says="up to 80% of the layers go with a modest drop",
@@ -140,9 +152,10 @@ def main() -> None:
         method="L³Prune: depth, contrast",
         commands=(
             "python benchmarks/l3prune.py SmolLM2-135M-Instruct --triplets triplets --tasks . --steps 1000 --max-length 64 "
-            """--options '{"negatives":1,"compile":true}' --levels 0,10,20,40,50,60,70,80,90,small,large --parallel 5 -o results""",
-            "trundle inspect SmolLM2-135M-Instruct --layers --data triplets --json",
-            "python benchmarks/papers/l3prune_claims.py results --curves SmolLM2-135M.json … --hardware … --versions …",
+            """--options '{"negatives":1,"compile":true}' --levels 0,10,20,30,40,50,60,70,80,90,small,large --parallel 5 -o results""",
+            "trundle inspect SmolLM2-135M-Instruct --layers --data triplets --json > SmolLM2-135M.json",
+            "trundle inspect Qwen2.5-Coder-0.5B-Instruct --layers --data triplets --json > Qwen2.5-Coder-0.5B.json",
+            "python benchmarks/papers/l3prune_claims.py results --curves SmolLM2-135M.json Qwen2.5-Coder-0.5B.json --hardware … --versions …",
         ),
         hardware=options.hardware,
         versions=dict(options.versions),
