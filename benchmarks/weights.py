@@ -6,7 +6,7 @@
 DIR holds the tasks and triplets (classification/, retrieval/, sts/, triplets/). A domain is tested by its classification task
 and by a search: every tenth row of triplets/DOMAIN is kept back, its queries search all passages of those rows. Nothing in
 them is learned from. Gradients are taken once per domain and seed and serve all methods. `neuron` cuts whole neurons by
-gaprune's scores. `gaprune-paper` has β = 1 (with each F below 1), `gaprune-raw` the formula as printed. `dense` is the model itself, and after the same training: what pruning has to be compared with.
+gaprune's scores, and those that stay take over, with `neuron-alone` they don't. `gaprune-paper` has β = 1 (with each F below 1), `gaprune-raw` the formula as printed. `dense` is the model itself, and after the same training: what pruning has to be compared with.
 
     python benchmarks/weights.py --table results/ other-results/
 """
@@ -49,8 +49,9 @@ from trundle.model import (
 from trundle.recipe import make_options
 from trundle.steps.catalogue import STEPS
 from trundle.steps.contract import Context
-from trundle.steps.weight_samples import draw_samples, open_side
+from trundle.steps.weight_samples import draw_samples, open_side, texts_of
 from trundle.steps.weight_scoring import Scored, neurons_by_layer
+from trundle.steps.weights import take_over
 from trundle.train import Prompts, measure_gradients, measure_norms
 
 METHODS = (
@@ -63,6 +64,7 @@ METHODS = (
     "domain-fisher",
     "wanda",
     "neuron",
+    "neuron-alone",
 )
 DOMAIN_TASKS = {"finance": "classification/FinancialPhraseBank", "chemistry": "classification/ChemProt"}
 GENERAL_TASKS = "sts/STSBenchmark,sts/STS15,retrieval/SciFact,retrieval/Cranfield"
@@ -113,8 +115,8 @@ def scored(
     arguments: argparse.Namespace,
     seed: int,
     notes: dict[str, Any],
-) -> dict[str, dict[str, Tensor]]:
-    """The scores of every method, from one pass over each side."""
+) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
+    """The scores of every method, from one pass over each side, and texts of both."""
     context = Context(original=model, seed=seed, progress=Lines())
     backbone = transformer_of(model).model
     weights = {one.name: weight_of(backbone, one).float() for one in prunable(layout_of(backbone))}
@@ -122,8 +124,10 @@ def scored(
     probe.max_seq_length = min(arguments.max_length, model.max_seq_length or arguments.max_length)
     general = str(Path(arguments.data) / "triplets" / "general.parquet")
     norms: dict[str, Tensor] = {}
+    sides = []
     for name, source in (("domain", domain.train), ("general", general)):
         side = open_side("domain" if name == "domain" else "general", source, context)
+        sides.append(side)
         samples, facts = draw_samples(model, side, arguments.samples, context)
         prompts = {one.source: Prompts() for one in samples}
         began = time.monotonic()
@@ -141,27 +145,33 @@ def scored(
         }
 
     ours = by_dai(BETA, "mean")
-    return {
+    scores = {
         "gaprune": ours,
         "gaprune-paper": by_dai(1.0, "largest"),
         "gaprune-raw": by_dai(1.0, "raw"),
         "neuron": ours,
+        "neuron-alone": ours,
         "magnitude": {name: weight.abs() for name, weight in weights.items()},
         "random": random_scores(weights, seed=seed),
         "general-fisher": f_gen,
         "domain-fisher": f_dom,
         "wanda": {name: wanda(weight, norms[name]) for name, weight in weights.items()},
     }
+    return scores, texts_of(sides, context)
 
 
 def pruned(
-    model: SentenceTransformer, method: str, scores: dict[str, Tensor], share: Fraction
+    model: SentenceTransformer, method: str, scores: dict[str, Tensor], share: Fraction, texts: list[str]
 ) -> SentenceTransformer:
-    if method == "neuron":
+    if method in ("neuron", "neuron-alone"):
         layout = layout_of(transformer_of(model).model)
         keep = layout.sizes["mlp"] - int(layout.sizes["mlp"] * share)
         whole = Scored(matrices=prunable(layout), scores=scores, aligned=None, facts={})
-        return cut(model, Cut(mlp=tuple(best_neurons(one, keep) for one in neurons_by_layer(whole))))
+        kept = tuple(best_neurons(one, keep) for one in neurons_by_layer(whole))
+        small = cut(model, Cut(mlp=kept))
+        if method == "neuron":
+            take_over(model, small, kept, texts, Context(original=model, progress=Lines()))
+        return small
     small = copy_of(model)
     with_zeros(small, choose(scores, share, "row" if method == "wanda" else "global"))
     return small
@@ -192,7 +202,7 @@ def build(arguments: argparse.Namespace, row: str) -> None:
     tasks = domain.tasks + find_tasks(arguments.general.split(","), arguments.data)
     model = load(arguments.model)
     notes: dict[str, Any] = {}
-    scores = scored(model, domain, arguments, seed, notes)
+    scores, texts = scored(model, domain, arguments, seed, notes)
     (folder / f"{row}.notes.json").write_text(json.dumps(notes, indent=1))
     with (folder / f"{row}.jsonl").open("w") as file:
 
@@ -206,7 +216,7 @@ def build(arguments: argparse.Namespace, row: str) -> None:
 
         for method, sparsity in wanted(arguments):
             share = Fraction(sparsity, 100)
-            small = model if method == "dense" else pruned(model, method, scores[method], share)
+            small = model if method == "dense" else pruned(model, method, scores[method], share, texts)
             measure(small, method, sparsity, ONE_SHOT)
             if arguments.steps:
                 measure(retrained(small, domain, arguments, seed), method, sparsity, AFTER)

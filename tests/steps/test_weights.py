@@ -111,6 +111,19 @@ def test_neurons_that_stay_keep_their_weights(
     assert all(torch.equal(small.state_dict()[n], w) for n, w in expected.state_dict().items())
 
 
+def test_neurons_that_stay_take_over_where_there_are_texts(
+    pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
+) -> None:
+    model = pico_model("bert")
+    asked = {"sparsity": "50%", "structure": "neuron", "method": "wanda", "domain": files["domain"]}
+    alone, helped = (prune(model, **asked, take_over=choice) for choice in (False, True))
+    assert (alone.facts["taken_over_on"], helped.facts["taken_over_on"] > 0) == (0, True)
+    texts = [json.loads(line)["positive"] for line in Path(files["domain"]).read_text().splitlines()[:60]]
+    wanted = model.encode(texts)
+    near = [float((one.model.encode(texts) * wanted).sum(axis=1).mean()) for one in (alone, helped)]
+    assert near[0] < near[1]
+
+
 def test_two_of_four_in_every_matrix(
     pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
 ) -> None:

@@ -82,6 +82,20 @@ def test_each_size_is_a_standard_folder_in_the_model_s_space(
         assert lineage["steps"][0]["plan"]["widths"] == ["1/2", "1/4"]
 
 
+@pytest.mark.parametrize(
+    ("family", "widths", "select"),
+    [
+        ("bert", "1/2,1/4", "importance"),
+        ("llama", "1/2", "importance"),
+        ("llama", "1/2,1/4", "consecutive"),
+    ],
+)
+def test_a_narrow_size_of_a_decoder_is_not_made_of_outliers(
+    family: str, widths: str, select: str, pico_model: Callable[[str], SentenceTransformer], corpus: Corpus
+) -> None:
+    assert planned(pico_model(family), corpus, widths=widths, objective="align", steps=1).select == select
+
+
 def test_a_size_can_be_taken_out_later(nested: Run, tmp_path: Path) -> None:
     assert nested.output is not None
     run = compress(str(nested.output), single(WIDTH, {"extract": "1/4"}), output=tmp_path / "quarter")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from trundle.measure.savings import Saving as Saving
     from trundle.measure.savings import layer_savings as layer_savings
     from trundle.measure.savings import list_savings as list_savings
+    from trundle.measure.takeover import measure_moments as measure_moments
+    from trundle.measure.takeover import taken_over as taken_over
     from trundle.measure.token_choice import best_tokens as best_tokens
     from trundle.measure.token_choice import passed_down as passed_down
     from trundle.measure.token_counts import TokenCounts as TokenCounts
@@ -79,6 +81,8 @@ __getattr__ = lazy(
         "what_is_missing": "token_ranking",
         "attention_scores": "token_scores",
         "tfidf_scores": "token_scores",
+        "measure_moments": "takeover",
+        "taken_over": "takeover",
         "best_neurons": "weight_choice",
         "choose": "weight_choice",
         "how_many": "weight_choice",

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from trundle.model.loading import nested_in as nested_in
     from trundle.model.matrices import Matrix as Matrix
     from trundle.model.matrices import block_weights as block_weights
+    from trundle.model.matrices import has_bias as has_bias
     from trundle.model.matrices import prunable as prunable
+    from trundle.model.matrices import put_map as put_map
     from trundle.model.matrices import weight_of as weight_of
     from trundle.model.matrices import with_zeros as with_zeros
     from trundle.model.merge_tree import NO_MERGES as NO_MERGES
@@ -179,6 +181,8 @@ __getattr__ = lazy(
         "Matrix": "matrices",
         "block_weights": "matrices",
         "prunable": "matrices",
+        "has_bias": "matrices",
+        "put_map": "matrices",
         "weight_of": "matrices",
         "with_zeros": "matrices",
     },

@@ -80,6 +80,20 @@ def weight_of(backbone: nn.Module, matrix: Matrix) -> Tensor:
     return matrix.oriented(backbone.get_parameter(matrix.parameter).detach())
 
 
+def has_bias(backbone: nn.Module, matrix: Matrix) -> bool:
+    """Whether a map adds something to what it computes."""
+    return getattr(backbone.get_submodule(matrix.name), "bias", None) is not None
+
+
+def put_map(backbone: nn.Module, matrix: Matrix, weight: Tensor, gain: Tensor) -> None:
+    """Give a map another weight, as (out, in), and its bias, where it has one, something more; in place."""
+    with torch.no_grad():
+        weight_of(backbone, matrix).copy_(weight)
+        if has_bias(backbone, matrix):
+            bias = backbone.get_parameter(f"{matrix.name}.bias")
+            bias.add_(gain.to(bias))
+
+
 def block_weights(model: SentenceTransformer) -> Iterator[tuple[str, nn.Parameter]]:
     """Every matrix of attention and MLP inside the blocks, by the name of its module; a static model has none."""
     if static_table(model) is not None:

@@ -56,6 +56,10 @@ class WeightsOptions(Options):
     max_length: int | None = Field(
         None, ge=2, description="Tokens after which a text is cut. Default: up to 512."
     )
+    take_over: bool = Field(
+        True,
+        description="With neurons: those that stay take over what the others gave, by least squares on your texts.",
+    )
     compact: bool = Field(
         False, description="Store zeros as bits: a smaller folder, which opens where trundle is installed."
     )

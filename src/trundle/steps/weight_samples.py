@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Name = Literal["domain", "general"]
 POOL = 4
 """Samples are chosen from so many times their number: clustering more of them takes long and changes little."""
+READ_TEXTS = 1024
 FEWEST = 2
 JUDGED = 400
 FEWEST_JUDGED = 20
@@ -115,6 +116,16 @@ def draw_samples(
         "from": dict(sorted(ways.items())),
     }
     return sorted(drawn, key=lambda one: (one.source, draw(one.query, context.seed))), facts
+
+
+def texts_of(sides: Sequence[Side], context: Context) -> list[str]:
+    """Texts to see on what a model does: of all sides alike, else of --data, if that is given."""
+    if not sides:
+        train = iter(()) if context.corpus is None else context.corpus.train()
+        return [text.text for text in data.sample(train, READ_TEXTS, seed=context.seed)]
+    each = READ_TEXTS // (2 * len(sides))
+    pairs = [pair for side in sides for pair in data.sample(side.samples(), each, seed=context.seed)]
+    return [text for pair in pairs for text in (pair.query, pair.positive)]
 
 
 def make_judge(sides: list[Side], context: Context) -> Callable[[Embedder], Mapping[str, float]] | None:

@@ -17,6 +17,7 @@ Paper: GAPrune: Gradient-Alignment Pruning for Domain-Aware Embeddings.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from trundle.errors import ImpossibleCut
 from trundle.measure.weight_names import Method, Selection
 from trundle.steps.contract import Applied, Context, Plan, Step
 from trundle.steps.weight_options import WeightsOptions
-from trundle.steps.weight_samples import make_judge, open_side, same_data
+from trundle.steps.weight_samples import make_judge, open_side, same_data, texts_of
 from trundle.steps.weight_scoring import Scored, neurons_by_layer, pruned_first, score_weights
 
 if TYPE_CHECKING:
@@ -168,8 +169,11 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
     if plan.neurons is not None:
         kept = [measure.best_neurons(scores, plan.neurons) for scores in neurons_by_layer(scored)]
         small = body.cut(model, body.Cut(mlp=tuple(kept)))
+        texts = texts_of(sides, context) if options.take_over else []
+        if texts:
+            take_over(model, small, kept, texts, context)
         left = {name: score.numel() * plan.neurons // (plan.of or 1) for name, score in scored.scores.items()}
-        facts: dict[str, Any] = {"neurons": plan.neurons, "of": plan.of}
+        facts: dict[str, Any] = {"neurons": plan.neurons, "of": plan.of, "taken_over_on": len(texts)}
     else:
         scores = pruned_first(model, scored)
         if options.structure == "2:4":
@@ -193,6 +197,31 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
         compact=options.compact,
         files={MAP_FILE: json.dumps(drawn.as_json())},
     )
+
+
+def take_over(
+    model: SentenceTransformer,
+    small: SentenceTransformer,
+    kept: Sequence[Sequence[int]],
+    texts: Sequence[str],
+    context: Context,
+) -> None:
+    """Let the neurons a cut model kept, by layer, do what those did that it lost; in place."""
+    large, cut = body.transformer_of(model).model, body.transformer_of(small).model
+    readers = {
+        matrix.name: matrix for matrix in body.prunable(body.layout_of(large)) if matrix.columns == "mlp"
+    }
+    for name, moments in measure.measure_moments(model, texts, tuple(readers), progress=context.progress):
+        body.put_map(
+            cut,
+            readers[name],
+            *measure.taken_over(
+                body.weight_of(large, readers[name]),
+                moments,
+                kept[readers[name].block],
+                shifts=body.has_bias(large, readers[name]),
+            ),
+        )
 
 
 def reopen(applied: Applied, plan: WeightsPlan, context: Context) -> Applied:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 FULL: Literal["full"] = "full"
 Objective = Literal["align", "contrast"]
 Select = Literal["consecutive", "uniform", "rotary", "importance"]
+HALF = Fraction(1, 2)
 Widths = Annotated[tuple[ExactFraction, ...], BeforeValidator(listed)]
 
 
@@ -51,7 +52,8 @@ class WidthOptions(Options):
     )
     mlp: bool | None = Field(None, description="Narrow the MLPs by the same share, too.")
     select: Literal["auto", "consecutive", "uniform", "rotary", "importance"] = Field(
-        "auto", description="Which dimensions a size keeps; auto: those that carry most on your texts."
+        "auto",
+        description="Which dimensions a size keeps; auto: those that carry most on your texts, or the first.",
     )
     objective: Literal["auto", "align", "contrast"] = Field(
         "auto",
@@ -180,7 +182,7 @@ def plan(model: SentenceTransformer, options: WidthOptions, context: Context) ->
     if process_count() > 1:
         raise BadInput("width runs in one process as yet; start it without torchrun or accelerate launch")
     objective = _objective(options, context)
-    select = "importance" if options.select == "auto" else options.select
+    select = _by_default(layout, widths[-1]) if options.select == "auto" else options.select
     found = WidthPlan(
         options=options,
         widths=widths,
@@ -193,6 +195,11 @@ def plan(model: SentenceTransformer, options: WidthOptions, context: Context) ->
     cuts = [_counts(model, found, width) for width in widths]
     _check_learning(model, objective, options, cuts, context)
     return found
+
+
+def _by_default(layout: Layout, narrowest: Fraction) -> Select:
+    """What carries most; but in a decoder that is outliers first, and a size much under half is little else."""
+    return "consecutive" if layout.family.causal and narrowest < HALF else "importance"
 
 
 def _objective(options: WidthOptions, context: Context) -> Objective:
@@ -252,7 +259,7 @@ def _plan_extract(
         mlp = nested.selection.mlp if mlp is None else mlp
         ordered = select == nested.selection.select
     if select == "auto":
-        select = "importance" if _can_fit(options, context) else body.default_select(layout)
+        select = _by_default(layout, width) if _can_fit(options, context) else body.default_select(layout)
     same = ordered and nested is not None and mlp == nested.selection.mlp
     known = width == 1 or (options.start == "weights" and same and body.is_trained(nested, model, width))
     if select == "importance" and not (known or ordered) and context.corpus is None:
