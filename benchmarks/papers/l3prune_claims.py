@@ -153,8 +153,8 @@ def main() -> None:
         commands=(
             "python benchmarks/l3prune.py SmolLM2-135M-Instruct --triplets triplets --tasks . --steps 1000 --max-length 64 "
             """--options '{"negatives":1,"compile":true}' --levels 0,10,20,30,40,50,60,70,80,90,small,large --parallel 5 -o results""",
-            "trundle inspect SmolLM2-135M-Instruct --layers --data triplets --json > SmolLM2-135M.json",
-            "trundle inspect Qwen2.5-Coder-0.5B-Instruct --layers --data triplets --json > Qwen2.5-Coder-0.5B.json",
+            "trundle inspect SmolLM2-135M-Instruct --layers --data triplets --json",
+            "trundle inspect Qwen2.5-Coder-0.5B-Instruct --layers --data triplets --json",
             "python benchmarks/papers/l3prune_claims.py results --curves SmolLM2-135M.json Qwen2.5-Coder-0.5B.json --hardware … --versions …",
         ),
         hardware=options.hardware,
