@@ -417,3 +417,15 @@ def test_no_gradient_comes_from_cudnns_attention(toy: Callable[[], Toy]) -> None
     )
     assert asked == [False, False]
     assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_a_run_with_nothing_left_to_learn_makes_no_step(toy: Callable[[], Toy], tmp_path: Path) -> None:
+    student = toy()
+    before = student.weights()
+    result = student.train(
+        TrainSettings(steps=20, learning_rate=3e-3, enough=5.0), folder=tmp_path / "run", resume=True
+    )
+    assert (result.steps, result.best_step, result.ended) == (0, 0, "there")
+    assert result.validation is not None
+    assert same(before, student.weights())
+    assert toy().train(TrainSettings(steps=3, enough=1e-6)).steps == 3

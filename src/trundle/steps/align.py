@@ -41,6 +41,8 @@ CYCLES, EPOCHS = 3, 10
 LAST_RATE = 0.1
 LOOKS = 20
 """How often a run of known length is validated."""
+ENOUGH = 0.02
+"""A mean distance (a cosine of 0.9998) from which every training that was tried only led away."""
 
 
 class AlignPlan(Plan):
@@ -228,6 +230,7 @@ def settings_for(options: AlignOptions, epoch_steps: int, validation_steps: int,
         validate_every=every,
         checkpoint_every=every,
         patience=options.patience,
+        enough=ENOUGH if options.loss == "leaf" else None,
         seed=seed,
     )
 

@@ -91,7 +91,7 @@ def learn(
     return Learned(
         facts={
             "steps": result.steps,
-            "loss": result.loss,
+            "loss": result.loss if result.steps else None,
             "validation": result.validation,
             "best_step": result.best_step,
         },

@@ -36,7 +36,7 @@ from trundle.train.learner import Learner, Precision
 from trundle.train.schedule import Shape, constant, learning_rate, steps_that_fit
 
 B = TypeVar("B")
-Ended = Literal["steps", "minutes", "patience"]
+Ended = Literal["steps", "minutes", "patience", "there"]
 OnValidation = Callable[[int, float], Mapping[str, float]]
 
 SETTLED = 2
@@ -67,6 +67,8 @@ class TrainSettings:
     checkpoint_every: int = 500
     record_every: int = 20
     patience: int | None = None
+    enough: float | None = None
+    """A validation loss with which a run has nothing left to learn: it then makes no step."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -212,6 +214,8 @@ class _Run(Generic[B]):
         with Feed(self._load, start=state.step) as feed, self.progress.task(label, total) as advance:
             if state.step == 0 and self.held_out:
                 self._write_down(self._look())
+            if self._ended() == "there":
+                self.progress.say(f"{label}: {state.best:.4f} leaves nothing to learn, so nothing is trained")
             while self._ended() is None:
                 if settings.minutes is not None:
                     self._fit(settings.minutes * 60)
@@ -244,6 +248,9 @@ class _Run(Generic[B]):
         )
 
     def _ended(self) -> Ended | None:
+        enough = self.settings.enough
+        if self.state.step == 0 and enough is not None and self.state.best <= enough:
+            return "there"
         if self.settings.patience is not None and self.state.stale >= self.settings.patience:
             return "patience"
         if self.state.step >= self.state.steps:
