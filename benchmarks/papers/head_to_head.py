@@ -140,10 +140,12 @@ def figure(content: dict[str, Any]) -> str:
                 stop=False,
                 says=f"{one.name}: {one.bytes / 1e6:.0f} MB, {100 * up:.1f}%",
             )
-    for one in contenders:
+    found = {one.name: one for one in contenders}
+    for name, label in content["named"].items():
+        one = found[name]
         up = one.own if one.across is None else one.across
-        if one.name in content["named"] and up >= LOWEST:
-            plot.name((one.bytes, up), content["named"][one.name], one.kind, size=5)
+        if up >= LOWEST:
+            plot.name((one.bytes, up), label, one.kind, size=5)
     style = (
         "text{font:13px system-ui,sans-serif;fill:#666}.name{font-weight:600;stroke:#fff;stroke-width:4;paint-order:stroke}"
         ".rule,.stub{stroke:#e4e4e4}.base,.whole{stroke:#999}.whole{stroke-dasharray:3 5}"

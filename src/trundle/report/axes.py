@@ -176,11 +176,14 @@ class Plot:
             (x, y - gap - 2, "middle", (x - wide / 2, y - gap - 16, x + wide / 2, y - gap)),
             (x, y + gap + 11, "middle", (x - wide / 2, y + gap - 3, x + wide / 2, y + gap + 14)),
         )
+        edge, anchor = (WIDTH - 4, "end") if x > WIDTH / 2 else (LEFT + 4, "start")
+        begin, end = (edge - wide, edge) if anchor == "end" else (edge, edge + wide)
         ends = (
-            (WIDTH - 4, y - gap - 2, "end", (WIDTH - 4 - wide, y - gap - 16, WIDTH - 4, y - gap)),
-            (WIDTH - 4, y + gap + 11, "end", (WIDTH - 4 - wide, y + gap - 3, WIDTH - 4, y + gap + 14)),
+            (edge, y - gap - 2, anchor, (begin, y - gap - 16, end, y - gap)),
+            (edge, y + gap + 11, anchor, (begin, y + gap - 3, end, y + gap + 14)),
         )
-        wanted = (*places, *ends) if beside else (*places[2:], *ends)
+        near = ends if begin <= x <= end else ()
+        wanted = (*places, *near) if beside else (*places[2:], *near)
         free = [place for place in wanted if self._is_free(place[3])]
         left, top, anchor, box = (free or wanted)[0]
         self._taken.append(box)

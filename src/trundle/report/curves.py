@@ -111,7 +111,7 @@ def training_curves(report: Report) -> Section | None:
             (number, run, training)
             for number, run in enumerate(report.runs)
             for training in run.trainings
-            if training.step == step
+            if training.step == step and training.loss
         ]
         if not found:
             continue

@@ -36,6 +36,8 @@ MEASURES: tuple[tuple[str, Get], ...] = (
     ("agreement@10, own index", lambda quality: quality.agreement_standard),
 )
 NAME = 22
+FINE = 0.96
+"""An axis that begins higher has ticks less than a per cent apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +122,12 @@ def _scatter(report: Report, label: str, get: Get, place: Place) -> str | None:
             log=True,
             write=tick_bytes if by_size else tick_milliseconds,
         ),
-        up=Axis(label=label, low=bottom, high=1 + 0.06 * (1 - bottom), write=lambda v: f"{100 * v:.0f}%"),
+        up=Axis(
+            label=label,
+            low=bottom,
+            high=1 + 0.06 * (1 - bottom),
+            write=lambda v: f"{100 * v:.{0 if bottom < FINE else 1}f}%",
+        ),
     )
     plot.level(1.0, "whole")
     best = frontier([(mark.across, mark.up) for mark in everyone])
