@@ -10,7 +10,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.measure import importance
+from trundle.measure import reading
 from trundle.measure.importance import Importance, measure_importance
 
 
@@ -21,7 +21,7 @@ def test_scores_do_not_depend_on_which_texts_are_read_together(
     """One by one there is no padding; together the shortest text is mostly padding."""
 
     def measured(batch: int) -> Importance:
-        monkeypatch.setattr(importance, "BATCH", batch)
+        monkeypatch.setattr(reading, "BATCH", batch)
         return measure_importance(pico_model(family), ["short", *pico.TEXTS])
 
     alone, together = measured(1), measured(32)

@@ -124,6 +124,15 @@ def test_neurons_that_stay_take_over_where_there_are_texts(
     assert near[0] < near[1]
 
 
+def test_nothing_is_taken_over_in_a_model_that_has_zeros_to_keep(
+    pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
+) -> None:
+    sparse = prune(pico_model("bert"), sparsity="50%", method="magnitude").model
+    cut_too = prune(sparse, sparsity="50%", structure="neuron", method="wanda", domain=files["domain"])
+    assert cut_too.facts["taken_over_on"] == 0
+    assert sum(int((weight == 0).sum()) for weight in weights(cut_too.model).values())
+
+
 def test_two_of_four_in_every_matrix(
     pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
 ) -> None:

@@ -15,19 +15,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
 from trundle.errors import BadInput
+from trundle.measure.reading import read_through
 from trundle.model.anatomy import Conv1D, Linear, Norm, terms
 from trundle.model.layout import Layout, layout_of
-from trundle.model.modes import dropping
 from trundle.model.reorder import Orders, may_reorder_matches
 from trundle.model.selection import by_priority
 from trundle.model.surgery import Indices, transformer_of
 from trundle.progress import SILENT, Progress
-
-BATCH = 32
 
 Scores = NDArray[np.float64]
 
@@ -85,23 +82,11 @@ def measure_importance(
     flows = _Flows()
     hooks = _watch(backbone, layout, flows)
     try:
-        _run(model, texts, flows, progress)
+        read_through(model, texts, flows.tell, label="importance", progress=progress)
     finally:
         for hook in hooks:
             hook.remove()
     return _scores(backbone, layout, flows)
-
-
-@torch.inference_mode()
-def _run(model: SentenceTransformer, texts: Sequence[str], flows: _Flows, progress: Progress) -> None:
-    ordered = sorted(texts, key=len)
-    with dropping(model, False), progress.task("importance", len(ordered)) as advance:
-        for start in range(0, len(ordered), BATCH):
-            chosen = ordered[start : start + BATCH]
-            features = batch_to_device(model.preprocess(chosen), model.device)
-            flows.real = features["attention_mask"].flatten().bool()
-            model(features)
-            advance(len(chosen))
 
 
 class _Flows:
@@ -111,6 +96,10 @@ class _Flows:
         self.sums: dict[tuple[str, Any], Tensor] = {}
         self.real: Tensor | None = None
         """Which positions of the batch at hand, one text after the other, are tokens and not padding."""
+
+    def tell(self, real: Tensor) -> None:
+        """Which positions of the next batch count."""
+        self.real = real
 
     def add(self, key: tuple[str, Any], states: Tensor) -> None:
         assert self.real is not None

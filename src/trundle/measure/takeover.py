@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
-from trundle.model.modes import dropping
+from trundle.measure.reading import read_through
 from trundle.model.surgery import transformer_of
 from trundle.progress import SILENT, Progress
 
-BATCH = 32
 RIDGE = 1e-4
 """Of the mean moment: keeps neurons apart that never differ."""
 MOST_BYTES = 1 << 31
@@ -29,9 +27,8 @@ def measure_moments(
 ) -> Iterator[tuple[str, Tensor]]:
     """By module: the mean products of all pairs of its inputs and a one, over the tokens of texts; as many at a time as fit."""
     backbone = transformer_of(model).model
-    ordered = sorted(texts, key=len)
     for group in _groups(backbone, modules):
-        sums, count = _pass(model, backbone, ordered, group, progress)
+        sums, count = _sums(model, backbone, texts, group, progress)
         for name in group:
             yield name, sums.pop(name).div_(count)
 
@@ -43,7 +40,7 @@ def taken_over(
     ones = moments.shape[0] - 1
     inputs = torch.tensor([*kept, ones] if shifts else kept, device=moments.device)
     between = moments[inputs][:, inputs].clone()
-    between.diagonal()[: len(kept)].add_(RIDGE * moments.diagonal()[:ones].mean())
+    between.diagonal()[: len(kept)].add_(RIDGE * moments.diagonal()[:ones].mean().clamp_min(RIDGE))
     wanted = moments[inputs][:, :ones] @ weight.to(moments).T
     solved = torch.linalg.solve(between, wanted).T
     gain = solved[:, -1] if shifts else torch.zeros(len(weight), dtype=solved.dtype, device=solved.device)
@@ -68,22 +65,25 @@ def _inputs_of(module: nn.Module) -> int:
     return module.in_features if isinstance(module, nn.Linear) else len(module.get_parameter("weight"))
 
 
-@torch.no_grad()
-def _pass(
+def _sums(
     model: SentenceTransformer,
     backbone: nn.Module,
     texts: Sequence[str],
     modules: Sequence[str],
     progress: Progress,
 ) -> tuple[dict[str, Tensor], int]:
+    """The products of each module's inputs, summed over all tokens, and how many tokens these were."""
     sums: dict[str, Tensor] = {}
-    real: Tensor | None = None
-    count = 0
+    masks: list[Tensor] = []
+    counts: list[int] = []
+
+    def tell(real: Tensor) -> None:
+        masks[:] = [real]
+        counts.append(int(real.sum()))
 
     def listen(name: str) -> Callable[..., None]:
         def hook(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            assert real is not None
-            states = inputs[0].flatten(0, -2)[real].float()
+            states = inputs[0].flatten(0, -2)[masks[0]].float()
             states = torch.cat([states, states.new_ones(len(states), 1)], dim=1)
             found = states.T @ states
             found = found.cpu().double() if found.device.type == "mps" else found.double()
@@ -93,15 +93,8 @@ def _pass(
 
     hooks = [backbone.get_submodule(name).register_forward_pre_hook(listen(name)) for name in modules]
     try:
-        with dropping(model, False), progress.task("what neurons share", len(texts)) as advance:
-            for start in range(0, len(texts), BATCH):
-                chosen = list(texts[start : start + BATCH])
-                features = batch_to_device(model.preprocess(chosen), model.device)
-                real = features["attention_mask"].flatten().bool()
-                count += int(real.sum())
-                model(features)
-                advance(len(chosen))
+        read_through(model, texts, tell, label="what neurons share", progress=progress)
     finally:
         for hook in hooks:
             hook.remove()
-    return sums, count
+    return sums, sum(counts)

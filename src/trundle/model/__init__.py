@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from trundle.model.matrices import has_bias as has_bias
     from trundle.model.matrices import prunable as prunable
     from trundle.model.matrices import put_map as put_map
+    from trundle.model.matrices import says_pruned as says_pruned
     from trundle.model.matrices import weight_of as weight_of
     from trundle.model.matrices import with_zeros as with_zeros
     from trundle.model.merge_tree import NO_MERGES as NO_MERGES
@@ -183,6 +184,7 @@ __getattr__ = lazy(
         "prunable": "matrices",
         "has_bias": "matrices",
         "put_map": "matrices",
+        "says_pruned": "matrices",
         "weight_of": "matrices",
         "with_zeros": "matrices",
     },

@@ -17,8 +17,7 @@ def multiplies_bf16(device: torch.device) -> bool:
 def sound_gradients() -> Iterator[None]:
     """Attention without cuDNN's kernels: with a mask, their gradients are NaN for some lengths.
 
-    Seen with Qwen2.5 and texts of 64 tokens on an H200, torch 2.11 (pytorch/pytorch issue 196678). What torch takes instead
-    is as fast at the lengths of texts.
+    Seen with Qwen2.5 and texts of 64 tokens on an H200, torch 2.11 (pytorch/pytorch issue 196678).
     """
     before: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -42,7 +42,7 @@ LAST_RATE = 0.1
 LOOKS = 20
 """How often a run of known length is validated."""
 ENOUGH = 0.02
-"""A mean distance (a cosine of 0.9998) from which every training that was tried only led away."""
+"""A mean distance (a cosine of 0.9998) from which the trainings that were tried only led away."""
 
 
 class AlignPlan(Plan):

@@ -169,7 +169,8 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
     if plan.neurons is not None:
         kept = [measure.best_neurons(scores, plan.neurons) for scores in neurons_by_layer(scored)]
         small = body.cut(model, body.Cut(mlp=tuple(kept)))
-        texts = texts_of(sides, context) if options.take_over else []
+        # A matrix that was fitted anew has no zeros left to keep.
+        texts = texts_of(sides, context) if options.take_over and not body.says_pruned(model) else []
         if texts:
             take_over(model, small, kept, texts, context)
         left = {name: score.numel() * plan.neurons // (plan.of or 1) for name, score in scored.scores.items()}
