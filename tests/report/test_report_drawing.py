@@ -76,6 +76,16 @@ def test_marks_stand_where_their_values_are() -> None:
     assert "x &lt;" in drawn
 
 
+def test_a_name_without_room_stays_near_its_mark() -> None:
+    plot = Plot(title="", across=Axis(label="", low=0, high=1), up=Axis(label="", low=0, high=1))
+    for number in range(40):
+        plot.dot((0.05 * (number % 8), 0.4 + 0.04 * (number // 8)), "run0")
+    plot.name((0.05, 0.48), "together", "run0")
+    found = re.search(r'text-anchor="(\w+)" x="([\d.]+)"[^>]*>together', plot.svg())
+    assert found is not None
+    assert abs(float(found[2]) - plot.x(0.05)) < 80
+
+
 def test_names_of_close_marks_do_not_cover_each_other() -> None:
     plot = Plot(title="", across=Axis(label="", low=0, high=1), up=Axis(label="", low=0, high=1))
     for point in ((0.5, 0.5), (0.5, 0.52), (0.51, 0.5)):
