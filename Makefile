@@ -48,5 +48,8 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,eval,export,openvino,serve,index,scale,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,export,openvino,serve,index,scale,dev]'
+	@# mteb needs pytrec_eval, which has no wheel for some machines (Linux on ARM): its tests skip there.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --only-binary pytrec_eval-terrier --editable '.[eval]' \
+		|| echo 'The extra eval (mteb) has no wheels for this machine: left out.'
 	touch $@

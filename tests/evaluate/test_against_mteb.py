@@ -6,6 +6,9 @@ import sys
 
 import numpy as np
 import pytest
+
+pytest.importorskip("mteb", reason="the extra eval can't be installed here")
+
 from datasets import Dataset, DatasetDict
 from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
 from mteb.mocks import mock_tasks

