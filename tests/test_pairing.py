@@ -16,7 +16,7 @@ import pico
 from trundle.artifact import read_lineage
 from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput
-from trundle.evaluate import MtebTask, evaluate
+from trundle.evaluate import evaluate
 from trundle.model import embedder, paired
 from trundle.pairing import pair, share_a_space
 from trundle.pipeline import compress
@@ -169,6 +169,8 @@ def test_what_makes_no_pair_is_refused(pico_folders: Callable[[str], Path], tmp_
 def test_mteb_uses_a_pair_as_it_is(pico_model: Callable[[str], SentenceTransformer]) -> None:
     mteb = pytest.importorskip("mteb", reason="the extra eval can't be installed here")
     from mteb.mocks import mock_tasks
+
+    from trundle.evaluate import MtebTask
 
     student, teacher = pico_model("bert"), pico_model("mpnet")
     own = mteb.evaluate(

@@ -225,8 +225,9 @@ def test_no_worker_outlives_its_parent(
 ) -> None:
     """The parent is killed, or stopped with Ctrl-C, while one worker is in the middle of a measure."""
     parent = f"""
-import sys
+import signal, sys
 from trundle.bench.process import Worker
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would have it ignored
 command, request = {command!r}, {request_for("works for ever")!r}
 try:
     with Worker("a", threads=1, timeout=600, command=command) as a:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,13 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import (
+    Dense,
+    Normalize,
+    Pooling,
+    StaticEmbedding,
+    Transformer,
+)
 
 import pico
 from trundle.export import export_model
@@ -37,7 +44,9 @@ def test_every_family_in_openvino(family: str, pico_folders: Callable[[str], Pat
     pytest.importorskip("nncf", reason="needs pip install 'trundle[openvino]'")
     export_model(str(pico_folders(family)), to="openvino", output=tmp_path / "out")
     ours = Encoder(tmp_path / "out", threads=1).encode(TEXTS)
-    np.testing.assert_allclose(ours, reference(pico_folders(family)), atol=1e-5)
+    # On ARM openvino's logarithm puts a distance that is a power of two into the bucket beside its own.
+    exact = family != "mpnet" or platform.machine() in ("x86_64", "AMD64")
+    np.testing.assert_allclose(ours, reference(pico_folders(family)), atol=1e-5 if exact else 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +67,32 @@ def test_every_pooling_and_side(family: str, mode: str, side: str, tmp_path: Pat
     encoder = Encoder(tmp_path / "model")
     assert encoder.dimensions == 24
     np.testing.assert_allclose(encoder.encode(TEXTS), reference(tmp_path / "model"), atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["onnx", "openvino"])
+@pytest.mark.parametrize("size", ["full", "half", "int8"])
+@pytest.mark.parametrize("limit", [None, 12])
+def test_a_static_model(engine: str, size: str, limit: int | None, tmp_path: Path) -> None:
+    """Texts of different lengths in one batch, with and without a limit, none of the tokenizer's own tokens."""
+    if engine == "openvino":
+        pytest.importorskip("nncf", reason="needs pip install 'trundle[openvino]'")
+    tokenizer = pico.model("bert", str(tmp_path / "backbone")).tokenizer.backend_tokenizer
+    tokenizer.no_truncation()
+    if limit is not None:
+        tokenizer.enable_truncation(limit)
+    rows = torch.randn(tokenizer.get_vocab_size(), 48, generator=torch.Generator().manual_seed(4))
+    model = SentenceTransformer(
+        modules=[StaticEmbedding(tokenizer, embedding_weights=rows), Normalize()], device="cpu"
+    )
+    model.save_pretrained(str(tmp_path / "model"))
+    calibrate = [f"{text} {number}" for number in range(9) for text in pico.TEXTS]
+    export_model(str(tmp_path / "model"), to=engine, size=size, calibrate=calibrate, output=tmp_path / "out")
+    wanted = reference(tmp_path / "model")
+    ours = Encoder(tmp_path / "out", threads=2).encode(TEXTS)
+    assert (ours * wanted).sum(axis=1).min() > 0.999
+    np.testing.assert_allclose(ours, wanted, atol={"full": 1e-5, "half": 1e-2, "int8": 5e-3}[size])
+    one_by_one = [Encoder(tmp_path / "out").encode(text) for text in TEXTS]
+    np.testing.assert_allclose(ours, one_by_one, atol=1e-6 if size != "half" else 1e-2)
 
 
 def test_a_chat_template_is_part_of_the_model(tmp_path: Path) -> None:

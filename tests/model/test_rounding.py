@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
 from torch import nn
 
 import pico
@@ -97,20 +98,25 @@ def test_a_model_that_learned_on_the_grid_is_written_without_loss(family: str, t
     assert cost(small).int4_file_bytes == run.after.int4_file_bytes
 
 
-def test_a_static_model_is_refused_by_the_step_and_by_export(tmp_path: Path) -> None:
-    """Nothing can be made of its grid, so nobody shall wait for it to learn there."""
+def test_a_static_model_learns_on_the_grid_and_its_file_holds_it(tmp_path: Path) -> None:
     folder = tmp_path / "teacher"
     pico.model("bert", str(tmp_path / "backbone"), **WIDE).save_pretrained(str(folder))
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     corpus = read_corpus([str(tmp_path / "texts.txt")], seed=0)
     compress(str(folder), single(STEPS["depth"], {"keep": 0}), output=tmp_path / "static", corpus=corpus)
     options = {"steps": 3, "batch_size": 8, "rounding": "int4", "teacher": str(folder)}
-    with pytest.raises(BadInput, match=r"static model can't be exported.*leave rounding out"):
-        compress(
-            str(tmp_path / "static"), single(STEPS["align"], options), output=tmp_path / "x", corpus=corpus
-        )
-    with pytest.raises(BadModel, match="static model has no layers"):
-        export_model(str(tmp_path / "static"), to="onnx", size="int4", calibrate=TEXTS)
+    run = compress(
+        str(tmp_path / "static"), single(STEPS["align"], options), output=tmp_path / "out", corpus=corpus
+    )
+    learned = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    table = learned[0].embedding.weight.detach()
+    assert torch.equal(rounded(table), table)
+    exported = export_model(str(tmp_path / "out"), to="onnx", size="int4", calibrate=TEXTS)
+    np.testing.assert_allclose(
+        Encoder(tmp_path / "out").encode(TEXTS), learned.encode(TEXTS, batch_size=1), atol=1e-5
+    )
+    nodes = exported.file_bytes - run.after.int4_file_bytes
+    assert 0 < nodes < 4096
 
 
 def test_what_has_not_learned_on_the_grid_is_refused_with_the_mend(tmp_path: Path) -> None:

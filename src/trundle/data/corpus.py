@@ -27,6 +27,8 @@ ENVIRONMENT = "environment"
 HELD_OUT_SHARE = 0.15
 ENOUGH_HELD_OUT = 16_000
 """Of a large corpus no more than about this many texts are kept from training."""
+FEW_HELD_OUT, LARGEST_SHARE = 320, 0.25
+"""Of a small one about this many are, so that a measurement means something, up to this share of it."""
 
 Part = Literal["train", "validation", "held_out"]
 MOST_KEPT_FIRST: tuple[Part, ...] = ("held_out", "validation", "train")
@@ -186,7 +188,7 @@ class KeptBack:
         for text in texts:
             self.count += 1
             drawn = draw(text.text, self._seed)
-            if drawn < HELD_OUT_SHARE and drawn < self.share:
+            if drawn < self.share:
                 found.append((drawn, text))
                 if len(found) >= full:
                     found[:] = [(drawn, text) for drawn, text in found if drawn < self.share]
@@ -200,7 +202,8 @@ class KeptBack:
 
 def kept_back(texts: int) -> float:
     """What share of so many texts is not trained on."""
-    return min(HELD_OUT_SHARE, ENOUGH_HELD_OUT / max(texts, 1))
+    texts = max(texts, 1)
+    return min(max(HELD_OUT_SHARE, FEW_HELD_OUT / texts), LARGEST_SHARE, ENOUGH_HELD_OUT / texts)
 
 
 def part_of(text: str, share: float, seed: int) -> Part:

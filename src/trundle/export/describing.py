@@ -8,6 +8,7 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from tokenizers import Tokenizer
 
 from trundle.errors import BadModel
 from trundle.model import normalises, static_table
@@ -19,14 +20,15 @@ OWN_TOKENIZER = "encoder_tokenizer.json"
 
 MARK = "marked place"
 
+UNLIMITED = 1_000_000
+"""Tokens of a text that a model without a limit reads; the rest is left out."""
+
 NOT_TOKENIZING = {"padding", "truncation"}
 """How the tokenizer was last asked to fill up and cut; the runtime asks in its own way."""
 
 
 def describe(model: SentenceTransformer) -> Description:
     """Everything but the graphs."""
-    if static_table(model) is not None:
-        raise BadModel("a static model has no layers to make a graph of; use it as it is")
     if any(isinstance(module, Pooling) and not module.include_prompt for module in model) and any(
         model.prompts.values()
     ):
@@ -34,7 +36,13 @@ def describe(model: SentenceTransformer) -> Description:
             "the model leaves its prompts out of pooling, which a graph of token ids can't know; "
             "set include_prompt to true"
         )
-    width, longest = model.get_embedding_dimension(), model.max_seq_length
+    static = static_table(model)
+    width = model.get_embedding_dimension()
+    longest = (
+        model.max_seq_length
+        if static is None
+        else (static.tokenizer.truncation or {}).get("max_length", UNLIMITED)
+    )
     if width is None or longest is None:
         raise BadModel(
             "the model does not say how wide its vectors are and how many tokens it takes; set both"
@@ -50,7 +58,8 @@ def describe(model: SentenceTransformer) -> Description:
         dimensions=width,
         normalised=normalises(model),
         max_tokens=longest,
-        pad_id=int(model.tokenizer.pad_token_id or 0),
+        special_tokens=static is None,
+        pad_id=0 if static is not None else int(model.tokenizer.pad_token_id or 0),
         prompts={name: prompt or "" for name, prompt in model.prompts.items()},
         parameters=sum(weight.numel() for weight in model.parameters()),
         default_prompt=model.default_prompt_name,
@@ -71,7 +80,8 @@ def chat_frame(model: SentenceTransformer) -> tuple[str, str]:
 
 def place_tokenizer(model: SentenceTransformer, folder: Path) -> str:
     """The name of a file in `folder` that reads texts as the model does; written if there is none yet."""
-    backend = getattr(model.tokenizer, "backend_tokenizer", None)
+    own = model.tokenizer
+    backend = own if isinstance(own, Tokenizer) else getattr(own, "backend_tokenizer", None)
     if backend is None:
         raise BadModel(
             "the model's tokenizer is not one of the tokenizers library; save it as tokenizer.json"

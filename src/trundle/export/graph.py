@@ -1,6 +1,6 @@
 """The whole model as one function of token ids, traced into an ONNX file.
 
-What this is not: it knows no architecture. Whatever the modules of a SentenceTransformer do between token ids and
+What this is not: it knows no architecture, and of static models only that a text is the mean of its tokens' rows. Whatever the modules of a SentenceTransformer do between token ids and
 `sentence_embedding` (a map of ids, the backbone, pooling, dense layers, normalisation) is traced as it is.
 """
 
@@ -17,11 +17,12 @@ from typing import Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor, nn
 
 from trundle.errors import BadModel
 from trundle.export import large
-from trundle.model import transformer_of
+from trundle.model import static_table, token_rows, transformer_of
 
 OPSET = 18
 """Old enough for fastembed, transformers.js and text-embeddings-inference as they are installed today."""
@@ -36,7 +37,7 @@ Tracer = Literal["torchscript", "dynamo"]
 class Whole(nn.Module):
     """A SentenceTransformer as a function of tensors alone."""
 
-    def __init__(self, model: SentenceTransformer, *, with_types: bool) -> None:
+    def __init__(self, model: SentenceTransformer, *, with_types: bool = False) -> None:
         super().__init__()
         self.model = model
         self.input_names = ("input_ids", "attention_mask", *(("token_type_ids",) if with_types else ()))
@@ -52,8 +53,32 @@ class Whole(nn.Module):
         return done[SENTENCES], done[TOKENS]
 
 
+class WholeStatic(Whole):
+    """A static model as a function of padded rows of ids, where the model itself takes all texts end to end."""
+
+    def __init__(self, model: SentenceTransformer, table: StaticEmbedding) -> None:
+        super().__init__(model)
+        self.table = table
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor]:
+        """Vectors of texts, and of their tokens."""
+        rows = nn.functional.embedding(input_ids, self.table.embedding.weight)
+        counted = attention_mask[:, :, None].to(rows.dtype)
+        done = {SENTENCES: (rows * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)}
+        for module in list(self.model)[1:]:
+            done = module(done)
+        return done[SENTENCES], rows
+
+
 def whole(model: SentenceTransformer) -> Whole:
     """The model ready to be traced; it shares its weights with `model`."""
+    if (table := static_table(model)) is not None:
+        return WholeStatic(model, table).eval()
     backbone = getattr(model[0], "model", None)
     if not isinstance(backbone, nn.Module):
         raise BadModel("a model without a transformer inside can't be exported; use it as it is")
@@ -64,7 +89,7 @@ def whole(model: SentenceTransformer) -> Whole:
 
 def example_inputs(graph: Whole, *, texts: int = 2, tokens: int = 8) -> tuple[Tensor, ...]:
     """Made-up ids: two rows, the second shorter, so that tracing sees padding."""
-    vocabulary = graph.model.tokenizer.vocab_size
+    vocabulary = token_rows(graph.model)
     ids = torch.arange(texts * tokens).reshape(texts, tokens) % max(1, vocabulary - 10) + min(
         5, vocabulary - 1
     )
@@ -114,8 +139,12 @@ def write_onnx(graph: Whole, path: Path, *, tracer: Tracer) -> None:
 def plain_attention(model: SentenceTransformer) -> Iterator[None]:
     """Attention as two products and a softmax while the block runs: the form that runtimes know how to fuse.
 
-    The form torch prefers is traced with a search for NaN in every row, which costs as much as the softmax itself.
+    The form torch prefers is traced with a search for NaN in every row, which costs as much as the softmax itself. A static
+    model has none.
     """
+    if static_table(model) is not None:
+        yield
+        return
     backbone = transformer_of(model).model
     before = backbone.config._attn_implementation
     backbone.set_attn_implementation("eager")

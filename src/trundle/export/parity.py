@@ -87,7 +87,7 @@ def check_tokens(
 ) -> None:
     """Refuse a model whose texts reach it otherwise than through its tokenizer alone."""
     for text, ids in zip(texts, read(texts), strict=True):
-        wanted = model.preprocess([text])["input_ids"][0].tolist()
+        wanted = model.preprocess([text])["input_ids"].flatten().tolist()
         if ids != wanted:
             first = next(
                 (place for place, pair in enumerate(zip(ids, wanted, strict=False)) if pair[0] != pair[1]),

@@ -42,6 +42,8 @@ def worst_products(path: Path, samples: Sequence[Inputs]) -> list[str]:
     """Names of all products with fixed matrices, the one that int8 distorts most first."""
     model = onnx.load(path)
     known = products(model)
+    if not known:
+        return []
     wanted = {source for source, _ in known.values()}
     present = {each.name for each in model.graph.output} | {each.name for each in model.graph.input}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(wanted - present))

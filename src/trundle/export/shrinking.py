@@ -113,8 +113,9 @@ def make_int8(making: Making, texts: Sequence[str], *, limits: Limits, older_cpu
     calibration, measured = spread(calibration, CALIBRATED_ON), spread(measured, MEASURED_ON)
     samples = _samples(making.traced, read(calibration))
     reference = torch_vectors(making.model, measured)
-    making = replace(making, graph=replace(making.graph, one_by_one=making.graph.engine == "onnx"))
     order = worst_products(making.traced, spread(samples, PROBED_WITH))
+    rounds_inputs = making.graph.engine == "onnx" and bool(order)
+    making = replace(making, graph=replace(making.graph, one_by_one=rounds_inputs))
     tried = []
     for keep in keep_in_turn(order):
         with making.progress.task(f"int8, {len(keep)} of {len(order)} products in float", None):

@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from trundle.model.reorder import Orders as Orders
     from trundle.model.reorder import reordered as reordered
     from trundle.model.rounding import BLOCK as BLOCK
-    from trundle.model.rounding import check_can_round as check_can_round
     from trundle.model.rounding import computing_on_grid as computing_on_grid
     from trundle.model.rounding import fits_grid as fits_grid
     from trundle.model.rounding import grid_bytes as grid_bytes
@@ -146,7 +145,6 @@ __getattr__ = lazy(
         "computing_on_grid": "rounding",
         "fits_grid": "rounding",
         "grid_bytes": "rounding",
-        "check_can_round": "rounding",
         "grid_weights": "rounding",
         "on_grid": "rounding",
         "put_on_grid": "rounding",

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from trundle.errors import BadInput
 from trundle.model.anatomy import Conv1D
 from trundle.model.layout import layout_of
 from trundle.model.static import static_table
@@ -47,23 +47,13 @@ def rounded(matrix: Tensor) -> Tensor:
     return (codes * scales).flatten(-2).to(matrix.dtype)
 
 
-def check_can_round(model: SentenceTransformer) -> None:
-    """Refuse a model no graph is made of: only a graph holds four bits a weight."""
-    if static_table(model) is not None:
-        raise BadInput(
-            "a static model can't be exported, so an int4 file will not hold it; leave rounding out"
-        )
-
-
 def grid_weights(model: SentenceTransformer) -> list[tuple[nn.Parameter, bool]]:
     """The token table and every matrix that is multiplied by, each with whether its inputs lie along the first axis."""
-    found: list[tuple[nn.Parameter, bool]] = []
-    backbone = transformer_of(model).model
-    for parameter in layout_of(backbone).parameters:
-        looked_up = len(parameter.axes) == 2 and parameter.axes[0] == "vocab"
-        if looked_up or (parameter.multiplies and parameter.part != "pooler"):
-            weight = backbone.get_parameter(parameter.name)
-            found.append((weight, isinstance(parameter.member, Conv1D)))
+    table = static_table(model)
+    if table is None:
+        found = _backbone_weights(transformer_of(model).model)
+    else:
+        found = [(weight, False) for weight in table.parameters()]
     for module in list(model)[1:]:
         found += [(weight, False) for weight in module.parameters() if weight.ndim == 2]
     return [
@@ -73,8 +63,20 @@ def grid_weights(model: SentenceTransformer) -> list[tuple[nn.Parameter, bool]]:
     ]
 
 
+def _backbone_weights(backbone: PreTrainedModel) -> list[tuple[nn.Parameter, bool]]:
+    found: list[tuple[nn.Parameter, bool]] = []
+    for parameter in layout_of(backbone).parameters:
+        looked_up = len(parameter.axes) == 2 and parameter.axes[0] == "vocab"
+        if looked_up or (parameter.multiplies and parameter.part != "pooler"):
+            weight = backbone.get_parameter(parameter.name)
+            found.append((weight, isinstance(parameter.member, Conv1D)))
+    return found
+
+
 def token_rows(model: SentenceTransformer) -> int:
     """How many rows the token table has."""
+    if (table := static_table(model)) is not None:
+        return int(table.num_embeddings)
     return layout_of(transformer_of(model).model).sizes["vocab"]
 
 

@@ -47,6 +47,8 @@ class Description:
     pad_id: int
     parameters: int
     tokenizer: str = "tokenizer.json"
+    special_tokens: bool = True
+    """Whether the tokenizer puts its own before and after a text; a static model does without."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     before: str = ""

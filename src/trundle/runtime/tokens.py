@@ -35,7 +35,9 @@ class Reader:
         """The token ids of each text, cut at what the model takes, special tokens included."""
         before, after = self._description.before, self._description.after
         if not before and not after:
-            return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts))]
+            special = self._description.special_tokens
+            read = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)
+            return [encoding.ids for encoding in read]
         framed = [before + text + after for text in texts]
         rows = self._tokenizer.encode_batch_fast(framed, add_special_tokens=False)
         return [self._ended(encoding.ids) for encoding in rows]

@@ -82,8 +82,6 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
         train.check_compiler()
         if body.static_table(model) is not None:
             raise BadInput("a static model has no layers to compile; leave compile out")
-    if options.rounding == "int4":
-        body.check_can_round(model)
     if options.steps != 0:
         body.check_prompts_are_pooled(model, teacher.prompts)
     if options.loss != "leaf":
