@@ -40,12 +40,14 @@ def test_what_is_predicted_is_what_the_steps_make(
     found = list_candidates(load(folder), str(folder), dimensions=WIDTH, precision="float32")
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(f"{text} {number}" for text in TEXTS for number in range(30)))
-    wanted = [
+    cut = [
         each
         for each in found
         if each.layers == 2 and each.neurons == 24 and each.tokens < each.whole.sizes["vocab"]
-    ][:2]
-    assert wanted
+    ]
+    static = [each for each in found if not each.layers]
+    wanted = [*cut[:2], static[0], static[-1]]
+    assert len(wanted) == 4
     for number, each in enumerate(wanted):
         steps = [*each.steps(), {"align": {"steps": 0}}]
         run = compress(

@@ -64,6 +64,20 @@ def test_the_best_that_fits_is_trained_exported_and_written(
 
 
 @pytest.mark.usefixtures("quick")
+def test_where_no_layer_fits_a_static_model_does(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
+) -> None:
+    folder, output = pico_folders("bert"), tmp_path / "small"
+    outcome = compress_to_budget(str(folder), ["0.1ms"], output=output, corpus=corpus, minutes=0.1)
+    assert {each.candidate.layers for each in outcome.tried} == {0}
+    assert outcome.chosen.candidate.tokens == outcome.chosen.candidate.whole.sizes["vocab"]
+    assert Encoder(output).encode("a text").shape == (32,)
+    lineage = read_lineage(output)
+    assert lineage is not None
+    assert {step["step"] for step in lineage["steps"]} == {"depth", "align"}
+
+
+@pytest.mark.usefixtures("quick")
 def test_when_the_time_for_trials_is_gone_the_best_so_far_is_taken(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +119,7 @@ def test_budgets_that_make_no_sense_are_told_so(pico_folders: Callable[[str], Pa
     folder = str(pico_folders("bert"))
     with pytest.raises(BadInput, match=r"as it is .* nothing was done; ask for less"):
         compress_to_budget(folder, ["1GB"], output=None, corpus=corpus, dry_run=True)
-    with pytest.raises(BadInput, match=r"the smallest is 1 of 4 layers, .* allow that much"):
+    with pytest.raises(BadInput, match=r"the smallest is no layers \(static\), .* allow that much"):
         compress_to_budget(folder, ["1kB"], output=None, corpus=corpus, dry_run=True)
     with pytest.raises(BadInput, match="say where the result goes"):
         compress_to_budget(folder, ["2x"], output=None, corpus=corpus)
@@ -127,7 +141,8 @@ def test_a_model_that_fits_once_it_is_int8_is_only_exported(
 
 def test_speed_is_told_from_what_was_timed(pico_folders: Callable[[str], Path]) -> None:
     real = Speed(fixed=0.5, attention=2e-6, mlp=3e-6)
-    found = space.list_candidates(load(pico_folders("bert")), "", dimensions=32, precision="float32")
+    listed = space.list_candidates(load(pico_folders("bert")), "", dimensions=32, precision="float32")
+    found = [each for each in listed if each.layers]
     costs = [found[0].cost, found[-1].cost, found[len(found) // 2].cost]
     told = fit(costs, [real.milliseconds(each) for each in costs])
     for each in found:

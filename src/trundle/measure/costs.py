@@ -135,9 +135,12 @@ def predict(
     return _cost(after, [*kept, _dense(*dense, itemsize=after.parameters[0].itemsize)], length)
 
 
-def predict_static(model: SentenceTransformer, *, length: int = LENGTH) -> Cost:
-    """What the model would cost with no layers left: one vector a token."""
-    return _static_cost(static_shape(model), _itemsize(model), [], length)
+def predict_static(
+    model: SentenceTransformer, *, rows: int | None = None, width: int | None = None, length: int = LENGTH
+) -> Cost:
+    """What the model would cost with no layers left: one vector a token, of all its tokens and its width if nothing is said."""
+    shape = static_shape(model)
+    return _static_cost((rows or shape[0], width or shape[1]), _itemsize(model), [], length)
 
 
 def _predict_static(model: SentenceTransformer, dense: tuple[int, int] | None, length: int) -> Cost:

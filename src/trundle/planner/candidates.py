@@ -1,7 +1,8 @@
 """Every model the steps could make of this one, as plain data, sized before any is made.
 
 The grid is small on purpose. A candidate that another one beats or equals in everything that is kept, and that fits just
-as well, is no candidate: what stays is the edge of the budget, where one thing can only be had for another. Int8 is no
+as well, is no candidate: what stays is the edge of the budget, where one thing can only be had for another. A static model, with no
+layers at all, promises least, and is there for budgets that no layer fits into. Int8 is no
 question: it costs little, a gate sees to that, and a quarter of the bytes buys four times the model. Int4 has to be learned with, and
 buys twice the model again.
 """
@@ -9,7 +10,7 @@ buys twice the model again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
@@ -17,8 +18,8 @@ from typing import Any, Literal
 from sentence_transformers import SentenceTransformer
 
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.measure import Cost, predict
-from trundle.model import has_token_map, read_vocabulary
+from trundle.measure import Cost, predict, predict_static
+from trundle.model import has_token_map, read_vocabulary, static_shape
 from trundle.model.layout import Layout, layout_of
 from trundle.model.surgery import transformer_of
 from trundle.planner.budget import Budget
@@ -80,7 +81,7 @@ class Candidate:
     def name(self) -> str:
         """What is kept, in a few words."""
         sizes = self.whole.sizes
-        told = [f"{self.layers} of {self.whole.layers} layers"]
+        told = [f"{self.layers} of {self.whole.layers} layers" if self.layers else "no layers (static)"]
         if self.tokens < sizes["vocab"]:
             told.append(f"{self.tokens:,} tokens")
         if self.width != 1:
@@ -96,8 +97,8 @@ class Candidate:
         return (
             Fraction(self.layers, self.whole.layers),
             Fraction(self.tokens, sizes["vocab"]),
-            Fraction(self.neurons, sizes["mlp"]),
-            self.width,
+            Fraction(self.neurons, sizes["mlp"]) if self.layers else Fraction(0),
+            self.width if self.layers else Fraction(0),
             Fraction(1, 2) if self.precision == "int4" else Fraction(1),
         )
 
@@ -134,13 +135,13 @@ def list_candidates(
 ) -> list[Candidate]:
     """The whole grid of cuts the model can take, each with a linear map into `dimensions`.
 
-    The teacher as it is needs no map, a student's backbone as it is does.
+    The teacher as it is needs no map, a student's backbone as it is does. A static model's goes into its table.
     """
     layout = layout_of(transformer_of(model).model)
     sizes = layout.sizes
     grid = itertools.product(
         _counts(layout.layers, LAYERS, at_least=1),
-        _token_counts(model, sizes["vocab"]),
+        (token_counts := _token_counts(model, sizes["vocab"])),
         _counts(sizes["mlp"], NEURONS, at_least=1),
         WIDTHS,
     )
@@ -178,7 +179,34 @@ def list_candidates(
                 untouched=untouched,
             )
         )
+    for tokens, cost in _static_costs(model, token_counts, dimensions):
+        found.append(
+            Candidate(
+                base=base,
+                layers=0,
+                tokens=tokens,
+                neurons=sizes["mlp"],
+                width=WIDTHS[0],
+                precision=precision,
+                cost=cost,
+                whole=layout,
+            )
+        )
     return found
+
+
+def _static_costs(
+    model: SentenceTransformer, counts: Sequence[int], dimensions: int
+) -> Iterator[tuple[int, Cost]]:
+    """Static models of so many tokens; none where the tokenizer can't be a static model's."""
+    if has_token_map(model):
+        return
+    try:
+        rows, _ = static_shape(model)
+    except BadModel:
+        return
+    for tokens in counts:
+        yield tokens, predict_static(model, rows=min(rows, tokens), width=dimensions)
 
 
 def edge(

@@ -169,6 +169,8 @@ class Trials:
         candidate = tried.candidate
         align: dict[str, Any] = {"minutes": seconds / 60, "texts": self.texts}
         align |= GPU_PACE if torch.cuda.is_available() else CPU_PACE
+        if not candidate.layers:
+            align.pop("learning_rate", None)  # a table learns faster, which `align` knows
         if rounds or candidate.base != self.source or not candidate.steps():
             align["teacher"] = self.source
         if candidate.precision == "int4":

@@ -25,7 +25,7 @@ import trundle.model as body
 import trundle.train as train
 from trundle.errors import BadInput
 from trundle.steps.align_extras import calibration, watch_margin
-from trundle.steps.align_options import AlignOptions
+from trundle.steps.align_options import RATE, STATIC_RATE, AlignOptions
 from trundle.steps.align_texts import RIDGE_TEXTS, augmentations, counts, targets_for
 from trundle.steps.contract import Applied, Context, Plan, Step
 from trundle.steps.learning import learn
@@ -149,7 +149,8 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         progress=context.progress,
     )
     looks = 0 if task.validation is None else task.validation.order.per_epoch
-    settings = settings_for(options, task.batches.order.per_epoch, looks, context.seed)
+    rate = RATE if body.static_table(student) is None else STATIC_RATE
+    settings = settings_for(options, task.batches.order.per_epoch, looks, context.seed, usual_rate=rate)
     learned_from = [part.folder.name for part in (targets, validation) if part is not None]
     with train.compiled_blocks(body.transformer_of(student).model) if options.compile else nullcontext():
         learned = learn(
@@ -212,7 +213,9 @@ def _started(
     }
 
 
-def settings_for(options: AlignOptions, epoch_steps: int, validation_steps: int, seed: int) -> Any:
+def settings_for(
+    options: AlignOptions, epoch_steps: int, validation_steps: int, seed: int, *, usual_rate: float = RATE
+) -> Any:
     """Validation comes a few times in a run, but never so often that it takes a large part of it."""
     steps = options.steps
     if steps is None and options.minutes is None:
@@ -221,7 +224,7 @@ def settings_for(options: AlignOptions, epoch_steps: int, validation_steps: int,
     return train.TrainSettings(
         steps=steps,
         minutes=options.minutes,
-        learning_rate=options.learning_rate,
+        learning_rate=options.learning_rate or usual_rate,
         warmup=options.warmup,
         dropout=options.dropout,
         precision=train.precision_for(options.precision),

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from trundle.steps.contract import Options
 
+RATE, STATIC_RATE = 1e-4, 1e-3
+
 
 class AlignOptions(Options):
     """Whose space, from which texts, and for how long."""
@@ -37,8 +39,11 @@ class AlignOptions(Options):
         1.0, gt=0, allow_inf_nan=False, description="How often a query comes, compared with another text."
     )
     batch_size: int = Field(32, ge=1, description="Texts per step; small batches win.")
-    learning_rate: float = Field(
-        1e-4, gt=0, allow_inf_nan=False, description="The highest learning rate; it falls to a tenth."
+    learning_rate: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description=f"The highest learning rate; it falls to a tenth. Default: {RATE:g}, for a static model {STATIC_RATE:g}.",
     )
     warmup: int = Field(0, ge=0, description="Steps in which the learning rate rises.")
     start: Literal["ridge", "random", "keep"] = Field(

@@ -159,7 +159,7 @@ def _align_lesson(
         texts=asked.texts,
         augment=asked.augment,
         batch_size=asked.batch_size or 32,
-        learning_rate=asked.learning_rate or 1e-4,
+        learning_rate=asked.learning_rate,
         warmup=asked.warmup,
         precision=asked.precision,
     )
