@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from trundle.errors import BadRecipe
 from trundle.steps.catalogue import STEPS
@@ -135,15 +136,36 @@ def make_options(step: Step[Any, Any], given: Mapping[str, Any]) -> Options:
             raise BadRecipe(f"{step.name} has no option {key!r}; {_instead(str(key), known)}")
     try:
         checked: Options = step.options.model_validate(dict(given))
-    except (ValidationError, ValueError, ZeroDivisionError) as error:
-        if not isinstance(error, ValidationError):
-            raise BadRecipe(
-                f"{step.name} has an option that can't be read ({error}); give a number"
-            ) from error
+    except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"][:1])
-        raise BadRecipe(f"{step.name}.{place} can't be {first['input']!r}: {first['msg'].lower()}") from error
+        raise BadRecipe(f"{step.name}.{place} can't be {first['input']!r}; {_mend(first)}") from error
     return checked
+
+
+def _mend(wrong: ErrorDetails) -> str:
+    """What to give instead, in our words."""
+    limits = wrong.get("ctx", {})
+    match wrong["type"]:
+        case "int_parsing" | "int_type" | "int_from_float":
+            return "give a whole number"
+        case "float_parsing" | "float_type" | "finite_number":
+            return "give a number"
+        case "bool_parsing" | "bool_type":
+            return "say true or false"
+        case "literal_error":
+            return f"give {limits['expected']}"
+        case "greater_than":
+            return f"give more than {limits['gt']:g}"
+        case "greater_than_equal":
+            return f"give {limits['ge']:g} or more"
+        case "less_than":
+            return f"give less than {limits['lt']:g}"
+        case "less_than_equal":
+            return f"give {limits['le']:g} or less"
+        case "value_error":
+            return str(limits["error"])
+    return wrong["msg"].lower()
 
 
 def _row(row: object, name: str) -> tuple[str, dict[str, Any]]:

@@ -48,7 +48,8 @@ def step_verb(step: Step[Any, Any]) -> Callable[..., None]:
     def verb(model: str, **given: Any) -> None:
         from trundle.recipe import single
 
-        chosen = {name: value for name in options if (value := given.pop(name)) is not None}
+        asked = {name: given.pop(name) for name in options}
+        chosen = {name: _number(options[name], value) for name, value in asked.items() if value is not None}
         carry_out(model, single(step, chosen), **given)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -72,12 +73,27 @@ def step_verb(step: Step[Any, Any]) -> Callable[..., None]:
 def _flag(field: FieldInfo) -> Any:
     """The flag of one option; its own default is shown but not set, so that only what was given is passed on."""
     kind = _plain(field.annotation)
-    default = "" if field.default is None or field.is_required() else f" [default: {field.default}]"
-    return Annotated[kind | None, typer.Option(help=f"{field.description}{default}", show_default=False)]
+    default = "" if field.default in (None, "") or field.is_required() else f" [default: {field.default}]"
+    told = "|".join(get_args(kind)) if get_origin(kind) is Literal else kind.__name__
+    option = typer.Option(
+        help=f"{field.description}{default}",
+        show_default=False,
+        metavar=None if kind is bool else f"<{told}>",
+    )
+    return Annotated[(bool if kind is bool else str) | None, option]
+
+
+def _number(field: FieldInfo, value: Any) -> Any:
+    """A number as one; what is none, or no choice, is left for the options class, which says in one sentence what to give."""
+    kind = _plain(field.annotation)
+    try:
+        return kind(value) if kind in (int, float) else value
+    except ValueError:
+        return value
 
 
 def _plain(annotation: Any) -> Any:
-    """The type typer parses; whatever it can't is left as text for the options class to read."""
+    """What a person gives; whatever is no plain value is text for the options class to read."""
     if get_origin(annotation) in (Union, types.UnionType):
         choices = [choice for choice in get_args(annotation) if choice is not type(None)]
         return _plain(choices[0]) if len(choices) == 1 else str

@@ -134,11 +134,13 @@ class Step(Generic[O, P]):
 
 def exact_fraction(value: object) -> object:
     """Read '30%', '1/3' and 0.3 as the exact fraction a person means: 0.9 is nine tenths, not its binary neighbour."""
-    if isinstance(value, str) and value.strip().endswith("%"):
-        return Fraction(value.strip().removesuffix("%")) / 100
-    if isinstance(value, str | int | float) and not isinstance(value, bool):
-        return Fraction(str(value).strip())
-    return value
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return value
+    written = str(value).strip()
+    try:
+        return Fraction(written.removesuffix("%")) / (100 if written.endswith("%") else 1)
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError("give a share such as 30%, 1/3 or 0.3") from error
 
 
 ExactFraction = Annotated[Fraction, BeforeValidator(exact_fraction), PlainSerializer(str)]
