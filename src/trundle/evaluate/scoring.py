@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import PurePath
 from typing import Any, Literal
 
 from trundle.artifact import VERSIONED, versions
@@ -87,7 +88,8 @@ def _score(
     scores = task.run(model if teacher is None else asymmetric(model, teacher), seed=seed)
     seconds = time.perf_counter() - began
     mode: Mode = "standard" if teacher is None else "asymmetric"
-    progress.say(f"{task.name} ({mode}, {scores.split}): {scores.main} {scores.measures[scores.main]:.4f}")
+    who, measured = PurePath(model.name).name, f"{scores.main} {scores.measures[scores.main]:.4f}"
+    progress.say(f"{who}, {task.name} ({mode}, {scores.split}): {measured}")
     return Result(
         task=task.name,
         kind=task.kind,

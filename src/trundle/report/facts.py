@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trundle.report.axes import colour
-from trundle.report.figures import NOTHING, count, megabytes, milliseconds, percent, rate, thousandths, times
+from trundle.report.figures import count, megabytes, milliseconds, percent, rate, short, thousandths
 from trundle.report.markup import paragraph, table
 from trundle.report.records import Report, Run
 
@@ -102,8 +102,9 @@ def facts(report: Report) -> str:
 
 
 def _ratio(large: float | None, small: float | None) -> str:
-    ratio = times(large, small)
-    return "" if ratio == NOTHING else f"\n÷ {ratio.removesuffix('×')}"
+    if not large or not small:
+        return ""
+    return f"\n× {short(small / large)}" if small > large else f"\n÷ {short(large / small)}"
 
 
 def notes(report: Report) -> str:

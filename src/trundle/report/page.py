@@ -80,12 +80,13 @@ def _headline(report: Report) -> str:
     run, teacher = report.runs[0], report.teacher
     tiles: list[tuple[str, str]] = []
     size = teacher.bytes if teacher else None
-    ratio = times(size, run.form.bytes)
-    tiles.append(
-        (ratio, f"smaller: {megabytes(size)} → {megabytes(run.form.bytes)}")
-        if size
-        else (megabytes(run.form.bytes), "weights")
-    )
+    now = run.form.bytes
+    if size and now:
+        larger = now > size  # as a pair is, which holds its teacher too
+        ratio = times(now, size) if larger else times(size, now)
+        tiles.append((ratio, f"{'larger' if larger else 'smaller'}: {megabytes(size)} → {megabytes(now)}"))
+    else:
+        tiles.append((megabytes(now), "weights"))
     speed, slow = report.of(run).speed, teacher.speed if teacher else None
     if speed and slow:
         tiles.append(
