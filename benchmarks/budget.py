@@ -55,7 +55,7 @@ def main() -> None:
             texts = workload().short + workload().long
             sizes.append(export_graph(folder, "int8", calibrate=texts, limits=ANY_LOSS))
             folders.append(folder)
-        times = time_queries(folders)
+        times = [each.milliseconds for each in time_queries(folders)]
     print(
         f"{'candidate':62} {'bytes told':>12} {'measured':>12} {'off':>8} {'ms told':>8} {'measured':>9} {'off':>7}"
     )

@@ -20,6 +20,7 @@ from trundle.data.sampling import sample
 from trundle.embedder import Embedder
 from trundle.errors import MissingExtra
 from trundle.evaluate import Fidelity, KnownItemTask, evaluate, measure_fidelity
+from trundle.evaluate.encoding import Memory
 from trundle.evaluate.fidelity import queries_and_documents
 from trundle.planner import Outcome, compress_to_budget
 from trundle.progress import SILENT, Progress
@@ -94,8 +95,9 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
     task = KnownItemTask(
         name="find the documentation", pairs=[(pair.query, pair.document) for pair in measured]
     )
-    alone = evaluate(large, [task], progress=progress)
-    beside = evaluate(small, [task], documents=large, progress=progress)
+    memory = Memory(progress)
+    alone = evaluate(large, [task], memory=memory, progress=progress)
+    beside = evaluate(small, [task], documents=large, memory=memory, progress=progress)
     queries, documents = queries_and_documents(list(as_texts(measured)))
     speed = bench(
         [str(model), str(output)],
@@ -106,13 +108,13 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
         progress=progress,
     )
     made = make_report(
-        [output], teacher=str(model), data=[ENVIRONMENT], texts=MEASURED_PAIRS, progress=progress
+        [output], teacher=str(model), data=[ENVIRONMENT], texts=MEASURED_PAIRS, raced=speed, progress=progress
     )
     page, _ = write_report(made, output / "report.html")
     return DemoResult(
         outcome=outcome,
         ndcg={"original": alone[0].score} | {result.mode: result.score for result in beside},
-        fidelity=measure_fidelity(small, large, queries, documents, progress=progress),
+        fidelity=measure_fidelity(small, large, queries, documents, memory=memory, progress=progress),
         speed=speed,
         pairs=(len(train), len(measured)),
         output=output,

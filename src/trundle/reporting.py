@@ -26,6 +26,7 @@ from trundle.report.records import Report, Run, Speed, Teacher
 from trundle.report.side_files import weigh
 
 if TYPE_CHECKING:
+    from trundle.bench import BenchResult
     from trundle.evaluate import Task
 
 PAGES = (".html", ".htm")
@@ -41,10 +42,14 @@ def make_report(
     tasks: Sequence[str] = (),
     texts: int = MEASURED_TEXTS,
     speed: bool = True,
+    raced: BenchResult | None = None,
     trust_remote_code: bool = False,
     progress: Progress = SILENT,
 ) -> Report:
-    """Read the runs; with `data` or `tasks` also measure them beside their teacher, and with `speed` race them."""
+    """Read the runs; with `data` or `tasks` also measure them beside their teacher, and with `speed` race them.
+
+    A race of the teacher and the runs that was `raced` already is not run again.
+    """
     runs = read_runs(folders)
     chosen = find_tasks_in(tasks) if tasks else []
     if not data and not chosen:
@@ -59,7 +64,9 @@ def make_report(
     found = measuring.compare(chosen, read)
     searches, shown = measuring.searches(queries, documents) if read else ({}, {})
     planes = measuring.planes(queries, documents) if read else {}
-    speeds, machine = _speeds(name, runs, [text.text for text in read], progress) if speed else ({}, "")
+    if speed and raced is None:
+        raced = _race(name, runs, [text.text for text in read], progress)
+    speeds, machine = _speeds(name, runs, raced) if raced else ({}, "")
     weighed = _weighed(name, runs)
     return Report(
         runs=runs,
@@ -145,12 +152,10 @@ def _weighed(name: str, runs: Sequence[Run]) -> Teacher:
     )
 
 
-def _speeds(
-    teacher: str, runs: Sequence[Run], texts: Sequence[str], progress: Progress
-) -> tuple[dict[str, Speed], str]:
-    """Every model raced against the others, each in a process of its own."""
+def _race(teacher: str, runs: Sequence[Run], texts: Sequence[str], progress: Progress) -> BenchResult:
+    """Every model against the others, each in a process of its own."""
     folders = [teacher, *(run.folder for run in runs)]
-    result = race.bench(
+    return race.bench(
         list(dict.fromkeys(folders)),
         texts=texts or None,
         rounds=ROUNDS,
@@ -158,6 +163,10 @@ def _speeds(
         all_engines=True,
         progress=progress,
     )
+
+
+def _speeds(teacher: str, runs: Sequence[Run], result: BenchResult) -> tuple[dict[str, Speed], str]:
+    """Of each model the form that is shipped, of the teacher torch; and what they were taken on."""
     wanted = {teacher: TORCH} | {run.folder: run.form.engine for run in runs}
     found = {
         one.model: Speed(
@@ -166,7 +175,7 @@ def _speeds(
             texts_per_second=round(one.long_texts_per_second.value, 2),
         )
         for one in result.models
-        if one.engine == wanted[one.model]
+        if one.engine == wanted.get(one.model)
     }
     machine = f"{result.machine.cpu}, {result.settings.threads} threads"
     warning = race.caution(result)

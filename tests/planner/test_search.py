@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from trundle.errors import BadInput
 from trundle.measure import cost
 from trundle.model import load
 from trundle.planner import candidates as space
-from trundle.planner import compress_to_budget, halving, search, trials
+from trundle.planner import compress_to_budget, halving, search, speed, trials
 from trundle.planner.speed import Speed, fit
+from trundle.progress import Silent
 from trundle.runtime import Encoder
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
@@ -137,6 +138,32 @@ def test_a_model_that_fits_once_it_is_int8_is_only_exported(
     assert outcome.chosen.outcome == "chosen"
     np.testing.assert_array_equal(load(output).encode(["a text"]), load(folder).encode(["a text"]))
     assert Encoder(output).graph.precision == "int8"
+
+
+@pytest.mark.parametrize("undisturbed", [True, False])
+def test_what_was_timed_on_a_busy_machine_is_told_and_not_kept(
+    undisturbed: bool,
+    pico_folders: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+
+    class Heard(Silent):
+        def say(self, line: str) -> None:
+            said.append(line)
+
+    def timed(folders: Sequence[Path]) -> list[speed.Timed]:
+        return [
+            speed.Timed(milliseconds=2.0 + n, undisturbed=undisturbed or n != 1)
+            for n, _ in enumerate(folders)
+        ]
+
+    monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path))
+    monkeypatch.setattr(speed, "time_queries", timed)
+    speed.measure_speed(load(pico_folders("bert")), "float32", progress=Heard())
+    assert bool(list((tmp_path / "speed").glob("*.json"))) == undisturbed
+    assert any("the machine was busy" in line for line in said) != undisturbed
 
 
 def test_speed_is_told_from_what_was_timed(pico_folders: Callable[[str], Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pico
+from trundle.bench import bench
 from trundle.errors import BadInput
 from trundle.evaluate import compare, find_tasks
 from trundle.model import embedder, load
@@ -111,3 +113,19 @@ def test_an_exported_graph_is_what_is_measured(run_folder: Path, texts_file: Pat
     html = page(report)
     assert "trundle.runtime import Encoder" in html
     assert "onnx-float32" in html
+
+
+def test_a_race_that_was_run_is_not_run_again(
+    bare_folder: Path, pico_folders: Callable[[str], Path], texts_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = str(pico_folders("bert"))
+    raced = bench([teacher, str(bare_folder)], rounds=1, seconds=0.05)
+    monkeypatch.setattr("trundle.bench.bench", None)
+    report = make_report([bare_folder], data=[str(texts_file)], raced=raced)
+    found = {one.model: 1e3 * one.short_latency_p50.value for one in raced.models}
+    assert report.teacher is not None
+    assert report.teacher.speed is not None
+    assert report.teacher.speed.milliseconds == pytest.approx(found[teacher], abs=1e-3)
+    speed = report.of(report.runs[0]).speed
+    assert speed is not None
+    assert speed.milliseconds == pytest.approx(found[str(bare_folder)], abs=1e-3)

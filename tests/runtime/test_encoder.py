@@ -18,7 +18,7 @@ from sentence_transformers.util.quantization import quantize_embeddings
 import pico
 from trundle.errors import BadInput, BadModel
 from trundle.runtime import Encoder, Graph
-from trundle.runtime.engines import may_overflow
+from trundle.runtime.engines import choose, may_overflow
 
 TEXTS = [f"{text} {number}" for number in range(40) for text in (*pico.TEXTS, "fox " * number)]
 
@@ -77,6 +77,7 @@ def test_without_openvino_the_other_graph_is_run_and_that_is_said(exported: Path
     other = {**content["graphs"][0], "engine": "openvino", "path": "openvino/openvino_model.xml"}
     (folder / "encoder.json").write_text(json.dumps(content | {"graphs": [*content["graphs"], other]}))
     code = (
+        "import platform\nplatform.machine = lambda: 'x86_64'\n"
         "sys.modules['openvino'] = None\nfrom trundle.runtime import Encoder\n"
         "print(Encoder(sys.argv[1], graph=sys.argv[3] if len(sys.argv) > 3 else None).encode('a').shape)"
     )
@@ -85,6 +86,24 @@ def test_without_openvino_the_other_graph_is_run_and_that_is_said(exported: Path
     assert "openvino is not installed: onnx/model.onnx is run by onnx instead" in done.stderr
     (folder / "encoder.json").write_text(json.dumps(content | {"graphs": [other]}))
     assert "pip install 'trundle[openvino]'" in walled(code, folder, "numpy,tokenizers,onnxruntime").stderr
+
+
+@pytest.mark.parametrize(
+    ("machine", "engine"), [("x86_64", "openvino"), ("AMD64", "openvino"), ("aarch64", "onnx")]
+)
+def test_the_library_that_is_faster_on_the_processor_comes_first(
+    machine: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("trundle.runtime.engines.installed", lambda _: True)
+    graphs = [
+        Graph(path=f"{engine}-{precision}", engine=engine, precision=precision)
+        for precision in ("float32", "int8")
+        for engine in ("onnx", "openvino")
+    ]
+    assert choose(graphs, None, Path(), print).path == f"{engine}-int8"
+    assert choose(graphs, "float32", Path(), print).path == f"{engine}-float32"
+    assert choose(graphs, "openvino", Path(), print).path == "openvino-int8"
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def ship(
 
 def _graph(output: Path, precision: Precision, texts: list[str], progress: Progress) -> dict[str, Any]:
     weight = export_graph(output, precision, calibrate=texts, progress=progress)
-    return {"bytes": weight, "milliseconds": time_queries([output])[0]}
+    return {"bytes": weight, "milliseconds": time_queries([output])[0].milliseconds}
 
 
 def calibration_texts(corpus: Corpus) -> list[str]:

@@ -2,7 +2,7 @@
 
 A graph of one layer, one of three, and one of one layer with half its neurons say what a query costs besides layers, what
 attention costs and what an MLP costs. Other cuts are told by their FLOPs. Kept in the cache, since neither machine nor shape
-change.
+change; but not what was timed while the machine was busy with something else.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from trundle.progress import SILENT, Progress
 from trundle.runtime import Encoder
 
 ROUNDS, SECONDS = 5, 0.3
+UNDISTURBED = 0.9
+"""The share of a round in which the thread that waits for the graph must have been running, if nothing held it up."""
 ANY_LOSS = Limits(cosine=1.0, agreement=1.0)
 """A cut that is only timed may say anything."""
 
@@ -70,8 +72,12 @@ def measure_speed(model: SentenceTransformer, precision: Precision, *, progress:
             export_graph(folder, precision, calibrate=workload().long + workload().short, limits=ANY_LOSS)
             folders.append(folder)
             advance(1)
-        speed = fit(costs, time_queries(folders))
-    write_whole(kept, json.dumps(asdict(speed)))
+        timed = time_queries(folders)
+    speed = fit(costs, [each.milliseconds for each in timed])
+    if all(each.undisturbed for each in timed):
+        write_whole(kept, json.dumps(asdict(speed)))
+    else:
+        progress.say("the machine was busy while queries were timed, so what is said of speed is rough")
     return speed
 
 
@@ -104,27 +110,36 @@ def fit(costs: Sequence[Cost], milliseconds: Sequence[float]) -> Speed:
     return Speed(fixed=fixed, attention=attention, mlp=mlp)
 
 
-def time_queries(folders: Sequence[Path]) -> list[float]:
-    """Milliseconds for one short query with each folder's graph, all in turns, the quietest of rounds."""
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """What one short query took, and whether anything else kept the processor from it."""
+
+    milliseconds: float
+    undisturbed: bool
+
+
+def time_queries(folders: Sequence[Path]) -> list[Timed]:
+    """One short query with each folder's graph, all in turns, the quietest of rounds."""
     texts = workload().short
     encoders = [Encoder(folder) for folder in folders]
-    rounds: list[list[float]] = [[] for _ in encoders]
+    rounds: list[list[Timed]] = [[] for _ in encoders]
     for encoder in encoders:
         encoder.encode(texts[0])
     for _ in range(ROUNDS):
         for encoder, kept in zip(encoders, rounds, strict=True):
             kept.append(_one_round(encoder, texts))
-    return [min(each) for each in rounds]
+    return [min(each, key=lambda one: one.milliseconds) for each in rounds]
 
 
-def _one_round(encoder: Encoder, texts: Sequence[str]) -> float:
+def _one_round(encoder: Encoder, texts: Sequence[str]) -> Timed:
     taken: list[float] = []
-    end = time.perf_counter() + SECONDS
-    while time.perf_counter() < end:
+    start, busy = time.perf_counter(), time.thread_time()
+    while time.perf_counter() < start + SECONDS:
         began = time.perf_counter()
         encoder.encode(texts[len(taken) % len(texts)])
         taken.append(time.perf_counter() - began)
-    return 1000 * statistics.median(taken)
+    running = (time.thread_time() - busy) / (time.perf_counter() - start)
+    return Timed(milliseconds=1000 * statistics.median(taken), undisturbed=running >= UNDISTURBED)
 
 
 def _work(of: Cost) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -35,6 +36,11 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def faster_engine(machine: str) -> EngineName:
+    """What is ahead here, as docs/measurements.md has it: openvino is made for x86, on ARM onnxruntime leads."""
+    return "openvino" if machine.lower() in ("x86_64", "amd64") else "onnx"
+
+
 def may_overflow(graph: Graph, processor: str) -> bool:
     """Whether 8-bit products can overflow in silence: on x86 processors whose flags name no VNNI."""
     whole_bytes = graph.precision == "int8" and graph.facts.get("bits of a weight") == WHOLE_BYTE
@@ -51,13 +57,12 @@ def choose(graphs: Sequence[Graph], wanted: str | None, folder: Path, say: Calla
     """The graph to run: the one that was asked for, or the fastest that can be run here.
 
     `wanted` is an engine (`onnx`), a precision (`int8`), both (`onnx-int8`), or None. Int8 comes first because
-    export only writes it where it passed, and openvino before onnxruntime because it is the faster of the two.
+    export only writes it where it passed, then the library that is the faster of the two on this kind of processor.
     """
     if not graphs:
         raise BadModel(f"{folder} names no graph to run; run: trundle export {folder} --to onnx")
-    ranked = sorted(
-        graphs, key=lambda graph: (SMALLEST_FIRST.index(graph.precision), graph.engine != "openvino")
-    )
+    first = faster_engine(platform.machine())
+    ranked = sorted(graphs, key=lambda graph: (SMALLEST_FIRST.index(graph.precision), graph.engine != first))
     parts = set(wanted.split("-")) if wanted else set()
     fitting = [graph for graph in ranked if parts <= {graph.engine, graph.precision}]
     if not fitting:
