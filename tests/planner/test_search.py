@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from trundle.data import find_targets
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
 from trundle.measure import cost
-from trundle.model import load
+from trundle.model import cut, layout_of, load, transformer_of
 from trundle.planner import candidates as space
 from trundle.planner import compress_to_budget, halving, search, speed, trials
 from trundle.planner.speed import Speed, fit
@@ -166,14 +167,27 @@ def test_what_was_timed_on_a_busy_machine_is_told_and_not_kept(
     assert any("the machine was busy" in line for line in said) != undisturbed
 
 
-def test_speed_is_told_from_what_was_timed(pico_folders: Callable[[str], Path]) -> None:
-    real = Speed(fixed=0.5, attention=2e-6, mlp=3e-6)
-    listed = space.list_candidates(load(pico_folders("bert")), "", dimensions=32, precision="float32")
-    found = [each for each in listed if each.layers]
-    costs = [found[0].cost, found[-1].cost, found[len(found) // 2].cost]
+@pytest.mark.parametrize("layer", [0.0, 0.2])
+def test_speed_is_told_from_what_was_timed(layer: float, pico_folders: Callable[[str], Path]) -> None:
+    model = load(pico_folders("bert"))
+    real = Speed(fixed=0.5, attention=2e-6, mlp=3e-6, layer=layer)
+    cuts = speed.timed_cuts(layout_of(transformer_of(model).model))
+    costs = [cost(cut(model, what)) for what in cuts]
+    assert len(costs) == 4
     told = fit(costs, [real.milliseconds(each) for each in costs])
-    for each in found:
+    for each in space.list_candidates(model, "", dimensions=32, precision="float32"):
         np.testing.assert_allclose(told.milliseconds(each.cost), real.milliseconds(each.cost), rtol=1e-3)
+
+
+def test_a_model_that_cant_be_narrow_is_timed_all_the_same(pico_folders: Callable[[str], Path]) -> None:
+    layout = layout_of(transformer_of(load(pico_folders("bert"))).model)
+    odd = replace(layout, sizes={**layout.sizes, "head": 1})
+    assert len(speed.timed_cuts(odd)) == 3
+    few = speed.timed_cuts(layout)[:3]
+    real = Speed(fixed=0.5, attention=2e-6, mlp=3e-6)
+    model = load(pico_folders("bert"))
+    costs = [cost(cut(model, what)) for what in few]
+    assert fit(costs, [real.milliseconds(each) for each in costs]).layer == 0
 
 
 @pytest.mark.usefixtures("quick")

@@ -1,7 +1,7 @@
-"""How long a query takes on this machine: measured on three small cuts of the model, and told from that for any other.
+"""How long a query takes on this machine: measured on four small cuts of the model, and told from that for any other.
 
-A graph of one layer, one of three, and one of one layer with half its neurons say what a query costs besides layers, what
-attention costs and what an MLP costs. Other cuts are told by their FLOPs. Kept in the cache, since neither machine nor shape
+A graph of one layer, one of three, one of one layer with half its neurons and one of three layers half as wide say what a query costs
+besides layers, what a layer costs however narrow it is, and what the FLOPs of attention and of an MLP cost. Kept in the cache, since neither machine nor shape
 change; but not what was timed while the machine was busy with something else.
 """
 
@@ -11,20 +11,23 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from scipy.optimize import nnls
 from sentence_transformers import SentenceTransformer
 
 from trundle.artifact import cache_folder, versions, write_whole
 from trundle.bench.machine import this_machine
 from trundle.bench.workload import workload
+from trundle.errors import ImpossibleCut
 from trundle.export import Limits, export_model
 from trundle.measure import Cost, cost
 from trundle.model import Cut, cut, layout_of, transformer_of
+from trundle.model.layout import Layout
 from trundle.planner.candidates import Precision
 from trundle.progress import SILENT, Progress
 from trundle.runtime import Encoder
@@ -43,11 +46,12 @@ class Speed:
     fixed: float
     attention: float
     mlp: float
+    layer: float = 0.0
 
     def milliseconds(self, of: Cost) -> float:
         """What a query would take."""
-        work = _work(of)
-        return self.fixed + self.attention * work[0] + self.mlp * work[1]
+        attention, mlp, layers = _work(of)
+        return self.fixed + self.attention * attention + self.mlp * mlp + self.layer * layers
 
 
 def measure_speed(model: SentenceTransformer, precision: Precision, *, progress: Progress = SILENT) -> Speed:
@@ -55,13 +59,7 @@ def measure_speed(model: SentenceTransformer, precision: Precision, *, progress:
     kept = cache_folder() / "speed" / f"{_key(model, precision)}.json"
     if kept.is_file():
         return Speed(**json.loads(kept.read_text(encoding="utf-8")))
-    layout = layout_of(transformer_of(model).model)
-    neurons = tuple(range(layout.sizes["mlp"] // 2))
-    cuts = [
-        Cut(blocks=(0,)),
-        Cut(blocks=tuple(range(min(3, layout.layers)))),
-        Cut(blocks=(0,), mlp=(neurons,) * layout.layers),
-    ]
+    cuts = timed_cuts(layout_of(transformer_of(model).model))
     with TemporaryDirectory() as scratch, progress.task(f"timing {precision} graphs", len(cuts)) as advance:
         folders, costs = [], []
         for number, what in enumerate(cuts):
@@ -79,6 +77,23 @@ def measure_speed(model: SentenceTransformer, precision: Precision, *, progress:
     else:
         progress.say("the machine was busy while queries were timed, so what is said of speed is rough")
     return speed
+
+
+def timed_cuts(layout: Layout) -> list[Cut]:
+    """Cuts that tell the parts of a query's time from one another; a model that can't be narrow has no narrow one."""
+    few = tuple(range(min(3, layout.layers)))
+    sizes = layout.sizes
+    wanted = [
+        Cut(blocks=(0,)),
+        Cut(blocks=few),
+        Cut(blocks=(0,), mlp=(tuple(range(sizes["mlp"] // 2)),) * layout.layers),
+        Cut(blocks=few, hidden=tuple(range(sizes["hidden"] // 2)), head=tuple(range(sizes["head"] // 2))),
+    ]
+    try:
+        wanted[-1].apply_to(layout)
+    except ImpossibleCut:
+        return wanted[:-1]
+    return wanted
 
 
 def export_graph(
@@ -102,12 +117,11 @@ def export_graph(
 
 
 def fit(costs: Sequence[Cost], milliseconds: Sequence[float]) -> Speed:
-    """The speed that explains what was timed; no part of it can be negative."""
-    rows = np.array([(1.0, *_work(each)) for each in costs])
+    """The speed that explains what was timed; no part of it can be negative, and three times tell no more than three parts."""
+    rows = np.array([(1.0, *_work(each))[: len(costs)] for each in costs])
     scale = rows.max(axis=0)
-    solved, *_ = np.linalg.lstsq(rows / scale, np.array(milliseconds), rcond=None)
-    fixed, attention, mlp = (max(0.0, float(each)) for each in solved / scale)
-    return Speed(fixed=fixed, attention=attention, mlp=mlp)
+    solved, _ = nnls(rows / scale, np.array(milliseconds))
+    return Speed(**dict(zip(("fixed", "attention", "mlp", "layer"), (solved / scale).tolist(), strict=False)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +156,13 @@ def _one_round(encoder: Encoder, texts: Sequence[str]) -> Timed:
     return Timed(milliseconds=1000 * statistics.median(taken), undisturbed=running >= UNDISTURBED)
 
 
-def _work(of: Cost) -> tuple[float, float]:
-    return of.parts["attention"].flops_per_token, of.parts["mlp"].flops_per_token
+def _work(of: Cost) -> tuple[float, float, float]:
+    return of.parts["attention"].flops_per_token, of.parts["mlp"].flops_per_token, float(of.layers)
 
 
 def _key(model: SentenceTransformer, precision: Precision) -> str:
     config = transformer_of(model).model.config.to_json_string()
     machine = this_machine()
-    known = [config, precision, str(asdict(machine)), str(versions(("onnxruntime", "trundle")))]
+    told = [each.name for each in fields(Speed)]
+    known = [config, precision, str(asdict(machine)), str(versions(("onnxruntime", "trundle"))), *told]
     return blake2b("\0".join(known).encode(), digest_size=16).hexdigest()
