@@ -15,7 +15,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 import pico
 from trundle.errors import BadInput, BadModel, UnknownFamily
-from trundle.model import embedder, load
+from trundle.export import export_model
+from trundle.model import embedder, load, shares_by_rank, static_model, static_shape, transformer_of
 from trundle.model.anatomy import BY_MODEL_TYPE, family_of
 
 
@@ -102,6 +103,19 @@ def test_missing_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(BadModel, match="holds no weights"):
         load(folder)
+
+
+def test_a_folder_of_graphs_alone(folder: Path, tmp_path: Path) -> None:
+    export_model(str(folder), to="onnx", output=tmp_path / "graphs")
+    with pytest.raises(BadModel, match="give the model it was exported from"):
+        load(tmp_path / "graphs")
+
+
+def test_a_static_model_has_nothing_to_cut(folder: Path, tmp_path: Path) -> None:
+    model = load(folder)
+    static = static_model(model, shares_by_rank(static_shape(model)[0]))
+    with pytest.raises(BadModel, match=r"is static.*give the model it was made from"):
+        transformer_of(static)
 
 
 def test_a_model_without_its_tokenizer(folder: Path) -> None:

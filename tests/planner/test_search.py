@@ -142,18 +142,12 @@ def test_a_model_that_fits_once_it_is_int8_is_only_exported(
 
 
 @pytest.mark.parametrize("undisturbed", [True, False])
-def test_what_was_timed_on_a_busy_machine_is_told_and_not_kept(
+def test_what_was_timed_on_a_busy_machine_is_not_kept(
     undisturbed: bool,
     pico_folders: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said: list[str] = []
-
-    class Heard(Silent):
-        def say(self, line: str) -> None:
-            said.append(line)
-
     def timed(folders: Sequence[Path]) -> list[speed.Timed]:
         return [
             speed.Timed(milliseconds=2.0 + n, undisturbed=undisturbed or n != 1)
@@ -162,9 +156,26 @@ def test_what_was_timed_on_a_busy_machine_is_told_and_not_kept(
 
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path))
     monkeypatch.setattr(speed, "time_queries", timed)
-    speed.measure_speed(load(pico_folders("bert")), "float32", progress=Heard())
+    found = speed.measure_speed(load(pico_folders("bert")), "float32")
+    assert found.undisturbed == undisturbed
     assert bool(list((tmp_path / "speed").glob("*.json"))) == undisturbed
-    assert any("the machine was busy" in line for line in said) != undisturbed
+
+
+@pytest.mark.usefixtures("quick")
+def test_times_of_a_busy_machine_are_called_rough_once(
+    pico_folders: Callable[[str], Path], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    class Heard(Silent):
+        def say(self, line: str) -> None:
+            said.append(line)
+
+    busy = Speed(fixed=0.1, attention=1e-6, mlp=1e-6, undisturbed=False)
+    monkeypatch.setattr(search, "measure_speed", lambda *_, **__: busy)
+    folder = str(pico_folders("bert"))
+    compress_to_budget(folder, ["2x"], output=None, corpus=corpus, dry_run=True, progress=Heard())
+    assert sum("the machine was busy" in line for line in said) == 1
 
 
 @pytest.mark.parametrize("layer", [0.0, 0.2])

@@ -32,6 +32,7 @@ from trundle.model.nested_file import Nested, at_width, is_trained, read_nested,
 from trundle.model.packing import is_packed, unpacked
 from trundle.model.pooling import ending_tokenizer
 from trundle.model.token_map import MAPPED_TYPE, MappedTransformer
+from trundle.runtime.describe import is_exported
 
 PoolingChoice = Literal["mean", "weightedmean", "lasttoken", "cls"]
 
@@ -183,6 +184,10 @@ def _folder(name: str, trust_remote_code: bool) -> Path:
 
 def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
     """Refuse what can't or shouldn't be opened, before anything heavy; return the backbone's config."""
+    if is_exported(folder) and not is_packed(folder) and not any(folder.rglob("*.safetensors")):
+        raise BadModel(
+            f"{folder} holds graphs without torch weights, which can be run but not changed; give the model it was exported from"
+        )
     if not (folder / "modules.json").is_file() and not (folder / "config.json").is_file():
         raise BadModel(
             f"{folder} is not a model folder: it has neither modules.json nor config.json; "

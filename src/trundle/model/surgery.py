@@ -20,6 +20,7 @@ from sentence_transformers.sentence_transformer.modules import (
     LayerNorm,
     Normalize,
     Pooling,
+    StaticEmbedding,
     Transformer,
 )
 from torch import Tensor, nn
@@ -108,6 +109,11 @@ def with_modules(model: SentenceTransformer, modules: Sequence[nn.Module]) -> Se
 def transformer_of(model: SentenceTransformer) -> Transformer:
     """The module that holds the backbone; models that begin otherwise have nothing to cut."""
     first = model[0] if len(model) else None
+    if isinstance(first, StaticEmbedding):
+        raise BadModel(
+            "the model is static, so there are no layers in it to change; give the model it was made from "
+            "(its vocabulary is cut before depth --keep 0)"
+        )
     if not isinstance(first, Transformer) or not isinstance(first.model, PreTrainedModel):
         raise BadModel(
             f"the model begins with {type(first).__name__}, not with a torch transformer; give a transformer model"

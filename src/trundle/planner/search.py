@@ -166,11 +166,16 @@ class Search:
             )
             return {}
         wanted: tuple[Precision, ...] = ("float32", "int8")
-        return {
+        found = {
             (base, precision): measure_speed(model, precision, progress=self.progress)
             for base, model in self.bases.items()
             for precision in wanted
         }
+        if not all(speed.undisturbed for speed in found.values()):
+            self.progress.say(
+                "the machine was busy while queries were timed, so what is said of speed is rough"
+            )
+        return found
 
     def candidates(self, speeds: Mapping[tuple[str, Precision], Speed]) -> list[Candidate]:
         """All cuts of the model and of the students' backbones, sized and timed by arithmetic."""

@@ -11,7 +11,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,6 +47,8 @@ class Speed:
     attention: float
     mlp: float
     layer: float = 0.0
+    undisturbed: bool = True
+    """Whether nothing else kept the machine busy while it was timed."""
 
     def milliseconds(self, of: Cost) -> float:
         """What a query would take."""
@@ -74,9 +76,8 @@ def measure_speed(model: SentenceTransformer, precision: Precision, *, progress:
     speed = fit(costs, [each.milliseconds for each in timed])
     if all(each.undisturbed for each in timed):
         write_whole(kept, json.dumps(asdict(speed)))
-    else:
-        progress.say("the machine was busy while queries were timed, so what is said of speed is rough")
-    return speed
+        return speed
+    return replace(speed, undisturbed=False)
 
 
 def timed_cuts(layout: Layout) -> list[Cut]:
