@@ -189,4 +189,7 @@ def test_progress_counts_every_text_and_says_every_score(words):
 
     evaluate(words, [KNOWN], documents=plain("teacher", words.text), progress=Listening())
     assert shown == {"known": 4}
-    assert said == ["known (standard, all): ndcg@10 1.0000", "known (asymmetric, all): ndcg@10 1.0000"]
+    assert said == [
+        "bag of words, known (standard, all): ndcg@10 1.0000",
+        "bag of words, known (asymmetric, all): ndcg@10 1.0000",
+    ]
