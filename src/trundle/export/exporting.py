@@ -6,6 +6,7 @@ A pair becomes two such folders in one, `query` and `document`; both are made be
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from trundle.runtime.describe import (
     Precision,
     read_description,
 )
+from trundle.runtime.engines import faster_engine
 from trundle.runtime.tokens import Reader
 
 Size = Literal["full", "half", "int8", "int4"]
@@ -101,6 +103,10 @@ def export_model(
     """
     if (to, size) not in PLACES:
         raise BadInput(f"{size} is not written for {to}; use --to onnx")
+    if (to, size) == ("openvino", "int8") and faster_engine(platform.machine()) != "openvino":
+        raise BadInput(
+            "openvino's int8 fails on some graphs on this kind of processor; use --to onnx, which is faster here, or export on x86"
+        )
     home, place = Path(source).expanduser(), PLACES[to, size][0]
     if size in ("int8", "int4") and not calibrate:
         raise BadInput(f"{size} is measured on texts like yours; give them with --calibrate texts.txt")
