@@ -162,9 +162,10 @@ def answer(content: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def prepare(model: str, folder: Path, calibrate: Sequence[str]) -> None:
-    """Export what is not there yet, and trace the plain graph as torch would have it."""
+def prepare(model: str, folder: Path, calibrate: Sequence[str]) -> set[str]:
+    """Export what is not there yet, and trace the plain graph as torch would have it; the names of graphs that are refused."""
     from trundle.cli.console import terminal
+    from trundle.errors import UserError
     from trundle.export import Limits, calibration_texts, export_model
     from trundle.export.exporting import PLACES
     from trundle.export.graph import whole, write_onnx
@@ -172,9 +173,12 @@ def prepare(model: str, folder: Path, calibrate: Sequence[str]) -> None:
 
     if not (folder / "modules.json").is_file():
         load(model, device="cpu").save_pretrained(str(folder))
-    texts = calibration_texts(calibrate)
+    texts, refused = calibration_texts(calibrate), set()
     for to, size in GRAPHS:
-        if not (folder / PLACES[to, size][0]).is_file():
+        place, precision = PLACES[to, size]
+        if (folder / place).is_file():
+            continue
+        try:
             export_model(
                 str(folder),
                 to=to,
@@ -183,8 +187,12 @@ def prepare(model: str, folder: Path, calibrate: Sequence[str]) -> None:
                 limits=Limits(),
                 progress=terminal(quiet=False),
             )
+        except UserError as error:
+            print(f"{to}-{precision} is left out: {error}")
+            refused.add(f"{to}-{precision}")
     if not (folder / "plain.onnx").is_file():
         write_onnx(whole(load(str(folder), device="cpu")), folder / "plain.onnx", tracer="torchscript")
+    return refused
 
 
 def race(
@@ -299,7 +307,7 @@ def show(found: dict[str, Any], folder: Path, threads: int) -> None:
     )
 
 
-def quality(folder: Path, root: Path) -> None:
+def quality(folder: Path, root: Path, refused: set[str]) -> None:
     """STSBenchmark and SciFact by torch and by each graph."""
     from trundle.evaluate import evaluate, find_tasks
     from trundle.model import embedder, load
@@ -307,7 +315,7 @@ def quality(folder: Path, root: Path) -> None:
 
     tasks = find_tasks(["STSBenchmark", "SciFact"], root)
     scores = {"torch": evaluate(embedder(load(str(folder)), name="torch"), tasks)}
-    for graph in ("onnx-int8", "openvino-bfloat16", "openvino-int8"):
+    for graph in sorted({"onnx-int8", "openvino-bfloat16", "openvino-int8"} - refused):
         scores[graph] = evaluate(Encoder(folder, graph=graph).embedder(graph), tasks)
     for name, results in scores.items():
         for mine, torch in zip(results, scores["torch"], strict=True):
@@ -335,12 +343,14 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trundle-runtime-") as scratch:
         folder = options.work or Path(scratch) / "model"
-        prepare(options.model, folder, options.calibrate)
+        refused = prepare(options.model, folder, options.calibrate)
         names = []
         for name in OPENERS:
             missing = next((p for mark, p in NEEDS.items() if mark in name and find_spec(p) is None), None)
             if missing:
                 print(f"{name} is left out: {missing} is not installed")
+            elif name.rpartition(" ")[2] in refused:
+                continue
             elif not options.only or name.startswith(tuple(options.only)):
                 names.append(name)
         if options.rounds:
@@ -354,7 +364,7 @@ def main() -> None:
             )
             show(found, folder, options.threads)
         if options.tasks:
-            quality(folder, options.tasks)
+            quality(folder, options.tasks, refused)
 
 
 if __name__ == "__main__":
