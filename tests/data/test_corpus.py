@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trundle.data.corpus import read_corpus
+from trundle.data.corpus import kept_back, read_corpus
 from trundle.data.tuples import Example
 from trundle.errors import BadInput
 
@@ -32,6 +32,23 @@ def test_tuples_hold_no_text_that_is_kept_back(tmp_path: Path) -> None:
     assert {len(example.negatives) for example in read} == {0, 1}
     numbers = {int(example.query.split()[-1]) for example in read}
     assert numbers == {i for i in range(400) if not {f"a query {i}", f"a answer {i}"} & kept}
+
+
+@pytest.mark.parametrize(
+    ("texts", "kept"), [(100, 25), (800, 200), (1280, 320), (2000, 320), (10_000, 1500), (1_000_000, 16_000)]
+)
+def test_few_texts_keep_a_larger_share_back_and_many_a_smaller_one(texts: int, kept: int) -> None:
+    assert texts * kept_back(texts) == pytest.approx(kept)
+    assert kept_back(texts) >= kept_back(texts + 1)
+
+
+def test_of_few_texts_enough_are_kept_back_to_measure_with(tmp_path: Path) -> None:
+    (tmp_path / "few.txt").write_text("\n".join(f"text {number}" for number in range(1200)))
+    corpus = read_corpus([str(tmp_path / "few.txt")], seed=0)
+    parts = [{text.text for text in part()} for part in (corpus.train, corpus.validation, corpus.held_out)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 1200
+    assert len(parts[1]) > 100
+    assert len(parts[2]) > 100
 
 
 def test_every_tuple_knows_its_file(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trundle.report.axes import LEFT, RIGHT, WIDTH, Axis, Plot, around, around_log, round_step, spread
+from trundle.report.facts import _ratio
 from trundle.report.figures import count, megabytes, milliseconds, one_line, percent, short, times
 from trundle.report.overview import frontier
 
@@ -118,3 +119,12 @@ def test_names_of_close_marks_do_not_cover_each_other() -> None:
 )
 def test_figures_have_sensible_digits(written: str, wanted: str) -> None:
     assert written == wanted
+
+
+@pytest.mark.parametrize(
+    ("large", "small", "told"), [(90, 30, "\n÷ 3.00"), (30, 90, "\n× 3.00"), (None, 3, ""), (3, None, "")]
+)
+def test_what_grew_is_not_called_a_fraction_smaller(
+    large: float | None, small: float | None, told: str
+) -> None:
+    assert _ratio(large, small) == told

@@ -1,7 +1,8 @@
 """The whole model as one function of token ids, traced into an ONNX file.
 
-What this is not: it knows no architecture, and of static models only that a text is the mean of its tokens' rows. Whatever the modules of a SentenceTransformer do between token ids and
-`sentence_embedding` (a map of ids, the backbone, pooling, dense layers, normalisation) is traced as it is.
+What this is not: it knows no architecture. Whatever the modules of a SentenceTransformer do between token ids and
+`sentence_embedding` (a map of ids, the backbone, pooling, dense layers, normalisation) is traced as it is. Of a static model
+it knows that a text is the mean of its tokens' rows.
 """
 
 from __future__ import annotations
