@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 Verdict = Literal["holds here", "does not hold here", "can't tell", "not measured yet"]
 KEPT = Path(__file__).parent / "kept"
+MEASURED = Path(__file__).parent / "measured"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +57,24 @@ def judged(holds: bool) -> Verdict:
     return "holds here" if holds else "does not hold here"
 
 
+def read_measured(name: str) -> dict[str, Any]:
+    """The figures of all runs so far, from which everything about a paper is computed."""
+    content: dict[str, Any] = json.loads((MEASURED / f"{name}.json").read_text())
+    return content
+
+
+def write_measured(name: str, content: dict[str, Any], options: argparse.Namespace) -> None:
+    """The figures with those of a new run, and where they come from."""
+    if options.hardware:
+        content["hardware"] = options.hardware
+    content["versions"] |= dict(options.versions)
+    (MEASURED / f"{name}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
 def add_origin(parser: argparse.ArgumentParser) -> None:
-    """Where figures come from, which every script must be told."""
-    parser.add_argument("--hardware", required=True)
-    parser.add_argument("--versions", nargs="+", required=True, metavar="PACKAGE=VERSION", type=_package)
+    """Where new figures come from."""
+    parser.add_argument("--hardware")
+    parser.add_argument("--versions", nargs="+", default=[], metavar="PACKAGE=VERSION", type=_package)
 
 
 def _package(text: str) -> tuple[str, str]:

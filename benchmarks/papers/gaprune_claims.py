@@ -1,8 +1,10 @@
-"""GAPrune's main table and retraining in small: what half of the MLP weights cost a domain, by method.
+"""GAPrune's main table and retraining in small: what pruned MLPs cost a domain, by method.
 
-    python benchmarks/papers/gaprune_claims.py RESULTS [RESULTS…] --hardware "one H200" --versions torch=2.11.0 transformers=5.17.0
+    python benchmarks/papers/gaprune_claims.py
+    python benchmarks/papers/gaprune_claims.py --add RESULTS [RESULTS…] --model all-MiniLM-L6-v2
 
-Reads the folders that `benchmarks/weights.py` wrote.
+Prints the section about this paper. `--add` takes over folders that `benchmarks/weights.py` wrote; the same method, domain
+and sparsity are replaced, with all their seeds.
 """
 
 from __future__ import annotations
@@ -10,11 +12,24 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from claims import Claim, Evidence, Table, Verdict, add_origin, markdown
+from claims import (
+    Claim,
+    Evidence,
+    Table,
+    Verdict,
+    add_origin,
+    judged,
+    markdown,
+    read_measured,
+    write_measured,
+)
 
+NAME = "gaprune"
+MODEL, LARGER = "all-MiniLM-L6-v2", "all-mpnet-base-v2"
 PAPER = {
     "random": ("−59.6 / −68.0", ""),
     "magnitude": ("−3.4 / −4.4", ""),
@@ -24,9 +39,11 @@ PAPER = {
 }
 """Change of finance / chemistry at 50%, one-shot and after 100 steps."""
 DOMAINS = ("finance", "chemistry")
-WHEN = ("one-shot", "after")
+ONE_SHOT, AFTER = "one-shot", "after"
+WHEN = (ONE_SHOT, AFTER)
+DENSE = "dense"
 METHODS = (
-    "dense",
+    DENSE,
     "gaprune",
     "gaprune-paper",
     "wanda",
@@ -43,15 +60,71 @@ NAMES = {
     "neuron": "whole neurons",
     "neuron-alone": "whole neurons, nothing taken over",
 }
-HALF = 50
-OTHERS = (30, 60, 70)
+FEW, HALF = 30, 50
+SPARSITIES = (FEW, HALF, 60, 70)
 SWEPT = ("gaprune", "wanda", "magnitude", "neuron", "neuron-alone")
+KEY = ("model", "domain", "method", "sparsity", "when", "side")
 
-Changes = dict[tuple[str, str, str], list[float]]
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Of a mean score against dense in per cent: mean and standard deviation over seeds."""
+
+    mean: float
+    spread: float | None
+    seeds: int
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean; nothing is known of it with one seed."""
+        return float("inf") if self.spread is None else self.spread / self.seeds**0.5
+
+    def __str__(self) -> str:
+        spread = "" if self.spread is None else f" ± {self.spread:.1f}"
+        return f"{self.mean:+.1f}{spread}".replace("-", "−")
 
 
-def changes(folders: list[str], sparsity: int = HALF) -> Changes:
-    """By method, domain and time: the change of the domain's mean score against dense, one per seed."""
+class Changes:
+    """What a model's tests of a domain say, by method, sparsity and time."""
+
+    def __init__(self, rows: list[dict[str, Any]], model: str) -> None:
+        self._found = {
+            (row["method"], row["sparsity"], row["domain"], row["when"]): Change(
+                mean=row["change"], spread=row["spread"], seeds=row["seeds"]
+            )
+            for row in rows
+            if (row["model"], row["side"]) == (model, "domain")
+        }
+        self.seeds = max(change.seeds for change in self._found.values())
+
+    def of(self, method: str, sparsity: int, when: str) -> list[Change]:
+        """One for each domain; none where it was not measured."""
+        level = 0 if method == DENSE else sparsity
+        found = [self._found.get((method, level, domain, when)) for domain in DOMAINS]
+        return [change for change in found if change is not None]
+
+    def both(self, method: str, sparsity: int, when: str) -> str:
+        """Finance / chemistry, each with its spread."""
+        return " / ".join(map(str, self.of(method, sparsity, when))) or "–"
+
+    def beats(self, method: str, rival: str, sparsity: int, when: str) -> bool:
+        """In both domains, by more than twice the error of the difference."""
+        pairs = zip(self.of(method, sparsity, when), self.of(rival, sparsity, when), strict=True)
+        return all(one.mean - other.mean > 2 * (one.error**2 + other.error**2) ** 0.5 for one, other in pairs)
+
+    def either(self, method: str, rival: str, sparsity: int, when: str) -> Verdict:
+        """Whether a method is better than a rival in both domains, or worse in both."""
+        if self.beats(method, rival, sparsity, when):
+            return "holds here"
+        return "does not hold here" if self.beats(rival, method, sparsity, when) else "can't tell"
+
+    def above_dense(self, method: str, sparsity: int) -> bool:
+        """After training, in both domains by more than twice the error."""
+        return all(one.mean > 2 * one.error for one in self.of(method, sparsity, AFTER))
+
+
+def read_results(folders: list[str], model: str) -> list[dict[str, Any]]:
+    """Rows of changes of the domain's and the other tasks, over all seeds in the folders."""
     lines = [
         json.loads(line)
         for folder in folders
@@ -59,164 +132,163 @@ def changes(folders: list[str], sparsity: int = HALF) -> Changes:
         for line in file.open()
     ]
     dense = {
-        (one["domain"], one["seed"]): score(one)
+        (one["domain"], one["seed"]): one
         for one in lines
-        if (one["method"], one["when"]) == ("dense", "one-shot")
+        if (one["method"], one["when"]) == (DENSE, ONE_SHOT)
     }
-    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    found: dict[tuple[Any, ...], dict[int, float]] = {}
     for one in lines:
-        if one["method"] == "dense" or one["sparsity"] == sparsity:
-            change = 100 * (score(one) / dense[one["domain"], one["seed"]] - 1)
-            found.setdefault((one["method"], one["domain"], one["when"]), {})[one["seed"]] = change
-    return {key: list(by_seed.values()) for key, by_seed in found.items()}
+        for side in ("domain", "general"):
+            before, after = (mean_of(line, side) for line in (dense[one["domain"], one["seed"]], one))
+            key = (model, one["domain"], one["method"], one["sparsity"], one["when"], side)
+            found.setdefault(key, {})[one["seed"]] = 100 * (after / before - 1)
+    return [
+        dict(zip(KEY, key, strict=True))
+        | {
+            "change": round(statistics.fmean(values.values()), 2),
+            "spread": round(statistics.stdev(values.values()), 2) if len(values) > 1 else None,
+            "seeds": len(values),
+        }
+        for key, values in found.items()
+    ]
 
 
-def score(line: dict[str, Any]) -> float:
-    """The mean over the tasks of the domain."""
-    return statistics.fmean(line["scores"][task] for task in line["of_domain"])
+def mean_of(line: dict[str, Any], side: str) -> float:
+    return statistics.fmean(
+        score for task, score in line["scores"].items() if (task in line["of_domain"]) is (side == "domain")
+    )
 
 
-def both(found: Changes, method: str, when: str) -> str:
-    """Finance / chemistry, each with its spread."""
-    cells = []
-    for domain in DOMAINS:
-        values = found.get((method, domain, when), [])
-        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-        cells.append(f"{statistics.fmean(values):+.1f}{spread}" if values else "–")
-    return " / ".join(cells).replace("-", "−")
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """New rows in the place of the same old ones."""
+    rows = {tuple(row[key] for key in KEY): row for row in (*old, *new)}
+    return [rows[key] for key in sorted(rows)]
 
 
-def mean(found: Changes, method: str, domain: str, when: str) -> float:
-    return statistics.fmean(found[method, domain, when])
+def half_table(found: Changes) -> Table:
+    return Table(
+        title=f"{MODEL}, half of the MLP weights, change of finance / chemistry against dense in per cent",
+        columns=("method", "paper, one-shot", "paper, 100 steps", "here, one-shot", "here, 100 steps"),
+        rows=tuple(
+            (
+                NAMES.get(method, method),
+                *(PAPER.get(method, ("", ""))),
+                *(found.both(method, HALF, when) for when in WHEN),
+            )
+            for method in METHODS
+        ),
+    )
 
 
-def beats(found: Changes, method: str, rival: str, when: str) -> bool:
-    """In both domains, by more than twice the error of the difference."""
-    for domain in DOMAINS:
-        ours, theirs = found[method, domain, when], found[rival, domain, when]
-        error = (statistics.variance(ours) / len(ours) + statistics.variance(theirs) / len(theirs)) ** 0.5
-        if statistics.fmean(ours) - statistics.fmean(theirs) <= 2 * error:
-            return False
-    return True
+def swept_table(found: Changes) -> Table:
+    return Table(
+        title="More and less than half, finance / chemistry; one seed where no spread is given",
+        columns=("method", "", *(f"{sparsity}%" for sparsity in SPARSITIES)),
+        rows=tuple(
+            (
+                NAMES.get(method, method),
+                ONE_SHOT if when == ONE_SHOT else "100 steps",
+                *(found.both(method, sparsity, when) for sparsity in SPARSITIES),
+            )
+            for method in SWEPT
+            for when in WHEN
+        ),
+    )
 
 
-def either(found: Changes, method: str, rival: str, when: str) -> Verdict:
-    """Whether a method is better than a rival in both domains, or worse in both."""
-    if beats(found, method, rival, when):
-        return "holds here"
-    return "does not hold here" if beats(found, rival, method, when) else "can't tell"
+def larger_table(found: Changes) -> Table:
+    return Table(
+        title=f"{LARGER}, half of the MLP weights, finance / chemistry",
+        columns=("method", "one-shot", "100 steps"),
+        rows=tuple(
+            (NAMES.get(method, method), *(found.both(method, HALF, when) for when in WHEN))
+            for method in METHODS
+            if found.of(method, HALF, AFTER)
+        ),
+    )
 
 
-def above_dense(found: Changes, method: str) -> Verdict:
-    """After training, in both domains by more than twice the error."""
-    for domain in DOMAINS:
-        values = found.get((method, domain, "after"), [])
-        if len(values) < 2:
-            return "can't tell"
-        if statistics.fmean(values) <= 2 * statistics.stdev(values) / len(values) ** 0.5:
-            return "does not hold here"
-    return "holds here"
+def evidence() -> Evidence:
+    """All there is about this paper, from the figures kept."""
+    measured = read_measured(NAME)
+    found, larger = (Changes(measured["rows"], model) for model in (MODEL, LARGER))
+    rivals = ("magnitude", "domain-fisher", "general-fisher", "random")
+    best = all(found.beats("gaprune-paper", rival, HALF, ONE_SHOT) for rival in rivals)
+    above = found.above_dense("gaprune-paper", HALF)
+    claims = (
+        Claim(
+            says="one-shot, DAI loses less than magnitude, Fisher and random pruning",
+            theirs="−2.4 / −2.3 against −3.4 / −4.4 of the next best",
+            ours=f"{found.both('gaprune-paper', HALF, ONE_SHOT)} against {found.both('magnitude', HALF, ONE_SHOT)}",
+            verdict="holds here" if best else "can't tell",
+            remark="with β 0 it does" if found.beats("gaprune", "magnitude", HALF, ONE_SHOT) else "",
+        ),
+        Claim(
+            says="after 100 steps the pruned model is better at its domain than the dense one was",
+            theirs="+4.5 / +1.7",
+            ours=found.both("gaprune-paper", HALF, AFTER),
+            verdict=judged(above),
+            remark=f"{'and' if above else 'but'} with β 0 {found.both('gaprune', HALF, AFTER)}"
+            if found.above_dense("gaprune", HALF)
+            else "",
+        ),
+        Claim(
+            says="it is the pruning that helps (not compared in the paper)",
+            theirs="",
+            ours=f"dense with the same 100 steps: {found.both(DENSE, HALF, AFTER)}",
+            verdict=found.either("gaprune", DENSE, HALF, AFTER),
+            remark="training helps, pruning takes some of it back",
+        ),
+        Claim(
+            says="DAI loses less than wanda, which needs no gradients (not compared in the paper)",
+            theirs="",
+            ours=f"wanda {found.both('wanda', HALF, ONE_SHOT)}, then {found.both('wanda', HALF, AFTER)}",
+            verdict=found.either("gaprune", "wanda", HALF, ONE_SHOT),
+        ),
+        Claim(
+            says="with 30% of the neurons gone, a model that is really smaller is above dense after 100 steps (ours)",
+            theirs="",
+            ours=found.both("neuron", FEW, AFTER),
+            verdict=judged(found.above_dense("neuron", FEW)),
+            remark=f"with 50% too: {found.both('neuron', HALF, AFTER)}"
+            if found.above_dense("neuron", HALF)
+            else "",
+        ),
+    )
+    weights = "python benchmarks/weights.py"
+    same = "--data . --steps 100 --max-length 128 --samples 2000"
+    return Evidence(
+        paper="GAPrune: Gradient-Alignment Pruning for Domain-Aware Embeddings",
+        method="GAPrune: weights",
+        commands=(
+            f"{weights} {MODEL} {same} --sparsity 50 -o results",
+            f"{weights} {MODEL} {same} --sparsity 30,60,70 --methods gaprune,magnitude,wanda,neuron-alone --seeds 0 -o more",
+            f"{weights} {MODEL} {same} --sparsity 30 --methods gaprune,wanda --seeds 1,2 -o seeds",
+            f"{weights} {MODEL} {same} --sparsity 30,50 --methods neuron,neuron-alone -o neurons",
+            f"{weights} {LARGER} {same} --sparsity 50 --methods gaprune,wanda,neuron --seeds 0 -o larger",
+            f"python benchmarks/papers/gaprune_claims.py --add neurons --model {MODEL} --hardware … --versions …",
+        ),
+        hardware=measured["hardware"],
+        versions=measured["versions"],
+        seeds=found.seeds,
+        claims=claims,
+        tables=(half_table(found), swept_table(found), larger_table(larger)),
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("results", nargs="+")
+    parser.add_argument("--add", nargs="+", metavar="FOLDER")
+    parser.add_argument("--model", choices=(MODEL, LARGER), default=MODEL)
     add_origin(parser)
     options = parser.parse_args()
-    found = changes(options.results)
-    rows = tuple(
-        (
-            NAMES.get(method, method),
-            *(PAPER.get(method, ("", ""))),
-            *(both(found, method, when) for when in WHEN),
-        )
-        for method in METHODS
-        if (method, DOMAINS[0], "after") in found
-    )
-    table = Table(
-        title="all-MiniLM-L6-v2, half of the MLP weights, change of finance / chemistry against dense in per cent",
-        columns=("method", "paper, one-shot", "paper, 100 steps", "here, one-shot", "here, 100 steps"),
-        rows=rows,
-    )
-    swept = {sparsity: changes(options.results, sparsity) for sparsity in (*OTHERS, HALF)}
-    sweep = Table(
-        title="More and less than half, finance / chemistry; one seed where no spread is given",
-        columns=("method", "", *(f"{sparsity}%" for sparsity in sorted(swept))),
-        rows=tuple(
-            (
-                NAMES.get(method, method),
-                "one-shot" if when == "one-shot" else "100 steps",
-                *(both(swept[sparsity], method, when) for sparsity in sorted(swept)),
-            )
-            for method in SWEPT
-            for when in WHEN
-            if (method, DOMAINS[0], when) in found
-        ),
-    )
-    few = swept[min(OTHERS)]
-    cut = "neuron" if ("neuron", DOMAINS[0], "after") in few else "neuron-alone"
-    rivals = ("magnitude", "domain-fisher", "general-fisher", "random")
-    best = all(beats(found, "gaprune-paper", rival, "one-shot") for rival in rivals)
-    above = [mean(found, "gaprune-paper", domain, "after") > 0 for domain in DOMAINS]
-    ours_above = all(mean(found, "gaprune", domain, "after") > 0 for domain in DOMAINS)
-    claims = (
-        Claim(
-            says="one-shot, DAI loses less than magnitude, Fisher and random pruning",
-            theirs="−2.4 / −2.3 against −3.4 / −4.4 of the next best",
-            ours=f"{both(found, 'gaprune-paper', 'one-shot')} against {both(found, 'magnitude', 'one-shot')}",
-            verdict="holds here" if best else "can't tell",
-            remark="with β 0 it does" if beats(found, "gaprune", "magnitude", "one-shot") else "",
-        ),
-        Claim(
-            says="after 100 steps the pruned model is better at its domain than the dense one was",
-            theirs="+4.5 / +1.7",
-            ours=both(found, "gaprune-paper", "after"),
-            verdict="holds here" if all(above) else "does not hold here",
-            remark=f"{'but' if not all(above) else 'and'} with β 0 {both(found, 'gaprune', 'after')}"
-            if ours_above
-            else "",
-        ),
-        Claim(
-            says="it is the pruning that helps (not compared in the paper)",
-            theirs="",
-            ours=f"dense with the same 100 steps: {both(found, 'dense', 'after')}",
-            verdict=either(found, "gaprune", "dense", "after"),
-            remark="training helps, pruning takes some of it back",
-        ),
-        Claim(
-            says="DAI loses less than wanda, which needs no gradients (not compared in the paper)",
-            theirs="",
-            ours=f"wanda {both(found, 'wanda', 'one-shot')}, then {both(found, 'wanda', 'after')}",
-            verdict=either(found, "gaprune", "wanda", "one-shot"),
-        ),
-        Claim(
-            says="with 30% of the neurons gone, a model that is really smaller is above dense after 100 steps (ours)",
-            theirs="",
-            ours=both(few, cut, "after"),
-            verdict=above_dense(few, cut),
-        ),
-    )
-    evidence = Evidence(
-        paper="GAPrune: Gradient-Alignment Pruning for Domain-Aware Embeddings",
-        method="GAPrune: weights",
-        commands=(
-            "python benchmarks/weights.py all-MiniLM-L6-v2 --data . --steps 100 --max-length 128 --samples 2000 --sparsity 50 -o results",
-            "python benchmarks/weights.py all-MiniLM-L6-v2 --data . --steps 100 --max-length 128 --samples 2000 --sparsity 30,60,70 "
-            "--methods gaprune,magnitude,wanda,neuron-alone --seeds 0 -o more",
-            "python benchmarks/weights.py all-MiniLM-L6-v2 --data . --steps 100 --max-length 128 --samples 2000 --sparsity 30 "
-            "--methods gaprune,wanda,neuron-alone --seeds 1,2 -o seeds",
-            "python benchmarks/papers/gaprune_claims.py results more seeds --hardware … --versions …",
-        ),
-        hardware=options.hardware,
-        versions=dict(options.versions),
-        seeds=max(len(values) for values in found.values()),
-        claims=claims,
-        tables=(table, sweep),
-    )
-    evidence.keep("gaprune")
-    print(markdown(evidence))
+    if options.add:
+        measured = read_measured(NAME)
+        measured["rows"] = merged(measured["rows"], read_results(options.add, options.model))
+        write_measured(NAME, measured, options)
+    print(markdown(evidence()))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """NML's tables in small: what sizes of one nested run keep of the whole model, and what it keeps of itself.
 
-    python benchmarks/papers/nml_claims.py ALIGNED BY_LABELS --hardware "one H200" --versions torch=2.11.0 transformers=5.17.0
+    python benchmarks/papers/nml_claims.py
+    python benchmarks/papers/nml_claims.py --aligned RESULTS --labels RESULTS [NAME=RESULTS/ROW…]
 
-Reads the folders that `benchmarks/width.py` wrote: with `--objective align` the rows `before` and `nested-mlp`, with
-`--objective contrast` all of them.
+Prints the section about this paper. `--aligned` and `--labels` take over folders that `benchmarks/width.py` wrote: with
+`--objective align` the rows `before` and `nested-mlp`, with `--objective contrast` all rows that are there. NAME=FOLDER is one
+row under a name of its own, such as a run with one size.
 """
 
 from __future__ import annotations
@@ -13,19 +15,33 @@ import json
 from pathlib import Path
 from typing import Any
 
-from claims import Claim, Evidence, Table, add_origin, judged, markdown
+from claims import (
+    Claim,
+    Evidence,
+    Table,
+    add_origin,
+    judged,
+    markdown,
+    read_measured,
+    write_measured,
+)
 
+NAME = "nml"
 ROW = "nested-mlp"
+WHOLE = "1"
 TEACHER, NESTED_TEACHER = 81.55, 81.90
-STUDENTS = {"-1-2": ("0.3×", 62.22), "-1-4": ("0.1×", 59.63)}
+STUDENTS = {"1/2": ("0.3×", 62.22), "1/4": ("0.1×", 59.63)}
 """Table 2: after fine-tuning further, two sizes in one run."""
 HARM = 0.5
-NESTED, APART = "select-consecutive", "base"
-"""What is compared with like: the paper's selection, in one run and by itself."""
+NESTED, APART, ONE_SIZE = "select-consecutive", "base", "half-alone"
+"""What is compared with like: the paper's selection, in one run, by itself, and in a run with no other size."""
 ROWS = {
     "tuned": "the whole model alone",
     "nested": "nested, by importance (ours)",
-    "select-consecutive": "nested, consecutive (the paper's)",
+    "select-consecutive": "nested, consecutive (the paper's), λ 0.9",
+    "lambda-0.5": "the same, λ 0.5",
+    "lambda-1.0": "the same, λ 1: the whole model counts for nothing",
+    "half-alone": "the same, λ 0.9, half the width only",
     "select-uniform": "nested, uniform",
     "select-rotary": "nested, rotary pairs",
     "further": "nested by importance, then trained on",
@@ -34,93 +50,123 @@ ROWS = {
     "distil": "random start, distilled from the trained model",
     "random": "random start, trained",
 }
+Labelled = dict[str, dict[str, float]]
+"""STS by row and size."""
 
 
-def read_models(folder: str, row: str) -> dict[str, dict[str, Any]]:
-    """The models of a row by size; the whole one has no name."""
-    content = json.loads((Path(folder) / row / "result.json").read_text())
-    return {model["size"]: model for model in content["models"]}
+def size_of(model: dict[str, Any]) -> str:
+    return str(model["size"]).removeprefix("-").replace("-", "/") or WHOLE
+
+
+def read_row(folder: Path) -> list[dict[str, Any]]:
+    models: list[dict[str, Any]] = json.loads((folder / "result.json").read_text())["models"]
+    return models
+
+
+def read_aligned(folder: str) -> dict[str, Any]:
+    before = read_row(Path(folder) / "before")[0]
+    facts = json.loads((Path(folder) / ROW / "result.json").read_text())["facts"]
+    return {
+        "steps": facts["steps"],
+        "before": {"parameters": before["parameters"], "sts": round(before["sts"], 2)},
+        "sizes": {
+            size_of(model): {"parameters": model["parameters"], "sts": round(model["sts"], 2)}
+            for model in read_row(Path(folder) / ROW)
+        },
+    }
+
+
+def read_labels(place: str) -> Labelled:
+    """All rows of a folder, those that make one size each joined; or one row under its own name."""
+    name, _, single = place.partition("=")
+    folders = {name: Path(single)} if single else {one.name: one for one in Path(place).iterdir()}
+    found: Labelled = {}
+    for row, folder in folders.items():
+        if not (folder / "result.json").is_file():
+            continue
+        ending = next((size for size in STUDENTS if row.endswith(f"-{size.replace('/', '-')}")), None)
+        for model in read_row(folder):
+            size = ending or size_of(model)
+            joined = row.removesuffix(f"-{ending.replace('/', '-')}") if ending else row
+            found.setdefault(joined, {})[size] = round(model["sts"], 2)
+    return {row: sizes for row, sizes in found.items() if row in ROWS}
 
 
 def shown(score: float | None, whole: float) -> str:
     return "" if score is None else f"{score:.1f} ({100 * score / whole:.1f}%)"
 
 
-def versus(labelled: dict[str, dict[str, float]], row: str, other: str) -> str:
+def versus(labelled: Labelled, row: str, other: str) -> str:
     """Both students of two rows."""
-    names = {size: size[1:].replace("-", "/") for size in STUDENTS}
     return ", ".join(
-        f"{labelled[row][size]:.1f} against {labelled[other][size]:.1f} ({names[size]})" for size in STUDENTS
+        f"{labelled[row][size]:.1f} against {labelled[other][size]:.1f} ({size})" for size in STUDENTS
     )
 
 
-def by_labels(folder: str) -> dict[str, dict[str, float]]:
-    """STS by row and size; rows that make one size each are joined."""
-    found: dict[str, dict[str, float]] = {}
-    for row in ROWS:
-        if (Path(folder) / row).is_dir():
-            found[row] = {size: model["sts"] for size, model in read_models(folder, row).items()}
-        else:
-            found[row] = {size: read_models(folder, row + size)[""]["sts"] for size in STUDENTS}
-    return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("aligned")
-    parser.add_argument("by_labels")
-    add_origin(parser)
-    options = parser.parse_args()
-    before, nested = read_models(options.aligned, "before")[""], read_models(options.aligned, ROW)
-    labelled = by_labels(options.by_labels)
-    steps = json.loads((Path(options.aligned) / ROW / "result.json").read_text())["facts"]["steps"]
-    shares = {size: 100 * nested[size]["sts"] / before["sts"] for size in STUDENTS}
-    theirs = {size: 100 * score / TEACHER for size, (_, score) in STUDENTS.items()}
-    sizes = {size: f"{nested[size]['parameters'] / before['parameters']:.2f}×" for size in STUDENTS}
-    rows = (
-        ("whole model, before", "", f"{TEACHER:.1f}", "1×", f"{before['sts']:.1f}"),
-        ("whole model, nested", "1×", f"{NESTED_TEACHER:.1f}", "1×", f"{nested['']['sts']:.1f}"),
-        *(
-            (
-                f"width {size[1:].replace('-', '/')}, MLPs too",
-                STUDENTS[size][0],
-                f"{STUDENTS[size][1]:.1f} ({theirs[size]:.0f}%)",
-                sizes[size],
-                f"{nested[size]['sts']:.1f} ({shares[size]:.1f}%)",
-            )
-            for size in STUDENTS
+def aligned_table(aligned: dict[str, Any]) -> Table:
+    before, sizes = aligned["before"], aligned["sizes"]
+    return Table(
+        title="Tables 2 and 3, mean of STS: Qwen1.5-0.5B by labels there, all-mpnet-base-v2 by `align` here, "
+        f"{aligned['steps']} steps of 128 texts",
+        columns=("model", "size, paper", "paper", "size, here", "here"),
+        rows=(
+            ("whole model, before", "", f"{TEACHER:.1f}", "1×", f"{before['sts']:.1f}"),
+            ("whole model, nested", "1×", f"{NESTED_TEACHER:.1f}", "1×", f"{sizes[WHOLE]['sts']:.1f}"),
+            *(
+                (
+                    f"width {size}, MLPs too",
+                    smaller,
+                    f"{score:.1f} ({100 * score / TEACHER:.0f}%)",
+                    f"{sizes[size]['parameters'] / before['parameters']:.2f}×",
+                    shown(sizes[size]["sts"], before["sts"]),
+                )
+                for size, (smaller, score) in STUDENTS.items()
+            ),
         ),
     )
-    table = Table(
-        title=f"Tables 2 and 3, mean of STS: Qwen1.5-0.5B by labels there, all-mpnet-base-v2 by `align` here, {steps} steps of 128 texts",
-        columns=("model", "size, paper", "paper", "size, here", "here"),
-        rows=rows,
-    )
-    whole = labelled["tuned"][""]
-    compared = Table(
+
+
+def labels_table(labelled: Labelled) -> Table:
+    whole = labelled["tuned"][WHOLE]
+    return Table(
         title="Table 1: SmolLM2-135M-Instruct by labels (SNLI), 400 steps of 64 tuples for every row, mean of STS and its share of the whole model alone",
         columns=("", "whole", "1/2 (0.45×)", "1/4 (0.21×)"),
         rows=tuple(
-            (ROWS[row], *(shown(sizes_of.get(size), whole) for size in ("", *STUDENTS)))
-            for row, sizes_of in labelled.items()
+            (name, *(shown(labelled[row].get(size), whole) for size in (WHOLE, *STUDENTS)))
+            for row, name in ROWS.items()
+            if row in labelled
         ),
     )
+
+
+def aligned_claims(aligned: dict[str, Any]) -> tuple[Claim, Claim]:
+    before, sizes = aligned["before"], aligned["sizes"]
+    shares = {size: 100 * sizes[size]["sts"] / before["sts"] for size in STUDENTS}
+    theirs = {size: 100 * score / TEACHER for size, (_, score) in STUDENTS.items()}
+    return Claim(
+        says="narrow models out of one run are good models",
+        theirs="; ".join(f"{theirs[size]:.0f}% at {STUDENTS[size][0]}" for size in STUDENTS),
+        ours="; ".join(
+            f"{shares[size]:.1f}% at {sizes[size]['parameters'] / before['parameters']:.2f}×"
+            for size in STUDENTS
+        ),
+        verdict=judged(all(shares[size] >= theirs[size] for size in STUDENTS)),
+        remark="imitating the whole model's vectors keeps far more than learning by labels, and every size searches its index",
+    ), Claim(
+        says="nesting does the whole model no harm",
+        theirs=f"{TEACHER:.1f} → {NESTED_TEACHER:.1f}",
+        ours=f"{before['sts']:.1f} → {sizes[WHOLE]['sts']:.1f}",
+        verdict=judged(sizes[WHOLE]["sts"] >= before["sts"] - HARM),
+    )
+
+
+def evidence() -> Evidence:
+    """All there is about this paper, from the figures kept."""
+    measured = read_measured(NAME)
+    labelled: Labelled = measured["labels"]
+    alone, among = labelled[ONE_SIZE]["1/2"], labelled[NESTED]["1/2"]
     claims = (
-        Claim(
-            says="narrow models out of one run are good models",
-            theirs="; ".join(f"{theirs[size]:.0f}% at {STUDENTS[size][0]}" for size in STUDENTS),
-            ours="; ".join(f"{shares[size]:.1f}% at {sizes[size]}" for size in STUDENTS),
-            verdict=judged(all(shares[size] >= theirs[size] for size in STUDENTS)),
-            remark="imitating the whole model's vectors keeps far more than learning by labels, and every size searches its index",
-        ),
-        Claim(
-            says="nesting does the whole model no harm",
-            theirs=f"{TEACHER:.1f} → {NESTED_TEACHER:.1f}",
-            ours=f"{before['sts']:.1f} → {nested['']['sts']:.1f}",
-            verdict=judged(nested[""]["sts"] >= before["sts"] - HARM),
-        ),
+        *aligned_claims(measured["aligned"]),
         Claim(
             says="it does as well as cutting first and training each size by itself",
             theirs="62.5 against 63.5 (0.4×), 54.2 against 50.7 (0.2×)",
@@ -149,26 +195,49 @@ def main() -> None:
             ),
             remark="at half the width it is; importance is far ahead of both there, and far behind at a quarter",
         ),
-        Claim(says="fewer sizes in a run are slightly better for each", theirs="63.1 for one, 62.5 for two"),
+        Claim(
+            says="fewer sizes in a run are slightly better for each",
+            theirs="63.1 for one, 62.5 for two",
+            ours=f"{alone:.1f} for one, {among:.1f} for two (1/2)",
+            verdict="can't tell" if abs(alone - among) < 1 else judged(alone > among),
+            remark="one seed",
+        ),
     )
-    evidence = Evidence(
+    return Evidence(
         paper="Multi-Scale Model Compression via Nested Matrix Learning",
         method="Nested models: width",
         commands=(
-            "python benchmarks/width.py all-mpnet-base-v2 --data texts --tasks . --objective align --batch-size 128 --minutes 4 "
-            """--options '{"learning_rate":3e-4,"warmup":200}' --rows nested-mlp -o results""",
+            "python benchmarks/width.py all-mpnet-base-v2 --data texts --tasks . --objective align --batch-size 128 --steps 900 "
+            """--options '{"learning_rate":3e-4,"warmup":100,"augment":"sentences,spans,joins","texts":400000}' --rows nested-mlp -o results""",
             "python benchmarks/width.py SmolLM2-135M-Instruct --data snli --tasks . --objective contrast --steps 400 "
             """--options '{"learning_rate":5e-5,"warmup":40,"max_length":48}' -o labels""",
-            "python benchmarks/papers/nml_claims.py results labels --hardware … --versions …",
+            "python benchmarks/width.py … --widths 1/2 --rows select-consecutive -o one",
+            "python benchmarks/papers/nml_claims.py --aligned results --labels labels half-alone=one/select-consecutive --hardware … --versions …",
         ),
-        hardware=options.hardware,
-        versions=dict(options.versions),
+        hardware=measured["hardware"],
+        versions=measured["versions"],
         seeds=1,
         claims=claims,
-        tables=(table, compared),
+        tables=(aligned_table(measured["aligned"]), labels_table(labelled)),
     )
-    evidence.keep("nml")
-    print(markdown(evidence))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--aligned", metavar="FOLDER")
+    parser.add_argument("--labels", nargs="+", default=[], metavar="FOLDER")
+    add_origin(parser)
+    options = parser.parse_args()
+    if options.aligned or options.labels:
+        measured = read_measured(NAME)
+        if options.aligned:
+            measured["aligned"] = read_aligned(options.aligned)
+        for place in options.labels:
+            measured["labels"] |= read_labels(place)
+        write_measured(NAME, measured, options)
+    print(markdown(evidence()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/results.md, its figure and README's table from what was kept about each paper and about all of them together.
+"""docs/results.md, its figure and README's table from what was measured for each paper and for all of them together.
 
     python benchmarks/papers/page.py [--check]
 
@@ -10,13 +10,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import gaprune_claims
 import head_to_head
+import l3prune_claims
+import nml_claims
+import vocabulary_claims
 from claims import KEPT, markdown, read
 
 ROOT = Path(__file__).parents[2]
 PAGE, FIGURE, README = ROOT / "docs" / "results.md", ROOT / "docs" / "head-to-head.svg", ROOT / "README.md"
 BEGIN, END = "<!-- head to head: written by benchmarks/papers/page.py -->", "<!-- end -->"
-ORDER = ("leaf", "gaprune", "l3prune", "nml", "vocabulary")
+COMPUTED = (gaprune_claims, l3prune_claims, nml_claims, vocabulary_claims)
 HEAD = """# Five papers, measured here
 
 All methods head to head, then what each paper claims, in small, with our own implementation, models and data. Verdicts are computed from the figures: see
@@ -27,7 +31,7 @@ def files() -> dict[Path, str]:
     """What each file should hold."""
     together = head_to_head.read_kept()
     sections = [head_to_head.markdown(together)]
-    sections += [markdown(read(KEPT / f"{name}.json")) for name in ORDER]
+    sections += [markdown(read(KEPT / "leaf.json")), *(markdown(one.evidence()) for one in COMPUTED)]
     before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     table = "\n".join(head_to_head.table(together["contenders"], together["sets"]))

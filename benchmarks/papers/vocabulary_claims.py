@@ -1,9 +1,10 @@
 """The vocabulary paper's table 1 in small: what a fifth of all parameters costs when they are taken from the vocabulary.
 
-    python benchmarks/papers/vocabulary_claims.py --glue GLUE --more GLUE45 --without-training FILE… --hardware "one H200" --versions torch=2.11.0
+    python benchmarks/papers/vocabulary_claims.py
+    python benchmarks/papers/vocabulary_claims.py --glue 20=GLUE 45=GLUE45 --cuts FILE… --model all-MiniLM-L6-v2
 
-Reads what `benchmarks/glue.py` wrote at a fifth (several tasks and seeds) and at more (SST2), and what
-`benchmarks/vocabulary.py` wrote.
+Prints the section about this paper. `--glue` takes over folders that `benchmarks/glue.py` wrote, each after the share of all
+parameters that went, and `--cuts` what `benchmarks/vocabulary.py` wrote.
 """
 
 from __future__ import annotations
@@ -14,10 +15,23 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from claims import Claim, Evidence, Table, Verdict, add_origin, markdown
+from claims import (
+    Claim,
+    Evidence,
+    Table,
+    Verdict,
+    add_origin,
+    judged,
+    markdown,
+    read_measured,
+    write_measured,
+)
 
+NAME = "vocabulary"
+MODEL = "all-MiniLM-L6-v2"
 TASKS = ("SST2", "CoLA", "MRPC", "RTE")
 ONE = "SST2"
+FIFTH, MORE = 20, 45
 LABELS = {"tfidf": "tf-idf", "tfidf+cluster": "tf-idf + clusters", "decompose": "tf-idf, decompose (ours)"}
 METHODS = (
     "full",
@@ -30,174 +44,173 @@ METHODS = (
     "low-rank",
     "low-rank+sparse",
 )
-PAPER, PAPER_LOSPARSE = 0.824, 0.810
-Cells = dict[tuple[str, str], dict[str, Any]]
+KEPT_SHARE = 97.6
+GLUE_KEY = ("removed", "task", "method")
+CUT_KEY = ("model", "domain", "score", "oov", "removed", "align")
+Scores = dict[tuple[str, str], list[float]]
+"""Of the runs, in points, by method and task."""
 
 
-def read_glue(folder: str) -> Cells:
-    """By method and task."""
+def read_glue(folder: str, removed: int) -> list[dict[str, Any]]:
     found = (json.loads(file.read_text()) for file in sorted(Path(folder).glob("*.json")))
-    return {(content["method"], content["task"]): content for content in found}
+    return [
+        {"removed": removed}
+        | {key: cell[key] for key in ("task", "method", "measured_rows")}
+        | {"scores": [round(100 * scores[cell["measure"]], 2) for scores in cell["scores"]]}
+        for cell in found
+    ]
 
 
-def by_seed(cells: Cells, method: str, task: str) -> list[float]:
-    """The scores of the runs, in points."""
-    cell = cells[method, task]
-    return [100 * scores[cell["measure"]] for scores in cell["scores"]]
+def read_cuts(file: str, model: str) -> list[dict[str, Any]]:
+    keys = (*CUT_KEY[1:], "retention")
+    return [
+        {"model": model} | {key: row[key] for key in keys}
+        for row in json.loads(Path(file).read_text())["rows"]
+    ]
 
 
-def cell_of(cells: Cells, method: str, task: str) -> str:
-    if (method, task) not in cells:
+def merged(
+    old: list[dict[str, Any]], new: list[dict[str, Any]], key: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """New rows in the place of the same old ones."""
+    rows = {tuple(row[name] for name in key): row for row in (*old, *new)}
+    return [rows[place] for place in sorted(rows)]
+
+
+def at(cells: list[dict[str, Any]], removed: int) -> Scores:
+    return {(cell["method"], cell["task"]): cell["scores"] for cell in cells if cell["removed"] == removed}
+
+
+def shown(values: list[float] | None) -> str:
+    if values is None:
         return "–"
-    values = by_seed(cells, method, task)
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.1f}{spread}"
 
 
-def mean_of(cells: Cells, method: str) -> float | None:
-    """Over all tasks, in points; None where one is missing."""
-    if any((method, task) not in cells for task in TASKS):
-        return None
-    return statistics.fmean(statistics.fmean(by_seed(cells, method, task)) for task in TASKS)
+def by_seed(scores: Scores, method: str, tasks: tuple[str, ...]) -> list[float]:
+    """The mean over tasks, one for each seed."""
+    return [statistics.fmean(run) for run in zip(*(scores[method, task] for task in tasks), strict=True)]
 
 
-def told(cells: Cells, better: str, worse: str) -> Verdict:
-    """By two standard errors of the difference of the means over all tasks, from seed to seed."""
-    runs = []
-    for method in (better, worse):
-        if any((method, task) not in cells for task in TASKS):
-            return "not measured yet"
-        runs.append(
-            [
-                statistics.fmean(run)
-                for run in zip(*(by_seed(cells, method, task) for task in TASKS), strict=True)
-            ]
-        )
+def told(scores: Scores, better: str, worse: str, tasks: tuple[str, ...] = TASKS) -> Verdict:
+    """By two standard errors of the difference of the means over tasks, from seed to seed."""
+    runs = [by_seed(scores, method, tasks) for method in (better, worse)]
     error = sum(statistics.variance(run) / len(run) for run in runs) ** 0.5
     difference = statistics.fmean(runs[0]) - statistics.fmean(runs[1])
-    if abs(difference) <= 2 * error:
-        return "can't tell"
-    return "holds here" if difference > 0 else "does not hold here"
+    return "can't tell" if abs(difference) <= 2 * error else judged(difference > 0)
 
 
-def retained(files: list[str]) -> dict[tuple[str, str, str], float]:
-    """Of the score at a fifth, by task, score and what becomes of lost tokens; nothing trained."""
-    rows = [row for file in files for row in json.loads(Path(file).read_text())["rows"]]
-    return {
-        (row["domain"], row["score"], row["oov"]): 100 * row["retention"]
-        for row in rows
-        if row["removed"] == 0.2 and not row["align"]
-    }
-
-
-def shares_told(better: dict[str, Any], worse: dict[str, Any]) -> Verdict:
-    """By two standard errors of the difference of two shares of the same test rows."""
-    errors = [one["score"] * (1 - one["score"]) / one["measured_rows"] for one in (better, worse)]
-    difference: float = better["score"] - worse["score"]
-    if abs(difference) <= 2 * sum(errors) ** 0.5:
-        return "can't tell"
-    return "holds here" if difference > 0 else "does not hold here"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--glue", required=True)
-    parser.add_argument("--more", required=True)
-    parser.add_argument("--without-training", nargs="+", required=True)
-    add_origin(parser)
-    options = parser.parse_args()
-    fifth, more, kept = read_glue(options.glue), read_glue(options.more), retained(options.without_training)
-    means = {method: mean_of(fifth, method) for method in METHODS}
-    full = means["full"]
-
-    def share(method: str) -> float | None:
-        mean = means[method]
-        return None if mean is None or full is None else 100 * mean / full
-
-    table = Table(
+def glue_table(scores: Scores, means: dict[str, float]) -> Table:
+    return Table(
         title="After fine-tuning with a fifth of all parameters removed (accuracy; CoLA: Matthews), 8,000 rows at most, 3 epochs",
         columns=("", *TASKS, "mean", "of full"),
         rows=tuple(
             (
                 LABELS.get(method, method),
-                *(cell_of(fifth, method, task) for task in TASKS),
-                "–" if means[method] is None else f"{means[method]:.1f}",
-                "–" if (left := share(method)) is None else f"{left:.1f}%",
+                *(shown(scores[method, task]) for task in TASKS),
+                f"{means[method]:.1f}",
+                f"{100 * means[method] / means['full']:.1f}%",
             )
             for method in METHODS
         ),
     )
+
+
+def evidence() -> Evidence:
+    """All there is about this paper, from the figures kept."""
+    measured = read_measured(NAME)
+    fifth, more = (at(measured["glue"], removed) for removed in (FIFTH, MORE))
+    means = {method: statistics.fmean(by_seed(fifth, method, TASKS)) for method in METHODS}
+    shares = {method: 100 * means[method] / means["full"] for method in METHODS}
+    kept = {
+        (row["domain"], row["oov"]): 100 * row["retention"]
+        for row in measured["cuts"]
+        if (row["model"], row["score"], row["align"]) == (MODEL, "tfidf", 0)
+        and round(100 * row["removed"]) == FIFTH
+    }
+    domains = sorted({domain for domain, _ in kept})
     most = Table(
-        title=f"{ONE} with 45% removed, 3,000 rows, one epoch, one seed",
+        title=f"{ONE} with {MORE}% removed, trained alike",
         columns=("", "accuracy"),
         rows=tuple(
-            (LABELS.get(method, method), cell_of(more, method, ONE))
+            (LABELS.get(method, method), shown(more[method, ONE]))
             for method in METHODS
             if (method, ONE) in more
         ),
     )
-    tasks = sorted({task for task, *_ in kept})
-    left = share("tfidf+cluster")
     claims = (
         Claim(
             says="a fifth of all parameters less leaves 97.6% of the score",
             theirs="97.6% (tf-idf + clusters, mean of GLUE)",
-            ours=("" if left is None else f"{left:.1f}%, {share('decompose'):.1f}% with decompose; ")
-            + "without any training "
-            + ", ".join(f"{kept[task, 'tfidf', 'decompose']:.1f}% ({task}, decompose)" for task in tasks),
-            verdict="not measured yet"
-            if left is None
-            else "holds here"
-            if left >= 97.6
-            else "does not hold here",
+            ours=f"{shares['tfidf+cluster']:.1f}%, {shares['decompose']:.1f}% with decompose; without any training "
+            + ", ".join(f"{kept[domain, 'decompose']:.1f}% ({domain})" for domain in domains)
+            + " with decompose",
+            verdict=judged(shares["tfidf+cluster"] >= KEPT_SHARE),
             remark="a fifth is mild for MiniLM, half of which is vocabulary",
         ),
         Claim(
             says="clusters for lost tokens help",
             theirs="+1.9 points",
-            ours=""
-            if means["tfidf+cluster"] is None or means["tfidf"] is None
-            else f"{means['tfidf+cluster'] - means['tfidf']:+.1f} points; without training "
-            f"{kept['STSBenchmark', 'tfidf', 'cluster']:.1f}% against {kept['STSBenchmark', 'tfidf', 'unk']:.1f}% "
-            f"of STSBenchmark, {kept['STSBenchmark', 'tfidf', 'decompose']:.1f}% with decompose",
+            ours=f"{means['tfidf+cluster'] - means['tfidf']:+.1f} points at a fifth, "
+            f"{statistics.fmean(more['tfidf+cluster', ONE]) - statistics.fmean(more['tfidf', ONE]):+.1f} at {MORE}% ({ONE}); "
+            f"without training {kept['STSBenchmark', 'cluster']:.1f}% of STSBenchmark "
+            f"against {kept['STSBenchmark', 'unk']:.1f}% as unknown and {kept['STSBenchmark', 'decompose']:.1f}% with decompose".replace(
+                "-", "−"
+            ),
             verdict=told(fifth, "tfidf+cluster", "tfidf"),
         ),
         Claim(
             says="it does better than low-rank + sparse matrices at the same size",
-            theirs=f"{100 * PAPER:.1f} against {100 * PAPER_LOSPARSE:.1f}",
-            ours=""
-            if means["tfidf+cluster"] is None
-            else f"{means['tfidf+cluster']:.1f} against {means['low-rank+sparse']:.1f}",
+            theirs="82.4 against 81.0",
+            ours=f"{means['tfidf+cluster']:.1f} against {means['low-rank+sparse']:.1f}",
             verdict=told(fifth, "tfidf+cluster", "low-rank+sparse"),
             remark="theirs is pruned step by step, ours at once",
         ),
         Claim(
             says="tf-idf chooses better than chance",
             theirs="",
-            ours=f"{100 * more['tfidf', ONE]['score']:.1f} against {100 * more['random', ONE]['score']:.1f} at 45% ({ONE})",
-            verdict=shares_told(more["tfidf", ONE], more["random", ONE]),
+            ours=f"{shown(more['tfidf', ONE])} against {shown(more['random', ONE])} at {MORE}% ({ONE})",
+            verdict=told(more, "tfidf", "random", (ONE,)),
             remark="at a fifth nothing of a task's own texts is lost, whoever chooses",
         ),
     )
-    evidence = Evidence(
+    glue = f"python benchmarks/glue.py {MODEL} --data . --seeds 0 1 2 --rows 8000"
+    return Evidence(
         paper="Words That Matter: Vocabulary Pruning in ModernBERT",
         method="Vocabulary pruning: vocabulary, finetune",
         commands=(
-            "python benchmarks/glue.py all-MiniLM-L6-v2 --data . --seeds 0 1 2 --rows 8000 -o glue",
-            "python benchmarks/glue.py all-MiniLM-L6-v2 --data . --tasks SST2 --rows 3000 --epochs 1 --precision bf16 --removed 45 -o glue45",
-            "python benchmarks/vocabulary.py all-MiniLM-L6-v2 --data . --removed 20 -o cuts.json",
-            "python benchmarks/papers/vocabulary_claims.py --glue glue --more glue45 --without-training cuts.json …",
+            f"{glue} --at-once 4 -o glue",
+            f"{glue} --tasks SST2 --methods random tfidf tfidf+cluster decompose --removed 45 --at-once 4 -o glue45",
+            f"python benchmarks/vocabulary.py {MODEL} --data . --scores tfidf --removed 20 35 --align 300 -o cuts.json",
+            "python benchmarks/papers/vocabulary_claims.py --glue 20=glue 45=glue45 --cuts cuts.json --hardware … --versions …",
         ),
-        hardware=options.hardware,
-        versions=dict(options.versions),
-        seeds=max(len(cell["seeds"]) for cell in fifth.values()),
+        hardware=measured["hardware"],
+        versions=measured["versions"],
+        seeds=max(len(scores) for scores in fifth.values()),
         claims=claims,
-        tables=(table, most),
+        tables=(glue_table(fifth, means), most),
     )
-    evidence.keep("vocabulary")
-    print(markdown(evidence))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--glue", nargs="+", default=[], metavar="PERCENT=FOLDER")
+    parser.add_argument("--cuts", nargs="+", default=[], metavar="FILE")
+    parser.add_argument("--model", default=MODEL, help="whose cuts these are")
+    add_origin(parser)
+    options = parser.parse_args()
+    if options.glue or options.cuts:
+        measured = read_measured(NAME)
+        folders = [one.partition("=") for one in options.glue]
+        cells = [cell for percent, _, folder in folders for cell in read_glue(folder, int(percent))]
+        cuts = [row for file in options.cuts for row in read_cuts(file, options.model)]
+        measured["glue"] = merged(measured["glue"], cells, GLUE_KEY)
+        measured["cuts"] = merged(measured["cuts"], cuts, CUT_KEY)
+        write_measured(NAME, measured, options)
+    print(markdown(evidence()))
 
 
 if __name__ == "__main__":
