@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--domains", nargs="+", default=DOMAINS, choices=DOMAINS)
     parser.add_argument("--removed", nargs="+", type=int, default=REMOVED, help="percent of all parameters")
     parser.add_argument("--scores", nargs="+", default=SCORES)
-    parser.add_argument("--characters", default="all", choices=("all", "seen"))
+    parser.add_argument("--characters", default="auto", choices=("auto", "all", "seen"))
     parser.add_argument("--oov", nargs="+", default=FATES, choices=FATES)
     parser.add_argument(
         "--align", type=int, default=0, help="steps of align after each cut, measured beside it"

@@ -279,6 +279,30 @@ def test_unseen_characters_can_go(pico_model: Models) -> None:
     assert "東" not in tokens
 
 
+def test_unseen_characters_make_room_for_what_occurs(pico_model: Models) -> None:
+    """By default no character takes the place of a token that occurs, but ASCII and what the texts have can be spelled."""
+    model = pico_model("bert")
+    before = model.tokenizer.get_vocab()
+    texts = ["the quick brown fox"]
+    least, _ = run(model, {"keep": 76, "characters": "all"}, texts=texts)
+    assert before["東"] in least.kept
+    plan, applied = run(model, {"keep": 76}, texts=texts)
+    assert before["東"] not in plan.kept
+    assert plan.characters_lost
+    assert f"{plan.characters_lost} characters that never occur" in str(plan)
+    assert all(number in plan.kept for token, number in before.items() if len(token) == 1 and token.isascii())
+    assert applied.model.tokenizer.tokenize(texts[0]) == model.tokenizer.tokenize(texts[0])
+
+
+def test_unseen_characters_stay_where_there_is_room(pico_model: Models) -> None:
+    model = pico_model("bert")
+    before = model.tokenizer.get_vocab()
+    plan, _ = run(model, {"keep": len(before) - 2}, texts=["the quick brown fox"])
+    assert before["東"] in plan.kept
+    assert not plan.characters_lost
+    assert "characters" not in str(plan)
+
+
 def test_bytes_never_go(pico_model: Models) -> None:
     _, applied = run(pico_model("gpt2"), {"score": "seen", "characters": "seen"}, texts=["a"])
     text = "anything at all: 東京 🙂"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 
 import pico
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.model import cut, cut_backbone, layout_of, shrunk
+from trundle.model import cut, cut_backbone, layout_of, shrunk, static_model, static_shape
 from trundle.model.anatomy import BY_MODEL_TYPE, family_of
 from trundle.model.surgery import Cut
 
@@ -158,6 +159,17 @@ def test_a_cut_model_shares_no_memory_with_the_original(
     theirs = {weight.data_ptr() for weight in original.parameters()}
     assert not theirs & {weight.data_ptr() for weight in small.parameters()}
     assert small.tokenizer is not original.tokenizer
+
+
+def test_a_model_as_it_was_loaded_drops_nothing_out(pico_folders: Callable[[str], Path]) -> None:
+    """What sentence-transformers loads says of itself that it trains, while none of its modules does."""
+    original = SentenceTransformer(str(pico_folders("bert")), device="cpu")
+    assert original.training
+    assert not original[0].model.training
+    small = cut(original, Cut(blocks=(0, 1)))
+    static_model(original, np.full(static_shape(original)[0], 0.01))  # looks through the same modules
+    for model in (original, small):
+        assert not any(module.training for module in model[0].model.modules())
 
 
 def test_narrowing_reaches_pooling_and_dense(tmp_path: Any) -> None:

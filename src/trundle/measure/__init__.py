@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from trundle.measure.token_lengths import compare_lengths as compare_lengths
     from trundle.measure.token_lengths import lengths_when_mapped as lengths_when_mapped
     from trundle.measure.token_ranking import Ranking as Ranking
+    from trundle.measure.token_ranking import absent_characters as absent_characters
+    from trundle.measure.token_ranking import behind_what_occurs as behind_what_occurs
     from trundle.measure.token_ranking import held_out_texts as held_out_texts
     from trundle.measure.token_ranking import rank_tokens as rank_tokens
     from trundle.measure.token_ranking import what_is_missing as what_is_missing
@@ -77,6 +79,8 @@ __getattr__ = lazy(
         "lengths_when_mapped": "token_lengths",
         "Ranking": "token_ranking",
         "held_out_texts": "token_ranking",
+        "absent_characters": "token_ranking",
+        "behind_what_occurs": "token_ranking",
         "rank_tokens": "token_ranking",
         "what_is_missing": "token_ranking",
         "attention_scores": "token_scores",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,6 +109,20 @@ def _scores_without_texts(
         vectors = token_vectors(model, among.tolist())
         scores[among[representatives(vectors, count, seed=seed)]] = 1
     return scores
+
+
+def absent_characters(vocabulary: Vocabulary, ranking: Ranking) -> set[int]:
+    """Single characters that are in no token of the texts, and so in no text; none where there are no texts."""
+    if ranking.counts is None:
+        return set()
+    there = set("".join(vocabulary.tokens[int(number)] for number in ranking.counts.occurrences.nonzero()[0]))
+    return {number for number, text in vocabulary.characters.items() if text not in there} - vocabulary.named
+
+
+def behind_what_occurs(ranking: Ranking, characters: Collection[int]) -> list[int]:
+    """The ranking with these characters, which never occur, before all else that never does: they can spell it."""
+    others = [number for number in ranking.order[ranking.seen :] if number not in characters]
+    return [*ranking.order[: ranking.seen], *sorted(characters), *others]
 
 
 def what_is_missing(

@@ -70,7 +70,7 @@ class NarrowModel(nn.Module):
         self._parts = (*_backbone_parts(wide, before, what), *_parts_after(wide, rest, pooled))
         self.body = with_modules(wide, [twin, *map(_without_weights, rest)])
         self.own = nn.ModuleList(own)
-        self.to(backbone.device).train(wide.training)
+        self.to(backbone.device).train(backbone.training)
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
         """The features with the narrow model's `sentence_embedding` among them."""

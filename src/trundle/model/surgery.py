@@ -95,15 +95,17 @@ def cut(model: SentenceTransformer, what: Cut) -> SentenceTransformer:
 
 
 def with_modules(model: SentenceTransformer, modules: Sequence[nn.Module]) -> SentenceTransformer:
-    """A model of these modules that keeps the prompts and settings of `model`."""
-    return SentenceTransformer(
+    """A model of these modules that keeps the prompts and settings of `model`; each module trains or not as it did."""
+    made = SentenceTransformer(
         modules=list(modules),
         device=str(model.device),
         prompts=cast("dict[str, str]", model.prompts),
         default_prompt_name=model.default_prompt_name,
         similarity_fn_name=model.similarity_fn_name,
         truncate_dim=model.truncate_dim,
-    ).train(model.training)
+    )
+    made.training = model.training
+    return made
 
 
 def transformer_of(model: SentenceTransformer) -> Transformer:

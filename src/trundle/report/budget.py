@@ -31,12 +31,17 @@ def _block(number: int, plan: Planning) -> str:
         )
         if value
     ]
-    rungs = sum(len(one.rungs) for one in plan.candidates)
+    tried = [one for one in plan.candidates if one.rungs]
+    rungs = sum(len(one.rungs) for one in tried)
+    trials = (
+        f"{len(tried)} {'was' if len(tried) == 1 else 'were'} tried in {rungs} short training{'' if rungs == 1 else 's'}, and "
+        if tried
+        else ""
+    )
     lead = (
         f"Budget: {' and '.join(wanted)}. {len(plan.candidates)} candidates were weighed by arithmetic, "
-        f"{sum(bool(one.rungs) for one in plan.candidates)} were tried in {rungs} short trainings, and {plan.chosen} was trained to the end."
+        f"{trials}{plan.chosen} was trained to the end."
     )
-    tried = [one for one in plan.candidates if one.rungs]
     picture = (
         figure(
             _halving(number, plan, tried),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Oov = Literal["decompose", "cluster", "unk"]
 Way = Literal["keep", "fraction", "parameters"]
+Characters = Literal["auto", "all", "seen"]
 
 WAYS: tuple[Way, ...] = get_args(Way)
 LOST_SHOWN = 12
@@ -86,8 +87,9 @@ class VocabularyOptions(Options):
         description="What becomes of the others: split into kept pieces, or mapped to a similar or the unknown token.",
     )
     clusters: int = Field(50, ge=1, description="With oov cluster: how many tokens stand for those that go.")
-    characters: Literal["all", "seen"] = Field(
-        "all", description="Which single characters always stay: all, or those in your texts."
+    characters: Characters = Field(
+        "auto",
+        description="Which single characters always stay: all, those in your texts, or (auto) those and ASCII; others as far as there is room.",
     )
 
 
@@ -103,13 +105,20 @@ class VocabularyPlan(Plan):
     """Share of the texts' tokens that stay."""
     lost: tuple[str, ...] = ()
     """The most frequent of the tokens that go."""
+    characters_lost: int = 0
+    """Single characters that go because they are in none of the texts; a word with one is read as unknown."""
 
     def __str__(self) -> str:
         if len(self.kept) == self.of:
             return f"keep all {self.of:,} tokens: nothing to cut"
         covers = "" if self.coverage is None else f", {self.coverage:.2%} of what occurs in your texts"
         becomes = BECOMES[self.oov].format(len(self.representatives))
-        return f"keep {len(self.kept):,} of {self.of:,} tokens{covers}; {becomes}"
+        unread = ""
+        if self.characters_lost:
+            unread = (
+                f", but words with one of {self.characters_lost:,} characters that never occur as unknown"
+            )
+        return f"keep {len(self.kept):,} of {self.of:,} tokens{covers}; {becomes}{unread}"
 
 
 def plan(model: SentenceTransformer, options: VocabularyOptions, context: Context) -> VocabularyPlan:
@@ -127,13 +136,14 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
     tree = vocabulary.tree if rebuilt else body.NO_MERGES
     spare = options.clusters if options.oov == "cluster" else 0
     needed = vocabulary.least(rebuilt=rebuilt)
-    if options.characters == "all":
-        _check_enough(model, wanted, len(needed) + spare)
-    elif context.corpus is None:
+    if options.characters == "seen" and context.corpus is None:
         raise BadInput(
             "characters: seen looks at texts to know which characters occur; "
             "say where they are with --data, or leave it out"
         )
+    spared = set() if options.characters == "all" or context.corpus is None else set(vocabulary.characters)
+    if wanted is not None and wanted < len(needed - spared) + spare:  # whatever the texts are
+        raise _too_few(model, wanted, len(needed) + spare)
     open_places = (vocabulary.size if wanted is None else wanted) - len(needed) - spare
     ranking = measure.rank_tokens(
         model,
@@ -145,13 +155,16 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
         seed=context.seed,
         progress=context.progress,
     )
-    if options.characters == "seen":
-        needed = tree.with_halves(needed - _absent(vocabulary, ranking))
-        _check_enough(model, wanted, len(needed) + spare)
+    everything = wanted is None and options.characters == "auto"
+    free = set() if everything else dispensable(vocabulary, ranking, options.characters) & needed
+    needed = tree.with_halves(needed - free)
+    if wanted is not None and wanted < len(needed) + spare:
+        raise _too_few(model, wanted, len(needed) + spare)
     if wanted is None:
         kept = measure.best_tokens(ranking.order[: ranking.seen], needed, vocabulary.size, tree)
     else:
-        kept = measure.best_tokens(ranking.order, needed, wanted - spare, tree)
+        order = measure.behind_what_occurs(ranking, free)
+        kept = measure.best_tokens(order, needed, wanted - spare, tree)
     representatives = _representatives(model, vocabulary, kept, spare, context.seed)
     coverage, lost = measure.what_is_missing(vocabulary, ranking, kept, LOST_SHOWN)
     return VocabularyPlan(
@@ -161,7 +174,22 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
         representatives=representatives,
         coverage=coverage,
         lost=lost,
+        characters_lost=len(free - set(kept)),
     )
+
+
+def dispensable(vocabulary: Vocabulary, ranking: Ranking, characters: Characters) -> set[int]:
+    """Characters that need not stay: in a small vocabulary each would take the place of a token that occurs.
+
+    All that a tokenizer ever saw are a thousand or many thousands, which the texts at hand may never have. ASCII stays with
+    `auto`, so that names, numbers and addresses can always be spelled.
+    """
+    if characters == "all":
+        return set()
+    absent = measure.absent_characters(vocabulary, ranking)
+    if characters == "seen":
+        return absent
+    return {number for number in absent if not vocabulary.characters[number].isascii()}
 
 
 def _way(options: VocabularyOptions) -> Way | None:
@@ -214,22 +242,13 @@ def _rows(model: SentenceTransformer) -> tuple[int, int, int]:
     return (now - rest) // size, size, rest
 
 
-def _check_enough(model: SentenceTransformer, wanted: int | None, needed: int) -> None:
-    if wanted is None or wanted >= needed:
-        return
+def _too_few(model: SentenceTransformer, wanted: int, needed: int) -> ImpossibleCut:
     row, size, rest = _rows(model)
     share = math.ceil(1000 * (rest + row * needed) / (rest + row * size)) / 10
-    raise ImpossibleCut(
+    return ImpossibleCut(
         f"{needed:,} of the {size:,} tokens must stay (special tokens, single characters or bytes, prompts) and only "
         f"{max(wanted, 0):,} would; keep at least {needed:,}, which is {share:g}% of the parameters"
     )
-
-
-def _absent(vocabulary: Vocabulary, ranking: Ranking) -> set[int]:
-    """Characters that are in no token of the texts, and so in no text."""
-    assert ranking.counts is not None
-    there = set("".join(vocabulary.tokens[int(number)] for number in ranking.counts.occurrences.nonzero()[0]))
-    return {number for number, text in vocabulary.characters.items() if text not in there} - vocabulary.named
 
 
 def _representatives(

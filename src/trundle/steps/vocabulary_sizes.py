@@ -10,6 +10,7 @@ import trundle.model as body
 from trundle.errors import BadInput
 from trundle.measure.score_names import Score
 from trundle.steps.contract import Context
+from trundle.steps.vocabulary import dispensable
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -80,6 +81,8 @@ def list_sizes(model: SentenceTransformer, score: Score, context: Context) -> Vo
         progress=context.progress,
     )
     assert ranking.counts is not None
+    free = dispensable(vocabulary, ranking, "auto")
+    needed, order = tree.with_halves(needed - free), measure.behind_what_occurs(ranking, free)
     seen = len(tree.with_halves([*needed, *ranking.order[: ranking.seen]]))
     sizes = {
         vocabulary.size // share: f"1/{share}" for share in SHARES if vocabulary.size // share > len(needed)
@@ -88,7 +91,7 @@ def list_sizes(model: SentenceTransformer, score: Score, context: Context) -> Vo
     texts = measure.held_out_texts(context.corpus, seed=context.seed)
     rows = []
     for size, why in sorted(sizes.items(), reverse=True):
-        kept = measure.best_tokens(ranking.order, needed, size, tree)
+        kept = measure.best_tokens(order, needed, size, tree)
         small = body.rebuilt_backend(model, kept)
         coverage, lost = measure.what_is_missing(vocabulary, ranking, kept, LOST_SHOWN)
         lengths = None
