@@ -39,7 +39,8 @@ PLANNING_FILE = "planning.json"
 MINUTES = 30.0
 TIMED_TEXTS, MOST_TIMED_TEXTS, TIMED_SECONDS = 32, 8192, 1.0
 COUNTED_TEXTS = 5000
-FEWEST_TEXTS = 2000
+ENOUGH_TEXTS, FEWEST_TEXTS = 2000, 500
+"""With the first a linear map is sound at any width here; fewer than the second teach nothing, however slow the teacher is."""
 
 
 def compress_to_budget(
@@ -213,8 +214,19 @@ class Search:
             began = time.monotonic()
             encode(texts[:count])
             taken, count = time.monotonic() - began, 4 * count
-        affordable = int(seconds * min(count // 4, len(texts)) / taken)
-        return max(FEWEST_TEXTS, affordable * VALIDATED_SHARE // (VALIDATED_SHARE + 1))
+        rate = min(count // 4, len(texts)) / taken
+        found = texts_within(seconds, rate)
+        if found < ENOUGH_TEXTS:
+            self.progress.say(
+                f"the model reads {rate:.2g} texts a second here, so {found:,} have to do; more --minutes or a GPU teach from more"
+            )
+        return found
+
+
+def texts_within(seconds: float, rate: float) -> int:
+    """How many to learn from: what fits into this time, beside those that validate; up to `ENOUGH_TEXTS` in twice the time."""
+    found = int(seconds * rate) * VALIDATED_SHARE // (VALIDATED_SHARE + 1)
+    return found if found >= ENOUGH_TEXTS else min(ENOUGH_TEXTS, max(FEWEST_TEXTS, 2 * found))
 
 
 def computed_as(precision: Precision) -> Precision:
