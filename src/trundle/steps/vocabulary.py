@@ -174,7 +174,7 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
         representatives=representatives,
         coverage=coverage,
         lost=lost,
-        characters_lost=len(free - set(kept)),
+        characters_lost=len({vocabulary.characters[number] for number in free - set(kept)}),
     )
 
 
