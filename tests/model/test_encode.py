@@ -7,10 +7,12 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 
 import pico
+from trundle.errors import BadInput
 from trundle.model import encode
 from trundle.model.encode import embedder
 
@@ -66,3 +68,29 @@ def test_batches_of_a_gpus_size_give_the_same_vectors(monkeypatch, pico_model):
     monkeypatch.setattr(encode, "GPU_CHARACTERS", 500)
     large = encode._encode(model, tokenise, TEXTS, on_gpu=True, batch_size=2)
     np.testing.assert_allclose(large, by_library(model, TEXTS), atol=2e-6)
+
+
+def short_of_memory(monkeypatch, model, most):
+    """A device on which more than so many texts at once do not fit."""
+    forward = type(model[0]).forward
+
+    def limited(self, features, **more):
+        if len(features["input_ids"]) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(self, features, **more)
+
+    monkeypatch.setattr(type(model[0]), "forward", limited)
+
+
+def test_batches_that_do_not_fit_into_memory_are_halved(monkeypatch, pico_model):
+    model = pico_model("bert")
+    expected = by_library(model, TEXTS)
+    short_of_memory(monkeypatch, model, 3)
+    np.testing.assert_allclose(embedder(model).text(TEXTS), expected, atol=2e-6)
+
+
+def test_a_single_text_that_does_not_fit_is_told_so(monkeypatch, pico_model):
+    model = pico_model("bert")
+    short_of_memory(monkeypatch, model, 0)
+    with pytest.raises(BadInput, match="a text of 1,000 characters needs more memory than the GPU has left"):
+        embedder(model).text(TEXTS)

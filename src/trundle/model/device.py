@@ -7,10 +7,21 @@ from contextlib import contextmanager
 
 import torch
 
+from trundle.errors import BadInput
+
 
 def multiplies_bf16(device: torch.device) -> bool:
     """Whether there are units for it: on every GPU of today, and on processors with AMX."""
     return device.type == "cuda" or (device.type == "cpu" and torch.cpu._is_amx_tile_supported())
+
+
+@contextmanager
+def memory_told(what: str, mend: str) -> Iterator[None]:
+    """A device that runs full says so in a sentence that names the mend, not in a page of addresses."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise BadInput(f"{what} needs more memory than the GPU has left; {mend}") from error
 
 
 @contextmanager

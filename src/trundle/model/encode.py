@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -10,6 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from sentence_transformers.util import batch_to_device
+from torch import Tensor
 
 from trundle.embedder import Embedder, Encode, Vectors
 from trundle.errors import BadInput, BadModel
@@ -101,17 +103,32 @@ def _encode(
     on_gpu: bool,
     batch_size: int,
 ) -> Vectors:
-    """What the library's encode gives; but a GPU is never waited for before the end, so it works while we tokenise."""
+    """What the library's encode gives; but a GPU is never waited for before the end, so it works while we tokenise.
+
+    A batch that does not fit into its memory is halved, and so is what all later ones may hold.
+    """
     model.eval()
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]), reverse=True)
-    found, start = [], 0
+    found: list[Tensor] = []
+    start, room = 0, sys.maxsize
     while start < len(order):
         longest = max(len(texts[order[start]]), 1)
         size = max(batch_size, min(GPU_TEXTS, GPU_CHARACTERS // longest)) if on_gpu else batch_size
-        features = tokenise([texts[number] for number in order[start : start + size]])
-        outputs = model(batch_to_device(features, model.device))
+        rows = order[start : start + max(1, min(size, room // longest))]
+        features = tokenise([texts[number] for number in rows])
+        try:
+            outputs = model(batch_to_device(features, model.device))
+        except torch.OutOfMemoryError as error:
+            if len(rows) == 1:
+                raise BadInput(
+                    f"a text of {longest:,} characters needs more memory than the GPU has left; "
+                    "shorten it, or hide the GPU with CUDA_VISIBLE_DEVICES= before the command"
+                ) from error
+            room = longest * (len(rows) // 2)
+            torch.cuda.empty_cache()
+            continue
         found.append(outputs["sentence_embedding"].float())
-        start += size
+        start += len(rows)
     vectors = np.empty((len(texts), found[0].shape[1]), dtype=np.float32)
     vectors[order] = torch.cat(found).cpu().numpy()
     return vectors

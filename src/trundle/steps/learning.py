@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from filelock import FileLock, Timeout
 
+import trundle.model as body
 import trundle.train as train
 from trundle.data.sampling import fingerprint
 from trundle.errors import BadInput
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
     from trundle.steps.contract import Context
 
+LESS_MEMORY = (
+    "give a smaller --batch-size (contrast and width also take --mini-batch, which changes nothing else)"
+)
 NOT_VALIDATED = "no {} are kept back for validation; the last weights are taken, not the best"
 
 
@@ -72,7 +76,11 @@ def learn(
     `keep_zeros`: whether what is pruned stays so; None where the model itself shall tell.
     """
     name = fingerprint([label, *key, str(settings)])
-    with _own_folder(context.cache / "runs" / name, context) as folder, train.zeros_kept(student, keep_zeros):
+    with (
+        _own_folder(context.cache / "runs" / name, context) as folder,
+        train.zeros_kept(student, keep_zeros),
+        body.memory_told(label, LESS_MEMORY),
+    ):
         result = train.train(
             student if module is None else module,
             objective,

@@ -1,0 +1,32 @@
+"""What a training of any step tells a person when it can't go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from trundle.errors import BadInput
+from trundle.steps.contract import Context
+from trundle.steps.learning import learn
+
+
+def test_a_gpu_that_runs_full_names_the_mend(
+    monkeypatch: pytest.MonkeyPatch, pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 46.00 MiB")
+
+    monkeypatch.setattr("trundle.steps.learning.train.train", full, raising=False)
+    model = pico_model("bert")
+    task = SimpleNamespace(batches=None, validation=None)
+    context = Context(original=model, cache=tmp_path)
+    with pytest.raises(
+        BadInput, match="align needs more memory than the GPU has left; give a smaller --batch-size"
+    ):
+        learn(model, None, task, None, label="align", key=[], shape=None, context=context)
