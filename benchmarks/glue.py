@@ -91,19 +91,20 @@ def corpus_of(rows: list[LabelledRow]) -> Corpus:
 
 
 def shrink(
-    model: SentenceTransformer, method: str, removed: int, context: Context
+    model: SentenceTransformer, method: str, arguments: argparse.Namespace, context: Context
 ) -> tuple[SentenceTransformer, int]:
     """The model after a method, and how many parameters it has lost."""
     before = count(model)
     if method == FULL:
         return model, 0
     if method in BASELINES:
-        wish = before * removed // 100
+        wish = before * arguments.removed // 100
         make: Callable[[SentenceTransformer, int], SentenceTransformer] = BASELINES[method]
         small = make(model, wish)
         return small, wish if method == "magnitude" else before - count(small)
     tool = STEPS["vocabulary"]
-    options = VOCABULARIES[method] | {"parameters": str(1 - Fraction(removed, 100))}
+    options = VOCABULARIES[method] | {"parameters": str(1 - Fraction(arguments.removed, 100))}
+    options |= {"characters": arguments.characters}
     plan = tool.plan(model, make_options(tool, options), context)
     small = tool.apply(model, plan, context).model
     return small, before - count(small)
@@ -131,7 +132,7 @@ def cell(arguments: argparse.Namespace, task_name: str, method: str) -> dict[str
     scores, lost, began = [], 0, time.monotonic()
     for seed in arguments.seeds:
         context = Context(original=model, corpus=corpus_of(rows), seed=seed, progress=Lines())
-        small, lost = shrink(model, method, arguments.removed, context)
+        small, lost = shrink(model, method, arguments, context)
         plan = tool.plan(small, make_options(tool, asked), context)
         student, learned = finetune.trained(small, plan, rows, (), context)
         scores.append(finetune.measures_of(student, plan, measured))
@@ -181,6 +182,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=UNASKED, choices=TASKS)
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--removed", type=int, default=20, help="percent of all parameters")
+    parser.add_argument("--characters", default="auto", choices=("auto", "all", "seen"))
     parser.add_argument("--rows", type=int, help="training rows of a task, at most")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=32)

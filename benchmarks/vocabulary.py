@@ -185,6 +185,7 @@ def measure_row(
         "domain": domain.name,
         "score": options["score"],
         "oov": options["oov"],
+        "characters": options["characters"],
         "removed": round(1 - cost(small).parameters / cost(model).parameters, 4),
         "kept": len(plan.kept),
         "coverage": plan.coverage,

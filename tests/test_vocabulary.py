@@ -46,6 +46,8 @@ from trundle.model import (
     save,
     token_vectors,
 )
+from trundle.model.tokenizer_cut import tokenizer_content
+from trundle.model.tokenizer_file import least_likely
 from trundle.progress import Silent
 from trundle.recipe import make_options
 from trundle.steps.catalogue import STEPS
@@ -301,6 +303,16 @@ def test_unseen_characters_stay_where_there_is_room(pico_model: Models) -> None:
     assert before["東"] in plan.kept
     assert not plan.characters_lost
     assert "characters" not in str(plan)
+
+
+def test_the_least_likely_piece_stays_even_unseen(pico_model: Models) -> None:
+    """A Unigram tokenizer weighs what it does not know by it, so without it all else would be cut otherwise."""
+    model = pico_model("xlm-roberta")
+    least = least_likely(tokenizer_content(model.tokenizer))
+    assert model.tokenizer.convert_ids_to_tokens(least) == "w"
+    plan, _ = run(model, {"score": "seen", "characters": "seen"}, texts=["the quick fox"])
+    assert least in plan.kept
+    assert plan.characters_lost
 
 
 def test_bytes_never_go(pico_model: Models) -> None:

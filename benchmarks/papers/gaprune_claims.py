@@ -109,8 +109,10 @@ class Changes:
 
     def beats(self, method: str, rival: str, sparsity: int, when: str) -> bool:
         """In both domains, by more than twice the error of the difference."""
-        pairs = zip(self.of(method, sparsity, when), self.of(rival, sparsity, when), strict=True)
-        return all(one.mean - other.mean > 2 * (one.error**2 + other.error**2) ** 0.5 for one, other in pairs)
+        pairs = list(zip(self.of(method, sparsity, when), self.of(rival, sparsity, when), strict=True))
+        return bool(pairs) and all(
+            one.mean - other.mean > 2 * (one.error**2 + other.error**2) ** 0.5 for one, other in pairs
+        )
 
     def either(self, method: str, rival: str, sparsity: int, when: str) -> Verdict:
         """Whether a method is better than a rival in both domains, or worse in both."""
@@ -120,7 +122,8 @@ class Changes:
 
     def above_dense(self, method: str, sparsity: int) -> bool:
         """After training, in both domains by more than twice the error."""
-        return all(one.mean > 2 * one.error for one in self.of(method, sparsity, AFTER))
+        found = self.of(method, sparsity, AFTER)
+        return bool(found) and all(one.mean > 2 * one.error for one in found)
 
 
 def read_results(folders: list[str], model: str) -> list[dict[str, Any]]:

@@ -37,14 +37,14 @@ NESTED, APART, ONE_SIZE = "select-consecutive", "base", "half-alone"
 """What is compared with like: the paper's selection, in one run, by itself, and in a run with no other size."""
 ROWS = {
     "tuned": "the whole model alone",
-    "nested": "nested, by importance (ours)",
+    "select-importance": "nested, by importance (ours)",
     "select-consecutive": "nested, consecutive (the paper's), λ 0.9",
     "lambda-0.5": "the same, λ 0.5",
     "lambda-1.0": "the same, λ 1: the whole model counts for nothing",
     "half-alone": "the same, λ 0.9, half the width only",
     "select-uniform": "nested, uniform",
     "select-rotary": "nested, rotary pairs",
-    "further": "nested by importance, then trained on",
+    "further-importance": "nested by importance, then trained on",
     "base": "consecutive selection, then trained",
     "from-tuned": "the same from the trained model",
     "distil": "random start, distilled from the trained model",

@@ -227,16 +227,16 @@ def test_a_model_that_is_only_exported_makes_no_pair(
         )
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("seconds", "rate", "texts"),
-    [(45, 3, 500), (45, 9, 720), (450, 3, 2000), (450, 5, 2000), (450, 100, 40_000)],
+    [(4, 3, 200), (45, 3, 204), (45, 9, 608), (450, 3, 2000), (450, 5, 2000), (450, 100, 40_904)],
 )
 def test_a_slow_teacher_answers_fewer_texts(seconds: float, rate: float, texts: int) -> None:
     """Enough for a sound linear map where twice the time allows it; else the time counts, down to the fewest."""
     assert search.texts_within(seconds, rate) == texts
 
 
+@pytest.mark.usefixtures("quick")
 def test_every_model_is_opened_once(
     pico_folders: Callable[[str], Path], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,5 +138,5 @@ def reinitialised(model: SentenceTransformer, *, seed: int) -> SentenceTransform
     if getattr(backbone, "pooler", fresh) is None:
         del fresh.pooler
         fresh.register_module("pooler", None)
-    twin.model = nn.Module.to(fresh, backbone.device, backbone.dtype)
+    twin.model = nn.Module.to(fresh.train(backbone.training), backbone.device, backbone.dtype)
     return with_modules(model, [twin, *list(model)[1:]])

@@ -55,18 +55,23 @@ def named_ids(content: Content) -> set[int]:
 
 def basic_ids(content: Content) -> set[int]:
     """The pieces everything can be spelled with: all bytes where the tokenizer knows bytes, else all characters."""
-    model, kind, vocab = content["model"], model_type(content), _own_ids(content)
+    model, vocab = content["model"], _own_ids(content)
     if not knows_bytes(content):
         basic = set(characters(content))
     elif model.get("byte_fallback"):
         basic = {vocab[token] for token in (f"<0x{byte:02X}>" for byte in range(256)) if token in vocab}
     else:
         basic = {vocab[token] for token in ByteLevel.alphabet() if token in vocab}
-    if kind == "Unigram":
-        # An unknown character weighs a fixed bit more than the least likely piece, so that one has to stay.
-        scores = [score for _, score in model["vocab"]]
-        basic.add(scores.index(min(scores)))
-    return basic
+    least = least_likely(content)
+    return basic if least is None else basic | {least}
+
+
+def least_likely(content: Content) -> int | None:
+    """The piece of a Unigram vocabulary that has to stay: an unknown character weighs a fixed bit more than it does."""
+    if model_type(content) != "Unigram":
+        return None
+    scores = [score for _, score in content["model"]["vocab"]]
+    return scores.index(min(scores))
 
 
 def characters(content: Content) -> dict[int, str]:

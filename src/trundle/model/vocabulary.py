@@ -18,9 +18,11 @@ from trundle.model.merge_tree import MergeTree
 from trundle.model.surgery import transformer_of
 from trundle.model.tokenizer_cut import backend_of, tokenizer_content, with_tokens
 from trundle.model.tokenizer_file import (
+    Content,
     basic_ids,
     characters,
     knows_bytes,
+    least_likely,
     named_ids,
     tokens_by_id,
     unknown_id,
@@ -79,10 +81,15 @@ def read_vocabulary(model: SentenceTransformer) -> Vocabulary:
         tokens=tokens,
         named=frozenset(named & tokens.keys()),
         basic=frozenset(basic_ids(content)),
-        characters={} if knows_bytes(content) else characters(content),
+        characters={} if knows_bytes(content) else _spare_characters(content),
         unknown=unknown_id(content, tokenizer.unk_token),
         tree=MergeTree(content),
     )
+
+
+def _spare_characters(content: Content) -> dict[int, str]:
+    least = least_likely(content)
+    return {number: text for number, text in characters(content).items() if number != least}
 
 
 def token_vectors(model: SentenceTransformer, ids: Sequence[int]) -> NDArray[np.float32]:

@@ -33,13 +33,13 @@ from trundle.planner.shipping import ship
 from trundle.planner.speed import Speed, measure_speed
 from trundle.planner.trials import Trials
 from trundle.progress import SILENT, Progress
-from trundle.steps.align_texts import VALIDATED_SHARE
+from trundle.steps.align_texts import validation_count
 
 PLANNING_FILE = "planning.json"
 MINUTES = 30.0
 TIMED_TEXTS, MOST_TIMED_TEXTS, TIMED_SECONDS = 32, 8192, 1.0
 COUNTED_TEXTS = 5000
-ENOUGH_TEXTS, FEWEST_TEXTS = 2000, 500
+ENOUGH_TEXTS, FEWEST_TEXTS = 2000, 200
 """With the first a linear map is sound at any width here; fewer than the second teach nothing, however slow the teacher is."""
 
 
@@ -225,7 +225,8 @@ class Search:
 
 def texts_within(seconds: float, rate: float) -> int:
     """How many to learn from: what fits into this time, beside those that validate; up to `ENOUGH_TEXTS` in twice the time."""
-    found = int(seconds * rate) * VALIDATED_SHARE // (VALIDATED_SHARE + 1)
+    affordable = int(seconds * rate)
+    found = affordable - validation_count(affordable)
     return found if found >= ENOUGH_TEXTS else min(ENOUGH_TEXTS, max(FEWEST_TEXTS, 2 * found))
 
 

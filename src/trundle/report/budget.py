@@ -40,7 +40,7 @@ def _block(number: int, plan: Planning) -> str:
     )
     lead = (
         f"Budget: {' and '.join(wanted)}. {len(plan.candidates)} candidates were weighed by arithmetic, "
-        f"{trials}{plan.chosen} was trained to the end."
+        f"{trials}{plan.chosen} was chosen."
     )
     picture = (
         figure(

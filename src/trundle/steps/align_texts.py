@@ -107,7 +107,7 @@ def validation_count(texts: int | None) -> int:
     return (
         VALIDATION_TEXTS
         if texts is None
-        else min(VALIDATION_TEXTS, max(FEWEST_VALIDATED, texts // VALIDATED_SHARE))
+        else min(VALIDATION_TEXTS, max(min(FEWEST_VALIDATED, texts // 4), texts // VALIDATED_SHARE))
     )
 
 

@@ -106,7 +106,7 @@ class VocabularyPlan(Plan):
     lost: tuple[str, ...] = ()
     """The most frequent of the tokens that go."""
     characters_lost: int = 0
-    """Single characters that go because they are in none of the texts; a word with one is read as unknown."""
+    """Single characters that go because they are in none of the texts; where one is met, it is unknown."""
 
     def __str__(self) -> str:
         if len(self.kept) == self.of:
@@ -115,9 +115,7 @@ class VocabularyPlan(Plan):
         becomes = BECOMES[self.oov].format(len(self.representatives))
         unread = ""
         if self.characters_lost:
-            unread = (
-                f", but words with one of {self.characters_lost:,} characters that never occur as unknown"
-            )
+            unread = f", save {self.characters_lost:,} characters that never occur, which become unknown"
         return f"keep {len(self.kept):,} of {self.of:,} tokens{covers}; {becomes}{unread}"
 
 
@@ -144,7 +142,7 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
     spared = set() if options.characters == "all" or context.corpus is None else set(vocabulary.characters)
     if wanted is not None and wanted < len(needed - spared) + spare:  # whatever the texts are
         raise _too_few(model, wanted, len(needed) + spare)
-    open_places = (vocabulary.size if wanted is None else wanted) - len(needed) - spare
+    open_places = (vocabulary.size if wanted is None else wanted) - len(needed - spared) - spare
     ranking = measure.rank_tokens(
         model,
         vocabulary,

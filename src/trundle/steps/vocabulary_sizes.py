@@ -82,8 +82,8 @@ def list_sizes(model: SentenceTransformer, score: Score, context: Context) -> Vo
     )
     assert ranking.counts is not None
     free = dispensable(vocabulary, ranking, "auto")
+    seen = len(tree.with_halves([*needed, *ranking.order[: ranking.seen]]))  # as `--score seen` keeps them
     needed, order = tree.with_halves(needed - free), measure.behind_what_occurs(ranking, free)
-    seen = len(tree.with_halves([*needed, *ranking.order[: ranking.seen]]))
     sizes = {
         vocabulary.size // share: f"1/{share}" for share in SHARES if vocabulary.size // share > len(needed)
     }
