@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -69,6 +70,12 @@ def write_measured(name: str, content: dict[str, Any], options: argparse.Namespa
         content["hardware"] = options.hardware
     content["versions"] |= dict(options.versions)
     (MEASURED / f"{name}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]], key: Sequence[str]) -> list[dict[str, Any]]:
+    """New rows in the place of those that say the same of an older run."""
+    rows = {tuple(row[name] for name in key): row for row in (*old, *new)}
+    return [rows[place] for place in sorted(rows)]
 
 
 def add_origin(parser: argparse.ArgumentParser) -> None:

@@ -24,6 +24,7 @@ from claims import (
     add_origin,
     judged,
     markdown,
+    merged,
     read_measured,
     write_measured,
 )
@@ -162,12 +163,6 @@ def mean_of(line: dict[str, Any], side: str) -> float:
     )
 
 
-def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """New rows in the place of the same old ones."""
-    rows = {tuple(row[key] for key in KEY): row for row in (*old, *new)}
-    return [rows[key] for key in sorted(rows)]
-
-
 def half_table(found: Changes) -> Table:
     return Table(
         title=f"{MODEL}, half of the MLP weights, change of finance / chemistry against dense in per cent",
@@ -289,7 +284,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.add:
         measured = read_measured(NAME)
-        measured["rows"] = merged(measured["rows"], read_results(options.add, options.model))
+        measured["rows"] = merged(measured["rows"], read_results(options.add, options.model), KEY)
         write_measured(NAME, measured, options)
     print(markdown(evidence()))
 

@@ -23,6 +23,7 @@ from claims import (
     add_origin,
     judged,
     markdown,
+    merged,
     read_measured,
     write_measured,
 )
@@ -69,14 +70,6 @@ def read_cuts(file: str, model: str) -> list[dict[str, Any]]:
         {"model": model} | {key: row[key] for key in keys}
         for row in json.loads(Path(file).read_text())["rows"]
     ]
-
-
-def merged(
-    old: list[dict[str, Any]], new: list[dict[str, Any]], key: tuple[str, ...]
-) -> list[dict[str, Any]]:
-    """New rows in the place of the same old ones."""
-    rows = {tuple(row[name] for name in key): row for row in (*old, *new)}
-    return [rows[place] for place in sorted(rows)]
 
 
 def at(cells: list[dict[str, Any]], removed: int) -> Scores:

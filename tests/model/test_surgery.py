@@ -17,7 +17,16 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 
 import pico
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.model import cut, cut_backbone, layout_of, shrunk, static_model, static_shape
+from trundle.model import (
+    cut,
+    cut_backbone,
+    layout_of,
+    reinitialised,
+    shrunk,
+    static_model,
+    static_shape,
+    with_linear_head,
+)
 from trundle.model.anatomy import BY_MODEL_TYPE, family_of
 from trundle.model.surgery import Cut
 
@@ -168,7 +177,10 @@ def test_a_model_as_it_was_loaded_drops_nothing_out(pico_folders: Callable[[str]
     assert not original[0].model.training
     small = cut(original, Cut(blocks=(0, 1)))
     static_model(original, np.full(static_shape(original)[0], 0.01))  # looks through the same modules
-    for model in (original, small):
+    taught = with_linear_head(
+        original, np.eye(32, dtype=np.float32), np.zeros(32, dtype=np.float32), normalise=True
+    )
+    for model in (original, small, taught, reinitialised(original, seed=0)):
         assert not any(module.training for module in model[0].model.modules())
 
 

@@ -15,13 +15,18 @@ def multiplies_bf16(device: torch.device) -> bool:
     return device.type == "cuda" or (device.type == "cpu" and torch.cpu._is_amx_tile_supported())
 
 
+def too_large(what: str, mend: str) -> BadInput:
+    """What is said of a device that runs full, instead of a page of addresses."""
+    return BadInput(f"{what} needs more memory than the GPU has left; {mend}")
+
+
 @contextmanager
 def memory_told(what: str, mend: str) -> Iterator[None]:
-    """A device that runs full says so in a sentence that names the mend, not in a page of addresses."""
+    """A device that runs full names the mend."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise BadInput(f"{what} needs more memory than the GPU has left; {mend}") from error
+        raise too_large(what, mend) from error
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trundle.embedder import Embedder, Encode, Vectors
 from trundle.errors import BadInput, BadModel
+from trundle.model.device import too_large
 from trundle.model.prompts import Role, pools_prompts, prompts_by_role
 from trundle.model.tokenise import Features, make_tokeniser
 from trundle.progress import SILENT, Progress
@@ -120,10 +121,8 @@ def _encode(
             outputs = model(batch_to_device(features, model.device))
         except torch.OutOfMemoryError as error:
             if len(rows) == 1:
-                raise BadInput(
-                    f"a text of {longest:,} characters needs more memory than the GPU has left; "
-                    "shorten it, or hide the GPU with CUDA_VISIBLE_DEVICES= before the command"
-                ) from error
+                mend = "shorten it, or hide the GPU with CUDA_VISIBLE_DEVICES= before the command"
+                raise too_large(f"a text of {longest:,} characters", mend) from error
             room = longest * (len(rows) // 2)
             torch.cuda.empty_cache()
             continue

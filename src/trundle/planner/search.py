@@ -40,7 +40,7 @@ MINUTES = 30.0
 TIMED_TEXTS, MOST_TIMED_TEXTS, TIMED_SECONDS = 32, 8192, 1.0
 COUNTED_TEXTS = 5000
 ENOUGH_TEXTS, FEWEST_TEXTS = 2000, 200
-"""With the first a linear map is sound at any width here; fewer than the second teach nothing, however slow the teacher is."""
+"""So many are learned from if twice the time for them allows it, and so many however slow the teacher is."""
 
 
 def compress_to_budget(
