@@ -11,9 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trundle.report.axes import LEFT, RIGHT, WIDTH, Axis, Plot, around, around_log, round_step, spread
+from trundle.report.budget import _block
 from trundle.report.facts import _ratio
 from trundle.report.figures import count, megabytes, milliseconds, one_line, percent, short, times
 from trundle.report.overview import frontier
+from trundle.report.records import Candidate, Planning, Rung
 
 values = st.floats(1e-3, 1e9)
 
@@ -128,3 +130,38 @@ def test_what_grew_is_not_called_a_fraction_smaller(
     large: float | None, small: float | None, told: str
 ) -> None:
     assert _ratio(large, small) == told
+
+
+def one_tried(name: str, rungs: int) -> Candidate:
+    rung = Rung(seconds=36.0, steps=4, distance=0.04)
+    return Candidate(
+        name=name,
+        parameters=1,
+        bytes=1,
+        milliseconds=None,
+        outcome="",
+        rungs=tuple(rung for _ in range(rungs)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rungs", "says", "drawn"),
+    [
+        ((0, 0), "2 candidates were weighed by arithmetic, a was chosen.", False),
+        ((1, 0), "1 was tried in 1 short training, and a was chosen.", False),
+        ((2, 1), "2 were tried in 3 short trainings, and a was chosen.", True),
+    ],
+)
+def test_trials_are_told_and_a_race_is_drawn(rungs: tuple[int, int], says: str, drawn: bool) -> None:
+    nothing = {"bytes": 1.0, "parameters": None, "milliseconds": None}
+    plan = Planning(
+        budget=nothing,
+        teacher=nothing,
+        candidates=tuple(map(one_tried, "ab", rungs)),
+        chosen="a",
+        predicted=nothing,
+        measured=nothing,
+    )
+    block = _block(0, plan)
+    assert says in block
+    assert ("Successive halving" in block) is drawn

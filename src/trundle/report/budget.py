@@ -48,7 +48,7 @@ def _block(number: int, plan: Planning) -> str:
             "Each line is a candidate; it ends where it was given up. Hover or tab for names.",
             heading="Successive halving",
         )
-        if tried
+        if len(tried) > 1  # one alone raced against nothing
         else ""
     )
     lines = [lead, *(f"{remark[:1].upper()}{remark[1:]}." for remark in plan.remarks)]
