@@ -137,6 +137,7 @@ def test_phone_width(browser: Browser, server: Live, story: Path) -> None:
     drop(page, story)
     page.locator("#query").fill("a frame")
     expect(page.locator(".column")).to_have_count(3)
+    page.wait_for_load_state("networkidle")  # or a late answer replaces what is scrolled to
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     third = page.locator(".column").nth(2).locator(".result").first
     third.scroll_into_view_if_needed()
