@@ -141,6 +141,7 @@ def cell(arguments: argparse.Namespace, task_name: str, method: str) -> dict[str
     return {
         "task": task_name,
         "method": method,
+        "characters": arguments.characters,
         "measure": task.measure,
         "score": statistics.fmean(score[task.measure] for score in scores),
         "removed": lost / count(model),

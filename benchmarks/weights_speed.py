@@ -6,7 +6,7 @@
 
 `fisher`: the pass that takes per-sample gradients against a plain training pass (all weights, one AdamW step a batch) over the same
 samples, in turns. `neuron`: encoding with all and with some MLP neurons, in turns, beside what the FLOPs promise. `2:4`: bf16 on a
-GPU, dense against sparse kernels. Ratios are of medians over rounds.
+GPU, dense against sparse kernels where those are faster, batches of `--batch` texts. Ratios are of medians over rounds.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from trundle.data import Example, read_examples, sample
 from trundle.measure import best_neurons, cost, two_of_four
 from trundle.model import (
     Cut,
+    SparseLinear,
     copy_of,
     cut,
     layout_of,
@@ -96,15 +97,15 @@ def trainer(
     return run
 
 
-def forward(model: SentenceTransformer, texts: int, length: int) -> Callable[[], None]:
+def forward(model: SentenceTransformer, texts: int, length: int, batch: int = BATCH) -> Callable[[], None]:
     """Encode so many texts of exactly so many tokens."""
     ids = torch.randint(1000, 2000, (texts, length), device=model.device)
     features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def run() -> None:
         with torch.inference_mode():
-            for start in range(0, texts, BATCH):
-                model({name: tensor[start : start + BATCH] for name, tensor in features.items()})
+            for start in range(0, texts, batch):
+                model({name: tensor[start : start + batch] for name, tensor in features.items()})
 
     return run
 
@@ -151,12 +152,16 @@ def sparse(arguments: argparse.Namespace) -> None:
         both = [one(dict(features))["sentence_embedding"].float() for one in (dense, fast)]
     near = torch.nn.functional.cosine_similarity(*both).min()
     works = {
-        name: forward(one, arguments.samples, arguments.length)
+        name: forward(one, arguments.samples, arguments.length, arguments.batch)
         for name, one in (("dense", dense), ("sparse", fast))
     }
     found = in_turns(works, arguments.rounds)
+    layers = [one for one in transformer_of(fast).model.modules() if isinstance(one, SparseLinear)]
+    shapes = {(one.out_features, one.in_features): one.kernels[-1].tokens for one in layers}
+    for (rows, columns), least in shapes.items():
+        print(f"{rows:,} × {columns:,}: sparse from {least:,} tokens on")
     print(
-        f"{matrices} matrices run 2:4, texts of {arguments.length} tokens: {found['dense'] / found['sparse']:.2f}× as fast as "
+        f"{matrices} of {len(gone)} matrices run 2:4, texts of {arguments.length} tokens: {found['dense'] / found['sparse']:.2f}× as fast as "
         f"dense bf16; lowest cosine between the two {near:.5f}"
     )
 
@@ -169,6 +174,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--triplets")
     parser.add_argument("--samples", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=BATCH, help="texts at once in `2:4`")
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--sparsity", type=int, default=50, help="per cent of the neurons that go")
     parser.add_argument("--rounds", type=int, default=5)

@@ -8,7 +8,7 @@ with all their sizes, `further-…` (a nested size trained on), and what it is c
 (vanilla distillation from `tuned`), `base-…` and `from-tuned-…` (consecutive selection from either, then trained). With
 `align` (an embedder, folders of texts) they are `nested`, `nested-mlp` and `alone-…`: each size aligned by itself. `select-…`
 and `lambda-…` are there for both. STS is the mean over the English sets; the last column is the share of `tuned` or, with
-align, of the model as it came. The tasks are only measured on, never trained on nor chosen by.
+align, of the model as it came; there the results also hold searches of a size's own index and of the model's. The tasks are only measured on, never trained on nor chosen by.
 """
 
 from __future__ import annotations
@@ -113,13 +113,18 @@ def build(arguments: argparse.Namespace, name: str) -> None:
         sizes = {sibling.output.name.removeprefix("model"): str(sibling.output) for sibling in run.besides}
         made, facts = {"": str(folder / "model")} | sizes, dict(run.steps[-1].facts)
     seconds = time.time() - began
-    tasks = find_tasks([f"sts/{task}" for task in ENGLISH_STS], arguments.tasks)
+    aligned = arguments.objective == "align"
+    names = [f"sts/{task}" for task in ENGLISH_STS] + ["retrieval"] * aligned
+    tasks, index = find_tasks(names, arguments.tasks), None
+    if aligned and row.steps:
+        index = embedder(load(arguments.model), name=arguments.model, half_on_gpu=True)
     scored = []
     for size, place in made.items():
         opened = load(place)
-        results = evaluate(embedder(opened, name=name + size, half_on_gpu=True), tasks)
+        results = evaluate(embedder(opened, name=name + size, half_on_gpu=True), tasks, documents=index)
+        sts = [result for result in results if result.kind == "sts"]
         scored.append(
-            {"size": size, "parameters": cost(opened).parameters, "sts": 100 * mean_score(results)}
+            {"size": size, "parameters": cost(opened).parameters, "sts": 100 * mean_score(sts)}
             | {"scores": [result.as_json() for result in results]}
         )
     content = {"row": name, "seconds": seconds, "facts": facts, "models": scored}

@@ -188,7 +188,7 @@ def evidence() -> Evidence:
             f"python benchmarks/l3prune.py {FIRST} --triplets triplets --tasks . --steps 1000 --max-length 64 "
             """--options '{"negatives":1,"compile":true}' --levels 0,10,20,30,40,50,60,70,80,90,small,large --parallel 5 -o results""",
             f"python benchmarks/l3prune.py {SECOND} --triplets triplets --tasks . --steps 1000 --max-length 64 "
-            """--options '{"negatives":1,"compile":true}' --levels 0,30,50,80,90,small,large --parallel 4 -o qwen""",
+            """--options '{"negatives":1,"compile":true}' --levels 0,10,20,30,40,50,60,70,80,90,small,large --parallel 4 -o qwen""",
             f"trundle inspect {SECOND} --layers --data triplets --json",
             f"python benchmarks/papers/l3prune_claims.py --add qwen --model {SECOND} --curve qwen.json --hardware … --versions …",
         ),

@@ -4,7 +4,7 @@
     python benchmarks/papers/nml_claims.py --aligned RESULTS --labels RESULTS [NAME=RESULTS/ROW…]
 
 Prints the section about this paper. `--aligned` and `--labels` take over folders that `benchmarks/width.py` wrote: with
-`--objective align` the rows `before` and `nested-mlp`, with `--objective contrast` all rows that are there. NAME=FOLDER is one
+`--objective align` the row `before` and all others that are there, with `--objective contrast` all rows. NAME=FOLDER is one
 row under a name of its own, such as a run with one size.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from claims import (
 )
 
 NAME = "nml"
-ROW = "nested-mlp"
+BEFORE, ROW = "before", "nested-mlp"
 WHOLE = "1"
 TEACHER, NESTED_TEACHER = 81.55, 81.90
 STUDENTS = {"1/2": ("0.3×", 62.22), "1/4": ("0.1×", 59.63)}
@@ -35,6 +36,14 @@ STUDENTS = {"1/2": ("0.3×", 62.22), "1/4": ("0.1×", 59.63)}
 HARM = 0.5
 NESTED, APART, ONE_SIZE = "select-consecutive", "base", "half-alone"
 """What is compared with like: the paper's selection, in one run, by itself, and in a run with no other size."""
+ALIGNED_ROWS = {
+    "nested-mlp": "nested with MLPs",
+    "alone-mlp": "the same, each size by itself",
+    "nested": "nested, MLPs as they were",
+    "alone": "the same, each size by itself",
+}
+ALONE = {"nested": "alone", "nested-mlp": "alone-mlp"}
+"""A nested run, and its sizes aligned by themselves."""
 ROWS = {
     "tuned": "the whole model alone",
     "select-importance": "nested, by importance (ours)",
@@ -63,16 +72,39 @@ def read_row(folder: Path) -> list[dict[str, Any]]:
     return models
 
 
+def joined_row(row: str) -> tuple[str, str | None]:
+    """The name that rows of one size each share, and the size."""
+    size = next((size for size in STUDENTS if row.endswith(f"-{size.replace('/', '-')}")), None)
+    return (row, None) if size is None else (row.removesuffix(f"-{size.replace('/', '-')}"), size)
+
+
+def search_of(model: dict[str, Any], mode: str) -> float:
+    found = [one["score"] for one in model["scores"] if (one["kind"], one["mode"]) == ("retrieval", mode)]
+    return 100 * statistics.fmean(found)
+
+
 def read_aligned(folder: str) -> dict[str, Any]:
-    before = read_row(Path(folder) / "before")[0]
-    facts = json.loads((Path(folder) / ROW / "result.json").read_text())["facts"]
+    """STS in points and shares of the model's own search, by row and size."""
+    before = read_row(Path(folder) / BEFORE)[0]
+    whole = search_of(before, "standard")
+    steps = 0
+    rows: dict[str, dict[str, dict[str, float]]] = {}
+    for file in sorted(Path(folder).glob("*/result.json")):
+        if file.parent.name == BEFORE:
+            continue
+        row, ending = joined_row(file.parent.name)
+        steps = json.loads(file.read_text())["facts"]["steps"]
+        for model in read_row(file.parent):
+            rows.setdefault(row, {})[ending or size_of(model)] = {
+                "parameters": model["parameters"],
+                "sts": round(model["sts"], 2),
+                "own": round(100 * search_of(model, "standard") / whole, 2),
+                "across": round(100 * search_of(model, "asymmetric") / whole, 2),
+            }
     return {
-        "steps": facts["steps"],
+        "steps": steps,
         "before": {"parameters": before["parameters"], "sts": round(before["sts"], 2)},
-        "sizes": {
-            size_of(model): {"parameters": model["parameters"], "sts": round(model["sts"], 2)}
-            for model in read_row(Path(folder) / ROW)
-        },
+        "rows": rows,
     }
 
 
@@ -84,11 +116,9 @@ def read_labels(place: str) -> Labelled:
     for row, folder in folders.items():
         if not (folder / "result.json").is_file():
             continue
-        ending = next((size for size in STUDENTS if row.endswith(f"-{size.replace('/', '-')}")), None)
+        joined, ending = joined_row(row)
         for model in read_row(folder):
-            size = ending or size_of(model)
-            joined = row.removesuffix(f"-{ending.replace('/', '-')}") if ending else row
-            found.setdefault(joined, {})[size] = round(model["sts"], 2)
+            found.setdefault(joined, {})[ending or size_of(model)] = round(model["sts"], 2)
     return {row: sizes for row, sizes in found.items() if row in ROWS}
 
 
@@ -104,7 +134,7 @@ def versus(labelled: Labelled, row: str, other: str) -> str:
 
 
 def aligned_table(aligned: dict[str, Any]) -> Table:
-    before, sizes = aligned["before"], aligned["sizes"]
+    before, sizes = aligned["before"], aligned["rows"][ROW]
     return Table(
         title="Tables 2 and 3, mean of STS: Qwen1.5-0.5B by labels there, all-mpnet-base-v2 by `align` here, "
         f"{aligned['steps']} steps of 128 texts",
@@ -126,6 +156,28 @@ def aligned_table(aligned: dict[str, Any]) -> Table:
     )
 
 
+def together_table(aligned: dict[str, Any]) -> Table:
+    before, rows = aligned["before"], aligned["rows"]
+    return Table(
+        title=f"all-mpnet-base-v2 by `align`, {aligned['steps']} steps of 128 texts for every row: STS, searches of the size's own index and "
+        "of the model's, as shares of what the model had",
+        columns=("", "size", "parameters", "STS", "own index", "model's index"),
+        rows=tuple(
+            (
+                name,
+                size,
+                f"{one['parameters'] / before['parameters']:.2f}×",
+                shown(one["sts"], before["sts"]),
+                f"{one['own']:.1f}%",
+                f"{one['across']:.1f}%",
+            )
+            for row, name in ALIGNED_ROWS.items()
+            for size in (WHOLE, *STUDENTS)
+            if (one := rows.get(row, {}).get(size))
+        ),
+    )
+
+
 def labels_table(labelled: Labelled) -> Table:
     whole = labelled["tuned"][WHOLE]
     return Table(
@@ -140,7 +192,7 @@ def labels_table(labelled: Labelled) -> Table:
 
 
 def aligned_claims(aligned: dict[str, Any]) -> tuple[Claim, Claim]:
-    before, sizes = aligned["before"], aligned["sizes"]
+    before, sizes = aligned["before"], aligned["rows"][ROW]
     shares = {size: 100 * sizes[size]["sts"] / before["sts"] for size in STUDENTS}
     theirs = {size: 100 * score / TEACHER for size, (_, score) in STUDENTS.items()}
     return Claim(
@@ -164,14 +216,28 @@ def evidence() -> Evidence:
     """All there is about this paper, from the figures kept."""
     measured = read_measured(NAME)
     labelled: Labelled = measured["labels"]
+    aligned: Labelled = {
+        row: {size: one["sts"] for size, one in sizes.items()}
+        for row, sizes in measured["aligned"]["rows"].items()
+    }
     alone, among = labelled[ONE_SIZE]["1/2"], labelled[NESTED]["1/2"]
     claims = (
         *aligned_claims(measured["aligned"]),
         Claim(
             says="it does as well as cutting first and training each size by itself",
             theirs="62.5 against 63.5 (0.4×), 54.2 against 50.7 (0.2×)",
-            ours=versus(labelled, NESTED, APART),
-            verdict=judged(all(labelled[NESTED][size] >= labelled[APART][size] - HARM for size in STUDENTS)),
+            ours=f"{versus(labelled, NESTED, APART)}; by `align` "
+            + "; ".join(versus(aligned, row, other) for row, other in ALONE.items()),
+            verdict=judged(
+                all(
+                    scores[row][size] >= scores[other][size] - HARM
+                    for scores, row, other in (
+                        (labelled, NESTED, APART),
+                        *((aligned, row, other) for row, other in ALONE.items()),
+                    )
+                    for size in STUDENTS
+                )
+            ),
         ),
         Claim(
             says="and better than what starts at random",
@@ -208,7 +274,7 @@ def evidence() -> Evidence:
         method="Nested models: width",
         commands=(
             "python benchmarks/width.py all-mpnet-base-v2 --data texts --tasks . --objective align --batch-size 128 --steps 900 "
-            """--options '{"learning_rate":3e-4,"warmup":100,"augment":"sentences,spans,joins","texts":400000}' --rows nested-mlp -o results""",
+            """--options '{"learning_rate":3e-4,"warmup":100,"augment":"sentences,spans,joins","texts":400000}' --rows 'nested*,alone*' -o results""",
             "python benchmarks/width.py SmolLM2-135M-Instruct --data snli --tasks . --objective contrast --steps 400 "
             """--options '{"learning_rate":5e-5,"warmup":40,"max_length":48}' -o labels""",
             "python benchmarks/width.py … --widths 1/2 --rows select-consecutive -o one",
@@ -218,7 +284,11 @@ def evidence() -> Evidence:
         versions=measured["versions"],
         seeds=1,
         claims=claims,
-        tables=(aligned_table(measured["aligned"]), labels_table(labelled)),
+        tables=(
+            aligned_table(measured["aligned"]),
+            together_table(measured["aligned"]),
+            labels_table(labelled),
+        ),
     )
 
 

@@ -22,11 +22,9 @@ from trundle.errors import BadModel
 from trundle.model import (
     block_weights,
     copy_of,
-    is_two_of_four,
     load,
     save,
     weight_bytes,
-    with_sparse_kernels,
 )
 from trundle.model.packing import NOTE_FILE, is_packed, pack, unpack
 
@@ -116,16 +114,3 @@ def test_a_damaged_one_is_named(pico_model: Callable[[str], SentenceTransformer]
     (folder / NOTE_FILE).write_text("{")
     with pytest.raises(BadModel, match="is damaged"):
         load(folder)
-
-
-def test_two_of_four_is_recognised() -> None:
-    assert is_two_of_four(torch.tensor([[1.0, 0, 0, 2, 0, 0, 0, 0]]))
-    assert not is_two_of_four(torch.tensor([[1.0, 3, 0, 2]]))
-    assert not is_two_of_four(torch.zeros(1, 6))
-
-
-def test_without_a_gpu_the_model_stays_dense(pico_model: Callable[[str], SentenceTransformer]) -> None:
-    model = pico_model("bert")
-    if model.device.type != "cpu":
-        pytest.skip("there is a GPU")
-    assert with_sparse_kernels(model) == (model, 0)

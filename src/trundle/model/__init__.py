@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from trundle.model.selection import default_select as default_select
     from trundle.model.selection import narrow_cut as narrow_cut
     from trundle.model.selection import part_of as part_of
+    from trundle.model.sparse_kernels import SparseLinear as SparseLinear
     from trundle.model.sparse_kernels import is_two_of_four as is_two_of_four
     from trundle.model.sparse_kernels import with_sparse_kernels as with_sparse_kernels
     from trundle.model.static import shares_by_rank as shares_by_rank
@@ -154,6 +155,7 @@ __getattr__ = lazy(
         "token_rows": "rounding",
         "save": "saving",
         "weight_bytes": "saving",
+        "SparseLinear": "sparse_kernels",
         "is_two_of_four": "sparse_kernels",
         "with_sparse_kernels": "sparse_kernels",
         "Select": "selection",
