@@ -3,9 +3,10 @@
     python benchmarks/papers/head_to_head.py --teacher teacher/result.json --hardware "one H200" --versions torch=2.11.0 \
         "alone: depth, 6 layers=range/6/result.json@half" "together: int4=q4/result.json@11585891" "today: …"
 
-A row is a kind, a name, a file with scores (of `benchmarks/leaf.py`, `depth_range.py`, `heal.py` or `trundle evaluate -o`), and what it weighs:
-`half` is two bytes a parameter, a number is that of a file. Scores were taken in half precision on a GPU, or with the graph of
-that file. `kept/head_to_head.json` is what the page, README's table and the figure are made of.
+A row is a kind, a name, a file with scores (of `benchmarks/leaf.py`, `depth_range.py`, `heal.py`, `width.py` or `trundle evaluate -o`), and
+what it weighs: `half` is two bytes a parameter, a number is that of a file. `width.py`'s files hold several sizes: FILE#-1-4 is that of 1/4. Scores
+were taken in half precision on a GPU, or with the graph of that file. `kept/head_to_head.json` is what the page, README's table and the figure are
+made of; with `--add` its other rows stay.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class Contender:
 
 def read_scores(file: str) -> tuple[int, list[dict[str, Any]]]:
     """Parameters, where they are told, and scores."""
-    content = json.loads(Path(file).read_text())
+    place, _, size = file.partition("#")
+    content = json.loads(Path(place).read_text())
+    if "models" in content:
+        content = next(one for one in content["models"] if one["size"] == size)
     return int(content.get("parameters", 0)), content.get("scores") or content["results"]
 
 
@@ -87,7 +91,8 @@ def table(contenders: list[Contender], sets: int) -> list[str]:
         above = 2 * level if level != LEVELS[-1] else float("inf")
         here = [one for one in contenders if level - 0.05 <= one.smaller < above - 0.05]
         for one in sorted(here, key=lambda one: -(one.across or 0)):
-            best = one.across is not None and one.across == max(each.across or 0 for each in here)
+            searching = [each.across for each in here if each.across is not None]
+            best = len(searching) > 1 and one.across == max(searching)
             name = f"**{one.name}**" if best else one.name
             few = "" if one.sets == sets else f" ({one.sets} sets)"
             searched = "can't search it" if one.across is None else f"{100 * one.across:.1f}%"
@@ -166,25 +171,29 @@ def main() -> None:
     )
     parser.add_argument("rows", nargs="+")
     parser.add_argument("--teacher", required=True, help="its scores")
-    parser.add_argument("--says", required=True, help="what the table shows")
-    parser.add_argument("--notes", nargs="*", default=[])
-    parser.add_argument(
-        "--named", nargs="*", default=[], metavar="ROW=LABEL", help="which rows the figure names"
-    )
+    parser.add_argument("--add", action="store_true", help="to the rows there are")
+    parser.add_argument("--says", help="what the table shows")
+    parser.add_argument("--notes", nargs="+")
+    parser.add_argument("--named", nargs="+", metavar="ROW=LABEL", help="which rows the figure names")
     add_origin(parser)
     options = parser.parse_args()
     parameters, teacher = read_scores(options.teacher)
-    contenders = [contender(row, teacher, 4 * parameters) for row in options.rows]
-    content = {
-        "says": options.says,
-        "notes": options.notes,
-        "named": dict(pair.rsplit("=", 1) for pair in options.named),
-        "hardware": options.hardware,
-        "versions": dict(options.versions),
-        "bytes": 4 * parameters,
-        "sets": len([one for one in teacher if one["mode"] == "standard"]),
-        "contenders": [asdict(one) for one in sorted(contenders, key=lambda one: -one.bytes)],
+    old: dict[str, Any] = json.loads(FILE.read_text())
+    rows = {one["name"]: one for one in old["contenders"]} if options.add else {}
+    rows |= {
+        one.name: asdict(one) for one in (contender(row, teacher, 4 * parameters) for row in options.rows)
     }
+    content = old | {
+        "says": options.says or old["says"],
+        "notes": options.notes or old["notes"],
+        "named": dict(pair.rsplit("=", 1) for pair in options.named) if options.named else old["named"],
+        "hardware": options.hardware or old["hardware"],
+        "versions": old["versions"] | dict(options.versions),
+        "bytes": 4 * parameters,
+        "contenders": sorted(rows.values(), key=lambda one: -one["bytes"]),
+    }
+    if not options.add:
+        content["sets"] = len([one for one in teacher if one["mode"] == "standard"])
     FILE.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     print(markdown(read_kept()))
 
