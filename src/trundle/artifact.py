@@ -24,6 +24,8 @@ from trundle.errors import BadInput, WriteFailed
 
 LINEAGE_FILE = "trundle.json"
 LINEAGE_FORMAT = 1
+THE_ORIGINAL = "the original"
+"""What a lineage calls the teacher where that is the model that came in."""
 CALIBRATION_FILE = "calibration.json"
 RECORDS = (LINEAGE_FILE, CALIBRATION_FILE)
 """What is known of a model whatever form its weights have."""
@@ -80,7 +82,7 @@ class Lineage:
         return replace(
             self,
             source=parent["source"],
-            space=None if self.space == parent["source"] else self.space,
+            space=THE_ORIGINAL if self.space == parent["source"] else self.space,
             steps=(*parent["steps"], *self.steps),
             before=parent["before"],
             parent=parent["parent"],
@@ -122,12 +124,20 @@ def cache_folder() -> Path:
     return Path(given).expanduser() if given else base / "trundle"
 
 
-def check_free(target: str | Path, *, replace: bool = False, marks: Sequence[str] = MODEL_MARKS) -> Path:
+def check_free(
+    target: str | Path,
+    *,
+    replace: bool = False,
+    marks: Sequence[str] = MODEL_MARKS,
+    read: Sequence[str] = (),
+) -> Path:
     """Refuse an output that would overwrite something, before any heavy work starts.
 
-    Only a folder that holds one of the `marks` is ever replaced.
+    Only a folder that holds one of the `marks` is ever replaced, and none that is `read` to make the result.
     """
     path = Path(target)
+    if path.resolve() in [Path(one).expanduser().resolve() for one in read]:
+        raise BadInput(f"{path} is a model the result is made from; choose another folder")
     if path.is_file():
         raise BadInput(f"{path} is a file; give a folder to write to")
     if path.is_dir() and any(path.iterdir()):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
-from trundle.artifact import Lineage, check_free, read_lineage
+from trundle.artifact import THE_ORIGINAL, Lineage, check_free, read_lineage
 from trundle.data.corpus import Corpus
 from trundle.data.sampling import distinct, sample
 from trundle.embedder import Embedder
@@ -67,10 +67,9 @@ def compress(
     what they leave, and steps that learn from texts are not. Of several processes that train together only the first
     measures and writes.
     """
+    read = [source, *(name for call in recipe.calls for name in call.step.reads(call.options))]
     if output is not None and not dry_run:
-        check_free(output, replace=replace)
-        if Path(output).resolve() == Path(source).resolve():
-            raise BadInput(f"{output} is the model itself; choose another folder for the result")
+        check_free(output, replace=replace, read=read)
     if pair and not any(call.step.enters_space(call.options) for call in recipe.calls):
         raise BadInput("--pair needs a model in its teacher's space; add the step align to the recipe")
     vectors = all(call.step.gives_vectors for call in recipe.calls)
@@ -79,7 +78,7 @@ def compress(
             "--pair needs a model that gives vectors to search with; leave it out, or leave finetune out"
         )
     if pair and output is not None and not dry_run:
-        check_free(pair_folder(output), replace=replace)
+        check_free(pair_folder(output), replace=replace, read=read)
     original = load(source, trust_remote_code=trust_remote_code)
     context = Context(
         original=original,
@@ -131,7 +130,7 @@ def compress(
     compact = compact and has_much_to_pack(model)
     before, after = cost(original), steps[-1].after
     memory = Memory(progress)
-    teacher = memory.remember(space or embedder(original, name="the original"), "original: encoding")
+    teacher = memory.remember(space or embedder(original, name=THE_ORIGINAL), "original: encoding")
     student = memory.remember(embedder(model, name="result"), "result: encoding")
     fidelity, written = None, []
     paired: Path | None = None
@@ -139,7 +138,7 @@ def compress(
         fidelity = measure_against(teacher, student, corpus, seed=seed, progress=progress)
     judged: dict[str, tuple[float, float]] = {}
     if judges and not dry_run and is_first():
-        started = memory.remember(embedder(original, name="the original"), "original: encoding")
+        started = memory.remember(embedder(original, name=THE_ORIGINAL), "original: encoding")
         for judge in judges:
             old, new = judge(started), judge(student)
             judged |= {name: (old[name], new[name]) for name in old}

@@ -20,6 +20,7 @@ from trundle.errors import BadInput
 from trundle.evaluate.fidelity import MEASURED_TEXTS, queries_and_documents
 from trundle.measuring import Measuring, measured, token_curve
 from trundle.progress import SILENT, Progress
+from trundle.report.figures import numbered
 from trundle.report.page import page
 from trundle.report.reading import TORCH, read_runs
 from trundle.report.records import Report, Run, Speed, Teacher
@@ -177,6 +178,6 @@ def _speeds(teacher: str, runs: Sequence[Run], result: BenchResult) -> tuple[dic
         for one in result.models
         if one.engine == wanted.get(one.model)
     }
-    machine = f"{result.machine.cpu}, {result.settings.threads} threads"
+    machine = f"{result.machine.cpu}, {numbered(result.settings.threads, 'thread', 'threads')}"
     warning = race.caution(result)
     return found, f"{machine}; {warning}" if warning else machine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trundle.artifact import read_lineage
-from trundle.data import find_targets
+from trundle.data import find_targets, read_corpus
 from trundle.data.corpus import Corpus
-from trundle.errors import BadInput
+from trundle.errors import BadInput, MissingExtra
 from trundle.measure import cost
 from trundle.model import cut, layout_of, load, transformer_of
 from trundle.planner import candidates as space
@@ -117,6 +120,30 @@ def test_a_search_that_was_stopped_goes_on_from_its_trials(
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_search_that_goes_on_learns_from_as_many_texts(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However fast the machine is then: the teacher's vectors are kept by their number."""
+    folder, words = pico_folders("bert"), [f"{cost(load(pico_folders('bert'))).file_bytes // 2}B"]
+    asked, kinds = [], []
+
+    def stopped(self: trials.Trials, *_: object, **__: object) -> None:
+        asked.append(self.texts)
+        kinds.append(self.fresh)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trials.Trials, "contest", stopped)
+    for affordable, fresh in ((300, False), (500, False), (700, True)):
+        monkeypatch.setattr(search.Search, "affordable_texts", lambda *_, found=affordable: found)
+        with pytest.raises(KeyboardInterrupt):
+            compress_to_budget(
+                str(folder), words, output=tmp_path / "small", corpus=corpus, minutes=0.1, fresh=fresh
+            )
+    assert asked == [300, 300, 700]
+    assert kinds == [False, False, True]
+
+
+@pytest.mark.usefixtures("quick")
 def test_budgets_that_make_no_sense_are_told_so(pico_folders: Callable[[str], Path], corpus: Corpus) -> None:
     folder = str(pico_folders("bert"))
     with pytest.raises(BadInput, match=r"as it is .* nothing was done; ask for less"):
@@ -125,6 +152,46 @@ def test_budgets_that_make_no_sense_are_told_so(pico_folders: Callable[[str], Pa
         compress_to_budget(folder, ["1kB"], output=None, corpus=corpus, dry_run=True)
     with pytest.raises(BadInput, match="say where the result goes"):
         compress_to_budget(folder, ["2x"], output=None, corpus=corpus)
+    with pytest.raises(BadInput, match="inf minutes can't be planned with"):
+        compress_to_budget(folder, ["2x"], output=None, corpus=corpus, minutes=float("inf"))
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_called_the_smallest_can_be_had(pico_folders: Callable[[str], Path], corpus: Corpus) -> None:
+    folder = str(pico_folders("bert"))
+    with pytest.raises(BadInput) as refused:
+        compress_to_budget(folder, ["1kB"], output=None, corpus=corpus, dry_run=True)
+    found = re.search(r"with ([\d.]+) MB, ([\d.]+)M parameters", str(refused.value))
+    assert found is not None
+    words = [f"{found[1]}MB", f"{found[2]}M-params"]
+    assert compress_to_budget(folder, words, output=None, corpus=corpus, dry_run=True).tried
+
+
+@given(st.floats(1e-6, 1e6))
+def test_raised_figures_have_three_digits_and_are_never_less(value: float) -> None:
+    assert value <= float(search.raised(value)) * (1 + 1e-8)
+    assert float(search.raised(value)) <= value * 1.011
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_time_can_only_be_asked_for_where_graphs_are_timed(
+    pico_folders: Callable[[str], Path], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtra, match="a budget in milliseconds"):
+        compress_to_budget(str(pico_folders("bert")), ["0.001ms"], output=None, corpus=corpus, dry_run=True)
+
+
+def test_the_teacher_is_timed_on_few_texts_too(pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "few.txt").write_text("\n".join(f"text number {number}" for number in range(12)))
+    folder = str(pico_folders("bert"))
+    few = search.Search(
+        source=folder,
+        bases={folder: load(folder)},
+        corpus=read_corpus([str(tmp_path / "few.txt")], seed=0),
+        progress=Silent(),
+    )
+    assert few.affordable_texts(1.0) >= search.FEWEST_TEXTS
 
 
 @pytest.mark.usefixtures("quick")
@@ -211,8 +278,12 @@ def test_an_occupied_folder_for_the_pair_is_refused_at_once(
     folder = str(pico_folders("bert"))
     with pytest.raises(BadInput, match="small-pair"):
         compress_to_budget(folder, ["2x"], output=tmp_path / "small", corpus=corpus, pair=True)
-    with pytest.raises(BadInput, match="is the model itself"):
-        compress_to_budget(folder, ["2x"], output=folder, corpus=corpus, replace_output=True)
+    student = str(pico_folders("distilbert"))
+    for place in (folder, student):
+        with pytest.raises(BadInput, match="is a model the result is made from"):
+            compress_to_budget(
+                folder, ["2x"], output=place, corpus=corpus, students=[student], replace_output=True
+            )
 
 
 @pytest.mark.usefixtures("quick")

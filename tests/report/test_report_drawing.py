@@ -132,6 +132,11 @@ def test_what_grew_is_not_called_a_fraction_smaller(
     assert _ratio(large, small) == told
 
 
+def test_steps_have_whole_ticks() -> None:
+    axis = Axis(label="steps", low=0, high=2, whole=True)
+    assert axis.ticks() == [0, 1, 2]
+
+
 def one_tried(name: str, rungs: int) -> Candidate:
     rung = Rung(seconds=36.0, steps=4, distance=0.04)
     return Candidate(

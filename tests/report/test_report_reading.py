@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
+from trundle.artifact import Lineage
 from trundle.errors import BadInput
 from trundle.evaluate import Fidelity
 from trundle.pipeline import headline
 from trundle.report.reading import count_ids, kept_quality, read_runs, short_names, teacher_of
-from trundle.report.side_files import read_training, thinned, weigh
+from trundle.report.side_files import PLANNING_FILE, read_planning, read_training, thinned, weigh
 from trundle.reporting import check_output, make_report
 from trundle.steps.vocabulary import read_ranges, write_ranges
 
@@ -80,6 +82,35 @@ def test_whose_space_a_model_is_in() -> None:
     assert teacher_of({"source": "small", "space": None, "parent": aligned}) == "teacher"
     assert teacher_of({"source": "big", "space": "the original", "parent": None}) == "big"
     assert teacher_of({"source": "big", "space": None, "parent": None}) == "big"
+
+
+def test_a_model_made_in_stages_stays_in_the_space_of_its_source() -> None:
+    """Also where that source was made of another model."""
+    large = Lineage(source="largest", space="the original")
+    stage = Lineage(source="large", space="the original", parent=asdict(large))
+    whole = Lineage(source="stage", space="large", parent=asdict(stage)).after_parent()
+    assert teacher_of(asdict(whole)) == "large"
+
+
+def test_candidates_of_two_models_are_told_apart(tmp_path: Path) -> None:
+    nothing = {"bytes": 1, "parameters": None, "milliseconds": None}
+    one = {"name": "6 layers", "parameters": 1, "bytes": 1, "milliseconds": None, "rungs": []}
+    content = {
+        "budget": nothing,
+        "teacher": nothing,
+        "candidates": [
+            one | {"base": "models/large", "outcome": "not tried"},
+            one | {"base": "models/small", "outcome": "chosen"},
+        ],
+        "chosen": "6 layers",
+        "predicted": nothing,
+        "measured": nothing,
+    }
+    (tmp_path / PLANNING_FILE).write_text(json.dumps(content))
+    plan = read_planning(tmp_path)
+    assert plan is not None
+    assert [each.name for each in plan.candidates] == ["6 layers, of large", "6 layers, of small"]
+    assert plan.chosen == "6 layers, of small"
 
 
 @given(st.sets(st.integers(0, 500)))

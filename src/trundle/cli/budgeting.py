@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trundle.cli import console, figures
-from trundle.errors import BadInput
+from trundle.cli.common import show_pair
+from trundle.errors import BadInput, UserError
 
 if TYPE_CHECKING:
     from trundle.planner import Outcome
+    from trundle.progress import Progress
 
 REPORT = "report.html"
 SHOWN = 12
@@ -64,18 +66,29 @@ def carry_out(
         progress=progress,
     )
     if outcome.run is not None and output is not None:
-        from trundle.reporting import make_report, write_report
-
-        made = make_report([output], teacher=model, data=data, trust_remote_code=trust, progress=progress)
-        write_report(made, output / REPORT)
+        report(output, model, data, trust=trust, progress=progress)
     if as_json:
         console.show_json(outcome.as_json() | {"run": outcome.run.as_json() if outcome.run else None})
         return
     show(outcome)
 
 
+def report(output: Path, model: str, data: list[str], *, trust: bool, progress: Progress) -> None:
+    """A page beside the model. Where texts are too few to compare by, it is without: the model is made and stays."""
+    from trundle.reporting import make_report, write_report
+
+    try:
+        made = make_report([output], teacher=model, data=data, trust_remote_code=trust, progress=progress)
+    except UserError as problem:
+        progress.say(f"the report has no comparison: {problem}")
+        made = make_report([output], teacher=model, trust_remote_code=trust, progress=progress)
+    write_report(made, output / REPORT)
+
+
 def show(outcome: Outcome) -> None:
     """The candidates, and where the chosen one stands beside what was asked."""
+    from trundle.report.card import how_to_open
+
     console.show_table(candidates(outcome), title=f"Within {outcome.budget}", texts=(0, 1))
     hidden = len(outcome.tried) - SHOWN
     if hidden > 0:
@@ -92,9 +105,9 @@ def show(outcome: Outcome) -> None:
         console.show()
         console.show_table(figures.fidelity(outcome.run.fidelity))
     console.show()
-    console.show(
-        f"Written to {outcome.run.output}: SentenceTransformer({str(outcome.run.output)!r}) opens it."
-    )
+    opens = how_to_open(str(outcome.run.output), needs_trundle=outcome.run.needs_trundle)
+    console.show(f"Written to {outcome.run.output}: {opens} opens it.")
+    show_pair(outcome.run)
     if outcome.milliseconds is not None:
         console.show(f"Without torch: trundle.runtime.Encoder({str(outcome.run.output)!r}).encode([...])")
     console.show(f"All of it to look at: {outcome.run.output}/{REPORT}")
@@ -125,8 +138,17 @@ def candidates(outcome: Outcome) -> list[tuple[str, ...]]:
 def timetable(outcome: Outcome) -> str:
     """How the time would be used."""
     times = outcome.timetable
+    if outcome.chosen.candidate.untouched:
+        return (
+            "Nothing was made. There is nothing to learn: the model itself fits, once its graph is smaller."
+        )
     rounds = ", ".join(f"{rung.candidates} × {_minutes(rung.seconds)}" for rung in times.rungs)
-    tried = f"trials {rounds}; " if rounds else "no time for trials, the first would be trained at once; "
+    if rounds:
+        tried = f"trials {rounds}; "
+    elif len(outcome.tried) == 1:
+        tried = "no trials, for only one fits; "
+    else:
+        tried = "no time for trials, the first would be trained at once; "
     return f"Nothing was made. The time: the teacher's vectors {_minutes(times.labelling)} at most; {tried}the best one {_minutes(times.finishing)}."
 
 

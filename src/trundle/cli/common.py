@@ -13,6 +13,7 @@ from trundle.processes import is_first
 
 if TYPE_CHECKING:
     from trundle.recipe import Recipe
+    from trundle.runs import Run
 
 Model = Annotated[str, typer.Argument(help="A model folder or hub name.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the result.")]
@@ -107,6 +108,11 @@ def carry_out(
     if run.besides:
         console.show()
         console.show_table(figures.besides(run))
+    show_pair(run)
+
+
+def show_pair(run: Run) -> None:
+    """Where the pair is, if one was made."""
     if run.pair is not None:
         console.show(
             f"Written to {run.pair}: its encode_query is the small model's, its encode_document the teacher's."

@@ -74,7 +74,7 @@ def show_json(content: Mapping[str, Any] | Sequence[Any]) -> None:
 
 def show(line: str = "") -> None:
     """A line of the result."""
-    _stdout().print(line, markup=False)
+    _stdout().print(line)
 
 
 def show_table(
@@ -93,8 +93,11 @@ def show_table(
 
 
 def _stdout() -> Console:
-    console = Console(highlight=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=200)
+    # Names, tokens and texts are a user's own: [unused5] is no markup.
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 200
+    return console
 
 
 def bar(share: float, width: int = BAR_WIDTH) -> str:

@@ -7,9 +7,10 @@ compared by the distance to the teacher on validation texts; nothing that is mea
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ from sentence_transformers import SentenceTransformer
 
 from trundle.artifact import cache_folder, check_free, versions, write_whole
 from trundle.data.corpus import Corpus
-from trundle.errors import BadInput
+from trundle.errors import BadInput, MissingExtra
 from trundle.measure import Cost, cost
 from trundle.model import embedder, load, model_digest
 from trundle.pairing import pair_folder
@@ -39,6 +40,7 @@ PLANNING_FILE = "planning.json"
 MINUTES = 30.0
 TIMED_TEXTS, MOST_TIMED_TEXTS, TIMED_SECONDS = 32, 8192, 1.0
 COUNTED_TEXTS = 5000
+TEXTS_FILE = "texts"
 ENOUGH_TEXTS, FEWEST_TEXTS = 2000, 200
 """So many are learned from if twice the time for them allows it, and so many however slow the teacher is."""
 
@@ -62,17 +64,18 @@ def compress_to_budget(
     """The best model within the budget that `minutes` can find; a dry run stops before the first trial."""
     began = time.monotonic()
     if output is not None and not dry_run:
-        check_free(output, replace=replace_output)
-        if pair:
-            check_free(pair_folder(output), replace=replace_output)
-        if Path(output).resolve() == Path(source).resolve():
-            raise BadInput(f"{output} is the model itself; choose another folder for the result")
+        for folder in (output, *([pair_folder(output)] if pair else [])):
+            check_free(folder, replace=replace_output, read=[source, *students])
+    if not 0 < minutes < math.inf:
+        raise BadInput(f"{minutes} minutes can't be planned with; give a number above 0")
     bases = {each: load(each, trust_remote_code=trust_remote_code) for each in (source, *students)}
     original = bases[source]
     before = cost(original)
     limits = parse_budget(budget, whole_bytes=before.file_bytes)
     search = Search(source=source, bases=bases, corpus=corpus, progress=progress)
     speeds = search.speeds()
+    if limits.milliseconds is not None and not speeds:
+        raise MissingExtra("a budget in milliseconds", "export")
     found = search.candidates(speeds)
     slow = _slowest(speeds, source, before)
     if limits.allows(file_bytes=before.file_bytes, parameters=before.parameters, milliseconds=slow):
@@ -83,10 +86,10 @@ def compress_to_budget(
     promising = edge(found, limits, search.coverages())
     if not promising:
         least = smallest(found)
-        told = "" if least.milliseconds is None else f", {least.milliseconds:.2g} ms a query"
+        told = "" if least.milliseconds is None else f", {raised(least.milliseconds)} ms a query"
         raise BadInput(
             f"nothing trundle can make of {source} is within {limits}: the smallest is {least.name} with "
-            f"{least.bytes / 1e6:.3g} MB, {least.cost.parameters / 1e6:.3g}M parameters{told}; allow that much"
+            f"{raised(least.bytes / 1e6)} MB, {raised(least.cost.parameters / 1e6)}M parameters{told}; allow that much"
             + ("" if students else ", or give a smaller backbone with --student")
         )
     # Where the model itself fits once it is int8, nothing it could be cut to is nearer to it.
@@ -115,7 +118,9 @@ def compress_to_budget(
     work = cache_folder() / "trials" / blake2b("\0".join(known).encode(), digest_size=16).hexdigest()
     if fresh:
         shutil.rmtree(work, ignore_errors=True)
-    texts = 0 if promising[0].untouched else search.affordable_texts(timetable.labelling)
+    texts = (
+        0 if promising[0].untouched else _texts(work, lambda: search.affordable_texts(timetable.labelling))
+    )
     trials = Trials(
         source=source,
         corpus=corpus,
@@ -123,6 +128,7 @@ def compress_to_budget(
         work=work,
         seed=seed,
         trust_remote_code=trust_remote_code,
+        fresh=fresh,
         progress=progress,
     )
     until = began + 60 * minutes * (LABELLING + TRYING)
@@ -143,6 +149,21 @@ def compress_to_budget(
     _write(outcome, Path(output))
     shutil.rmtree(work, ignore_errors=True)
     return outcome
+
+
+def raised(value: float) -> str:
+    """Three digits, never below the value: who allows that much has it."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1.0
+    return f"{math.ceil(value / step - 1e-9) * step:.3g}"
+
+
+def _texts(work: Path, measure: Callable[[], int]) -> int:
+    """How many texts are learned from: measured once for a search, so that one that goes on finds its vectors again."""
+    place = work / TEXTS_FILE
+    if not place.is_file():
+        work.mkdir(parents=True, exist_ok=True)
+        write_whole(place, str(measure()))
+    return int(place.read_text())
 
 
 def _write(outcome: Outcome, output: Path) -> None:
@@ -209,7 +230,7 @@ class Search:
             raise BadInput("there are no texts to learn from; say where they are with --data")
         encode = embedder(self.bases[self.source], name="teacher", half_on_gpu=True).text
         encode(texts[:4])
-        count, taken = TIMED_TEXTS, 0.0
+        count, taken = min(TIMED_TEXTS, len(texts)), 0.0
         while taken < TIMED_SECONDS and count <= 2 * len(texts):
             began = time.monotonic()
             encode(texts[:count])
@@ -218,7 +239,7 @@ class Search:
         found = texts_within(seconds, rate)
         if found < ENOUGH_TEXTS:
             self.progress.say(
-                f"the model reads {rate:.2g} texts a second here, so {found:,} have to do; more --minutes or a GPU teach from more"
+                f"the model reads {rate:{',.0f' if rate >= 10 else '.2g'}} texts a second here, so {found:,} have to do; more --minutes or a GPU teach from more"
             )
         return found
 

@@ -44,6 +44,8 @@ class Trials:
     seed: int
     trust_remote_code: bool
     progress: Progress
+    fresh: bool = False
+    """Whether nothing is taken over from a run that was stopped."""
 
     def contest(self, tried: Sequence[Tried], timetable: Timetable, *, until: float) -> list[Tried]:
         """Round by round the better half goes on, but nothing hopeless; best first, those that were dropped behind.
@@ -131,6 +133,7 @@ class Trials:
             pair=pair,
             continues=start is not None,
             trust_remote_code=self.trust_remote_code,
+            fresh=self.fresh,
             progress=self.progress,
         )
 
@@ -148,6 +151,7 @@ class Trials:
                 continues=start is not None,
                 compare=False,
                 trust_remote_code=self.trust_remote_code,
+                fresh=self.fresh,
                 progress=self.progress,
             )
         lineage = read_lineage(folder) or {}

@@ -36,6 +36,8 @@ class Axis:
     log: bool = False
     at: tuple[float, ...] | None = None
     """Where ticks stand, if not at round values."""
+    whole: bool = False
+    """Whether there is nothing between 1 and 2, as with steps."""
 
     def share(self, value: float) -> float:
         """How far along the axis a value lies, from 0 to 1."""
@@ -49,6 +51,7 @@ class Axis:
             return list(self.at)
         if not self.log:
             step = round_step(self.high - self.low)
+            step = max(1.0, step) if self.whole else step
             first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
             return [number * step for number in range(first, last + 1)]
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)

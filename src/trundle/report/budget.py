@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trundle.report.axes import Axis, Plot, around, colour
-from trundle.report.figures import count, megabytes, milliseconds, one_line, thousandths
+from trundle.report.figures import count, megabytes, milliseconds, numbered, one_line, thousandths
 from trundle.report.markup import Section, choice, figure, paragraph, side_by_side, table
 from trundle.report.records import Candidate, Planning, Report
 
@@ -34,12 +34,12 @@ def _block(number: int, plan: Planning) -> str:
     tried = [one for one in plan.candidates if one.rungs]
     rungs = sum(len(one.rungs) for one in tried)
     trials = (
-        f"{len(tried)} {'was' if len(tried) == 1 else 'were'} tried in {rungs} short training{'' if rungs == 1 else 's'}, and "
+        f"{numbered(len(tried), 'was', 'were')} tried in {numbered(rungs, 'short training', 'short trainings')}, and "
         if tried
         else ""
     )
     lead = (
-        f"Budget: {' and '.join(wanted)}. {len(plan.candidates)} candidates were weighed by arithmetic, "
+        f"Budget: {' and '.join(wanted)}. {numbered(len(plan.candidates), 'candidate was', 'candidates were')} weighed by arithmetic, "
         f"{trials}{plan.chosen} was chosen."
     )
     picture = (
@@ -80,7 +80,7 @@ def _candidates(plan: Planning) -> str:
     if not rest:
         return tried
     others = table([heading, *map(_row, rest)], texts=(0, 1))
-    return f"{tried}<details><summary>{len(rest)} candidates that were not tried</summary>{others}</details>"
+    return f"{tried}<details><summary>{numbered(len(rest), 'candidate that was', 'candidates that were')} not tried</summary>{others}</details>"
 
 
 def _row(one: Candidate) -> tuple[str, ...]:
@@ -108,7 +108,6 @@ def _halving(number: int, plan: Planning, tried: list[Candidate]) -> str:
             label="distance to the teacher, validation texts (lower is nearer)",
             low=max(0.0, low),
             high=high,
-            write=lambda v: f"{v:.2f}",
         ),
     )
     for one in sorted(tried, key=lambda one: one.name == plan.chosen):

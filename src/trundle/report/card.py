@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,11 +10,9 @@ from typing import Any
 
 import yaml
 
-from trundle.artifact import Lineage
+from trundle.artifact import THE_ORIGINAL, Lineage
 
 TAGS = ("sentence-transformers", "feature-extraction", "sentence-similarity", "trundle", "model-compression")
-THE_ORIGINAL = "the original"
-"""What a lineage calls the teacher where that is the model that came in."""
 TASK = {"type": "sentence-similarity", "name": "Agreement with the teacher"}
 ANSWERS = {"type": "text-classification", "name": "Answers to labelled texts"}
 
@@ -176,7 +175,7 @@ def _scores(scores: Mapping[str, float]) -> str:
 
 def how_to_open(name: str, *, needs_trundle: bool) -> str:
     """The call that opens the folder."""
-    return f"SentenceTransformer({name!r}{', trust_remote_code=True' if needs_trundle else ''})"
+    return f"SentenceTransformer({json.dumps(name, ensure_ascii=False)}{', trust_remote_code=True' if needs_trundle else ''})"
 
 
 def _use(name: str, lines: str, similarity: str, *, needs_trundle: bool = False) -> str:
@@ -189,6 +188,6 @@ def _use(name: str, lines: str, similarity: str, *, needs_trundle: bool = False)
 {needs}```python
 from sentence_transformers import SentenceTransformer
 
-model = {how_to_open(name, needs_trundle=needs_trundle).replace("'", '"')}
+model = {how_to_open(name, needs_trundle=needs_trundle)}
 {lines}
 ```{compare}"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trundle.report.axes import Axis, Plot, around, colour, room_for
-from trundle.report.figures import one_line, percent, plain
+from trundle.report.figures import numbered, one_line, percent, plain
 from trundle.report.markup import Section, choice, figure, paragraph, side_by_side, table
 from trundle.report.records import Coverage, Point, Report, Run, Shortened, TokenCurve
 
@@ -41,12 +41,12 @@ def layer_curve(report: Report) -> Section | None:
                 (layer, loss),
                 colour(number),
                 size=7 if kept else 3.5,
-                says=f"{layer:.0f} layers: loss {loss:.3f}",
+                says=f"{numbered(int(layer), 'layer', 'layers')}: loss {loss:.3f}",
             )
         if seen.kept:
             plot.name(
                 (float(seen.kept), seen.losses[seen.kept - 1]),
-                f"{seen.pick}: {seen.kept} layers",
+                f"{seen.pick}: {numbered(seen.kept, 'layer', 'layers')}",
                 "ink",
                 beside=False,
             )
@@ -151,7 +151,7 @@ def _trained(title: str, lines: Sequence[Line]) -> str:
             ends[number] = (last, f"{one_line(run.name, NAME)} {last:.3f}", colour(number))
     plot = Plot(
         title=title,
-        across=Axis(label="steps", low=0, high=max(steps) or 1, write=lambda v: f"{v:,.0f}"),
+        across=Axis(label="steps", low=0, high=max(steps) or 1, write=lambda v: f"{v:,.0f}", whole=True),
         up=Axis(label="", low=low, high=high),
         right=room_for([says for _, says, _ in ends.values()]),
     )

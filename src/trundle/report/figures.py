@@ -34,6 +34,11 @@ def count(value: float | None) -> str:
     return f"{short(value / 1e6)}M" if value >= 1e6 else f"{value:,.0f}"
 
 
+def numbered(number: int, one: str, many: str) -> str:
+    """So many of something, in words that fit."""
+    return f"{number:,} {one if number == 1 else many}"
+
+
 def milliseconds(value: float | None) -> str:
     """A short time."""
     return NOTHING if value is None else f"{short(value)} ms"

@@ -113,6 +113,7 @@ def _scatter(report: Report, label: str, get: Get, place: Place) -> str | None:
     low, high = around_log([*(mark.across for mark in everyone), *limits])
     bottom, _ = around([*(mark.up for mark in everyone), 1.0], room=0.12, least=0.05)
     bottom = max(0.0, bottom)
+    top = max(1.0, *(mark.up for mark in everyone))
     plot = Plot(
         title=f"{label}, against {'size' if by_size else 'time'}",
         across=Axis(
@@ -125,7 +126,7 @@ def _scatter(report: Report, label: str, get: Get, place: Place) -> str | None:
         up=Axis(
             label=label,
             low=bottom,
-            high=1 + 0.06 * (1 - bottom),
+            high=top + 0.06 * (top - bottom),
             write=lambda v: f"{100 * v:.{0 if bottom < FINE else 1}f}%",
         ),
     )

@@ -89,10 +89,12 @@ def _headline(report: Report) -> str:
         tiles.append((megabytes(now), "weights"))
     speed, slow = report.of(run).speed, teacher.speed if teacher else None
     if speed and slow:
+        slower = speed.milliseconds > slow.milliseconds
+        pair = (speed, slow) if slower else (slow, speed)
         tiles.append(
             (
-                times(slow.milliseconds, speed.milliseconds),
-                f"faster queries: {milliseconds(slow.milliseconds)} → {milliseconds(speed.milliseconds)}",
+                times(*(one.milliseconds for one in pair)),
+                f"{'slower' if slower else 'faster'} queries: {milliseconds(slow.milliseconds)} → {milliseconds(speed.milliseconds)}",
             )
         )
     quality = report.quality(run)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trundle.artifact import LINEAGE_FILE, read_lineage
+from trundle.artifact import LINEAGE_FILE, THE_ORIGINAL, read_lineage
 from trundle.errors import BadInput
-from trundle.report.card import THE_ORIGINAL
 from trundle.report.records import Coverage, Form, LayerLosses, Quality, Run, StepTaken
 from trundle.report.side_files import read_alignment, read_planning, read_pruned, read_training
 from trundle.runtime.describe import FILE as GRAPHS_FILE
 from trundle.runtime.describe import installed, read_description
-from trundle.runtime.engines import SMALLEST_FIRST
+from trundle.runtime.engines import SMALLEST_FIRST, faster_engine
 
 OWN_MODULE = '"trundle.'
 """In the list of modules of a folder that plain sentence-transformers can't open alone."""
@@ -150,10 +150,11 @@ def _forms(folder: Path, after: Mapping[str, Any]) -> tuple[Form, ...]:
 
 def _fastest(forms: Sequence[Form]) -> Form:
     """The form the runtime would choose: a graph before torch, small numbers before large ones."""
+    first = faster_engine(platform.machine())
 
     def rank(form: Form) -> tuple[int, bool]:
         engine, _, precision = form.engine.partition("-")
-        return (SMALLEST_FIRST.index(precision) if precision else len(SMALLEST_FIRST)), engine != "openvino"
+        return (SMALLEST_FIRST.index(precision) if precision else len(SMALLEST_FIRST)), engine != first
 
     return min(forms, key=rank)
 

@@ -13,6 +13,8 @@ from trundle.measure.pruned_matrix import Alignment, PrunedMatrix
 from trundle.report.records import Candidate, Planning, Point, Rung, Training
 
 PLANNING_FILE = "planning.json"
+CHOSEN = "chosen"
+"""How a plan marks the candidate it was carried out with."""
 PRUNED_FILE = "weights.json"
 METRICS = {"step", "epoch", "loss", "lr", "validation", "seconds", "texts_per_second"}
 POINTS = 400
@@ -86,9 +88,10 @@ def read_planning(folder: Path) -> Planning | None:
 
 def _planning(content: dict[str, Any]) -> Planning:
     keys = ("seconds", "steps", "distance")
+    bases = {one.get("base") for one in content["candidates"]}
     candidates = tuple(
         Candidate(
-            name=str(one["name"]),
+            name=_candidate_name(one, several=len(bases) > 1),
             parameters=int(one["parameters"]),
             bytes=int(one["bytes"]),
             milliseconds=None if one["milliseconds"] is None else float(one["milliseconds"]),
@@ -101,11 +104,18 @@ def _planning(content: dict[str, Any]) -> Planning:
         budget={key: content["budget"].get(key) for key in ("bytes", "parameters", "milliseconds")},
         teacher=dict(content["teacher"]),
         candidates=candidates,
-        chosen=str(content["chosen"]),
+        chosen=next(
+            (one.name for one in candidates if one.outcome == CHOSEN), str(content["chosen"])
+        ),  # a plan that was never carried out has chosen none
         predicted=dict(content["predicted"]),
         measured=dict(content["measured"]),
         remarks=tuple(str(one) for one in content.get("remarks", ())),
     )
+
+
+def _candidate_name(one: dict[str, Any], *, several: bool) -> str:
+    """Cuts of two models may be called the same."""
+    return f"{one['name']}, of {Path(one['base']).name}" if several else str(one["name"])
 
 
 def weigh(folder: Path) -> tuple[int, int]:
