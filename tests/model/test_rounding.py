@@ -17,11 +17,23 @@ from trundle.data import read_corpus
 from trundle.errors import BadInput, BadModel
 from trundle.export import Limits, export_model
 from trundle.measure import cost
-from trundle.model import BLOCK, computing_on_grid, grid_weights, load, on_grid, rounded
+from trundle.model import (
+    BLOCK,
+    computing_on_grid,
+    fits_grid,
+    grid_weights,
+    load,
+    on_grid,
+    put_on_grid,
+    rounded,
+)
 from trundle.pipeline import compress
 from trundle.recipe import single
 from trundle.runtime import Encoder
 from trundle.steps.catalogue import STEPS
+
+onnx = pytest.importorskip("onnx", reason="the extra export is not installed")
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
 TEXTS = [f"{text} {number}" for number in range(7) for text in pico.TEXTS]
 WIDE = {"hidden_size": 64, "intermediate_size": 128}
@@ -96,6 +108,38 @@ def test_a_model_that_learned_on_the_grid_is_written_without_loss(family: str, t
     assert exported.file_bytes < 4 * whole
     assert run.after.int4_file_bytes < run.after.int8_file_bytes
     assert cost(small).int4_file_bytes == run.after.int4_file_bytes
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+def test_products_in_int8_are_those_of_an_int8_file(family: str, tmp_path: Path) -> None:
+    """What is stored in four bits is rounded to the very int8 matrices that such a file holds."""
+    model = pico.model(family, str(tmp_path / "backbone"), **({"n_embd": 64} if family == "gpt2" else WIDE))
+    put_on_grid(grid_weights(model))
+    model.save_pretrained(str(tmp_path / "model"))
+    anything = Limits(cosine=2.0, agreement=1.0)
+    for size in ("int8", "int4+int8"):
+        export_model(str(tmp_path / "model"), to="onnx", size=size, calibrate=TEXTS, limits=anything)
+    large, small = (
+        onnx.load(tmp_path / "model" / "onnx" / name)
+        for name in ("model_quantized.onnx", "model_q4_int8.onnx")
+    )
+    products = [node for node in small.graph.node if node.op_type == "MatMulInteger"]
+    assert len(products) > pico.LAYERS
+    stored = {each.name: onnx.numpy_helper.to_array(each) for each in large.graph.initializer}
+    names = {node.input[1] for node in products}
+    held = {each.name for each in small.graph.initializer} & names
+    assert all(not fits_grid(*stored[name].T.shape) for name in held)
+    opened = sorted(names - held)
+    assert opened
+    small.graph.output.extend(onnx.ValueInfoProto(name=name) for name in opened)
+    session = onnxruntime.InferenceSession(small.SerializeToString(), providers=["CPUExecutionProvider"])
+    given = {each.name: np.ones((1, 3), dtype=np.int64) for each in small.graph.input}
+    for name, matrix in zip(opened, session.run(opened, given), strict=True):
+        np.testing.assert_array_equal(matrix, stored[name])
+    ours = Encoder(tmp_path / "model", graph="int4+int8").encode(TEXTS)
+    assert (ours * model.encode(TEXTS, batch_size=1, normalize_embeddings=True)).sum(1).min() > 0.97 * (
+        np.linalg.norm(ours, axis=1).min()
+    )
 
 
 def test_a_static_model_learns_on_the_grid_and_its_file_holds_it(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ ENGINES: Mapping[str, Engine] = {
     "onnx-float16": Engine(module=RUNTIME, weights=("model_fp16.onnx*",), graph="onnx-float16"),
     "onnx-int8": Engine(module=RUNTIME, weights=("model_quantized.onnx*",), graph="onnx-int8"),
     "onnx-int4": Engine(module=RUNTIME, weights=("model_q4.onnx*",), graph="onnx-int4"),
+    "onnx-int4+int8": Engine(module=RUNTIME, weights=("model_q4_int8.onnx*",), graph="onnx-int4+int8"),
     "openvino-float32": Engine(module=RUNTIME, weights=("openvino_model.*",), graph="openvino-float32"),
     "openvino-bfloat16": Engine(
         module=RUNTIME, weights=("openvino_model_half.*",), graph="openvino-bfloat16"

@@ -39,18 +39,21 @@ from trundle.runtime.describe import (
 from trundle.runtime.engines import faster_engine
 from trundle.runtime.tokens import Reader
 
-Size = Literal["full", "half", "int8", "int4"]
+Size = Literal["full", "half", "int8", "int4", "int4+int8"]
 
 PLACES: dict[tuple[EngineName, Size], tuple[str, Precision]] = {
     ("onnx", "full"): ("onnx/model.onnx", "float32"),
     ("onnx", "half"): ("onnx/model_fp16.onnx", "float16"),
     ("onnx", "int8"): ("onnx/model_quantized.onnx", "int8"),
     ("onnx", "int4"): ("onnx/model_q4.onnx", "int4"),
+    ("onnx", "int4+int8"): ("onnx/model_q4_int8.onnx", "int4+int8"),
     ("openvino", "full"): ("openvino/openvino_model.xml", "float32"),
     ("openvino", "half"): ("openvino/openvino_model_half.xml", "bfloat16"),
     ("openvino", "int8"): ("openvino/openvino_model_qint8_quantized.xml", "int8"),
 }
 """Where sentence-transformers, fastembed, text-embeddings-inference and transformers.js look."""
+MEASURED: tuple[Size, ...] = ("int8", "int4", "int4+int8")
+"""Those that lose something. The last is stored in int4 and multiplied in int8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +111,7 @@ def export_model(
             "openvino's int8 fails on some graphs on this kind of processor; use --to onnx, which is faster here, or export on x86"
         )
     home, place = Path(source).expanduser(), PLACES[to, size][0]
-    if size in ("int8", "int4") and not calibrate:
+    if size in MEASURED and not calibrate:
         raise BadInput(f"{size} is measured on texts like yours; give them with --calibrate texts.txt")
     if output is None:
         if not home.is_dir():
@@ -183,7 +186,7 @@ def _export_into(home: Path, model: SentenceTransformer, order: Order, progress:
         )
         facts = trace(making.tracing(probes, torch_vectors(model, probes)), try_both=order.try_both)
         making = making.with_facts(facts)
-        if order.size == "int8":
+        if order.size in ("int8", "int4+int8"):
             made = make_int8(making, order.calibrate, limits=order.limits, older_cpus=order.older_cpus)
         elif order.size == "int4":
             made = make_int4(making, order.calibrate, limits=order.limits)

@@ -1,13 +1,13 @@
 """An ONNX graph with four bits a weight, opened to floats by plain operations that every runtime has.
 
 Sixteen bytes hold a block of 32 codes: the first sixteen in the low halves, the others in the high ones. The token table is opened
-row by row as texts come, matrices when the file is opened: our runtime folds constants. So a product costs what it costs in float32,
-and only the file is small. Which weights these are, and on which grid, is told by `model.rounding`.
+row by row as texts come, matrices when the file is opened: our runtime folds constants. So a product costs what it costs in float32, or in
+int8 if that is asked for, and only the file is small. Which weights these are, and on which grid, is told by `model.rounding`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from trundle.embedder import Vectors
 from trundle.export.large import save_onnx
+from trundle.export.onnx_file import with_int8_products
 from trundle.export.packages import onnx
 from trundle.export.stored import second_is_turned
 from trundle.export.tables import is_large_matrix, with_int8_tables
@@ -24,11 +25,53 @@ from trundle.model import BLOCK, fits_grid, on_grid
 SIXTEEN = "sixteen"
 SIXTEENTH = "sixteenth"
 EIGHT = "eight"
+QUANTISED, TURNED = "_quantized", "_Transposed"
+"""What onnxruntime's quantiser adds to the name of a matrix it has rounded, or turned before."""
 
 
 def write_int4(traced: Path, path: Path, *, tokens: int) -> None:
     """Tables of so many rows and all large products in int4, other tables in int8."""
     save_onnx(with_int8_tables(with_int4(onnx.load(traced), tokens=tokens)), path)
+
+
+def write_int4_with_int8_products(
+    traced: Path, path: Path, *, tokens: int, keep: Sequence[str], older_cpus: bool
+) -> None:
+    """The same, but all products except those to `keep` are computed in int8."""
+    model = onnx.load(traced)
+    floats = {
+        each.name: onnx.numpy_helper.to_array(each)
+        for each in model.graph.initializer
+        if is_large_matrix(each)
+    }
+    quantised = with_int8_products(model, path.parent, keep=keep, older_cpus=older_cpus)
+    opened = with_rounded_matrices(quantised, floats)
+    save_onnx(with_int8_tables(with_int4(opened, tokens=tokens)), path)
+
+
+def with_rounded_matrices(model: onnx.ModelProto, floats: Mapping[str, Vectors]) -> onnx.ModelProto:
+    """The matrices of int8 products stored in four bits, and rounded to int8 by the scales of the graph when it is opened."""
+    stored = {each.name: each for each in model.graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        name = node.input[1] if node.op_type == "MatMulInteger" else ""
+        weight = name.removesuffix(QUANTISED)
+        turned = weight.endswith(TURNED)
+        matrix = floats.get(weight.removesuffix(TURNED) if turned else weight)
+        if matrix is not None and name in stored:
+            rows = matrix if turned else matrix.T
+            if fits_grid(*rows.shape):
+                model.graph.initializer.remove(stored.pop(name))
+                nodes += _opened_matrix(model, f"{weight}_grid", rows, turned=False)
+                nodes += [
+                    _node("Div", [f"{weight}_grid", f"{weight}_scale"], f"{weight}_ratio"),
+                    _node("Round", [f"{weight}_ratio"], f"{weight}_whole"),
+                    _node("Cast", [f"{weight}_whole"], name, to=onnx.TensorProto.INT8),
+                ]
+        nodes.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
 
 
 def with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:

@@ -21,25 +21,34 @@ def write_int8(traced: Path, path: Path, *, keep: Sequence[str], older_cpus: boo
     `keep` names products left in float, of which only the storage is int8. `older_cpus` gives matrices 7 bits: processors without VNNI add two
     products in 16 bits, where 8-bit ones can overflow without a word.
     """
-    tables, quantised = path.with_name("making-tables.onnx"), path.with_name("making-int8.onnx")
-    model = with_int8_tables(onnx.load(traced))
+    model = with_int8_products(
+        with_int8_tables(onnx.load(traced)), path.parent, keep=keep, older_cpus=older_cpus
+    )
+    save_onnx(with_stored_matrices(model), path)
+
+
+def with_int8_products(
+    model: onnx.ModelProto, folder: Path, *, keep: Sequence[str], older_cpus: bool
+) -> onnx.ModelProto:
+    """The graph with every product in int8 but those to `keep`; the library works on files, in `folder`."""
+    whole, quantised = folder / "making-whole.onnx", folder / "making-int8.onnx"
     try:
-        save_onnx(model, tables)
+        save_onnx(model, whole)
         logging.getLogger().addFilter(_no_advice)
         quantize_dynamic(
-            tables,
+            whole,
             quantised,
             per_channel=True,
             reduce_range=older_cpus,
             weight_type=QuantType.QInt8,
             op_types_to_quantize=["MatMul", "Gemm"],
             nodes_to_exclude=list(keep),
-            use_external_data_format=(tables.parent / f"{tables.name}_data").exists(),
+            use_external_data_format=(folder / f"{whole.name}_data").exists(),
         )
-        save_onnx(with_stored_matrices(onnx.load(quantised)), path)
+        return onnx.load(quantised)
     finally:
         logging.getLogger().removeFilter(_no_advice)
-        for leftover in path.parent.glob("making-*"):
+        for leftover in folder.glob("making-*"):
             leftover.unlink()
 
 

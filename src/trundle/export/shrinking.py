@@ -36,6 +36,7 @@ from trundle.runtime.tokens import Reader, padded
 CALIBRATED_ON = 48
 MEASURED_ON = 96
 PROBED_WITH = 16
+LEARN_INT4 = "trundle align … --rounding int4"
 HALF_COSINE = 0.999
 """What a half-precision graph must reach on every probe."""
 
@@ -106,7 +107,12 @@ def make_float(making: Making, probes: Sequence[str], *, half: bool) -> Made:
 
 
 def make_int8(making: Making, texts: Sequence[str], *, limits: Limits, older_cpus: bool) -> Made:
-    """Int8 that stays within `limits`, with as few products kept in float as that takes."""
+    """Int8 that stays within `limits`, with as few products kept in float as that takes.
+
+    Where the graph is to be stored in int4 as well, the model had better have learned on that grid.
+    """
+    small = making.graph.precision == "int4+int8"
+    tokens = token_rows(making.model) if small else 0
     read = Reader(making.folder, making.description).read
     usable = [text for text, ids in zip(texts, read(texts), strict=True) if ids]
     calibration, measured = split_texts(usable)
@@ -118,10 +124,16 @@ def make_int8(making: Making, texts: Sequence[str], *, limits: Limits, older_cpu
     making = replace(making, graph=replace(making.graph, one_by_one=rounds_inputs))
     tried = []
     for keep in keep_in_turn(order):
-        with making.progress.task(f"int8, {len(keep)} of {len(order)} products in float", None):
+        with making.progress.task(
+            f"{making.graph.precision}, {len(keep)} of {len(order)} products in float", None
+        ):
             if making.graph.engine == "openvino":
                 _openvino_file().write_calibrated(
                     making.traced, making.path, samples, keep=keep, older_cpus=older_cpus
+                )
+            elif small:
+                int4.write_int4_with_int8_products(
+                    making.traced, making.path, tokens=tokens, keep=keep, older_cpus=older_cpus
                 )
             else:
                 onnx_file.write_int8(making.traced, making.path, keep=keep, older_cpus=older_cpus)
@@ -129,7 +141,9 @@ def make_int8(making: Making, texts: Sequence[str], *, limits: Limits, older_cpu
         parity = compare(vectors, reference, measured)
         agreement = neighbour_agreement(vectors, reference)
         loss = f"cosine {parity.mean_cosine:.4f}, agreement@{NEIGHBOURS} {agreement:.1%}"
-        making.progress.say(f"int8 with {len(keep)} of {len(order)} products in float: {loss}")
+        making.progress.say(
+            f"{making.graph.precision} with {len(keep)} of {len(order)} products in float: {loss}"
+        )
         tried.append(loss)
         if passes(parity, agreement, limits):
             facts = {
@@ -139,9 +153,10 @@ def make_int8(making: Making, texts: Sequence[str], *, limits: Limits, older_cpu
                 "bits of a weight": 7 if older_cpus else 8,
             }
             return Made(graph=making.with_facts(facts).graph, parity=parity)
+    mend = f"let the model learn with int4 first ({LEARN_INT4}), use --int4 alone" if small else "use --half"
     raise BadModel(
-        f"int8 loses too much on these texts ({tried[0]}; with half of the products in float {tried[-1]}), so nothing "
-        "was written; use --half, or allow more with --max-cosine-loss and --max-agreement-loss"
+        f"{making.graph.precision} loses too much on these texts ({tried[0]}; with half of the products in float {tried[-1]}), so nothing "
+        f"was written; {mend}, or allow more with --max-cosine-loss and --max-agreement-loss"
     )
 
 
@@ -158,7 +173,7 @@ def make_int4(making: Making, texts: Sequence[str], *, limits: Limits) -> Made:
     if not passes(parity, agreement, limits):
         raise BadModel(
             f"int4 loses too much on these texts (cosine {parity.mean_cosine:.4f}, agreement@{NEIGHBOURS} {agreement:.1%}), "
-            "so nothing was written; let the model learn with it first: trundle align … --rounding int4"
+            f"so nothing was written; let the model learn with it first: {LEARN_INT4}"
         )
     facts = {**parity.as_json(), f"agreement@{NEIGHBOURS}": round(agreement, 4)}
     return Made(graph=making.with_facts(facts).graph, parity=parity)

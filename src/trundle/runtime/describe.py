@@ -19,7 +19,7 @@ FORMAT = 1
 
 EngineName = Literal["onnx", "openvino"]
 PACKAGES: Mapping[EngineName, str] = {"openvino": "openvino", "onnx": "onnxruntime"}
-Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
+Precision = Literal["float32", "float16", "bfloat16", "int8", "int4", "int4+int8"]
 Side = Literal["query", "document"]
 SIDES: tuple[Side, ...] = ("query", "document")
 """What a text is, and the names of the two folders in a pair."""

@@ -28,7 +28,7 @@ CLASSES: Mapping[EngineName, tuple[str, str]] = {
     "onnx": ("trundle.runtime.onnx_engine", "OnnxRun"),
 }
 WHOLE_BYTE = 8
-SMALLEST_FIRST = ("int8", "int4", "bfloat16", "float16", "float32")
+SMALLEST_FIRST = ("int8", "int4+int8", "int4", "bfloat16", "float16", "float32")
 
 
 def usable_cores() -> int:
@@ -43,7 +43,9 @@ def faster_engine(machine: str) -> EngineName:
 
 def may_overflow(graph: Graph, processor: str) -> bool:
     """Whether 8-bit products can overflow in silence: on x86 processors whose flags name no VNNI."""
-    whole_bytes = graph.precision == "int8" and graph.facts.get("bits of a weight") == WHOLE_BYTE
+    whole_bytes = (
+        graph.precision in ("int8", "int4+int8") and graph.facts.get("bits of a weight") == WHOLE_BYTE
+    )
     return whole_bytes and "sse2" in processor and "vnni" not in processor
 
 
