@@ -279,13 +279,15 @@ def export(
     ] = False,
     calibrate: Annotated[
         list[str] | None,
-        typer.Option(help="Texts int8 is calibrated and measured on, in any form --data takes; repeatable."),
+        typer.Option(
+            help="Texts int8 is calibrated on, and int8 or int4 measured, in any form --data takes; repeatable."
+        ),
     ] = None,
     max_cosine_loss: Annotated[
-        float, typer.Option(help="Refuse int8 that loses more cosine to torch.")
+        float, typer.Option(help="Refuse int8 or int4 that loses more cosine to torch.")
     ] = 0.01,
     max_agreement_loss: Annotated[
-        float, typer.Option(help="Refuse int8 that loses more of the ten nearest neighbours.")
+        float, typer.Option(help="Refuse int8 or int4 that loses more of the ten nearest neighbours.")
     ] = 0.1,
     older_cpus: Annotated[
         bool, typer.Option("--older-cpus", help="Int8 that can't overflow on processors without VNNI.")

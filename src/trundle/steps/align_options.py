@@ -16,7 +16,7 @@ class AlignOptions(Options):
 
     teacher: str | None = Field(
         None,
-        description="Folder, hub name, endpoint URL, .parquet of (text, vector), or what `targets build` wrote; default: the model that came in.",
+        description="Folder, hub name, endpoint URL, .parquet of (text, vector), or what `targets build` wrote. Default: the model a recipe began with; align by itself needs one.",
     )
     teacher_model: str | None = Field(None, description="Which model of an endpoint to learn from.")
     steps: int | None = Field(

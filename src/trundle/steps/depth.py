@@ -57,7 +57,7 @@ class DepthOptions(Options):
         None, strict=True, description="How many layers to keep; 0 leaves a static model, one vector a token."
     )
     fraction: ExactFraction | None = Field(
-        None, description="Share of the layers to drop instead, such as 50%."
+        None, description="Share of the layers to drop instead, such as 50%; in vocabulary it is what stays."
     )
     pick: Literal["small", "large"] | None = Field(
         None, description="Let the layer losses on tuples from --data choose: the low point of either half."

@@ -74,7 +74,7 @@ class VocabularyOptions(Options):
 
     keep: int | None = Field(None, strict=True, ge=1, description="How many tokens to keep.")
     fraction: ExactFraction | None = Field(
-        None, description="Share of the tokens to keep instead, such as 25%."
+        None, description="Share of the tokens to keep instead, such as 25%; in depth it is what goes."
     )
     parameters: ExactFraction | None = Field(
         None, description="Share of all the model's parameters to keep instead, such as 80%."

@@ -47,9 +47,7 @@ Widths = Annotated[tuple[ExactFraction, ...], BeforeValidator(listed)]
 class WidthOptions(Options):
     """Which sizes, how they are taken, and how they learn."""
 
-    widths: Widths = Field(
-        (Fraction(1, 2), Fraction(1, 4)), description="Shares of the width, such as 1/2,1/4."
-    )
+    widths: Widths = Field("1/2,1/4", validate_default=True, description="Shares of the width.")
     mlp: bool | None = Field(None, description="Narrow the MLPs by the same share, too.")
     select: Literal["auto", "consecutive", "uniform", "rotary", "importance"] = Field(
         "auto",
