@@ -118,7 +118,9 @@ def test_products_in_int8_are_those_of_an_int8_file(family: str, tmp_path: Path)
     model.save_pretrained(str(tmp_path / "model"))
     anything = Limits(cosine=2.0, agreement=1.0)
     for size in ("int8", "int4+int8"):
-        export_model(str(tmp_path / "model"), to="onnx", size=size, calibrate=TEXTS, limits=anything)
+        made = export_model(str(tmp_path / "model"), to="onnx", size=size, calibrate=TEXTS, limits=anything)
+    predicted = cost(model)
+    assert made.file_bytes == pytest.approx(predicted.int4_file_bytes + predicted.int8_product_bytes, rel=0.5)
     large, small = (
         onnx.load(tmp_path / "model" / "onnx" / name)
         for name in ("model_quantized.onnx", "model_q4_int8.onnx")

@@ -156,6 +156,20 @@ def test_budgets_that_make_no_sense_are_told_so(pico_folders: Callable[[str], Pa
         compress_to_budget(folder, ["2x"], output=None, corpus=corpus, minutes=float("inf"))
 
 
+def test_where_time_counts_four_bits_are_multiplied_in_int8(
+    pico_folders: Callable[[str], Path], corpus: Corpus
+) -> None:
+    folder = str(pico_folders("bert"))
+    whole = search.Search(source=folder, bases={folder: load(folder)}, corpus=corpus, progress=search.SILENT)
+    fast, slow = (Speed(fixed=fixed, attention=1e-6, mlp=1e-6) for fixed in (0.1, 0.5))
+    speeds = {(folder, "int8"): fast, (folder, "float32"): slow}
+    for timed, precision, speed_of_it in ((False, "int4", slow), (True, "int4+int8", fast)):
+        found = whole.candidates(speeds, timed=timed)
+        assert {each.precision for each in found} == {"int8", precision}
+        small = next(each for each in found if each.precision == precision)
+        assert small.milliseconds == speed_of_it.milliseconds(small.cost)
+
+
 @pytest.mark.usefixtures("quick")
 def test_what_is_called_the_smallest_can_be_had(pico_folders: Callable[[str], Path], corpus: Corpus) -> None:
     folder = str(pico_folders("bert"))

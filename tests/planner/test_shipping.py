@@ -19,7 +19,7 @@ from trundle.model import load, weight_bytes
 from trundle.planner import compress_to_budget, halving, search, shipping
 from trundle.planner.budget import Budget
 from trundle.planner.candidates import Candidate, list_candidates
-from trundle.planner.speed import Speed
+from trundle.planner.speed import Speed, Timed
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
@@ -63,8 +63,32 @@ def test_a_float_graph_takes_the_place_of_one_that_is_refused(
     assert made["milliseconds"] > 0
     assert made["no_graph"] == (
         "there is no int8 graph: int8 loses too much on these texts (cosine 0.9; with half of the products in float "
-        "cosine 0.95); the float graph fits as well and is there instead"
+        "cosine 0.95); the float32 graph fits as well and is there instead"
     )
+
+
+def test_products_that_lose_too_much_in_int8_are_done_in_float(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file stays as small where the time allows it."""
+    asked: list[str] = []
+
+    def export_graph(_: Path, precision: str, **__: Any) -> int:
+        asked.append(precision)
+        if precision == "int4+int8":
+            raise BadModel("int4+int8 loses too much; use --int4 alone")
+        return 7
+
+    monkeypatch.setattr(shipping, "export_graph", export_graph)
+    monkeypatch.setattr(shipping, "time_queries", lambda _: [Timed(milliseconds=0.3, undisturbed=True)])
+    folder = pico_folders("bert")
+    candidate = list_candidates(load(folder), "pico", dimensions=32, precision="int4+int8")[0]
+    speeds = {("pico", "float32"): SPEED, ("pico", "int8"): SPEED}
+    limits = Budget(milliseconds=1000.0)
+    made = shipping.ship(candidate, folder, corpus, limits=limits, speeds=speeds, progress=search.SILENT)
+    assert asked == ["int4+int8", "int4"]
+    assert made["bytes"] == 7
+    assert "the int4 graph fits as well" in made["no_graph"]
 
 
 @pytest.mark.parametrize("over", ["bytes", "milliseconds"])

@@ -24,7 +24,9 @@ from trundle.model.layout import Layout, layout_of
 from trundle.model.surgery import transformer_of
 from trundle.planner.budget import Budget
 
-Precision = Literal["float32", "int8", "int4"]
+Precision = Literal["float32", "int8", "int4", "int4+int8"]
+GRID: tuple[Precision, ...] = ("int4", "int4+int8")
+"""Four bits a weight, for models that learn with them; the last multiplies in int8."""
 Coverage = Callable[[int], float]
 """The share of all tokens in the texts that the so many most frequent ones are."""
 
@@ -73,8 +75,9 @@ class Candidate:
     @property
     def bytes(self) -> int:
         """Of the file that is shipped."""
-        if self.precision == "int4":
-            return self.cost.int4_file_bytes
+        if self.precision in GRID:
+            extra = self.cost.int8_product_bytes if self.precision == "int4+int8" else 0
+            return self.cost.int4_file_bytes + extra
         return self.cost.int8_file_bytes if self.precision == "int8" else self.cost.file_bytes
 
     @property
@@ -99,7 +102,7 @@ class Candidate:
             Fraction(self.tokens, sizes["vocab"]),
             Fraction(self.neurons, sizes["mlp"]) if self.layers else Fraction(0),
             self.width if self.layers else Fraction(0),
-            Fraction(1, 2) if self.precision == "int4" else Fraction(1),
+            Fraction(1, 2) if self.precision in GRID else Fraction(1),
         )
 
     def steps(self, *, texts: int | None = None) -> list[dict[str, Any]]:
@@ -151,7 +154,7 @@ def list_candidates(
         kept = (layers, tokens, neurons, width)
         untouched = (
             is_teacher
-            and precision != "int4"
+            and precision not in GRID
             and kept == (layout.layers, sizes["vocab"], sizes["mlp"], WIDTHS[0])
         )
         try:
@@ -236,7 +239,7 @@ def promise(candidate: Candidate, coverage: Coverage) -> float:
     (`benchmarks/regret.py` shows how far off this is.)
     """
     layers, _, neurons, width, _ = (float(share) for share in candidate.kept)
-    precision = INT4_PROMISE if candidate.precision == "int4" else 1.0
+    precision = INT4_PROMISE if candidate.precision in GRID else 1.0
     return float(precision * layers**0.7 * neurons**0.8 * width**2.5 * coverage(candidate.tokens) ** 4)
 
 

@@ -76,7 +76,7 @@ def compress_to_budget(
     speeds = search.speeds()
     if limits.milliseconds is not None and not speeds:
         raise MissingExtra("a budget in milliseconds", "export")
-    found = search.candidates(speeds)
+    found = search.candidates(speeds, timed=limits.milliseconds is not None)
     slow = _slowest(speeds, source, before)
     if limits.allows(file_bytes=before.file_bytes, parameters=before.parameters, milliseconds=slow):
         raise BadInput(
@@ -199,10 +199,16 @@ class Search:
             )
         return found
 
-    def candidates(self, speeds: Mapping[tuple[str, Precision], Speed]) -> list[Candidate]:
-        """All cuts of the model and of the students' backbones, sized and timed by arithmetic."""
+    def candidates(
+        self, speeds: Mapping[tuple[str, Precision], Speed], *, timed: bool = False
+    ) -> list[Candidate]:
+        """All cuts of the model and of the students' backbones, sized and timed by arithmetic.
+
+        Where time counts, four bits a weight are multiplied in int8: twice as fast, for a little less agreement.
+        """
+        grid: Precision = "int4+int8" if timed else "int4"
         dimensions = self.bases[self.source].get_embedding_dimension() or 0
-        precisions: tuple[Precision, ...] = ("int8", "int4") if speeds else ("float32",)
+        precisions: tuple[Precision, ...] = ("int8", grid) if speeds else ("float32",)
         found = [
             candidate
             for base, model in self.bases.items()
@@ -252,8 +258,9 @@ def texts_within(seconds: float, rate: float) -> int:
 
 
 def computed_as(precision: Precision) -> Precision:
-    """What a graph of this precision is multiplied in, which decides its speed: int4 is a way to store floats."""
-    return "float32" if precision == "int4" else precision
+    """What a graph of this precision is multiplied in, which decides its speed: int4 is a way to store."""
+    stored: dict[Precision, Precision] = {"int4": "float32", "int4+int8": "int8"}
+    return stored.get(precision, precision)
 
 
 def _coverage(model: SentenceTransformer, texts: Sequence[str]) -> Coverage:

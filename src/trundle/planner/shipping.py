@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,13 @@ from trundle.planner.speed import Speed, export_graph, time_queries
 from trundle.progress import Progress
 
 CALIBRATION_TEXTS = 400
+INSTEAD: Mapping[Precision, tuple[Precision, ...]] = {
+    "float32": (),
+    "int8": ("float32",),
+    "int4": ("float32",),
+    "int4+int8": ("int4", "float32"),
+}
+"""Graphs that multiply in float, for where one of this precision loses too much."""
 
 
 def ship(
@@ -29,7 +37,7 @@ def ship(
 ) -> dict[str, Any]:
     """What an outcome says of the file that is shipped, in its real size and speed; the weights where no graph can be made.
 
-    A graph that loses too much is not forced: the float graph takes its place where that fits, or none does.
+    A graph that loses too much is not forced: one that multiplies in float takes its place where that fits, or none does.
     """
     if not speeds:
         return {"bytes": weight_bytes(output)}
@@ -38,18 +46,21 @@ def ship(
         return _graph(output, candidate.precision, texts, progress)
     except UserError as error:
         refused = f"there is no {candidate.precision} graph: {cause(error)}"
-    cost = candidate.cost
-    fits = limits.allows(
-        file_bytes=cost.file_bytes,
-        parameters=cost.parameters,
-        milliseconds=speeds[candidate.base, "float32"].milliseconds(cost),
-    )
-    if fits:
-        try:
-            made = _graph(output, "float32", texts, progress)
-            return made | {"no_graph": f"{refused}; the float graph fits as well and is there instead"}
-        except UserError as error:
-            refused = f"{refused}; there is no float graph: {cause(error)}"
+    for precision in INSTEAD[candidate.precision]:
+        other = replace(candidate, precision=precision)
+        fits = limits.allows(
+            file_bytes=other.bytes,
+            parameters=other.cost.parameters,
+            milliseconds=speeds[candidate.base, "float32"].milliseconds(candidate.cost),
+        )
+        if fits:
+            try:
+                made = _graph(output, precision, texts, progress)
+                return made | {
+                    "no_graph": f"{refused}; the {precision} graph fits as well and is there instead"
+                }
+            except UserError as error:
+                refused = f"{refused}; there is no {precision} graph: {cause(error)}"
     left = "the weights are there without it; allow a larger --budget or more --minutes"
     return {"bytes": weight_bytes(output), "no_graph": f"{refused}; {left}"}
 

@@ -16,6 +16,7 @@ from trundle.artifact import read_lineage
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput, BadModel, ImpossibleCut, UserError
 from trundle.pipeline import compress
+from trundle.planner.candidates import GRID
 from trundle.planner.halving import Timetable
 from trundle.planner.outcome import REFUSED, Tried
 from trundle.progress import Progress
@@ -177,7 +178,7 @@ class Trials:
             align.pop("learning_rate", None)  # a table learns faster, which `align` knows
         if rounds or candidate.base != self.source or not candidate.steps():
             align["teacher"] = self.source
-        if candidate.precision == "int4":
+        if candidate.precision in GRID:
             align["rounding"] = "int4"
         if rounds:
             align["start"] = "keep"
