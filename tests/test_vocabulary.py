@@ -133,6 +133,11 @@ def test_attention_is_what_the_model_gives(family: str, pico_model: Models) -> N
     np.testing.assert_array_equal(model.encode(pico.TEXTS), before)
 
 
+@pytest.mark.usefixtures("no_doubles")
+def test_attention_is_taken_on_a_device_without_doubles(pico_model: Models) -> None:
+    assert attention_scores(pico_model("bert"), pico.TEXTS, read_vocabulary(pico_model("bert")).size).any()
+
+
 # choices
 
 

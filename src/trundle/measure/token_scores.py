@@ -70,4 +70,4 @@ def _received(model: SentenceTransformer, texts: list[str]) -> tuple[NDArray[np.
     mask = features["attention_mask"].bool()
     total = sum(layer.float().mean(dim=1) for layer in layers) / len(layers)
     per_token = (total * mask[:, :, None]).sum(dim=1)
-    return features["input_ids"][mask].cpu().numpy(), per_token[mask].double().cpu().numpy()
+    return features["input_ids"][mask].cpu().numpy(), per_token[mask].cpu().double().numpy()
