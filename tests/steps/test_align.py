@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
 
+import pico
+from trundle.data import Text
+from trundle.data.corpus import Corpus
+from trundle.errors import BadInput
 from trundle.recipe import make_options
 from trundle.steps.align import AlignPlan, settings_for
 from trundle.steps.catalogue import STEPS
+from trundle.steps.contract import Context
+
+Models = Callable[[str], SentenceTransformer]
+
+
+def corpus() -> Corpus:
+    texts = [Text(text=text) for text in pico.different_texts(60)]
+    return Corpus(
+        train=lambda: iter(texts), validation=lambda: iter(()), held_out=lambda: iter(()), facts=lambda: ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,3 +49,24 @@ def test_only_a_distance_can_be_near_enough(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("trundle.steps.align.ENOUGH", 0.02)
     options = [make_options(STEPS["align"], {"steps": 5, "loss": loss}) for loss in ("leaf", "distilbert")]
     assert [settings_for(one, 10, 1, 0).enough for one in options] == [0.02, None]
+
+
+def test_a_teacher_with_truncate_dim_has_vectors_of_any_length(pico_model: Models) -> None:
+    """The library cuts after it normalises, so a student that normalises would be in another space."""
+    teacher, step = copy.deepcopy(pico_model("bert")), STEPS["align"]
+    teacher.truncate_dim = 8
+    context = Context(original=teacher, corpus=corpus())
+    model = pico_model("mpnet")
+    student = step.apply(model, step.plan(model, make_options(step, {"steps": 0}), context), context).model
+    lengths = np.linalg.norm(student.encode(pico.TEXTS), axis=1)
+    assert student.get_embedding_dimension() == 8
+    assert (lengths < 0.9).all()
+
+
+def test_a_truncated_model_does_not_keep_its_head(pico_model: Models) -> None:
+    student, step = copy.deepcopy(pico_model("bert")), STEPS["align"]
+    teacher = copy.deepcopy(student)
+    student.truncate_dim = teacher.truncate_dim = 8
+    context = Context(original=teacher, corpus=corpus())
+    with pytest.raises(BadInput, match="truncate_dim, which training does not see; use start: ridge"):
+        step.plan(student, make_options(step, {"start": "keep"}), context)

@@ -90,6 +90,8 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
                 f"the loss {options.loss} looks inside the teacher, so it needs a model; use loss: leaf"
             )
         train.check_imitation(options.loss, model, teacher.model)
+    if options.start == "keep":
+        body.check_untruncated(model, "use start: ridge")
     inputs = body.without_head(model).get_embedding_dimension() or 0
     if options.start == "keep" and model.get_embedding_dimension() != teacher.width:
         raise BadInput(
