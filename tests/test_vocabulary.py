@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import sys
@@ -131,6 +132,18 @@ def test_attention_is_what_the_model_gives(family: str, pico_model: Models) -> N
     assert received == pytest.approx(sum(map(len, features)), rel=1e-4)
     assert model[0].model.config._attn_implementation == usual
     np.testing.assert_array_equal(model.encode(pico.TEXTS), before)
+
+
+def test_attention_is_taken_on_no_more_of_a_text_than_is_measured(
+    pico_model: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes memory by the square of the tokens."""
+    short = copy.deepcopy(pico_model("bert"))
+    short.max_seq_length = 6
+    size = read_vocabulary(short).size
+    expected = attention_scores(short, pico.TEXTS, size)
+    monkeypatch.setattr("trundle.measure.token_scores.LONGEST", 6)
+    np.testing.assert_array_equal(attention_scores(pico_model("bert"), pico.TEXTS, size), expected)
 
 
 @pytest.mark.usefixtures("no_doubles")
