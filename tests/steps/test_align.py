@@ -14,10 +14,12 @@ import pico
 from trundle.data import Text
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
+from trundle.model import embedder
 from trundle.recipe import make_options
 from trundle.steps.align import AlignPlan, settings_for
 from trundle.steps.catalogue import STEPS
 from trundle.steps.contract import Context
+from trundle.steps.teacher import find_teacher
 
 Models = Callable[[str], SentenceTransformer]
 
@@ -60,7 +62,21 @@ def test_a_teacher_with_truncate_dim_has_vectors_of_any_length(pico_model: Model
     student = step.apply(model, step.plan(model, make_options(step, {"steps": 0}), context), context).model
     lengths = np.linalg.norm(student.encode(pico.TEXTS), axis=1)
     assert student.get_embedding_dimension() == 8
-    assert (lengths < 0.9).all()
+    assert np.abs(lengths - 1).max() > 1e-3
+
+
+def test_two_models_of_one_endpoint_are_two_teachers(
+    pico_model: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "trundle.steps.teacher.data.endpoint_teacher", lambda _, name: embedder(pico_model(name), name=name)
+    )
+    context = Context(original=pico_model("bert"), corpus=corpus())
+    found = [
+        find_teacher(context.original, "http://here", name, context) for name in ("mpnet", "gpt2", "mpnet")
+    ]
+    assert [teacher.name for teacher in found] == ["mpnet", "gpt2", "mpnet"]
+    assert found[0] is found[2], "opened once"
 
 
 def test_a_truncated_model_does_not_keep_its_head(pico_model: Models) -> None:
