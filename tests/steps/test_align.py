@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 
 import pico
 from trundle.data import Text
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
+from trundle.measure import cost
 from trundle.model import embedder
 from trundle.recipe import make_options
 from trundle.steps.align import AlignPlan, settings_for
@@ -63,6 +65,16 @@ def test_a_teacher_with_truncate_dim_has_vectors_of_any_length(pico_model: Model
     lengths = np.linalg.norm(student.encode(pico.TEXTS), axis=1)
     assert student.get_embedding_dimension() == 8
     assert np.abs(lengths - 1).max() > 1e-3
+
+
+def test_the_forecast_knows_the_pooling_that_will_be(pico_model: Models) -> None:
+    """A model that pools in two ways has vectors twice as wide as their mean alone."""
+    bert, step = copy.deepcopy(pico_model("bert")), STEPS["align"]
+    model = SentenceTransformer(modules=[bert[0], Pooling(32, pooling_mode=("cls", "mean"))], device="cpu")
+    context = Context(original=pico_model("mpnet"), corpus=corpus())
+    plan = step.plan(model, make_options(step, {"steps": 0, "pooling": "mean"}), context)
+    made = step.apply(model, plan, context).model
+    assert step.forecast(model, plan).as_json() == cost(made).as_json()
 
 
 def test_two_models_of_one_endpoint_are_two_teachers(

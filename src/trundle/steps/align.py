@@ -92,8 +92,9 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
         train.check_imitation(options.loss, model, teacher.model)
     if options.start == "keep":
         body.check_untruncated(model, "use start: ridge")
-    inputs = body.without_head(model).get_embedding_dimension() or 0
-    if options.start == "keep" and model.get_embedding_dimension() != teacher.width:
+    student = _pooled(model, options)
+    inputs = body.without_head(student).get_embedding_dimension() or 0
+    if options.start == "keep" and student.get_embedding_dimension() != teacher.width:
         raise BadInput(
             f"the model's vectors are not {teacher.width} wide like its teacher's; use start: ridge"
         )
@@ -119,8 +120,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
     targets, validation = targets_for(teacher, options, context)
     student = body.with_prompts(body.copy_of(model).float(), teacher.prompts, teacher.default_prompt_name)
-    if options.pooling == "mean":
-        student = body.with_mean_pooling(student)
+    student = _pooled(student, options)
     facts: dict[str, Any] = counts(targets, validation)
     files = calibration(targets, plan.teacher, context.seed)
     student, started = _started(student, plan, targets, context)
@@ -181,6 +181,11 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         done=learned.done,
         files={**files, **learned.files},
     )
+
+
+def _pooled(model: SentenceTransformer, options: AlignOptions) -> SentenceTransformer:
+    """The model with the pooling that was asked for; of several kinds at once, one is narrower."""
+    return body.with_mean_pooling(model) if options.pooling == "mean" else model
 
 
 def reopen(applied: Applied, plan: AlignPlan, context: Context) -> Applied:
