@@ -52,7 +52,8 @@ def test_the_length_of_the_training_is_told_whole(options: dict[str, Any], says:
 def test_only_a_distance_can_be_near_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trundle.steps.align.ENOUGH", 0.02)
     options = [make_options(STEPS["align"], {"steps": 5, "loss": loss}) for loss in ("leaf", "distilbert")]
-    assert [settings_for(one, 10, 1, 0).enough for one in options] == [0.02, None]
+    assert [settings_for(one, 10, 1, 0, normalised=True).enough for one in options] == [0.02, None]
+    assert settings_for(options[0], 10, 1, 0, normalised=False).enough is None, "a distance in unknown units"
 
 
 def test_a_teacher_with_truncate_dim_has_vectors_of_any_length(pico_model: Models) -> None:

@@ -42,7 +42,7 @@ LAST_RATE = 0.1
 LOOKS = 20
 """How often a run of known length is validated."""
 ENOUGH = 0.02
-"""A mean distance (a cosine of 0.9998) from which the trainings that were tried only led away."""
+"""A mean distance of vectors of length 1 (a cosine of 0.9998) from which the trainings that were tried only led away."""
 
 
 class AlignPlan(Plan):
@@ -152,7 +152,14 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     )
     looks = 0 if task.validation is None else task.validation.order.per_epoch
     rate = RATE if body.static_table(student) is None else STATIC_RATE
-    settings = settings_for(options, task.batches.order.per_epoch, looks, context.seed, usual_rate=rate)
+    settings = settings_for(
+        options,
+        task.batches.order.per_epoch,
+        looks,
+        context.seed,
+        normalised=targets.normalised,
+        usual_rate=rate,
+    )
     learned_from = [part.folder.name for part in (targets, validation) if part is not None]
     with train.compiled_blocks(body.transformer_of(student).model) if options.compile else nullcontext():
         learned = learn(
@@ -221,9 +228,18 @@ def _started(
 
 
 def settings_for(
-    options: AlignOptions, epoch_steps: int, validation_steps: int, seed: int, *, usual_rate: float = RATE
+    options: AlignOptions,
+    epoch_steps: int,
+    validation_steps: int,
+    seed: int,
+    *,
+    normalised: bool,
+    usual_rate: float = RATE,
 ) -> Any:
-    """Validation comes a few times in a run, but never so often that it takes a large part of it."""
+    """Validation comes a few times in a run, but never so often that it takes a large part of it.
+
+    `normalised` tells that all targets have length 1: only among these is it known which distance is near enough.
+    """
     steps = options.steps
     if steps is None and options.minutes is None:
         steps = CYCLES * EPOCHS * epoch_steps
@@ -238,7 +254,7 @@ def settings_for(
         validate_every=every,
         checkpoint_every=every,
         patience=options.patience,
-        enough=ENOUGH if options.loss == "leaf" else None,
+        enough=ENOUGH if options.loss == "leaf" and normalised else None,
         seed=seed,
     )
 
