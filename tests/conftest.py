@@ -16,6 +16,7 @@ os.environ.setdefault(
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 
 import pico
@@ -57,6 +58,25 @@ def pico_model(pico_folders: Callable[[str], Path]) -> Callable[[str], SentenceT
         return made[family]
 
     return model
+
+
+@pytest.fixture
+def no_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like an Apple GPU, which has no float64: tensors must be in main memory before they become double."""
+    fetch, widen = torch.Tensor.cpu, torch.Tensor.double
+
+    def cpu(tensor: torch.Tensor) -> torch.Tensor:
+        fetched = fetch(tensor)
+        fetched.in_main_memory = True
+        return fetched
+
+    def double(tensor: torch.Tensor) -> torch.Tensor:
+        if not hasattr(tensor, "in_main_memory"):
+            raise TypeError("the MPS framework doesn't support float64")
+        return widen(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", cpu)
+    monkeypatch.setattr(torch.Tensor, "double", double)
 
 
 @pytest.fixture(scope="session")

@@ -118,6 +118,17 @@ def test_prompts_change_what_is_learned_by_file(pico_model: PicoModel, corpus: C
     assert np.abs(results[1] - results[4]).max() > 1e-5
 
 
+def test_a_file_of_which_nothing_was_drawn_may_be_prompted(pico_model: PicoModel, tmp_path: Path):
+    sources = [write_tuples(tmp_path, "many.jsonl", some_rows(400, "many"))]
+    sources.append(write_tuples(tmp_path, "few.jsonl", some_rows(1, "few")))
+    corpus = replace(read_corpus(sources, seed=0), validation_examples=lambda: iter(()))
+    results = [
+        run(pico_model("bert"), corpus, tmp_path, steps=1, tuples=4, prompts=prompts).model.encode(pico.TEXTS)
+        for prompts in ({}, {"few": "which: "})
+    ]
+    np.testing.assert_array_equal(*results)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown file": (
         {"prompts": {"other": "x"}},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -131,6 +133,23 @@ def test_attention_is_what_the_model_gives(family: str, pico_model: Models) -> N
     assert received == pytest.approx(sum(map(len, features)), rel=1e-4)
     assert model[0].model.config._attn_implementation == usual
     np.testing.assert_array_equal(model.encode(pico.TEXTS), before)
+
+
+def test_attention_is_taken_on_no_more_of_a_text_than_is_measured(
+    pico_model: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes memory by the square of the tokens."""
+    short = copy.deepcopy(pico_model("bert"))
+    short.max_seq_length = 6
+    size = read_vocabulary(short).size
+    expected = attention_scores(short, pico.TEXTS, size)
+    monkeypatch.setattr("trundle.measure.token_scores.LONGEST", 6)
+    np.testing.assert_array_equal(attention_scores(pico_model("bert"), pico.TEXTS, size), expected)
+
+
+@pytest.mark.usefixtures("no_doubles")
+def test_attention_is_taken_on_a_device_without_doubles(pico_model: Models) -> None:
+    assert attention_scores(pico_model("bert"), pico.TEXTS, read_vocabulary(pico_model("bert")).size).any()
 
 
 # choices
@@ -368,6 +387,29 @@ def test_rows_the_tokenizer_does_not_know_go_first(pico_folders: Callable[[str],
     assert plan.of == 448
     assert plan.kept == tuple(range(400))
     np.testing.assert_allclose(applied.model.encode(pico.TEXTS), model.encode(pico.TEXTS), atol=1e-6)
+
+
+@pytest.mark.parametrize("oov", ["decompose", "cluster", "unk"])
+@pytest.mark.parametrize("keep", [150, 240])
+def test_ids_may_have_holes(oov: str, keep: int, pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
+    """Some tokenizers count on from a round number, and no token has the ids before it."""
+    folder = Path(shutil.copytree(pico_folders("bert"), tmp_path / "model"))
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    vocab = content["model"]["vocab"]
+    content["model"]["vocab"] = {token: number + 20 * (number > 100) for token, number in vocab.items()}
+    file.write_text(json.dumps(content), encoding="utf-8")
+    model = SentenceTransformer(str(folder), device="cpu")
+    model[0].model.resize_token_embeddings(len(vocab) + 20, mean_resizing=False)
+    with torch.no_grad():
+        model[0].model.get_input_embeddings().weight[101:121] = torch.nan
+    options = {"keep": keep, "oov": oov} | ({"clusters": 5} if oov == "cluster" else {})
+    plan, applied = run(model, options)
+    assert len(plan.kept) == min(keep, len(vocab))
+    assert not set(plan.kept) & set(range(101, 121))
+    assert np.isfinite(applied.model.encode(pico.TEXTS)).all()
+    context = Context(original=model, corpus=corpus(pico.TEXTS[:4], held_out=pico.TEXTS[4:]))
+    assert list_sizes(model, "tfidf", context).rows[1].coverage == 1
 
 
 def test_sizes_are_what_the_step_would_do(pico_model: Models) -> None:

@@ -40,3 +40,8 @@ def test_the_model_stands_as_it_stood(pico_model: Callable[[str], SentenceTransf
     measure_importance(model, pico.TEXTS)
     assert [module.training for module in model.modules()] == before
     assert sum(before) == 1
+
+
+@pytest.mark.usefixtures("no_doubles")
+def test_a_device_without_doubles_will_do(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    assert np.isfinite(measure_importance(pico_model("bert"), pico.TEXTS).hidden).all()

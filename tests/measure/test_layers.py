@@ -220,3 +220,8 @@ def test_a_model_without_pooling_has_no_curve(pico_model: Callable[[str], Senten
     bare = SentenceTransformer(modules=[pico_model("bert")[0]], device="cpu")
     with pytest.raises(BadModel, match="no pooling"):
         measure_curve(bare, EXAMPLES)
+
+
+@pytest.mark.usefixtures("no_doubles")
+def test_a_device_without_doubles_will_do(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    assert measure_curve(pico_model("bert"), EXAMPLES).layers == pico.LAYERS

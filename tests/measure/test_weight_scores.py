@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 from trundle.measure import alignment, best_neurons, choose, dai, how_many, neuron_scores, two_of_four, wanda
 from trundle.measure.weight_choice import lowest, lowest_in_rows
 from trundle.measure.weight_map import BINS, PrunedMatrix, WeightMap, count_alignment
-from trundle.measure.weight_scores import on_one_scale
+from trundle.measure.weight_scores import on_one_scale, random_scores
 
 MATRICES = arrays.arrays(
     np.float32,
@@ -140,3 +140,10 @@ def test_the_map_counts_every_weight_once_and_survives_json() -> None:
         says="x", matrices=(PrunedMatrix(layer=0, matrix="up", weights=8, kept=4),), alignment=found
     )
     assert WeightMap.from_json(drawn.as_json()) == drawn
+
+
+def test_dice_fall_the_same_way_and_lie_where_the_weights_are() -> None:
+    """The meta device stands for a GPU here."""
+    scores = random_scores({"a": torch.empty(2, 3), "b": torch.empty(4, 5, device="meta")}, seed=3)
+    assert scores["b"].device.type == "meta"
+    assert torch.equal(scores["a"], random_scores({"a": torch.ones(2, 3)}, seed=3)["a"])

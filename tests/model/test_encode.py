@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -87,6 +88,37 @@ def test_batches_that_do_not_fit_into_memory_are_halved(monkeypatch, pico_model)
     expected = by_library(model, TEXTS)
     short_of_memory(monkeypatch, model, 3)
     np.testing.assert_allclose(embedder(model).text(TEXTS), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("family", ["bert", "truncated"])
+def test_what_is_too_large_for_half_precision_is_encoded_in_full(family, monkeypatch, pico_model):
+    """On a GPU, which is acted here: half precision makes infinity of what is too large for it."""
+    model = copy.deepcopy(pico_model("bert"))
+    model.truncate_dim = 8 if family == "truncated" else None
+    expected = by_library(model, TEXTS)
+    forward, halves, in_half = type(model[0]).forward, [], False
+
+    @contextmanager
+    def autocast(device, *, dtype, enabled):
+        nonlocal in_half
+        in_half = enabled
+        yield
+        in_half = False
+
+    def overflowing(self, features, **more):
+        halves.append(in_half)
+        found = forward(self, features, **more)
+        return found | {"token_embeddings": found["token_embeddings"] * (torch.inf if in_half else 1)}
+
+    monkeypatch.setattr(encode, "CHUNK", 10)
+    monkeypatch.setattr(encode, "_on_gpu", lambda _: True)
+    monkeypatch.setattr(torch, "autocast", autocast)
+    monkeypatch.setattr(type(model[0]), "forward", overflowing)
+    found = embedder(model, half_on_gpu=True)
+    np.testing.assert_allclose(found.text(TEXTS), expected, atol=2e-6)
+    first = halves.index(False)
+    assert first > 0
+    assert not any(halves[first:])
 
 
 def test_a_single_text_that_does_not_fit_is_told_so(monkeypatch, pico_model):

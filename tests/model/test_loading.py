@@ -70,6 +70,18 @@ def test_a_decoder_without_pad_token_gets_one(tmp_path: Path) -> None:
     assert model.tokenizer.pad_token == model.tokenizer.eos_token
 
 
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert", "mpnet"])
+@pytest.mark.parametrize("pad", [0, 1])
+def test_a_long_text_does_not_run_out_of_positions(family: str, pad: int, tmp_path: Path) -> None:
+    """These families count positions from behind the pad token, so 64 of them are enough for 63 or 62 tokens."""
+    folder = pico.save_backbone(family, str(tmp_path), pad_token_id=pad)
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_max_length": 512}))
+    model = load(folder, device="cpu")
+    assert model.max_seq_length == (62 if family == "mpnet" else 63 - pad)
+    assert model.encode(["long " * 200]).shape == (1, 32)
+
+
 def test_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(BadModel, match="there is no folder"):
         load(tmp_path / "nothing")

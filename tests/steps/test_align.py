@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 
+import pico
+from trundle.data import Text
+from trundle.data.corpus import Corpus
+from trundle.errors import BadInput
+from trundle.measure import cost
+from trundle.model import embedder
 from trundle.recipe import make_options
 from trundle.steps.align import AlignPlan, settings_for
 from trundle.steps.catalogue import STEPS
+from trundle.steps.contract import Context
+from trundle.steps.teacher import find_teacher
+
+Models = Callable[[str], SentenceTransformer]
+
+
+def corpus() -> Corpus:
+    texts = [Text(text=text) for text in pico.different_texts(60)]
+    return Corpus(
+        train=lambda: iter(texts), validation=lambda: iter(()), held_out=lambda: iter(()), facts=lambda: ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,4 +52,50 @@ def test_the_length_of_the_training_is_told_whole(options: dict[str, Any], says:
 def test_only_a_distance_can_be_near_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trundle.steps.align.ENOUGH", 0.02)
     options = [make_options(STEPS["align"], {"steps": 5, "loss": loss}) for loss in ("leaf", "distilbert")]
-    assert [settings_for(one, 10, 1, 0).enough for one in options] == [0.02, None]
+    assert [settings_for(one, 10, 1, 0, normalised=True).enough for one in options] == [0.02, None]
+    assert settings_for(options[0], 10, 1, 0, normalised=False).enough is None, "a distance in unknown units"
+
+
+def test_a_teacher_with_truncate_dim_has_vectors_of_any_length(pico_model: Models) -> None:
+    """The library cuts after it normalises, so a student that normalises would be in another space."""
+    teacher, step = copy.deepcopy(pico_model("bert")), STEPS["align"]
+    teacher.truncate_dim = 8
+    context = Context(original=teacher, corpus=corpus())
+    model = pico_model("mpnet")
+    student = step.apply(model, step.plan(model, make_options(step, {"steps": 0}), context), context).model
+    lengths = np.linalg.norm(student.encode(pico.TEXTS), axis=1)
+    assert student.get_embedding_dimension() == 8
+    assert np.abs(lengths - 1).max() > 1e-3
+
+
+def test_the_forecast_knows_the_pooling_that_will_be(pico_model: Models) -> None:
+    """A model that pools in two ways has vectors twice as wide as their mean alone."""
+    bert, step = copy.deepcopy(pico_model("bert")), STEPS["align"]
+    model = SentenceTransformer(modules=[bert[0], Pooling(32, pooling_mode=("cls", "mean"))], device="cpu")
+    context = Context(original=pico_model("mpnet"), corpus=corpus())
+    plan = step.plan(model, make_options(step, {"steps": 0, "pooling": "mean"}), context)
+    made = step.apply(model, plan, context).model
+    assert step.forecast(model, plan).as_json() == cost(made).as_json()
+
+
+def test_two_models_of_one_endpoint_are_two_teachers(
+    pico_model: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "trundle.steps.teacher.data.endpoint_teacher", lambda _, name: embedder(pico_model(name), name=name)
+    )
+    context = Context(original=pico_model("bert"), corpus=corpus())
+    found = [
+        find_teacher(context.original, "http://here", name, context) for name in ("mpnet", "gpt2", "mpnet")
+    ]
+    assert [teacher.name for teacher in found] == ["mpnet", "gpt2", "mpnet"]
+    assert found[0] is found[2], "opened once"
+
+
+def test_a_truncated_model_does_not_keep_its_head(pico_model: Models) -> None:
+    student, step = copy.deepcopy(pico_model("bert")), STEPS["align"]
+    teacher = copy.deepcopy(student)
+    student.truncate_dim = teacher.truncate_dim = 8
+    context = Context(original=teacher, corpus=corpus())
+    with pytest.raises(BadInput, match="truncate_dim, which training does not see; use start: ridge"):
+        step.plan(student, make_options(step, {"start": "keep"}), context)

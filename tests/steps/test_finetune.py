@@ -135,6 +135,17 @@ def test_whole_numbers_are_classes_in_their_order_unless_said_otherwise(
         assert plan.labels == labels
 
 
+def test_fractions_are_numbers_in_a_csv_too(pico_model: PicoModel, tmp_path: Path):
+    scores = [f"{number % 26 / 5:.1f}" for number in range(60)]
+    rows = [f'"{text}",{score}' for (text, _), score in zip(some_texts(60), scores, strict=True)]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,score", *rows]), encoding="utf-8")
+    corpus = read_corpus([str(tmp_path / "rows.csv")], seed=0)
+    context = Context(original=pico_model("bert"), corpus=corpus)
+    assert TOOL.plan(pico_model("bert"), make_options(TOOL, {}), context).labels == ()
+    named = TOOL.plan(pico_model("bert"), make_options(TOOL, {"kind": "classes"}), context)
+    assert named.labels[:2] == ("0.0", "0.2")
+
+
 def test_no_text_of_a_kept_back_row_is_learned_from(tmp_path: Path):
     rows = [
         {"sentence1": f"left {number % 40}", "sentence2": f"right {number % 37}", "label": number % 2}
@@ -163,6 +174,11 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
         [{"text": f"a {n}", "label": "red"} for n in range(30)],
         {"kind": "number"},
         "the label 'red', which is no number; use kind: classes",
+    ),
+    "not finite": (
+        [{"text": f"a {n}", "label": "nan" if n == 7 else "3.8"} for n in range(30)],
+        {"kind": "number"},
+        "the label 'nan', which is no number; use kind: classes",
     ),
     "too long": ([{"text": "a", "label": 1}], {"max_length": 4000}, "the model takes at most 48 tokens"),
     "twice": ([{"text": "a", "label": 1}], {"steps": 2, "epochs": 2}, "say the same thing; give one of them"),

@@ -306,6 +306,18 @@ def test_odd_vectors_are_refused_by_the_angle_loss(tmp_path: Path, corpus: Corpu
         planned(model, corpus, objective="contrast", widths="1/4")
 
 
+def test_truncated_vectors_are_not_trained_but_have_a_closed_form(
+    pico_model: Callable[[str], SentenceTransformer], corpus: Corpus
+) -> None:
+    model = copy.deepcopy(pico_model("bert"))
+    model.truncate_dim = 8
+    with pytest.raises(BadInput, match="cut to 8 numbers by its truncate_dim"):
+        planned(model, corpus, widths="1/2")
+    plan = planned(model, corpus, widths="1/2", result="1/2", steps=0)
+    small = WIDTH.apply(model, plan, Context(original=model, corpus=corpus)).model
+    assert small.encode(pico.TEXTS).shape == (len(pico.TEXTS), 8)
+
+
 def test_what_there_is_nothing_to_learn_from(pico_model: Callable[[str], SentenceTransformer]) -> None:
     with pytest.raises(BadInput, match="say where they are with --data"):
         planned(pico_model("bert"), None)

@@ -17,7 +17,8 @@ import pico
 from trundle.errors import BadInput
 from trundle.model.tokenise import make_tokeniser
 from trundle.train.batches import Batches, ByLength, Indices
-from trundle.train.learner import precision_for
+from trundle.train.checkpoint import write_checkpoint
+from trundle.train.learner import Learner, precision_for
 from trundle.train.loop import TrainResult, TrainSettings, train
 from trundle.train.losses import leaf
 from trundle.train.schedule import linear
@@ -429,3 +430,27 @@ def test_a_run_with_nothing_left_to_learn_makes_no_step(toy: Callable[[], Toy], 
     assert result.validation is not None
     assert same(before, student.weights())
     assert toy().train(TrainSettings(steps=3, enough=1e-6)).steps == 3
+
+
+def test_a_checkpoint_made_on_the_cpu_is_gone_on_with_on_a_gpu(toy: Callable[[], Toy]) -> None:
+    made = toy()
+    learner = Learner(
+        made.model, [made.objective], precision="fp32", weight_decay=0.0, clip_norm=None, dropout=False
+    )
+    before, state = made.weights(), learner.state()
+    with torch.no_grad():
+        for weight in made.model.parameters():
+            weight.zero_()
+    learner.device = torch.device("cuda")
+    learner.restore(state)
+    assert same(made.weights(), before)
+
+
+def test_a_stray_file_among_the_checkpoints_stays(tmp_path: Path) -> None:
+    """Some systems leave files such as .DS_Store in every folder that is looked at."""
+    stray = tmp_path / "checkpoints" / ".DS_Store"
+    stray.parent.mkdir()
+    stray.touch()
+    write_checkpoint(tmp_path, 1, {})
+    write_checkpoint(tmp_path, 2, {})
+    assert sorted(place.name for place in stray.parent.iterdir()) == [".DS_Store", "step-000000002"]

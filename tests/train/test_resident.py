@@ -21,12 +21,18 @@ KINDS = ("query", "document", None)
 
 @pytest.fixture
 def targets(tmp_path: Path):
+    return make_targets(tmp_path / "store")
+
+
+def make_targets(folder: Path, *, scale: float = 1.0, dtype: str = "float16"):
     texts = [
         Text(text=f"{text} {number}", kind=KINDS[number % 3]) for number in range(20) for text in pico.TEXTS
     ]
     random = np.random.default_rng(0)
-    teacher = plain("teacher", lambda asked: random.normal(size=(len(asked), 16)).astype(np.float32))
-    return build_targets(texts, teacher, teacher_id="random", folder=tmp_path / "store")
+    teacher = plain(
+        "teacher", lambda asked: (scale * random.normal(size=(len(asked), 16))).astype(np.float32)
+    )
+    return build_targets(texts, teacher, teacher_id="random", folder=folder, dtype=dtype)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "qwen2", "gpt2"])
@@ -69,3 +75,14 @@ def test_each_process_fills_the_device_of_its_own_student(pico_model, targets, m
 def test_only_what_surely_fits_is_held(targets):
     assert fits(targets, 1 << 30)
     assert not fits(targets, 4 * len(targets) * targets.width * 2 - 1)
+
+
+def test_numbers_that_are_stored_in_full_are_held_in_full(pico_model, tmp_path):
+    """Vectors too large for half precision are stored as float32, as the one sentence about them says."""
+    large = make_targets(tmp_path, scale=1e5, dtype="float32")
+    held = make_resident(pico_model("bert"), large, torch.device("cpu"))
+    positions = np.arange(len(large))
+    np.testing.assert_array_equal(held.load(positions)[1].numpy(), large.vectors(positions))
+    needed = 4 * int(large.lengths.sum()) + 4 * len(large) * large.width
+    assert fits(large, 4 * needed + 4)
+    assert not fits(large, 4 * needed)

@@ -103,7 +103,7 @@ class _Flows:
 
     def add(self, key: tuple[str, Any], states: Tensor) -> None:
         assert self.real is not None
-        size = states.flatten(0, -2)[self.real].float().abs().sum(dim=0).double().cpu()
+        size = states.flatten(0, -2)[self.real].float().abs().sum(dim=0).cpu().double()
         self.sums[key] = self.sums[key] + size if key in self.sums else size
 
 

@@ -117,7 +117,7 @@ def measure_curve(
         for numbers in batches:
             batch = [drawn[number] for number in numbers]
             losses_here = batch_losses(model, batch, scale, bf16=multiplies_bf16(model.device))
-            total += losses_here.double().cpu() * len(batch)
+            total += losses_here.cpu().double() * len(batch)
             advance(len(batch))
     losses = tuple((total / len(drawn)).tolist())
     if not np.isfinite(losses).all():

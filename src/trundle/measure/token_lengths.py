@@ -55,7 +55,8 @@ def compare_lengths(
 
 
 def _length(tokenizer: Tokenizer, texts: Sequence[str], unknown: str | None) -> tuple[float, float]:
-    counts = count_tokens(tokenised(tokenizer, texts), tokenizer.get_vocab_size())
+    size = 1 + max(tokenizer.get_vocab().values())  # there may be more ids than tokens
+    counts = count_tokens(tokenised(tokenizer, texts), size)
     number = None if unknown is None else tokenizer.token_to_id(unknown)
     share = 0.0 if number is None else float(counts.occurrences[number] / max(counts.tokens, 1))
     return counts.tokens / len(texts), share

@@ -11,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from trundle.errors import BadModel
 from trundle.measure.token_counts import Documents, TokenCounts, terms_of
+from trundle.model.limits import LONGEST
 from trundle.model.surgery import transformer_of
 from trundle.progress import SILENT, Progress
 
@@ -57,11 +58,12 @@ def attention_scores(
 
 
 def _received(model: SentenceTransformer, texts: list[str]) -> tuple[NDArray[np.int64], Scores]:
-    """The tokens of some texts and the attention each got."""
+    """The tokens of some texts, no longer than is measured elsewhere, and the attention each got."""
     transformer = transformer_of(model)
+    limit = int(min(model.max_seq_length or LONGEST, LONGEST))
     features = {
         name: value.to(model.device)
-        for name, value in transformer.preprocess(texts).items()
+        for name, value in transformer.preprocess(texts, max_length=limit).items()
         if isinstance(value, torch.Tensor)
     }
     layers = transformer.model(**features, output_attentions=True).attentions
@@ -70,4 +72,4 @@ def _received(model: SentenceTransformer, texts: list[str]) -> tuple[NDArray[np.
     mask = features["attention_mask"].bool()
     total = sum(layer.float().mean(dim=1) for layer in layers) / len(layers)
     per_token = (total * mask[:, :, None]).sum(dim=1)
-    return features["input_ids"][mask].cpu().numpy(), per_token[mask].double().cpu().numpy()
+    return features["input_ids"][mask].cpu().numpy(), per_token[mask].cpu().double().numpy()

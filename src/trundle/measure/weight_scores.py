@@ -58,9 +58,11 @@ def dai(
 
 
 def random_scores(weights: Mapping[str, Tensor], *, seed: int) -> dict[str, Tensor]:
-    """A throw of the dice for each weight."""
+    """A throw of the dice for each weight, on the CPU, so that it falls the same way everywhere."""
     dice = torch.Generator().manual_seed(seed)
-    return {name: torch.rand(weight.shape, generator=dice) for name, weight in weights.items()}
+    return {
+        name: torch.rand(weight.shape, generator=dice).to(weight.device) for name, weight in weights.items()
+    }
 
 
 def wanda(weight: Tensor, norms: Tensor) -> Tensor:

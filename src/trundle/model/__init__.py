@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trundle.model.device import memory_told as memory_told
     from trundle.model.encode import embedder as embedder
     from trundle.model.encode import labelling_embedder as labelling_embedder
+    from trundle.model.heads import check_untruncated as check_untruncated
     from trundle.model.heads import copy_of as copy_of
     from trundle.model.heads import linear_head as linear_head
     from trundle.model.heads import name_labels as name_labels
@@ -105,6 +106,7 @@ __getattr__ = lazy(
         "memory_told": "device",
         "embedder": "encode",
         "labelling_embedder": "encode",
+        "check_untruncated": "heads",
         "linear_head": "heads",
         "name_labels": "heads",
         "normalises": "heads",

@@ -41,9 +41,10 @@ def embedder(
 ) -> Embedder:
     """The model's three roles, each with the model's own prompt for it.
 
-    `half_on_gpu` computes in half precision where there is a GPU: for vectors that are stored so anyway.
+    `half_on_gpu` computes in half precision where there is a GPU: for vectors that are stored so anyway. A model whose
+    inner numbers are too large for that is computed in full from the first chunk on in which it shows.
     """
-    on_gpu = model.device.type == "cuda"
+    on_gpu = _on_gpu(model)
     half = half_on_gpu and on_gpu and model.dtype == torch.float32
     prompts = prompts_by_role(model)
 
@@ -61,14 +62,22 @@ def embedder(
             vectors = encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
             return np.asarray(vectors, dtype=np.float32)
 
+        def run_half(texts: list[str]) -> Vectors:
+            nonlocal half
+            with torch.autocast("cuda", dtype=torch.float16, enabled=half):
+                vectors = run_chunk(texts)
+            if not half or np.isfinite(vectors).all():
+                return vectors
+            half = False
+            return run_chunk(texts)
+
         def run(texts: Sequence[str]) -> Vectors:
             check_texts(texts)
             with progress.task(f"{name}: encoding", len(texts)) as advance:
                 parts = []
                 for start in range(0, len(texts), CHUNK):
                     chunk = list(texts[start : start + CHUNK])
-                    with torch.autocast("cuda", dtype=torch.float16, enabled=half):
-                        parts.append(run_chunk(chunk))
+                    parts.append(run_half(chunk))
                     advance(len(chunk))
             if not parts:
                 return np.zeros((0, model.get_embedding_dimension() or 0), dtype=np.float32)
@@ -86,8 +95,12 @@ def embedder(
 
 def labelling_embedder(model: SentenceTransformer, *, name: str, progress: Progress = SILENT) -> Embedder:
     """The model as a teacher of many texts; whoever labels with it asks it so, and gets the same vectors."""
-    batch_size = GPU_BATCH if model.device.type == "cuda" else CPU_BATCH
+    batch_size = GPU_BATCH if _on_gpu(model) else CPU_BATCH
     return embedder(model, name=name, batch_size=batch_size, half_on_gpu=True, progress=progress)
+
+
+def _on_gpu(model: SentenceTransformer) -> bool:
+    return model.device.type == "cuda"
 
 
 def has_one_way(model: SentenceTransformer) -> bool:

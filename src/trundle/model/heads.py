@@ -12,13 +12,23 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 from torch import nn
 
+from trundle.errors import BadInput
 from trundle.model.static import static_table, with_mapped_table
 from trundle.model.surgery import transformer_of, with_modules
 
 
 def normalises(model: SentenceTransformer) -> bool:
-    """Whether the model's vectors have length 1 by construction."""
-    return len(model) > 0 and isinstance(model[-1], Normalize)
+    """Whether the model's vectors have length 1 by construction; what truncate_dim cuts them to, afterwards, has not."""
+    return len(model) > 0 and isinstance(model[-1], Normalize) and model.truncate_dim is None
+
+
+def check_untruncated(model: SentenceTransformer, mend: str) -> None:
+    """Refuse to train a model whose vectors are cut after its last module: training sees the whole ones."""
+    if model.truncate_dim is not None:
+        raise BadInput(
+            f"the model's vectors are cut to {model.truncate_dim} numbers by its truncate_dim, which training does not "
+            f"see; {mend}"
+        )
 
 
 def is_linear(module: nn.Module) -> bool:

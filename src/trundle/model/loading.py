@@ -88,6 +88,7 @@ def _load(
             f"{name} can't be opened as an embedding model ({reason}); check the folder or fetch it again"
         ) from error
     _check_complete(model, _backbone_place(folder))
+    _keep_within_positions(model)
     return model
 
 
@@ -133,6 +134,19 @@ def _open(
         ours = {MAPPED_TYPE: MappedTransformer}
         return SentenceTransformer._load_with_module_classes(str(folder), ours, **settings)
     return SentenceTransformer(str(folder), **settings)
+
+
+def _keep_within_positions(model: SentenceTransformer) -> None:
+    """Where positions are counted from behind the pad token's id there are fewer than the library's own limit allows."""
+    backbone = getattr(model[0], "model", None) if len(model) else None
+    if not isinstance(backbone, PreTrainedModel):
+        return
+    family = BY_MODEL_TYPE.get(backbone.config.model_type)
+    if family is None or not family.positions_after_pad:
+        return
+    embeddings: Any = backbone.embeddings
+    positions = embeddings.position_embeddings.num_embeddings - embeddings.padding_idx - 1
+    model.max_seq_length = min(model.max_seq_length or positions, positions)
 
 
 def _check_complete(model: SentenceTransformer, place: Path | None) -> None:

@@ -42,7 +42,7 @@ LAST_RATE = 0.1
 LOOKS = 20
 """How often a run of known length is validated."""
 ENOUGH = 0.02
-"""A mean distance (a cosine of 0.9998) from which the trainings that were tried only led away."""
+"""A mean distance of vectors of length 1 (a cosine of 0.9998) from which the trainings that were tried only led away."""
 
 
 class AlignPlan(Plan):
@@ -90,8 +90,11 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
                 f"the loss {options.loss} looks inside the teacher, so it needs a model; use loss: leaf"
             )
         train.check_imitation(options.loss, model, teacher.model)
-    inputs = body.without_head(model).get_embedding_dimension() or 0
-    if options.start == "keep" and model.get_embedding_dimension() != teacher.width:
+    if options.start == "keep":
+        body.check_untruncated(model, "use start: ridge")
+    student = _pooled(model, options)
+    inputs = body.without_head(student).get_embedding_dimension() or 0
+    if options.start == "keep" and student.get_embedding_dimension() != teacher.width:
         raise BadInput(
             f"the model's vectors are not {teacher.width} wide like its teacher's; use start: ridge"
         )
@@ -117,8 +120,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
     targets, validation = targets_for(teacher, options, context)
     student = body.with_prompts(body.copy_of(model).float(), teacher.prompts, teacher.default_prompt_name)
-    if options.pooling == "mean":
-        student = body.with_mean_pooling(student)
+    student = _pooled(student, options)
     facts: dict[str, Any] = counts(targets, validation)
     files = calibration(targets, plan.teacher, context.seed)
     student, started = _started(student, plan, targets, context)
@@ -150,7 +152,14 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     )
     looks = 0 if task.validation is None else task.validation.order.per_epoch
     rate = RATE if body.static_table(student) is None else STATIC_RATE
-    settings = settings_for(options, task.batches.order.per_epoch, looks, context.seed, usual_rate=rate)
+    settings = settings_for(
+        options,
+        task.batches.order.per_epoch,
+        looks,
+        context.seed,
+        normalised=targets.normalised,
+        usual_rate=rate,
+    )
     learned_from = [part.folder.name for part in (targets, validation) if part is not None]
     with train.compiled_blocks(body.transformer_of(student).model) if options.compile else nullcontext():
         learned = learn(
@@ -179,6 +188,11 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         done=learned.done,
         files={**files, **learned.files},
     )
+
+
+def _pooled(model: SentenceTransformer, options: AlignOptions) -> SentenceTransformer:
+    """The model with the pooling that was asked for; of several kinds at once, one is narrower."""
+    return body.with_mean_pooling(model) if options.pooling == "mean" else model
 
 
 def reopen(applied: Applied, plan: AlignPlan, context: Context) -> Applied:
@@ -214,9 +228,18 @@ def _started(
 
 
 def settings_for(
-    options: AlignOptions, epoch_steps: int, validation_steps: int, seed: int, *, usual_rate: float = RATE
+    options: AlignOptions,
+    epoch_steps: int,
+    validation_steps: int,
+    seed: int,
+    *,
+    normalised: bool,
+    usual_rate: float = RATE,
 ) -> Any:
-    """Validation comes a few times in a run, but never so often that it takes a large part of it."""
+    """Validation comes a few times in a run, but never so often that it takes a large part of it.
+
+    `normalised` tells that all targets have length 1: only among these is it known which distance is near enough.
+    """
     steps = options.steps
     if steps is None and options.minutes is None:
         steps = CYCLES * EPOCHS * epoch_steps
@@ -231,7 +254,7 @@ def settings_for(
         validate_every=every,
         checkpoint_every=every,
         patience=options.patience,
-        enough=ENOUGH if options.loss == "leaf" else None,
+        enough=ENOUGH if options.loss == "leaf" and normalised else None,
         seed=seed,
     )
 

@@ -29,7 +29,7 @@ from trundle.errors import BadInput
 from trundle.model.limits import LONGEST
 from trundle.processes import process_count
 from trundle.steps.contract import Applied, Context, Options, Plan, Step
-from trundle.steps.file_prompts import FilePrompts, prompts_by_file
+from trundle.steps.file_prompts import FilePrompts, check_prompted, prompts_by_file
 from trundle.steps.learning import NOT_VALIDATED, learn
 from trundle.steps.teacher import find_teacher
 
@@ -207,6 +207,7 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     """Read the tuples, train, merge."""
     options = plan.options
     assert context.corpus is not None
+    check_prompted(options.prompts, context.corpus)
     student = body.copy_of(prepared(model, options)).float()
     _set_prompts(student, options)
     examples, validation = examples_for(options, context)

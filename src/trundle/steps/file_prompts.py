@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,7 +17,7 @@ from trundle.errors import BadInput
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from trundle.data import Example
+    from trundle.data import Corpus, Example
     from trundle.train import Prompts
 
 Given = str | dict[Literal["query", "document"], str]
@@ -34,17 +35,28 @@ FilePrompts = Annotated[dict[str, Given], BeforeValidator(read_mapping)]
 """File → the prompt of its queries, or one for queries and one for documents."""
 
 
+def check_prompted(given: Mapping[str, Given], corpus: Corpus) -> None:
+    """Refuse a prompt for a file that is not there. All tuples are looked at: of a small file none may be drawn."""
+    unmet, files = list(given), set[str]()
+    for example in chain(corpus.examples(), corpus.validation_examples(), corpus.held_out_examples()):
+        if not unmet:
+            return
+        file = Path(example.source).name
+        if file not in files:
+            files.add(file)
+            unmet = [name for name in unmet if not _is_called(file, name)]
+    if unmet:
+        raise BadInput(
+            f"there is no data file {unmet[0]!r} to prompt; name one of {', '.join(sorted(files))}"
+        )
+
+
 def prompts_by_file(
     model: SentenceTransformer, given: Mapping[str, Given], examples: Sequence[Example]
 ) -> dict[str, Prompts]:
     """The prompts of each source of these examples: those given for it, or the model's own."""
     own = body.prompts_by_role(model)
     files = {source: Path(source).name for source in dict.fromkeys(example.source for example in examples)}
-    for name in given:
-        if not any(_is_called(file, name) for file in files.values()):
-            raise BadInput(
-                f"there is no data file {name!r} to prompt; name one of {', '.join(sorted(files.values()))}"
-            )
     found = {}
     for source, file in files.items():
         meant = next((prompt for name, prompt in given.items() if _is_called(file, name)), {})

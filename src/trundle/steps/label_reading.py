@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
 
 def classes_of(rows: Sequence[LabelledRow], kind: str) -> tuple[str, ...]:
     """The names of the classes in order, numbers by their value; none where labels are numbers to be met."""
-    fractions = any(isinstance(row.label, float) and not row.label.is_integer() for row in rows)
-    if kind == "number" or (kind == "auto" and fractions):
+    if kind == "number" or (kind == "auto" and any(map(_is_fraction, rows))):
         for row in rows:
             number_of(row)
         return ()
@@ -32,6 +32,15 @@ def classes_of(rows: Sequence[LabelledRow], kind: str) -> tuple[str, ...]:
         return tuple(sorted(names))
 
 
+def _is_fraction(row: LabelledRow) -> bool:
+    """Whether a label is a number that is not whole, which no class is called; a .csv has it as a string."""
+    try:
+        number = float(row.label)
+    except ValueError:
+        return False
+    return math.isfinite(number) and not number.is_integer()
+
+
 def name_of(row: LabelledRow) -> str:
     """A label as the name of a class; 1.0 is 1."""
     whole = isinstance(row.label, float) and row.label.is_integer()
@@ -39,13 +48,14 @@ def name_of(row: LabelledRow) -> str:
 
 
 def number_of(row: LabelledRow) -> float:
-    """A label as a number."""
+    """A label as a number; what is not finite can't be met."""
     try:
-        return float(row.label)
-    except ValueError as error:
-        raise BadInput(
-            f"{row.source} has the label {row.label!r}, which is no number; use kind: classes"
-        ) from error
+        number = float(row.label)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise BadInput(f"{row.source} has the label {row.label!r}, which is no number; use kind: classes")
+    return number
 
 
 def answers_of(rows: Sequence[LabelledRow], labels: Sequence[str]) -> list[float]:

@@ -55,9 +55,10 @@ def find_teacher(
 ) -> Teacher:
     """The teacher a name stands for; without a name, the model that came in the door."""
     if name is not None:
-        if name not in context.opened:
-            context.opened[name] = _open(name, endpoint_model, context)
-        found: Teacher = context.opened[name]
+        key = f"teacher {name} {endpoint_model}"
+        if key not in context.opened:
+            context.opened[key] = _open(name, endpoint_model, context)
+        found: Teacher = context.opened[key]
         return found
     if context.original is model:
         raise BadInput("a student needs a teacher other than itself; name the large model with --teacher")

@@ -280,8 +280,11 @@ def apply(model: SentenceTransformer, plan: VocabularyPlan, context: Context) ->
             ),
         )
         return Applied(model=small, facts=facts)
-    stands_for = list(range(max(vocabulary.tokens) + 1))
-    gone = sorted(set(stands_for) - set(plan.kept))
+    kept = set(plan.kept)
+    gone = sorted(vocabulary.tokens.keys() - kept)
+    stands_for = [  # an id that no token has is never met, but has a place
+        number if number in kept else plan.kept[0] for number in range(max(vocabulary.tokens) + 1)
+    ]
     if plan.oov == "unk":
         assert vocabulary.unknown is not None
         ends = [vocabulary.unknown] * len(gone)

@@ -220,6 +220,10 @@ def _check_learning(
             else f"the model takes at most {takes} tokens; give a max_length up to that"
         )
     if objective == "align":
+        if options.steps != 0:
+            body.check_untruncated(
+                model, "take it out of config_sentence_transformers.json, or give steps: 0"
+            )
         ours, theirs = model.get_embedding_dimension(), context.original.get_embedding_dimension()
         if ours != theirs:
             raise BadInput(

@@ -187,7 +187,7 @@ def _align_lesson(
     return Lesson(
         narrow=narrow,
         task=task,
-        settings=align.settings_for(options, per_epoch, looks, context.seed),
+        settings=align.settings_for(options, per_epoch, looks, context.seed, normalised=targets.normalised),
         shape=train.leaf_cycles(per_epoch, epochs=align.EPOCHS, cycles=align.CYCLES, end=align.LAST_RATE),
         learned_from=[part.folder.name for part in (targets, validation) if part is not None],
         facts=facts,

@@ -59,7 +59,7 @@ def write_checkpoint(folder: Path, step: int, content: Mapping[str, Any]) -> Non
         except RuntimeError as error:  # torch's own writer says so when the disk is full
             raise OSError(str(error).splitlines()[0]) from error
     for old in place.parent.iterdir():
-        if old != place:
+        if old != place and old.is_dir():
             shutil.rmtree(old)
 
 

@@ -168,12 +168,12 @@ class Learner(Generic[B]):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a stored state."""
+        """Go back to a stored state; one that was made without a GPU knows nothing of its dice."""
         put_back(self.model, state["weights"])
         self._optimizer.load_state_dict(state["optimizer"])
         dice = state["dice"][self.rank]
         torch.set_rng_state(dice["cpu"])
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and "cuda" in dice:
             torch.cuda.set_rng_state(dice["cuda"], self.device)
 
 

@@ -1,8 +1,9 @@
 """Texts as tokens, and the teacher's vectors, all on the GPU: a batch is then a few gathers, and nothing is waited for.
 
 A fast GPU takes tens of thousands of short texts a second; reading and tokenising them for every epoch anew would hold
-it up. A text costs four bytes a token and two a number of its vector, so a million texts take about two gigabytes.
-Host memory stays flat. Where it does not fit, texts are read and tokenised batch by batch as on the CPU.
+it up. A text costs four bytes a token and, as its store has it, two or four a number of its vector, so a million
+texts take about two gigabytes. Host memory stays flat. Where it does not fit, texts are read and tokenised batch by
+batch as on the CPU.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ CHUNK = 16_384
 TOKENS_PER_TEXT = 512
 """No more than this is expected of a text when room is looked for."""
 SHARE_OF_FREE_MEMORY = 0.25
+DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,8 @@ class Resident:
 def fits(targets: Targets, free_bytes: int) -> bool:
     """Whether a store surely fits into memory of which so many bytes are free."""
     characters = np.minimum(targets.lengths, TOKENS_PER_TEXT)
-    needed = 4 * int(characters.sum()) + 2 * targets.width * len(targets)
+    number = np.dtype(targets.manifest.dtype).itemsize
+    needed = 4 * int(characters.sum()) + number * targets.width * len(targets)
     return needed < SHARE_OF_FREE_MEMORY * free_bytes
 
 
@@ -61,7 +64,7 @@ def make_resident(
     if short_cut is None:
         return None
     prompts = prompts_by_role(model)
-    vectors = torch.empty((len(targets), targets.width), dtype=torch.float16, device=device)
+    vectors = torch.empty((len(targets), targets.width), dtype=DTYPES[targets.manifest.dtype], device=device)
     tokens, lengths = [], []
     with progress.task("tokenising", len(targets)) as advance:
         for start in range(0, len(targets), CHUNK):
