@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import trundle.data as data
 import trundle.model as body
+from trundle.artifact import THE_ORIGINAL
 from trundle.errors import BadInput
 from trundle.steps.contract import Context
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from trundle.embedder import Embedder, Vectors
 
 PROBE = "What does the teacher's vector of a text look like?"
-ORIGINAL = "the original"
 UNIT = 5e-3
 """How far from 1 a length may be for a vector to count as normalised: half precision rounds."""
 
@@ -67,7 +67,7 @@ def find_teacher(
 
 def original_teacher(context: Context) -> Teacher:
     """The model that came in the door, as a teacher; also of itself."""
-    return _from_model(context.original, ORIGINAL, context)
+    return _from_model(context.original, THE_ORIGINAL, context)
 
 
 def _open(name: str, endpoint_model: str | None, context: Context) -> Teacher:
