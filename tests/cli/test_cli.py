@@ -301,7 +301,7 @@ def test_a_mapped_folder_says_how_it_opens(
     given = ("--keep", "100", "--oov", "unk", "--data", texts, "-o", small)
     code, out, _ = run("vocabulary", str(pico_folders("bert")), *given)
     assert code == 0
-    assert f"SentenceTransformer({small!r}, trust_remote_code=True) opens it" in out
+    assert f'SentenceTransformer("{small}", trust_remote_code=True) opens it' in out
     assert (
         'SentenceTransformer("small", trust_remote_code=True)'
         in (tmp_path / "small" / "README.md").read_text()
