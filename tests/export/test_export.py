@@ -25,7 +25,7 @@ from trundle.export.graph import plain_attention, whole, write_onnx
 from trundle.export.loss import keep_in_turn, neighbour_agreement, spread
 from trundle.export.tables import rows_in_int8
 from trundle.runtime import Encoder
-from trundle.runtime.engines import faster_engine
+from trundle.runtime.engines import is_x86
 
 TEXTS = [f"{text} {number}" for number in range(7) for text in pico.TEXTS]
 WIDE = Limits(cosine=0.05, agreement=0.6)
@@ -58,7 +58,7 @@ def test_the_graph_is_what_clients_expect(model: Path) -> None:
 def test_smaller_graphs_are_near_and_do_not_depend_on_order(engine: str, model: Path) -> None:
     if engine == "openvino":
         pytest.importorskip("nncf", reason="needs pip install 'trundle[openvino]'")
-        if faster_engine(platform.machine()) != "openvino":
+        if not is_x86(platform.machine()):
             pytest.skip("openvino's int8 is refused on this processor")
     wanted = SentenceTransformer(str(model), device="cpu").encode(TEXTS)
     sizes = {}

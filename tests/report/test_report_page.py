@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
 
+from trundle.report.axes import HEIGHT
 from trundle.report.figures import megabytes, percent
+from trundle.report.overview import overview
 from trundle.report.page import page
-from trundle.report.records import Report
+from trundle.report.records import Quality, Report
 from trundle.reporting import make_report, write_report
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -163,3 +166,13 @@ def test_agreement_of_a_search_with_the_teacher_is_counted(full_report: Report) 
     search = full_report.of(run).searches[0]
     shared = len(set(search.teacher.documents) & set(search.asymmetric.documents))
     assert f"({shared}/10)" in page(full_report)
+
+
+def test_a_run_above_its_teacher_is_inside_the_picture(full_report: Report) -> None:
+    run = full_report.runs[0]
+    better = replace(full_report.of(run), quality=Quality(measured="tasks", share_standard=1.05))
+    drawn = overview(replace(full_report, measured={run.name: better}))
+    assert drawn is not None
+    heights = [float(found) for found in re.findall(r'cy="(-?[\d.]+)"', drawn.body)]
+    assert heights
+    assert all(0 < height < HEIGHT for height in heights)

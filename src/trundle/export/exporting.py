@@ -36,7 +36,7 @@ from trundle.runtime.describe import (
     Precision,
     read_description,
 )
-from trundle.runtime.engines import faster_engine
+from trundle.runtime.engines import is_x86
 from trundle.runtime.tokens import Reader
 
 Size = Literal["full", "half", "int8", "int4", "int4+int8"]
@@ -106,7 +106,7 @@ def export_model(
     """
     if (to, size) not in PLACES:
         raise BadInput(f"{size} is not written for {to}; use --to onnx")
-    if (to, size) == ("openvino", "int8") and faster_engine(platform.machine()) != "openvino":
+    if (to, size) == ("openvino", "int8") and not is_x86(platform.machine()):
         raise BadInput(
             "openvino's int8 fails on some graphs on this kind of processor; use --to onnx, which is faster here, or export on x86"
         )

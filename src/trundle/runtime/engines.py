@@ -36,9 +36,14 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def is_x86(machine: str) -> bool:
+    """Whether a processor is of the kind openvino is made for."""
+    return machine.lower() in ("x86_64", "amd64")
+
+
 def faster_engine(machine: str) -> EngineName:
-    """What is ahead here, as docs/measurements.md has it: openvino is made for x86, on ARM onnxruntime leads."""
-    return "openvino" if machine.lower() in ("x86_64", "amd64") else "onnx"
+    """What is ahead here, as docs/measurements.md has it: on x86 openvino, on ARM onnxruntime."""
+    return "openvino" if is_x86(machine) else "onnx"
 
 
 def may_overflow(graph: Graph, processor: str) -> bool:
