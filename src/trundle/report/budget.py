@@ -132,5 +132,8 @@ def _forecast(plan: Planning) -> str:
     for key, label, write in (("bytes", "weights", megabytes), ("milliseconds", "one query", milliseconds)):
         before, after = plan.predicted.get(key), plan.measured.get(key)
         if before and after:
-            rows.append((label, write(before), write(after), f"{100 * (before - after) / after:+.1f}%"))
+            off = f"{100 * (before - after) / after:+.1f}%".replace("-", "−")
+            rows.append(
+                (label, write(before), write(after), off.replace("−0.0", "0.0").replace("+0.0", "0.0"))
+            )
     return f"<h3>Forecast and outcome</h3>{table(rows)}" if len(rows) > 1 else ""

@@ -137,7 +137,7 @@ def _scatter(report: Report, label: str, get: Get, place: Place) -> str | None:
     for mark in everyone:
         plot.dot((mark.across, mark.up), mark.kind, size=mark.size, says=mark.says)
     for limit in dict.fromkeys(limits):
-        plot.upright(limit, f"budget {tick_bytes(limit) if by_size else tick_milliseconds(limit)}")
+        plot.upright(limit, f"budget {write(limit)}")
     for mark in everyone:
         plot.name((mark.across, mark.up), mark.name, mark.kind, size=mark.size)
     return plot.svg()
