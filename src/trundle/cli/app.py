@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trundle.artifact import versions
-from trundle.cli import comparing, indexing, reporting, serving, targeting, verbs
+from trundle.cli import comparing, exporting, indexing, reporting, serving, targeting, verbs
 from trundle.cli.step_verbs import step_verb
 from trundle.errors import TrundleError, UserError
 from trundle.steps.catalogue import STEPS
@@ -50,7 +50,7 @@ for verb in (
     comparing.evaluate,
     comparing.pair,
     verbs.bench,
-    verbs.export,
+    exporting.export,
     reporting.report,
     serving.serve,
 ):
