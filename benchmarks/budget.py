@@ -1,9 +1,9 @@
 """Whether the planner's forecasts hold: file size and time for a query, told before a cut is made and measured after.
 
-    python benchmarks/budget.py MODEL --data TEXTS [--cuts 5]
+    python benchmarks/budget.py MODEL --data TEXTS [--cuts 5] [--precision int4+int8]
 
 Candidates spread over the whole grid are cut and mapped in closed form (how well they were trained changes neither size
-nor speed), exported to int8 as they would be shipped, and timed in turns. Wanted: sizes within 1%, times within 20%.
+nor speed), exported as they would be shipped, and timed in turns. Wanted: sizes within 1%, times within 20%.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trundle.data import read_corpus
 from trundle.model import load
 from trundle.pipeline import compress
 from trundle.planner.candidates import Candidate, list_candidates
+from trundle.planner.search import computed_as
 from trundle.planner.speed import ANY_LOSS, export_graph, measure_speed, time_queries
 from trundle.recipe import parse_recipe
 
@@ -36,12 +37,14 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--data", required=True)
     parser.add_argument("--cuts", type=int, default=5)
+    parser.add_argument("--precision", default="int8", choices=("int8", "int4", "int4+int8"))
     options = parser.parse_args()
     model = load(options.model)
-    speed = measure_speed(model, "int8")
+    speed = measure_speed(model, computed_as(options.precision))
     dimensions = model.get_embedding_dimension() or 0
     chosen = spread(
-        list_candidates(model, options.model, dimensions=dimensions, precision="int8"), options.cuts
+        list_candidates(model, options.model, dimensions=dimensions, precision=options.precision),
+        options.cuts,
     )
     corpus = read_corpus([options.data], seed=0)
     with TemporaryDirectory() as scratch:
@@ -53,7 +56,7 @@ def main() -> None:
             recipe = parse_recipe(json.dumps({"steps": steps}), name=each.name)
             compress(options.model, recipe, output=folder, corpus=corpus, compare=False)
             texts = workload().short + workload().long
-            sizes.append(export_graph(folder, "int8", calibrate=texts, limits=ANY_LOSS))
+            sizes.append(export_graph(folder, options.precision, calibrate=texts, limits=ANY_LOSS))
             folders.append(folder)
         times = [each.milliseconds for each in time_queries(folders)]
     print(

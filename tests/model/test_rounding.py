@@ -118,9 +118,7 @@ def test_products_in_int8_are_those_of_an_int8_file(family: str, tmp_path: Path)
     model.save_pretrained(str(tmp_path / "model"))
     anything = Limits(cosine=2.0, agreement=1.0)
     for size in ("int8", "int4+int8"):
-        made = export_model(str(tmp_path / "model"), to="onnx", size=size, calibrate=TEXTS, limits=anything)
-    predicted = cost(model)
-    assert made.file_bytes == pytest.approx(predicted.int4_file_bytes + predicted.int8_product_bytes, rel=0.5)
+        export_model(str(tmp_path / "model"), to="onnx", size=size, calibrate=TEXTS, limits=anything)
     large, small = (
         onnx.load(tmp_path / "model" / "onnx" / name)
         for name in ("model_quantized.onnx", "model_q4_int8.onnx")
@@ -139,9 +137,9 @@ def test_products_in_int8_are_those_of_an_int8_file(family: str, tmp_path: Path)
     for name, matrix in zip(opened, session.run(opened, given), strict=True):
         np.testing.assert_array_equal(matrix, stored[name])
     ours = Encoder(tmp_path / "model", graph="int4+int8").encode(TEXTS)
-    assert (ours * model.encode(TEXTS, batch_size=1, normalize_embeddings=True)).sum(1).min() > 0.97 * (
-        np.linalg.norm(ours, axis=1).min()
-    )
+    theirs = model.encode(TEXTS, batch_size=1)
+    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    assert ((ours * theirs).sum(axis=1) / lengths).min() > 0.97
 
 
 def test_a_static_model_learns_on_the_grid_and_its_file_holds_it(tmp_path: Path) -> None:

@@ -132,8 +132,6 @@ def _forecast(plan: Planning) -> str:
     for key, label, write in (("bytes", "weights", megabytes), ("milliseconds", "one query", milliseconds)):
         before, after = plan.predicted.get(key), plan.measured.get(key)
         if before and after:
-            off = f"{100 * (before - after) / after:+.1f}%".replace("-", "−")
-            rows.append(
-                (label, write(before), write(after), off.replace("−0.0", "0.0").replace("+0.0", "0.0"))
-            )
+            off = round(100 * (before - after) / after, 1) + 0.0  # no minus before a zero
+            rows.append((label, write(before), write(after), f"{off:+.1f}%"))
     return f"<h3>Forecast and outcome</h3>{table(rows)}" if len(rows) > 1 else ""
