@@ -51,7 +51,9 @@ def main() -> None:
         folders, sizes = [], []
         for number, each in enumerate(chosen):
             folder = Path(scratch) / str(number)
-            mapped = [] if each.untouched else [{"align": {"steps": 0, "texts": 1000}}]
+            mapped = (
+                [] if each.untouched else [{"align": {"steps": 0, "texts": 1000, "teacher": options.model}}]
+            )
             steps = [*each.steps(), *mapped]
             recipe = parse_recipe(json.dumps({"steps": steps}), name=each.name)
             compress(options.model, recipe, output=folder, corpus=corpus, compare=False)

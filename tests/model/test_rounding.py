@@ -26,6 +26,7 @@ from trundle.model import (
     on_grid,
     put_on_grid,
     rounded,
+    with_linear_head,
 )
 from trundle.pipeline import compress
 from trundle.recipe import single
@@ -110,10 +111,13 @@ def test_a_model_that_learned_on_the_grid_is_written_without_loss(family: str, t
     assert cost(small).int4_file_bytes == run.after.int4_file_bytes
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
-def test_products_in_int8_are_those_of_an_int8_file(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "outputs"), [("bert", 96), ("bert", 64), ("gpt2", 96), ("llama", 64)])
+def test_products_in_int8_are_those_of_an_int8_file(family: str, outputs: int, tmp_path: Path) -> None:
     """What is stored in four bits is rounded to the very int8 matrices that such a file holds."""
     model = pico.model(family, str(tmp_path / "backbone"), **({"n_embd": 64} if family == "gpt2" else WIDE))
+    # A head is a product with a bias, which the quantiser turns; as wide as high, only its numbers tell.
+    weight = np.random.default_rng(0).normal(size=(outputs, 64)).astype(np.float32)
+    model = with_linear_head(model, weight, np.zeros(outputs, dtype=np.float32), normalise=True)
     put_on_grid(grid_weights(model))
     model.save_pretrained(str(tmp_path / "model"))
     anything = Limits(cosine=2.0, agreement=1.0)

@@ -56,13 +56,13 @@ def with_rounded_matrices(model: onnx.ModelProto, floats: Mapping[str, Vectors])
     for node in model.graph.node:
         name = node.input[1] if node.op_type == "MatMulInteger" else ""
         weight = name.removesuffix(QUANTISED)
-        turned = weight.endswith(TURNED)
-        matrix = floats.get(weight.removesuffix(TURNED) if turned else weight)
+        matrix = floats.get(weight.removesuffix(TURNED))
         if matrix is not None and name in stored:
-            rows = matrix if turned else matrix.T
-            if fits_grid(*rows.shape):
+            numbers, scales = (onnx.numpy_helper.to_array(stored[each]) for each in (name, f"{weight}_scale"))
+            columns = as_it_stands(matrix, numbers, scales)
+            if columns is not None and fits_grid(*columns.T.shape):
                 model.graph.initializer.remove(stored.pop(name))
-                nodes += _opened_matrix(model, f"{weight}_grid", rows, turned=False)
+                nodes += _opened_matrix(model, f"{weight}_grid", columns.T, turned=False)
                 nodes += [
                     _node("Div", [f"{weight}_grid", f"{weight}_scale"], f"{weight}_ratio"),
                     _node("Round", [f"{weight}_ratio"], f"{weight}_whole"),
@@ -72,6 +72,18 @@ def with_rounded_matrices(model: onnx.ModelProto, floats: Mapping[str, Vectors])
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     return model
+
+
+def as_it_stands(matrix: Vectors, numbers: NDArray[np.int8], scales: Vectors) -> Vectors | None:
+    """The matrix or its transpose, whichever these int8 numbers are of; the quantiser turns some and does not always say so."""
+    return next(
+        (
+            one
+            for one in (matrix, matrix.T)
+            if one.shape == numbers.shape and np.abs(np.rint(one / scales) - numbers).max() <= 1
+        ),
+        None,
+    )
 
 
 def with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:
