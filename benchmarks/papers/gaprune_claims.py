@@ -61,8 +61,8 @@ NAMES = {
     "neuron": "whole neurons",
     "neuron-alone": "whole neurons, nothing taken over",
 }
-FEW, HALF = 30, 50
-SPARSITIES = (FEW, HALF, 60, 70)
+FEW, HALF, MANY = 30, 50, 60
+SPARSITIES = (FEW, HALF, MANY, 70)
 SWEPT = ("gaprune", "wanda", "magnitude", "neuron", "neuron-alone")
 KEY = ("model", "domain", "method", "sparsity", "when", "side")
 
@@ -86,15 +86,15 @@ class Change:
 
 
 class Changes:
-    """What a model's tests of a domain say, by method, sparsity and time."""
+    """What a model's tests of a domain say, or all others, by method, sparsity and time."""
 
-    def __init__(self, rows: list[dict[str, Any]], model: str) -> None:
+    def __init__(self, rows: list[dict[str, Any]], model: str, side: str = "domain") -> None:
         self._found = {
             (row["method"], row["sparsity"], row["domain"], row["when"]): Change(
                 mean=row["change"], spread=row["spread"], seeds=row["seeds"]
             )
             for row in rows
-            if (row["model"], row["side"]) == (model, "domain")
+            if (row["model"], row["side"]) == (model, side)
         }
         self.seeds = max(change.seeds for change in self._found.values())
 
@@ -201,6 +201,7 @@ def evidence() -> Evidence:
     """All there is about this paper, from the figures kept."""
     measured = read_measured(NAME)
     found, larger = (Changes(measured["rows"], model) for model in (MODEL, LARGER))
+    elsewhere = Changes(measured["rows"], LARGER, "general")
     rivals = ("magnitude", "domain-fisher", "general-fisher", "random")
     best = all(found.beats("gaprune-paper", rival, HALF, ONE_SHOT) for rival in rivals)
     above = found.above_dense("gaprune-paper", HALF)
@@ -243,6 +244,22 @@ def evidence() -> Evidence:
             if found.above_dense("neuron", HALF)
             else "",
         ),
+        Claim(
+            says=f"the larger {LARGER}: half of the weights gone, and above dense after 100 steps",
+            theirs="+4.5 / +1.7",
+            ours=f"with β 0 {larger.both('gaprune', HALF, AFTER)}, one-shot {larger.both('gaprune', HALF, ONE_SHOT)}",
+            verdict=judged(larger.above_dense("gaprune", HALF)),
+            remark=f"30% of its neurons: {larger.both('neuron', FEW, AFTER)}"
+            if larger.above_dense("neuron", FEW)
+            else "",
+        ),
+        Claim(
+            says=f"{LARGER}, 60% gone: DAI loses less than wanda",
+            theirs="",
+            ours=f"with β 0 {larger.both('gaprune', MANY, ONE_SHOT)} against {larger.both('wanda', MANY, ONE_SHOT)}",
+            verdict=larger.either("gaprune", "wanda", MANY, ONE_SHOT),
+            remark=f"elsewhere {elsewhere.both('gaprune', MANY, ONE_SHOT)} against {elsewhere.both('wanda', MANY, ONE_SHOT)}",
+        ),
     )
     weights = "python benchmarks/weights.py"
     same = "--data . --steps 100 --max-length 128 --samples 2000"
@@ -254,8 +271,9 @@ def evidence() -> Evidence:
             f"{weights} {MODEL} {same} --sparsity 30,60,70 --methods gaprune,magnitude,wanda,neuron-alone --seeds 0 -o more",
             f"{weights} {MODEL} {same} --sparsity 30 --methods gaprune,wanda --seeds 1,2 -o seeds",
             f"{weights} {MODEL} {same} --sparsity 30,50 --methods neuron,neuron-alone -o neurons",
-            f"{weights} {LARGER} {same} --sparsity 30,50 --methods gaprune,wanda,neuron --seeds 0 -o larger",
-            f"python benchmarks/papers/gaprune_claims.py --add neurons --model {MODEL} --hardware … --versions …",
+            f"{weights} {LARGER} {same} --sparsity 30,50,60 --methods gaprune,wanda,neuron -o larger",
+            f"{weights} {LARGER} {same} --sparsity 70 --methods gaprune,wanda,neuron --seeds 0 -o larger-70",
+            f"python benchmarks/papers/gaprune_claims.py --add larger larger-70 --model {LARGER} --hardware … --versions …",
         ),
         hardware=measured["hardware"],
         versions=measured["versions"],
@@ -263,12 +281,14 @@ def evidence() -> Evidence:
         claims=claims,
         tables=(
             half_table(found),
-            swept_table(
-                found, "More and less than half, finance / chemistry; one seed where no spread is given"
-            ),
+            swept_table(found, f"{MODEL}, finance / chemistry; one seed where no spread is given"),
             swept_table(
                 larger,
-                f"{LARGER}, finance / chemistry, one seed; dense has {larger.both(DENSE, HALF, AFTER)} after the same 100 steps",
+                f"{LARGER}, finance / chemistry; dense has {larger.both(DENSE, HALF, AFTER)} after the same 100 steps",
+            ),
+            swept_table(
+                elsewhere,
+                f"{LARGER}, the general tests of the same models; dense has {elsewhere.both(DENSE, HALF, AFTER)}",
             ),
         ),
     )

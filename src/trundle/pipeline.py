@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
@@ -52,6 +52,7 @@ def compress(
     pair: bool = False,
     continues: bool = False,
     compare: bool = True,
+    hold: bool = False,
     trust_remote_code: bool = False,
     fresh: bool = False,
     progress: Progress = SILENT,
@@ -60,7 +61,7 @@ def compress(
 
     Where `source` is only a stage on the way, `continues` says so: the result's lineage then goes on with the source's.
     Without `compare` the result is not measured against the original. A run that was stopped is gone on with, unless
-    `fresh`.
+    `fresh`. Who does more with the result says `hold`: the same call then finds what was learned, until `Run.settle`.
 
     With `pair`, a second folder holds the result and its teacher as one model: see `pairing`. A dry run plans every
     step and says what it would save; steps that only cut are carried out in memory, so that the next plan is made on
@@ -101,9 +102,10 @@ def compress(
     use = ""
     planned: Cost | None = None
     alone = output is not None and not dry_run and process_count() == 1
-    places = stages(recipe.calls, context) if alone and len(recipe.calls) > 1 else []
+    kept = len(recipe.calls) if hold else len(recipe.calls) - 1
+    places = stages(recipe.calls, context)[:kept] if alone and kept else []
     for number, call in enumerate(recipe.calls, start=1):
-        stage = places[number - 1] if number < len(places) else None
+        stage = places[number - 1] if number <= len(places) else None
         applied, step = _take(
             call,
             model,
@@ -174,8 +176,8 @@ def compress(
             names = (str(output), source if partner is original or space is None else space.name)
             paired = pair_folder(output)
             save_pair(model, partner, names=names, output=paired, files=files, replace=replace)
-        for done in when_safe:
-            done()
+        if not hold:
+            _all(when_safe)()
     return Run(
         source=source,
         recipe=recipe,
@@ -193,7 +195,16 @@ def compress(
         stored_bytes=weight_bytes(output)
         if compact and output is not None and not dry_run and is_first()
         else None,
+        settle=_all(when_safe),
     )
+
+
+def _all(calls: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    def call() -> None:
+        for each in calls:
+            each()
+
+    return call
 
 
 def _save(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,8 @@ class Run:
     """Whether the result has a module of ours, which plain sentence-transformers opens only when told to."""
     stored_bytes: int | None = None
     """What the weights take on disk, where zeros are stored as bits."""
+    settle: Callable[[], None]
+    """Let go of what was kept in case of a failure, where it was held."""
 
     @property
     def only_cut(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,6 +118,65 @@ def test_a_search_that_was_stopped_goes_on_from_its_trials(
     monkeypatch.setattr(trials, "compress", lambda *a, **k: made.append(str(k["output"])) or plain(*a, **k))
     compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
     assert made == [str(output)]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_last_training_that_was_stopped_goes_on_for_the_time_it_had(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint is kept by its options, and the time that is left is another one."""
+    folder, output = pico_folders("bert"), tmp_path / "small"
+    words = [f"{cost(load(folder)).file_bytes // 2}B"]
+    plain, asked = trials.compress, []
+
+    def stopped(*given: Any, **named: Any) -> Any:
+        if named["output"] != output:
+            return plain(*given, **named)
+        asked.append(given[1].as_json())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trials, "compress", stopped)
+    for left in (1.7, 0.4):
+        monkeypatch.setattr(search, "time_left", lambda *_, seconds=left: seconds)
+        with pytest.raises(KeyboardInterrupt):
+            compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
+    first, second = asked
+    assert first == second
+    assert first["steps"][-1]["align"]["minutes"] == 1.7 / 60
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_search_that_was_stopped_behind_its_training_only_exports(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, output = pico_folders("bert"), tmp_path / "small"
+    words = [f"{cost(load(folder)).file_bytes // 2}B"]
+    monkeypatch.setattr("trundle.stages.KEPT_AFTER", 0.0)
+
+    def search_again(words: list[str] = words) -> search.Outcome:
+        return compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(search, "ship", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            search_again()
+    weights = (output / "model.safetensors").read_bytes()
+    other = [f"{cost(load(folder)).file_bytes // 3}B"]
+    with pytest.raises(BadInput, match="exists already"):  # another search has no business with it
+        search_again(other)
+    monkeypatch.setattr("trundle.steps.align.learn", stopped)
+    outcome = search_again()
+    assert (output / "model.safetensors").read_bytes() == weights
+    assert Encoder(output).encode("a text").shape == (32,)
+    assert outcome.run is not None
+    assert outcome.run.fidelity is not None
+    assert not list((tmp_path / "cache" / "trials").iterdir())
+    assert not list((tmp_path / "cache" / "steps").iterdir())
+    with pytest.raises(BadInput, match="exists already"):
+        search_again()
 
 
 @pytest.mark.usefixtures("quick")

@@ -1,6 +1,7 @@
 """From a budget to a model: size and time every candidate, try the promising ones, train the best, export it, prove it.
 
-Each trial is a folder in the cache, named by all that leads to it, so a search that was killed goes on where it was. Trials are
+Each trial is a folder in the cache, named by all that leads to it, so a search that was killed goes on where it was, be it in the
+last training or behind it. Trials are
 compared by the distance to the teacher on validation texts; nothing that is measured at the end is looked at before.
 """
 
@@ -10,8 +11,9 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from importlib.util import find_spec
 from itertools import islice
@@ -33,6 +35,7 @@ from trundle.planner.outcome import Outcome, Tried
 from trundle.planner.shipping import ship
 from trundle.planner.speed import Speed, measure_speed
 from trundle.planner.trials import Trials
+from trundle.planner.unfinished import TEXTS_FILE, TRIALS, any_wrote, mark_written, once, wrote
 from trundle.progress import SILENT, Progress
 from trundle.steps.align_texts import validation_count
 
@@ -40,7 +43,6 @@ PLANNING_FILE = "planning.json"
 MINUTES = 30.0
 TIMED_TEXTS, MOST_TIMED_TEXTS, TIMED_SECONDS = 32, 8192, 1.0
 COUNTED_TEXTS = 5000
-TEXTS_FILE = "texts"
 ENOUGH_TEXTS, FEWEST_TEXTS = 2000, 200
 """So many are learned from if twice the time for them allows it, and so many however slow the teacher is."""
 
@@ -63,9 +65,13 @@ def compress_to_budget(
 ) -> Outcome:
     """The best model within the budget that `minutes` can find; a dry run stops before the first trial."""
     began = time.monotonic()
-    if output is not None and not dry_run:
-        for folder in (output, *([pair_folder(output)] if pair else [])):
-            check_free(folder, replace=replace_output, read=[source, *students])
+    outputs = [] if output is None or dry_run else [output, *([pair_folder(output)] if pair else [])]
+
+    def check_outputs(*, own: bool) -> None:
+        for folder in outputs:
+            check_free(folder, replace=replace_output or own, read=[source, *students])
+
+    check_outputs(own=output is not None and any_wrote(output))
     if not 0 < minutes < math.inf:
         raise BadInput(f"{minutes} minutes can't be planned with; give a number above 0")
     bases = {each: load(each, trust_remote_code=trust_remote_code) for each in (source, *students)}
@@ -115,12 +121,13 @@ def compress_to_budget(
         raise BadInput("say where the result goes with -o FOLDER, or only look with --dry-run")
     models = [part for name, model in bases.items() for part in (name, model_digest(model))]
     known = [*models, *budget, str(minutes), str(seed), str(corpus.facts()), str(versions())]
-    work = cache_folder() / "trials" / blake2b("\0".join(known).encode(), digest_size=16).hexdigest()
+    work = cache_folder() / TRIALS / blake2b("\0".join(known).encode(), digest_size=16).hexdigest()
+    goes_on = wrote(work, output)
+    check_outputs(own=goes_on)
     if fresh:
         shutil.rmtree(work, ignore_errors=True)
-    texts = (
-        0 if promising[0].untouched else _texts(work, lambda: search.affordable_texts(timetable.labelling))
-    )
+    affordable = partial(search.affordable_texts, timetable.labelling)
+    texts = 0 if promising[0].untouched else int(once(work / TEXTS_FILE, affordable))
     trials = Trials(
         source=source,
         corpus=corpus,
@@ -136,9 +143,10 @@ def compress_to_budget(
         trials.contest(tried, timetable, until=until),
         lambda: time_left(minutes, time.monotonic() - began),
         output,
-        replace_output=replace_output,
+        replace_output=replace_output or goes_on,
         pair=pair,
     )
+    mark_written(work, output)
     outcome = replace(
         outcome, tried=tuple(ranked), chosen=ranked[0], run=run, parameters=run.after.parameters
     )
@@ -147,6 +155,7 @@ def compress_to_budget(
     made = ship(best, Path(output), corpus, limits=limits, speeds=speeds, progress=progress)
     outcome = replace(outcome, **made)
     _write(outcome, Path(output))
+    run.settle()
     shutil.rmtree(work, ignore_errors=True)
     return outcome
 
@@ -155,15 +164,6 @@ def raised(value: float) -> str:
     """Three digits, never below the value: who allows that much has it."""
     step = 10.0 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1.0
     return f"{math.ceil(value / step - 1e-9) * step:.3g}"
-
-
-def _texts(work: Path, measure: Callable[[], int]) -> int:
-    """How many texts are learned from: measured once for a search, so that one that goes on finds its vectors again."""
-    place = work / TEXTS_FILE
-    if not place.is_file():
-        work.mkdir(parents=True, exist_ok=True)
-        write_whole(place, str(measure()))
-    return int(place.read_text())
 
 
 def _write(outcome: Outcome, output: Path) -> None:

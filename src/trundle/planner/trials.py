@@ -19,6 +19,7 @@ from trundle.pipeline import compress
 from trundle.planner.candidates import GRID
 from trundle.planner.halving import Timetable
 from trundle.planner.outcome import REFUSED, Tried
+from trundle.planner.unfinished import once
 from trundle.progress import Progress
 from trundle.recipe import Recipe, parse_recipe
 from trundle.runs import Run
@@ -121,18 +122,23 @@ class Trials:
         replace_output: bool,
         pair: bool,
     ) -> Run:
-        """Train the winner on from its last trial, and write it."""
+        """Train the winner on from its last trial, and write it; what it learned is kept until the run is settled.
+
+        One that goes on trains for as long as was planned at first.
+        """
         rounds = len(chosen.distances)
         start = self._folder(chosen, rounds - 1) if rounds else None
+        planned = once(self._folder(chosen, rounds).with_suffix(".seconds"), lambda: seconds)
         return compress(
             chosen.candidate.base if start is None else str(start),
-            self._recipe(chosen, rounds, seconds),
+            self._recipe(chosen, rounds, planned),
             output=output,
             corpus=self.corpus,
             seed=self.seed,
             replace=replace_output,
             pair=pair,
             continues=start is not None,
+            hold=True,
             trust_remote_code=self.trust_remote_code,
             fresh=self.fresh,
             progress=self.progress,
