@@ -22,6 +22,7 @@ from trundle.model.prompts import prompts_by_role
 from trundle.model.tokenise import check_fast_tokenizer, make_tokeniser
 from trundle.progress import SILENT, Progress
 from trundle.train.batches import Batches, ByLength, Indices
+from trundle.train.dividing import Divider
 from trundle.train.imitation import Outputs
 from trundle.train.losses import leaf
 from trundle.train.own_texts import batches_of_shares
@@ -73,9 +74,10 @@ def make_alignment(
             )
         size = min(batch_size, len(of))
         order = ByLength(lengths, batch_size=size, seed=seed, kinds=kinds, weights=weights)
-        return Batches(order=order, load=load)
+        return Batches(order=order, load=load, divider=divider)
 
     check_fast_tokenizer(student)
+    divider = None if imitate is not None else make_divider(progress.say)
     resident, device = None, student.device
     if device.type == "cuda" and fits(targets, torch.cuda.mem_get_info(device)[0]):
         resident = make_resident(student, targets, device, progress=progress)
@@ -85,6 +87,32 @@ def make_alignment(
         validation=None if validation is None else batches(validation, (1.0, 1.0), None),
         imitate=imitate,
     )
+
+
+def make_divider(say: Callable[[str], None]) -> Divider[Batch]:
+    """Each text's distance is its own, so any part of a batch can be taken by itself; what memory it takes goes by its tokens."""
+
+    def rows(batch: Batch) -> int:
+        return len(batch[1])
+
+    def size(batch: Batch) -> int:
+        features, targets = batch
+        tensors = [value for value in features.values() if isinstance(value, Tensor)]
+        # A static model's tokens lie one after the other, not in rows.
+        by_row = all(len(tensor) == len(targets) for tensor in tensors)
+        return max((tensor.numel() for tensor in tensors), default=0) if by_row else 0
+
+    def halves(batch: Batch) -> tuple[Batch, Batch]:
+        middle = rows(batch) // 2
+        return _rows(batch, slice(None, middle)), _rows(batch, slice(middle, None))
+
+    return Divider(texts=rows, size=size, halves=halves, say=say)
+
+
+def _rows(batch: Batch, chosen: slice) -> Batch:
+    features, targets = batch
+    cut = {key: value[chosen] if isinstance(value, Tensor) else value for key, value in features.items()}
+    return cut, targets[chosen]
 
 
 def is_query(targets: Targets) -> NDArray[np.uint8]:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trundle.errors import BadInput
+from trundle.train.dividing import Divider
 
 Indices = NDArray[np.int64]
 B = TypeVar("B")
@@ -52,6 +53,8 @@ class Batches(Generic[B]):
     load: Callable[[Indices], B]
     size: Callable[[int], int] | None = None
     """For an order that gives this process's own texts: how many all processes together have in a batch."""
+    divider: Divider[B] | None = None
+    """How a batch is cut where memory is short; None where its loss is no mean over texts."""
 
 
 class ByLength:

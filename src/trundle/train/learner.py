@@ -20,6 +20,7 @@ from trundle.errors import BadInput
 from trundle.model.device import multiplies_bf16, sound_gradients
 from trundle.train.batches import Batches, Loaded, load_part
 from trundle.train.checkpoint import copies, put_back
+from trundle.train.dividing import Divider
 
 B = TypeVar("B")
 Precision = Literal["fp32", "bf16"]
@@ -67,6 +68,7 @@ class Learner(Generic[B]):
         clip_norm: float | None,
         dropout: bool,
         computing: Callable[[], AbstractContextManager[None]] = nullcontext,
+        divider: Divider[B] | None = None,
     ) -> None:
         # A backbone may hold weights that its objective never reaches, such as a pooler nobody asks.
         parallel = DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=False)
@@ -86,6 +88,8 @@ class Learner(Generic[B]):
         self._clip_norm = clip_norm
         self._dropout = dropout
         self.computing = computing
+        # Where several processes meet in a backward pass, one of them can't begin anew.
+        self._divider = divider if self.processes == 1 else None
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
 
@@ -109,22 +113,41 @@ class Learner(Generic[B]):
             group["lr"] = rate
         if self.model.training is not self._dropout:
             self._module.train(self._dropout)
-        losses = []
         torch.clear_autocast_cache()  # inside a caller's own autocast it would hold the weights of the last step
         with sound_gradients(), self.computing():
             on_device = send_to_device(loaded.part, self.device, non_blocking=True)
-            for number in self._numbers:
-                last = number == self._numbers[-1]
-                with nullcontext() if last else self._accelerator.no_sync(self._parallel):
-                    loss = self._parallel(on_device, number) * loaded.weight
-                    if loss.requires_grad:
-                        self._accelerator.backward(loss)
-                losses.append(loss.detach())
+            losses = self._gradients(on_device, loaded.weight)
         if self._clip_norm is not None:
             self._norms.append(self._accelerator.clip_grad_norm_(self._weights, self._clip_norm))
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._losses.append(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
+
+    def _gradients(self, batch: B, weight: float) -> list[Tensor]:
+        """Take them in as few parts as memory allows; the losses, which add up to the batch's."""
+        divider = self._divider
+        while True:
+            parts = [(batch, 1.0)] if divider is None else divider.parts(batch)
+            try:
+                return [loss for part, share in parts for loss in self._backward(part, weight * share)]
+            except torch.OutOfMemoryError:
+                if divider is None or not divider.give_way(batch):
+                    raise
+            # Behind the except: until here its traceback held the tensors that had no room.
+            self._optimizer.zero_grad()
+            torch.clear_autocast_cache()
+            torch.cuda.empty_cache()
+
+    def _backward(self, part: B, weight: float) -> list[Tensor]:
+        losses = []
+        for number in self._numbers:
+            last = number == self._numbers[-1]
+            with nullcontext() if last else self._accelerator.no_sync(self._parallel):
+                loss = self._parallel(part, number) * weight
+                if loss.requires_grad:
+                    self._accelerator.backward(loss)
+            losses.append(loss.detach())
+        return losses
 
     def mean_loss(self, step: int) -> float:
         """The mean loss of the steps since it was last asked for, up to `step`; one that went wrong is named."""

@@ -134,7 +134,8 @@ def train(
     gives a loss without a graph.
     One epoch of `validation` is measured before the first step, every `validate_every` steps and at the end;
     `on_validation(step, loss)` may then add measures to the metrics file. Inside `computing()` the model is run, and
-    gradients are taken, but no weight is changed by the optimizer: weights may be exchanged there for others. Checkpoints
+    gradients are taken, but no weight is changed by the optimizer: weights may be exchanged there for others. A batch that does not
+    fit into memory goes through in parts, where `batches` say how it is cut. Checkpoints
     and metrics go to `folder`; `resume` goes on from the last checkpoint there, if any.
     """
     learner = Learner(
@@ -145,6 +146,7 @@ def train(
         clip_norm=settings.clip_norm,
         dropout=settings.dropout,
         computing=computing,
+        divider=batches.divider,
     )
     main = learner.rank == 0
     run = _Run(

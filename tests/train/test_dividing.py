@@ -1,0 +1,110 @@
+"""A batch that does not fit goes through in parts, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+import pico
+from trundle.model.tokenise import make_tokeniser
+from trundle.train.alignment import Alignment, Batch, make_divider
+from trundle.train.batches import Batches, ByLength, Indices
+from trundle.train.dividing import Divider
+from trundle.train.loop import TrainSettings, train
+
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 46.00 MiB")
+TEXTS = [" ".join(pico.TEXTS[number % 3].split()[: 1 + number % 7]) for number in range(24)]
+
+
+def numbers(say: Callable[[str], None] = lambda _: None) -> Divider[list[int]]:
+    return Divider(
+        texts=len, size=sum, halves=lambda one: (one[: len(one) // 2], one[len(one) // 2 :]), say=say
+    )
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(1, 60))
+def test_parts_are_the_batch_and_have_room(batch: list[int], room: int) -> None:
+    divider = numbers()
+    divider.room = room
+    parts = divider.parts(batch)
+    assert [number for part, _ in parts for number in part] == batch
+    assert sum(share for _, share in parts) == pytest.approx(1)
+    assert all(sum(part) <= room or len(part) == 1 for part, _ in parts)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=40))
+def test_the_room_shrinks_until_each_text_is_alone(batch: list[int]) -> None:
+    told: list[str] = []
+    divider = numbers(told.append)
+    seen = [len(divider.parts(batch))]
+    while divider.give_way(batch):
+        seen.append(len(divider.parts(batch)))
+    assert seen == sorted(set(seen))
+    assert max(divider.parts(batch), key=lambda part: sum(part[0]))[0] in [[number] for number in batch]
+    assert len(told) == (len(batch) > 1)
+
+
+def trained(
+    student: SentenceTransformer, teacher: SentenceTransformer, most: float, told: list[str]
+) -> float:
+    """Three steps of eight texts in a memory that has room for so many tokens."""
+    vectors, tokenise = torch.from_numpy(teacher.encode(TEXTS)), make_tokeniser(student)
+
+    def load(positions: Indices) -> Batch:
+        return tokenise([TEXTS[number] for number in positions]), vectors[positions]
+
+    order = ByLength([len(text) for text in TEXTS], batch_size=8)
+    batches = Batches(order=order, load=load, divider=make_divider(told.append))
+    task = Alignment(student=student, batches=batches, validation=None)
+
+    def objective(batch: Batch) -> Tensor:
+        if batch[0]["input_ids"].numel() > most:
+            raise FULL
+        return task.objective(batch)
+
+    settings = TrainSettings(steps=3, learning_rate=1e-3, dropout=False)
+    return train(student, objective, batches, settings).loss
+
+
+@pytest.mark.parametrize("family", pico.CONFIGS)
+def test_training_in_parts_leads_to_the_same_weights(
+    family: str, pico_folders: Callable[[str], Path], pico_model: Callable[[str], SentenceTransformer]
+) -> None:
+    teacher, told = pico_model(family), []
+    found = []
+    for most in (float("inf"), 24):
+        torch.manual_seed(0)
+        student = SentenceTransformer(str(pico_folders(family)), device="cpu")
+        with torch.no_grad():
+            for weight in student.parameters():
+                weight += 0.02 * torch.randn_like(weight)
+        loss = trained(student, teacher, most, told)
+        found.append((loss, {name: weight.detach() for name, weight in student.named_parameters()}))
+    (whole, one), (parts, other) = found
+    assert parts == pytest.approx(whole, rel=1e-4)
+    # Adam makes a step of the same length of any gradient, so what is hardly reached may differ by rounding alone.
+    away = np.concatenate([(one[name] - other[name]).abs().flatten().numpy() for name in one])
+    assert np.quantile(away, 0.99) < 1e-5
+    assert len(told) == 1
+
+
+def test_one_text_that_has_no_room_ends_it(
+    pico_folders: Callable[[str], Path], pico_model: Callable[[str], SentenceTransformer]
+) -> None:
+    student = SentenceTransformer(str(pico_folders("bert")), device="cpu")
+    with pytest.raises(torch.OutOfMemoryError):
+        trained(student, pico_model("bert"), 1, [])
+
+
+def test_tokens_that_lie_in_one_row_cant_be_cut() -> None:
+    flat = {"input_ids": torch.arange(9), "offsets": torch.tensor([0, 4])}
+    divider = make_divider(lambda _: None)
+    assert not divider.give_way((flat, torch.zeros(2, 3)))
