@@ -103,21 +103,23 @@ def test_a_search_that_was_stopped_goes_on_from_its_trials(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, output = pico_folders("bert"), tmp_path / "small"
-    words = [f"{cost(load(folder)).file_bytes // 2}B"]
+    words = [f"{int(0.6 * cost(load(folder)).parameters)}-params"]
 
     def cut_short(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(trials.Trials, "finish", cut_short)
+        patch.setattr(trials.Trials, "_may_try", lambda _self, _tried, number, _until: number == 0)
         with pytest.raises(KeyboardInterrupt):
             compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
     assert not output.exists()
     made: list[str] = []
     plain = trials.compress
     monkeypatch.setattr(trials, "compress", lambda *a, **k: made.append(str(k["output"])) or plain(*a, **k))
-    compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
-    assert made == [str(output)]
+    outcome = compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
+    assert made == [str(output)]  # and no second round, for which there was no time then
+    assert sorted(len(each.distances) for each in outcome.tried if each.distances) == [1, 1, 1]
 
 
 @pytest.mark.usefixtures("quick")

@@ -35,7 +35,15 @@ from trundle.planner.outcome import Outcome, Tried
 from trundle.planner.shipping import ship
 from trundle.planner.speed import Speed, measure_speed
 from trundle.planner.trials import Trials
-from trundle.planner.unfinished import TEXTS_FILE, TRIALS, any_wrote, mark_written, once, wrote
+from trundle.planner.unfinished import (
+    CONTEST_OVER,
+    TEXTS_FILE,
+    TRIALS,
+    any_wrote,
+    mark_written,
+    once,
+    wrote,
+)
 from trundle.progress import SILENT, Progress
 from trundle.steps.align_texts import validation_count
 
@@ -138,9 +146,14 @@ def compress_to_budget(
         fresh=fresh,
         progress=progress,
     )
-    until = began + 60 * minutes * (LABELLING + TRYING)
+    # A search that goes on in its last training does not reopen the contest.
+    over = work / CONTEST_OVER
+    until = began + (0 if over.is_file() else 60 * minutes * (LABELLING + TRYING))
+    ranked = trials.contest(tried, timetable, until=until)
+    work.mkdir(parents=True, exist_ok=True)
+    over.touch()
     run, ranked = trials.finish_best(
-        trials.contest(tried, timetable, until=until),
+        ranked,
         lambda: time_left(minutes, time.monotonic() - began),
         output,
         replace_output=replace_output or goes_on,

@@ -54,14 +54,16 @@ class Trials:
 
         One that a step refuses makes room for the next, and keeps the step's sentence; it is the end only where all are
         refused. A trial also takes time to read and to cut. When the clock has reached `until` no other is begun, and the
-        best of the round so far is the winner.
+        best of the round so far is the winner; what a stopped search has tried is taken over at any time.
         """
         running: list[Tried] = list(tried)
         behind: list[Tried] = []
         errors: list[UserError] = []
         for number, rung in enumerate(timetable.rungs, start=1):
             waiting, running = running, []
-            while waiting and len(running) < rung.candidates and not (running and time.monotonic() > until):
+            while waiting and len(running) < rung.candidates:
+                if running and not self._may_try(waiting[0], number - 1, until):
+                    break
                 one = waiting.pop(0)
                 try:
                     running.append(self._trial(one, number - 1, rung.seconds))
@@ -81,7 +83,7 @@ class Trials:
             self.progress.say(
                 f"round {number}: {leader.candidate.name} leads at a distance of {leader.distances[-1]:.4f}"
             )
-            if len(running) == 1 or time.monotonic() > until:
+            if len(running) == 1 or not self._may_try(leader, number, until):
                 break
         found = sorted([*(_left(each) for each in running), *behind], key=_standing)
         best = next((each for each in found if not each.refused), None)
@@ -143,6 +145,9 @@ class Trials:
             fresh=self.fresh,
             progress=self.progress,
         )
+
+    def _may_try(self, tried: Tried, number: int, until: float) -> bool:
+        return time.monotonic() <= until or self._folder(tried, number).is_dir()
 
     def _trial(self, tried: Tried, number: int, seconds: float) -> Tried:
         folder = self._folder(tried, number)

@@ -12,7 +12,7 @@ from pathlib import Path
 from trundle.artifact import cache_folder, write_whole
 
 TRIALS = "trials"
-TEXTS_FILE, WRITTEN_FILE = "texts", "written"
+TEXTS_FILE, CONTEST_OVER, WRITTEN_FILE = "texts", "contest-over", "written"
 
 
 def once(place: Path, measure: Callable[[], float]) -> float:
