@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -169,6 +170,14 @@ def test_a_search_that_was_stopped_behind_its_training_only_exports(
     other = [f"{cost(load(folder)).file_bytes // 3}B"]
     with pytest.raises(BadInput, match="exists already"):  # another search has no business with it
         search_again(other)
+    lineage = output / "trundle.json"
+    written = lineage.stat()
+    os.utime(lineage, ns=(written.st_atime_ns, written.st_mtime_ns + 1))
+    with pytest.raises(
+        BadInput, match="exists already"
+    ):  # nor this one, once somebody else has written there
+        search_again()
+    os.utime(lineage, ns=(written.st_atime_ns, written.st_mtime_ns))
     monkeypatch.setattr("trundle.steps.align.learn", stopped)
     outcome = search_again()
     assert (output / "model.safetensors").read_bytes() == weights

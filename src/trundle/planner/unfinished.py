@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from trundle.artifact import cache_folder, write_whole
+from trundle.artifact import LINEAGE_FILE, cache_folder, write_whole
 
 TRIALS = "trials"
 TEXTS_FILE, CONTEST_OVER, WRITTEN_FILE = "texts", "contest-over", "written"
@@ -26,13 +26,13 @@ def once(place: Path, measure: Callable[[], float]) -> float:
 def mark_written(work: Path, output: str | Path) -> None:
     """The output is this search's from here on, until the search is done and its work is gone."""
     work.mkdir(parents=True, exist_ok=True)
-    write_whole(work / WRITTEN_FILE, _name(output))
+    write_whole(work / WRITTEN_FILE, _identity(output))
 
 
 def wrote(work: Path, output: str | Path) -> bool:
-    """Whether the search that has its work here has written this output and was stopped before its end."""
+    """Whether the search that has its work here has written this output, and nobody since, and was stopped before its end."""
     place = work / WRITTEN_FILE
-    return place.is_file() and place.read_text() == _name(output)
+    return place.is_file() and place.read_text() == _identity(output)
 
 
 def any_wrote(output: str | Path) -> bool:
@@ -41,5 +41,6 @@ def any_wrote(output: str | Path) -> bool:
     return works.is_dir() and any(wrote(work, output) for work in works.iterdir())
 
 
-def _name(output: str | Path) -> str:
-    return str(Path(output).resolve())
+def _identity(output: str | Path) -> str:
+    lineage = Path(output).resolve() / LINEAGE_FILE
+    return f"{lineage} {lineage.stat().st_mtime_ns if lineage.is_file() else None}"
