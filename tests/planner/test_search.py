@@ -20,7 +20,7 @@ from trundle.artifact import read_lineage
 from trundle.data import find_targets, read_corpus
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput, MissingExtra
-from trundle.measure import cost
+from trundle.measure import cost, predict_static
 from trundle.model import cut, layout_of, load, transformer_of
 from trundle.planner import candidates as space
 from trundle.planner import compress_to_budget, halving, search, speed, trials
@@ -310,6 +310,8 @@ def test_what_was_timed_on_a_busy_machine_is_not_kept(
     monkeypatch.setattr(speed, "time_queries", timed)
     found = speed.measure_speed(load(pico_folders("bert")), "float32")
     assert found.undisturbed == undisturbed
+    assert found.static == 6.0  # the fifth graph: no other tells how long a model without layers takes
+    assert found.milliseconds(predict_static(load(pico_folders("bert")))) == 6.0
     assert bool(list((tmp_path / "speed").glob("*.json"))) == undisturbed
 
 

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from trundle.model.static import static_model as static_model
     from trundle.model.static import static_shape as static_shape
     from trundle.model.static import static_table as static_table
+    from trundle.model.static import static_with as static_with
     from trundle.model.static import token_counts as token_counts
     from trundle.model.surgery import Cut as Cut
     from trundle.model.surgery import cut as cut
@@ -169,6 +170,7 @@ __getattr__ = lazy(
         "static_model": "static",
         "static_shape": "static",
         "static_table": "static",
+        "static_with": "static",
         "token_counts": "static",
         "Cut": "surgery",
         "cut": "surgery",

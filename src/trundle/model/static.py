@@ -58,6 +58,11 @@ def static_model(
     vectors = token_vectors(model, progress=progress).double()
     weights = torch.from_numpy(frequency_weights(shares))
     table = (vectors - (torch.from_numpy(shares) * weights) @ vectors) * weights[:, None]
+    return static_with(model, table)
+
+
+def static_with(model: SentenceTransformer, table: Tensor) -> SentenceTransformer:
+    """A static model that reads like this one and has these vectors for its tokens."""
     dtype = transformer_of(model).model.dtype
     modules: list[Any] = [StaticEmbedding(_tokenizer(model), embedding_weights=table.to(dtype))]
     if isinstance(model[-1], Normalize):

@@ -1,7 +1,8 @@
 """How long a query takes on this machine: measured on four small cuts of the model, and told from that for any other.
 
 A graph of one layer, one of three, one of one layer with half its neurons and one of three layers half as wide say what a query costs
-besides layers, what a layer costs however narrow it is, and what the FLOPs of attention and of an MLP cost. Kept in the cache, since neither machine nor shape
+besides layers, what a layer costs however narrow it is, and what the FLOPs of attention and of an MLP cost. A static model reads and adds up in another
+way, so it is timed for itself. Kept in the cache, since neither machine nor shape
 change; but not what was timed while the machine was busy with something else.
 """
 
@@ -13,20 +14,30 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import torch
 from scipy.optimize import nnls
 from sentence_transformers import SentenceTransformer
 
 from trundle.artifact import cache_folder, versions, write_whole
 from trundle.bench.machine import this_machine
 from trundle.bench.workload import workload
-from trundle.errors import ImpossibleCut
+from trundle.errors import BadModel, ImpossibleCut
 from trundle.export import Limits, export_model
 from trundle.measure import Cost, cost
-from trundle.model import Cut, cut, layout_of, transformer_of
+from trundle.model import (
+    Cut,
+    cut,
+    has_token_map,
+    layout_of,
+    static_shape,
+    static_with,
+    transformer_of,
+)
 from trundle.model.layout import Layout
 from trundle.planner.candidates import Precision
 from trundle.progress import SILENT, Progress
@@ -47,11 +58,15 @@ class Speed:
     attention: float
     mlp: float
     layer: float = 0.0
+    static: float | None = None
+    """Of a model without layers; None where it can't be made of this one."""
     undisturbed: bool = True
     """Whether nothing else kept the machine busy while it was timed."""
 
     def milliseconds(self, of: Cost) -> float:
         """What a query would take."""
+        if of.layers == 0 and self.static is not None:
+            return self.static
         attention, mlp, layers = _work(of)
         return self.fixed + self.attention * attention + self.mlp * mlp + self.layer * layers
 
@@ -61,23 +76,37 @@ def measure_speed(model: SentenceTransformer, precision: Precision, *, progress:
     kept = cache_folder() / "speed" / f"{_key(model, precision)}.json"
     if kept.is_file():
         return Speed(**json.loads(kept.read_text(encoding="utf-8")))
-    cuts = timed_cuts(layout_of(transformer_of(model).model))
-    with TemporaryDirectory() as scratch, progress.task(f"timing {precision} graphs", len(cuts)) as advance:
+    cuts, static = timed_cuts(layout_of(transformer_of(model).model)), _static(model)
+    count = len(cuts) + len(static)
+    with TemporaryDirectory() as scratch, progress.task(f"timing {precision} graphs", count) as advance:
         folders, costs = [], []
-        for number, what in enumerate(cuts):
+        for number, small in enumerate(chain((cut(model, what) for what in cuts), static)):
             folder = Path(scratch) / str(number)
-            small = cut(model, what)
             small.save_pretrained(str(folder), create_model_card=False)
             costs.append(cost(small))
             export_graph(folder, precision, calibrate=workload().long + workload().short, limits=ANY_LOSS)
             folders.append(folder)
             advance(1)
         timed = time_queries(folders)
-    speed = fit(costs, [each.milliseconds for each in timed])
+    taken = [each.milliseconds for each in timed]
+    speed = fit(costs[: len(cuts)], taken[: len(cuts)])
+    if static:
+        speed = replace(speed, static=taken[-1])
     if all(each.undisturbed for each in timed):
         write_whole(kept, json.dumps(asdict(speed)))
         return speed
     return replace(speed, undisturbed=False)
+
+
+def _static(model: SentenceTransformer) -> list[SentenceTransformer]:
+    """A static model of this one's size, whose vectors mean nothing; empty where it can't have one."""
+    if has_token_map(model):
+        return []
+    try:
+        rows, width = static_shape(model)
+    except BadModel:
+        return []
+    return [static_with(model, torch.randn(rows, width, generator=torch.Generator().manual_seed(0)))]
 
 
 def timed_cuts(layout: Layout) -> list[Cut]:
