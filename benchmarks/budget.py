@@ -24,10 +24,12 @@ from trundle.recipe import parse_recipe
 
 
 def spread(candidates: list[Candidate], count: int) -> list[Candidate]:
-    """From the largest to the smallest, evenly."""
+    """From the largest to the smallest, evenly; and the smallest without layers, where there are such."""
     ordered = sorted(candidates, key=lambda each: -each.bytes)
-    last = len(ordered) - 1
-    return [ordered[number * last // max(1, count - 1)] for number in range(count)]
+    layered = [each for each in ordered if each.layers]
+    last = len(layered) - 1
+    chosen = [layered[number * last // max(1, count - 1)] for number in range(count)]
+    return chosen + [each for each in ordered if not each.layers][-1:]
 
 
 def main() -> None:
