@@ -52,6 +52,7 @@ def compress(
     pair: bool = False,
     continues: bool = False,
     compare: bool = True,
+    measured_texts: int = MEASURED_TEXTS,
     hold: bool = False,
     trust_remote_code: bool = False,
     fresh: bool = False,
@@ -60,7 +61,7 @@ def compress(
     """Make a small model out of a large one.
 
     Where `source` is only a stage on the way, `continues` says so: the result's lineage then goes on with the source's.
-    Without `compare` the result is not measured against the original. A run that was stopped is gone on with, unless
+    Without `compare` the result is not measured against the original, with it on so many held-out texts. A run that was stopped is gone on with, unless
     `fresh`. Who does more with the result says `hold`: the same call then finds what was learned, until `Run.settle`.
 
     With `pair`, a second folder holds the result and its teacher as one model: see `pairing`. A dry run plans every
@@ -137,7 +138,9 @@ def compress(
     fidelity, written = None, []
     paired: Path | None = None
     if compare and vectors and not dry_run and corpus is not None and is_first():
-        fidelity = measure_against(teacher, student, corpus, seed=seed, progress=progress)
+        fidelity = measure_against(
+            teacher, student, corpus, most=measured_texts, seed=seed, progress=progress
+        )
     judged: dict[str, tuple[float, float]] = {}
     if judges and not dry_run and is_first():
         started = memory.remember(embedder(original, name=THE_ORIGINAL), "original: encoding")
@@ -163,7 +166,9 @@ def compress(
             near = None
             if corpus is not None:
                 own = memory.remember(embedder(beside.model, name=place.name), f"{place.name}: encoding")
-                near = measure_against(teacher, own, corpus, seed=seed, progress=progress)
+                near = measure_against(
+                    teacher, own, corpus, most=measured_texts, seed=seed, progress=progress
+                )
             origin = dataclasses.replace(
                 lineage,
                 steps=lineage.steps[: len(lineage.steps) - len(steps) + taken],
@@ -273,10 +278,16 @@ def _take(
 
 
 def measure_against(
-    original: Embedder, result: Embedder, corpus: Corpus, *, seed: int, progress: Progress = SILENT
+    original: Embedder,
+    result: Embedder,
+    corpus: Corpus,
+    *,
+    most: int = MEASURED_TEXTS,
+    seed: int,
+    progress: Progress = SILENT,
 ) -> Fidelity | None:
     """How near the new model is to the original on held-out texts; None where that can't be told."""
-    texts = sample(distinct(corpus.held_out(), key=lambda text: text.text), MEASURED_TEXTS, seed=seed)
+    texts = sample(distinct(corpus.held_out(), key=lambda text: text.text), most, seed=seed)
     queries, documents = queries_and_documents(texts)
     if len(documents) < FEWEST_DOCUMENTS:
         progress.say(

@@ -29,7 +29,7 @@ def test_a_model_is_told_of_though_texts_are_too_few_to_compare_by(
     said: list[str] = []
     progress = Silent()
     monkeypatch.setattr(progress, "say", said.append)
-    budgeting.report(tmp_path, "model", ["few.txt"], trust=False, progress=progress)
+    budgeting.report(tmp_path, "model", ["few.txt"], texts=7, trust=False, progress=progress)
     assert asked == [["few.txt"], None]
     assert said == ["the report has no comparison: 38 texts are too few; give at least 100"]
     assert (tmp_path / budgeting.REPORT).is_file()

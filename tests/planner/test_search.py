@@ -276,7 +276,7 @@ def test_the_teacher_is_timed_on_few_texts_too(pico_folders: Callable[[str], Pat
         corpus=read_corpus([str(tmp_path / "few.txt")], seed=0),
         progress=Silent(),
     )
-    assert few.affordable_texts(1.0) >= search.FEWEST_TEXTS
+    assert few.affordable_texts(1.0) >= halving.FEWEST_TEXTS
 
 
 @pytest.mark.usefixtures("quick")
@@ -392,6 +392,13 @@ def test_a_model_that_is_only_exported_makes_no_pair(
 def test_a_slow_teacher_answers_fewer_texts(seconds: float, rate: float, texts: int) -> None:
     """Enough for a sound linear map where twice the time allows it; else the time counts, down to the fewest."""
     assert search.texts_within(seconds, rate) == texts
+
+
+@pytest.mark.parametrize(
+    ("texts", "proved"), [(0, 2000), (200, 200), (2000, 400), (9000, 1800), (50_000, 2000)]
+)
+def test_a_slow_teacher_proves_by_fewer_texts(texts: int, proved: int) -> None:
+    assert search.proof_texts(texts) == proved
 
 
 @pytest.mark.usefixtures("quick")

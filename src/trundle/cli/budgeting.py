@@ -66,19 +66,21 @@ def carry_out(
         progress=progress,
     )
     if outcome.run is not None and output is not None:
-        report(output, model, data, trust=trust, progress=progress)
+        report(output, model, data, texts=outcome.proof_texts, trust=trust, progress=progress)
     if as_json:
         console.show_json(outcome.as_json() | {"run": outcome.run.as_json() if outcome.run else None})
         return
     show(outcome)
 
 
-def report(output: Path, model: str, data: list[str], *, trust: bool, progress: Progress) -> None:
+def report(output: Path, model: str, data: list[str], *, texts: int, trust: bool, progress: Progress) -> None:
     """A page beside the model. Where texts are too few to compare by, it is without: the model is made and stays."""
     from trundle.reporting import make_report, write_report
 
     try:
-        made = make_report([output], teacher=model, data=data, trust_remote_code=trust, progress=progress)
+        made = make_report(
+            [output], teacher=model, data=data, texts=texts, trust_remote_code=trust, progress=progress
+        )
     except UserError as problem:
         progress.say(f"the report has no comparison: {problem}")
         made = make_report([output], teacher=model, trust_remote_code=trust, progress=progress)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trundle.evaluate.fidelity import MEASURED_TEXTS
+from trundle.steps.align_texts import validation_count
+
 TRIED = 8
 """Candidates at most in the first round."""
 KEPT = 2
@@ -13,6 +16,10 @@ SHORTEST_TRIAL = 20.0
 LABELLING, TRYING, FINISHING = 0.25, 0.3, 0.35
 """Shares of the time: the teacher's vectors, the trials, the winner's training. The rest is for exporting and proving."""
 PROVING = 1 - LABELLING - TRYING - FINISHING
+PROVED_SHARE, FEWEST_PROVED = 5, 200
+"""One of so many texts more is there to prove the result by, and so many however slow the teacher is."""
+ENOUGH_TEXTS, FEWEST_TEXTS = 2000, 200
+"""So many are learned from if twice the time for them allows it, and so many however slow the teacher is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +58,18 @@ def plan_time(minutes: float, candidates: int) -> Timetable:
 def time_left(minutes: float, gone: float) -> float:
     """Seconds for the winner when so many have gone: what was lost before is not lost at the end as well."""
     return max(SHORTEST_TRIAL, (1 - PROVING) * 60 * minutes - gone)
+
+
+def texts_within(seconds: float, rate: float) -> int:
+    """How many to learn from: what fits into this time, beside those that validate; up to `ENOUGH_TEXTS` in twice the time."""
+    affordable = int(seconds * rate)
+    found = affordable - validation_count(affordable)
+    return found if found >= ENOUGH_TEXTS else min(ENOUGH_TEXTS, max(FEWEST_TEXTS, 2 * found))
+
+
+def proof_texts(texts: int) -> int:
+    """How many held-out texts the result is compared by, when so many were learned from: the teacher has to read these as well."""
+    return min(MEASURED_TEXTS, max(FEWEST_PROVED, texts // PROVED_SHARE)) if texts else MEASURED_TEXTS
 
 
 def _counts(tried: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from trundle.evaluate.fidelity import MEASURED_TEXTS
 from trundle.measure import Cost
 from trundle.planner.budget import Budget
 from trundle.planner.candidates import Candidate
@@ -59,6 +60,8 @@ class Outcome:
     chosen: Tried
     timetable: Timetable
     run: Run | None = None
+    proof_texts: int = MEASURED_TEXTS
+    """How many held-out texts there is time to compare by."""
     bytes: int | None = None
     """Of the file that is shipped, as it lies on the disk."""
     parameters: int | None = None

@@ -30,7 +30,15 @@ from trundle.model import embedder, load, model_digest
 from trundle.pairing import pair_folder
 from trundle.planner.budget import parse_budget
 from trundle.planner.candidates import Candidate, Coverage, Precision, edge, list_candidates, smallest
-from trundle.planner.halving import LABELLING, TRYING, plan_time, time_left
+from trundle.planner.halving import (
+    ENOUGH_TEXTS,
+    LABELLING,
+    TRYING,
+    plan_time,
+    proof_texts,
+    texts_within,
+    time_left,
+)
 from trundle.planner.outcome import Outcome, Tried
 from trundle.planner.shipping import ship
 from trundle.planner.speed import Speed, measure_speed
@@ -45,14 +53,11 @@ from trundle.planner.unfinished import (
     wrote,
 )
 from trundle.progress import SILENT, Progress
-from trundle.steps.align_texts import validation_count
 
 PLANNING_FILE = "planning.json"
 MINUTES = 30.0
 TIMED_TEXTS, MOST_TIMED_TEXTS, TIMED_SECONDS = 32, 8192, 1.0
 COUNTED_TEXTS = 5000
-ENOUGH_TEXTS, FEWEST_TEXTS = 2000, 200
-"""So many are learned from if twice the time for them allows it, and so many however slow the teacher is."""
 
 
 def compress_to_budget(
@@ -141,6 +146,7 @@ def compress_to_budget(
         corpus=corpus,
         texts=texts,
         work=work,
+        proof_texts=proof_texts(texts),
         seed=seed,
         trust_remote_code=trust_remote_code,
         fresh=fresh,
@@ -161,7 +167,12 @@ def compress_to_budget(
     )
     mark_written(work, output)
     outcome = replace(
-        outcome, tried=tuple(ranked), chosen=ranked[0], run=run, parameters=run.after.parameters
+        outcome,
+        tried=tuple(ranked),
+        chosen=ranked[0],
+        run=run,
+        proof_texts=trials.proof_texts,
+        parameters=run.after.parameters,
     )
     _write(outcome, Path(output))  # exporting may fail yet, and all that was learned is here
     best = outcome.chosen.candidate
@@ -261,13 +272,6 @@ class Search:
                 f"the model reads {rate:{',.0f' if rate >= 10 else '.2g'}} texts a second here, so {found:,} have to do; more --minutes or a GPU teach from more"
             )
         return found
-
-
-def texts_within(seconds: float, rate: float) -> int:
-    """How many to learn from: what fits into this time, beside those that validate; up to `ENOUGH_TEXTS` in twice the time."""
-    affordable = int(seconds * rate)
-    found = affordable - validation_count(affordable)
-    return found if found >= ENOUGH_TEXTS else min(ENOUGH_TEXTS, max(FEWEST_TEXTS, 2 * found))
 
 
 def computed_as(precision: Precision) -> Precision:

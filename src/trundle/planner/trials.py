@@ -15,6 +15,7 @@ import torch
 from trundle.artifact import read_lineage
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput, BadModel, ImpossibleCut, UserError
+from trundle.evaluate.fidelity import MEASURED_TEXTS
 from trundle.pipeline import compress
 from trundle.planner.candidates import GRID
 from trundle.planner.halving import Timetable
@@ -46,6 +47,8 @@ class Trials:
     seed: int
     trust_remote_code: bool
     progress: Progress
+    proof_texts: int = MEASURED_TEXTS
+    """How many held-out texts the result is compared with the model by."""
     fresh: bool = False
     """Whether nothing is taken over from a run that was stopped."""
 
@@ -140,6 +143,7 @@ class Trials:
             replace=replace_output,
             pair=pair,
             continues=start is not None,
+            measured_texts=self.proof_texts,
             hold=True,
             trust_remote_code=self.trust_remote_code,
             fresh=self.fresh,
