@@ -175,9 +175,11 @@ def whole_folder(
         raise WriteFailed(f"{path} can't be made ({error.strerror}); choose another place") from error
     try:
         yield scratch
-        scratch.chmod(0o755)
+        usual = _usual_mode(scratch)
+        scratch.chmod(usual | (usual & 0o444) >> 2)
         for file in scratch.rglob("*"):
             if file.is_file():
+                file.chmod(usual)
                 with file.open("rb") as handle:
                     os.fsync(handle.fileno())
         swap_folders(scratch, path)
@@ -187,6 +189,15 @@ def whole_folder(
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _usual_mode(folder: Path) -> int:
+    """How this user's files may be read and written; a scratch folder, and weights in safetensors, begin as nobody else's."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = probe.stat().st_mode & 0o666
+    probe.unlink()
+    return mode
 
 
 def swap_folders(scratch: Path, path: Path) -> None:

@@ -128,6 +128,22 @@ def test_a_folder_is_replaced_whole(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
 
 
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_a_result_is_as_open_as_any_other_file_of_its_user(
+    mask: int, pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
+) -> None:
+    before = os.umask(mask)
+    try:
+        with whole_folder(tmp_path / "out") as scratch:
+            pico_model("bert").save_pretrained(str(scratch))
+    finally:
+        os.umask(before)
+    files = [file for file in (tmp_path / "out").rglob("*") if file.is_file()]
+    assert any(file.suffix == ".safetensors" for file in files)
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o666 & ~mask}
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o777 & ~mask & ~0o022
+
+
 def test_a_target_that_can_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(BadInput, match="is a file"):

@@ -74,7 +74,7 @@ def trained(
     return train(student, objective, batches, settings).loss
 
 
-@pytest.mark.parametrize("family", pico.CONFIGS)
+@pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert", "llama", "gpt2"])
 def test_training_in_parts_leads_to_the_same_weights(
     family: str, pico_folders: Callable[[str], Path], pico_model: Callable[[str], SentenceTransformer]
 ) -> None:
