@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
@@ -61,8 +61,9 @@ def compress(
     """Make a small model out of a large one.
 
     Where `source` is only a stage on the way, `continues` says so: the result's lineage then goes on with the source's.
-    Without `compare` the result is not measured against the original, with it on so many held-out texts. A run that was stopped is gone on with, unless
-    `fresh`. Who does more with the result says `hold`: the same call then finds what was learned, until `Run.settle`.
+    With `compare` the result is measured against the original on up to `measured_texts` held-out texts. A run that was
+    stopped is gone on with, unless `fresh`. Who does more with the result says `hold`: the same call then finds what was
+    learned, until `Run.settle`.
 
     With `pair`, a second folder holds the result and its teacher as one model: see `pairing`. A dry run plans every
     step and says what it would save; steps that only cut are carried out in memory, so that the next plan is made on
@@ -98,6 +99,11 @@ def compress(
     space: Embedder | None = None
     partner: SentenceTransformer | None = None
     when_safe: list[Callable[[], None]] = []
+
+    def settle() -> None:
+        for done in when_safe:
+            done()
+
     judges, compact = [], False
     scores: dict[str, float] = {}
     use = ""
@@ -182,7 +188,7 @@ def compress(
             paired = pair_folder(output)
             save_pair(model, partner, names=names, output=paired, files=files, replace=replace)
         if not hold:
-            _all(when_safe)()
+            settle()
     return Run(
         source=source,
         recipe=recipe,
@@ -200,16 +206,8 @@ def compress(
         stored_bytes=weight_bytes(output)
         if compact and output is not None and not dry_run and is_first()
         else None,
-        settle=_all(when_safe),
+        settle=settle,
     )
-
-
-def _all(calls: Sequence[Callable[[], None]]) -> Callable[[], None]:
-    def call() -> None:
-        for each in calls:
-            each()
-
-    return call
 
 
 def _save(
