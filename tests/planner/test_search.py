@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,27 +17,15 @@ from trundle.artifact import read_lineage
 from trundle.data import find_targets, read_corpus
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput, MissingExtra
-from trundle.measure import cost, predict_static
-from trundle.model import cut, layout_of, load, transformer_of
+from trundle.measure import cost
+from trundle.model import load
 from trundle.planner import candidates as space
-from trundle.planner import compress_to_budget, halving, search, speed, trials
-from trundle.planner.speed import Speed, fit
+from trundle.planner import compress_to_budget, halving, search, trials
+from trundle.planner.speed import Speed
 from trundle.progress import Silent
 from trundle.runtime import Encoder
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Seconds instead of minutes, pico vocabularies, and no timing of graphs."""
-    monkeypatch.setattr(space, "FEWEST_TOKENS", 120)
-    monkeypatch.setattr(space, "WIDTHS", space.WIDTHS[:1])
-    monkeypatch.setattr(halving, "SHORTEST_TRIAL", 0.1)
-    monkeypatch.setattr(halving, "TRIED", 3)
-    monkeypatch.setattr(search, "TRYING", 1000.0)
-    monkeypatch.setattr(search, "measure_speed", lambda *_, **__: Speed(fixed=0.1, attention=1e-6, mlp=1e-6))
-    monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.mark.usefixtures("quick")
@@ -97,121 +82,6 @@ def test_when_the_time_for_trials_is_gone_the_best_so_far_is_taken(
     assert (chosen.outcome, len(chosen.distances)) == ("chosen", 1)
     assert others
     assert {(each.outcome, each.distances) for each in others} == {("no time to try it", ())}
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_search_that_was_stopped_goes_on_from_its_trials(
-    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, output = pico_folders("bert"), tmp_path / "small"
-    words = [f"{int(0.6 * cost(load(folder)).parameters)}-params"]
-
-    def cut_short(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trials.Trials, "finish", cut_short)
-        patch.setattr(trials.Trials, "_may_try", lambda _self, _tried, number, _until: number == 0)
-        with pytest.raises(KeyboardInterrupt):
-            compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
-    assert not output.exists()
-    made: list[str] = []
-    plain = trials.compress
-    monkeypatch.setattr(trials, "compress", lambda *a, **k: made.append(str(k["output"])) or plain(*a, **k))
-    outcome = compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
-    assert made == [str(output)]  # and no second round, for which there was no time then
-    assert sorted(len(each.distances) for each in outcome.tried if each.distances) == [1, 1, 1]
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_last_training_that_was_stopped_goes_on_for_the_time_it_had(
-    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its checkpoint is kept by its options, and the time that is left is another one."""
-    folder, output = pico_folders("bert"), tmp_path / "small"
-    words = [f"{cost(load(folder)).file_bytes // 2}B"]
-    plain, asked = trials.compress, []
-
-    def stopped(*given: Any, **named: Any) -> Any:
-        if named["output"] != output:
-            return plain(*given, **named)
-        asked.append(given[1].as_json())
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(trials, "compress", stopped)
-    for left in (1.7, 0.4):
-        monkeypatch.setattr(search, "time_left", lambda *_, seconds=left: seconds)
-        with pytest.raises(KeyboardInterrupt):
-            compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
-    first, second = asked
-    assert first == second
-    assert first["steps"][-1]["align"]["minutes"] == 1.7 / 60
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_search_that_was_stopped_behind_its_training_only_exports(
-    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, output = pico_folders("bert"), tmp_path / "small"
-    words = [f"{cost(load(folder)).file_bytes // 2}B"]
-    monkeypatch.setattr("trundle.stages.KEPT_AFTER", 0.0)
-
-    def search_again(words: list[str] = words) -> search.Outcome:
-        return compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
-
-    def stopped(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(search, "ship", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            search_again()
-    weights = (output / "model.safetensors").read_bytes()
-    other = [f"{cost(load(folder)).file_bytes // 3}B"]
-    with pytest.raises(BadInput, match="exists already"):  # another search has no business with it
-        search_again(other)
-    lineage = output / "trundle.json"
-    written = lineage.stat()
-    os.utime(lineage, ns=(written.st_atime_ns, written.st_mtime_ns + 1))
-    with pytest.raises(
-        BadInput, match="exists already"
-    ):  # nor this one, once somebody else has written there
-        search_again()
-    os.utime(lineage, ns=(written.st_atime_ns, written.st_mtime_ns))
-    monkeypatch.setattr("trundle.steps.align.learn", stopped)
-    outcome = search_again()
-    assert (output / "model.safetensors").read_bytes() == weights
-    assert Encoder(output).encode("a text").shape == (32,)
-    assert outcome.run is not None
-    assert outcome.run.fidelity is not None
-    assert not list((tmp_path / "cache" / "trials").iterdir())
-    assert not list((tmp_path / "cache" / "steps").iterdir())
-    with pytest.raises(BadInput, match="exists already"):
-        search_again()
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_search_that_goes_on_learns_from_as_many_texts(
-    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However fast the machine is then: the teacher's vectors are kept by their number."""
-    folder, words = pico_folders("bert"), [f"{cost(load(pico_folders('bert'))).file_bytes // 2}B"]
-    asked, kinds = [], []
-
-    def stopped(self: trials.Trials, *_: object, **__: object) -> None:
-        asked.append(self.texts)
-        kinds.append(self.fresh)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(trials.Trials, "contest", stopped)
-    for affordable, fresh in ((300, False), (500, False), (700, True)):
-        monkeypatch.setattr(search.Search, "affordable_texts", lambda *_, found=affordable: found)
-        with pytest.raises(KeyboardInterrupt):
-            compress_to_budget(
-                str(folder), words, output=tmp_path / "small", corpus=corpus, minutes=0.1, fresh=fresh
-            )
-    assert asked == [300, 300, 700]
-    assert kinds == [False, False, True]
 
 
 @pytest.mark.usefixtures("quick")
@@ -293,28 +163,6 @@ def test_a_model_that_fits_once_it_is_int8_is_only_exported(
     assert Encoder(output).graph.precision == "int8"
 
 
-@pytest.mark.parametrize("undisturbed", [True, False])
-def test_what_was_timed_on_a_busy_machine_is_not_kept(
-    undisturbed: bool,
-    pico_folders: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def timed(folders: Sequence[Path]) -> list[speed.Timed]:
-        return [
-            speed.Timed(milliseconds=2.0 + n, undisturbed=undisturbed or n != 1)
-            for n, _ in enumerate(folders)
-        ]
-
-    monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path))
-    monkeypatch.setattr(speed, "time_queries", timed)
-    found = speed.measure_speed(load(pico_folders("bert")), "float32")
-    assert found.undisturbed == undisturbed
-    assert found.static == 6.0  # the fifth graph: no other tells how long a model without layers takes
-    assert found.milliseconds(predict_static(load(pico_folders("bert")))) == 6.0
-    assert bool(list((tmp_path / "speed").glob("*.json"))) == undisturbed
-
-
 @pytest.mark.usefixtures("quick")
 def test_times_of_a_busy_machine_are_called_rough_once(
     pico_folders: Callable[[str], Path], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
@@ -330,29 +178,6 @@ def test_times_of_a_busy_machine_are_called_rough_once(
     folder = str(pico_folders("bert"))
     compress_to_budget(folder, ["2x"], output=None, corpus=corpus, dry_run=True, progress=Heard())
     assert sum("the machine was busy" in line for line in said) == 1
-
-
-@pytest.mark.parametrize("layer", [0.0, 0.2])
-def test_speed_is_told_from_what_was_timed(layer: float, pico_folders: Callable[[str], Path]) -> None:
-    model = load(pico_folders("bert"))
-    real = Speed(fixed=0.5, attention=2e-6, mlp=3e-6, layer=layer)
-    cuts = speed.timed_cuts(layout_of(transformer_of(model).model))
-    costs = [cost(cut(model, what)) for what in cuts]
-    assert len(costs) == 4
-    told = fit(costs, [real.milliseconds(each) for each in costs])
-    for each in space.list_candidates(model, "", dimensions=32, precision="float32"):
-        np.testing.assert_allclose(told.milliseconds(each.cost), real.milliseconds(each.cost), rtol=1e-3)
-
-
-def test_a_model_that_cant_be_narrow_is_timed_all_the_same(pico_folders: Callable[[str], Path]) -> None:
-    layout = layout_of(transformer_of(load(pico_folders("bert"))).model)
-    odd = replace(layout, sizes={**layout.sizes, "head": 1})
-    assert len(speed.timed_cuts(odd)) == 3
-    few = speed.timed_cuts(layout)[:3]
-    real = Speed(fixed=0.5, attention=2e-6, mlp=3e-6)
-    model = load(pico_folders("bert"))
-    costs = [cost(cut(model, what)) for what in few]
-    assert fit(costs, [real.milliseconds(each) for each in costs]).layer == 0
 
 
 @pytest.mark.usefixtures("quick")

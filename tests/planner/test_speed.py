@@ -1,0 +1,63 @@
+"""What a query takes is told from a few graphs that are timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trundle.measure import cost, predict_static
+from trundle.model import cut, layout_of, load, transformer_of
+from trundle.planner import candidates as space
+from trundle.planner import speed
+from trundle.planner.speed import Speed, fit
+
+pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+
+
+@pytest.mark.parametrize("undisturbed", [True, False])
+def test_what_was_timed_on_a_busy_machine_is_not_kept(
+    undisturbed: bool,
+    pico_folders: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def timed(folders: Sequence[Path]) -> list[speed.Timed]:
+        return [
+            speed.Timed(milliseconds=2.0 + n, undisturbed=undisturbed or n != 1)
+            for n, _ in enumerate(folders)
+        ]
+
+    monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path))
+    monkeypatch.setattr(speed, "time_queries", timed)
+    found = speed.measure_speed(load(pico_folders("bert")), "float32")
+    assert found.undisturbed == undisturbed
+    assert found.static == 6.0  # the fifth graph: no other tells how long a model without layers takes
+    assert found.milliseconds(predict_static(load(pico_folders("bert")))) == 6.0
+    assert bool(list((tmp_path / "speed").glob("*.json"))) == undisturbed
+
+
+@pytest.mark.parametrize("layer", [0.0, 0.2])
+def test_speed_is_told_from_what_was_timed(layer: float, pico_folders: Callable[[str], Path]) -> None:
+    model = load(pico_folders("bert"))
+    real = Speed(fixed=0.5, attention=2e-6, mlp=3e-6, layer=layer)
+    cuts = speed.timed_cuts(layout_of(transformer_of(model).model))
+    costs = [cost(cut(model, what)) for what in cuts]
+    assert len(costs) == 4
+    told = fit(costs, [real.milliseconds(each) for each in costs])
+    for each in space.list_candidates(model, "", dimensions=32, precision="float32"):
+        np.testing.assert_allclose(told.milliseconds(each.cost), real.milliseconds(each.cost), rtol=1e-3)
+
+
+def test_a_model_that_cant_be_narrow_is_timed_all_the_same(pico_folders: Callable[[str], Path]) -> None:
+    layout = layout_of(transformer_of(load(pico_folders("bert"))).model)
+    odd = replace(layout, sizes={**layout.sizes, "head": 1})
+    assert len(speed.timed_cuts(odd)) == 3
+    few = speed.timed_cuts(layout)[:3]
+    real = Speed(fixed=0.5, attention=2e-6, mlp=3e-6)
+    model = load(pico_folders("bert"))
+    costs = [cost(cut(model, what)) for what in few]
+    assert fit(costs, [real.milliseconds(each) for each in costs]).layer == 0

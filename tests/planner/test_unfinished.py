@@ -1,0 +1,134 @@
+"""A search that was stopped anywhere goes on there when the same command is given again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trundle.data.corpus import Corpus
+from trundle.errors import BadInput
+from trundle.measure import cost
+from trundle.model import load
+from trundle.planner import compress_to_budget, search, trials
+from trundle.runtime import Encoder
+
+pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_search_that_was_stopped_goes_on_from_its_trials(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, output = pico_folders("bert"), tmp_path / "small"
+    words = [f"{int(0.6 * cost(load(folder)).parameters)}-params"]
+
+    def cut_short(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trials.Trials, "finish", cut_short)
+        patch.setattr(trials.Trials, "_may_try", lambda _self, _tried, number, _until: number == 0)
+        with pytest.raises(KeyboardInterrupt):
+            compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
+    assert not output.exists()
+    made: list[str] = []
+    plain = trials.compress
+    monkeypatch.setattr(trials, "compress", lambda *a, **k: made.append(str(k["output"])) or plain(*a, **k))
+    outcome = compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
+    assert made == [str(output)]  # and no second round, for which there was no time then
+    assert sorted(len(each.distances) for each in outcome.tried if each.distances) == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_last_training_that_was_stopped_goes_on_for_the_time_it_had(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint is kept by its options, and the time that is left is another one."""
+    folder, output = pico_folders("bert"), tmp_path / "small"
+    words = [f"{cost(load(folder)).file_bytes // 2}B"]
+    plain, asked = trials.compress, []
+
+    def stopped(*given: Any, **named: Any) -> Any:
+        if named["output"] != output:
+            return plain(*given, **named)
+        asked.append(given[1].as_json())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trials, "compress", stopped)
+    for left in (1.7, 0.4):
+        monkeypatch.setattr(search, "time_left", lambda *_, seconds=left: seconds)
+        with pytest.raises(KeyboardInterrupt):
+            compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
+    first, second = asked
+    assert first == second
+    assert first["steps"][-1]["align"]["minutes"] == 1.7 / 60
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_search_that_was_stopped_behind_its_training_only_exports(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, output = pico_folders("bert"), tmp_path / "small"
+    words = [f"{cost(load(folder)).file_bytes // 2}B"]
+    monkeypatch.setattr("trundle.stages.KEPT_AFTER", 0.0)
+
+    def search_again(words: list[str] = words) -> search.Outcome:
+        return compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1)
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(search, "ship", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            search_again()
+    weights = (output / "model.safetensors").read_bytes()
+    other = [f"{cost(load(folder)).file_bytes // 3}B"]
+    with pytest.raises(BadInput, match="exists already"):  # another search has no business with it
+        search_again(other)
+    lineage = output / "trundle.json"
+    written = lineage.stat()
+    os.utime(lineage, ns=(written.st_atime_ns, written.st_mtime_ns + 1))
+    with pytest.raises(
+        BadInput, match="exists already"
+    ):  # nor this one, once somebody else has written there
+        search_again()
+    os.utime(lineage, ns=(written.st_atime_ns, written.st_mtime_ns))
+    monkeypatch.setattr("trundle.steps.align.learn", stopped)
+    outcome = search_again()
+    assert (output / "model.safetensors").read_bytes() == weights
+    assert Encoder(output).encode("a text").shape == (32,)
+    assert outcome.run is not None
+    assert outcome.run.fidelity is not None
+    assert not list((tmp_path / "cache" / "trials").iterdir())
+    assert not list((tmp_path / "cache" / "steps").iterdir())
+    with pytest.raises(BadInput, match="exists already"):
+        search_again()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_search_that_goes_on_learns_from_as_many_texts(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However fast the machine is then: the teacher's vectors are kept by their number."""
+    folder, words = pico_folders("bert"), [f"{cost(load(pico_folders('bert'))).file_bytes // 2}B"]
+    asked, kinds = [], []
+
+    def stopped(self: trials.Trials, *_: object, **__: object) -> None:
+        asked.append(self.texts)
+        kinds.append(self.fresh)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trials.Trials, "contest", stopped)
+    for affordable, fresh in ((300, False), (500, False), (700, True)):
+        monkeypatch.setattr(search.Search, "affordable_texts", lambda *_, found=affordable: found)
+        with pytest.raises(KeyboardInterrupt):
+            compress_to_budget(
+                str(folder), words, output=tmp_path / "small", corpus=corpus, minutes=0.1, fresh=fresh
+            )
+    assert asked == [300, 300, 700]
+    assert kinds == [False, False, True]
