@@ -1,35 +1,129 @@
-"""What the planner's choice costs: the candidate it chose beside others that were trained as long.
+"""What the planner's choice costs: every candidate within a budget trained to the end beside the one a search chooses.
 
-    python benchmarks/regret.py MODEL --budget 8MB --data TEXTS --minutes 6 --others 4 -o results/
+    python benchmarks/regret.py MODEL --budget 8MB --data TEXTS --minutes 6 --texts 100000 --steps 2000 -o results/
 
-The planner searches as a user would let it. Then others of its candidates, those it tried first, are trained from the start for as long as the
-chosen one was in all its rounds, on the same texts. Regret is what the best of them is ahead in agreement@10 on held-out texts,
-searching the original's index.
+A search runs as a user would let it. Every candidate it could have chosen, its own choice too, is cut and trained from the start for
+the same --steps on the same --texts, and compared with the model on the same held-out texts. Regret is what the best of them is ahead
+of the chosen one. Trained alike, a row does not depend on what else the machine does, so rows may run --at-once on a large GPU. The
+first candidate is there twice: as `first` it asks the model for all vectors, which the others then find.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+import json
 from pathlib import Path
+from typing import Any
 
-from rows import Lines
-from trundle.artifact import read_lineage
+import torch
+from scipy.stats import spearmanr
+
+from rows import Lines, run_rows
 from trundle.data import read_corpus
-from trundle.planner.outcome import Tried
-from trundle.planner.search import compress_to_budget
-from trundle.planner.trials import Trials
-from trundle.runs import Run
+from trundle.data.corpus import Corpus
+from trundle.pipeline import compress
+from trundle.planner.candidates import GRID
+from trundle.planner.search import PLANNING_FILE, compress_to_budget
+from trundle.planner.trials import CPU_PACE, GPU_PACE
+from trundle.recipe import parse_recipe
+
+SEARCH, FIRST = "search", "first"
 
 
-def line(name: str, size: int, steps: int, run: Run | None) -> str:
-    assert run is not None
-    assert run.fidelity is not None
-    near = run.fidelity
-    return (
-        f"{name:48} {size / 1e6:6.1f} MB {steps:7,} {near.distance:8.4f} {near.cosine:7.4f} "
-        f"{near.agreement_asymmetric:9.4f}"
+def search(arguments: argparse.Namespace, corpus: Corpus) -> None:
+    compress_to_budget(
+        arguments.model,
+        [arguments.budget],
+        output=Path(arguments.output) / SEARCH,
+        corpus=corpus,
+        minutes=arguments.minutes,
+        progress=Lines(),
     )
+
+
+def train(arguments: argparse.Namespace, row: str, corpus: Corpus) -> None:
+    """One candidate from the start, as the planner trains its winner but for so many steps."""
+    listed = read_candidates(arguments.output)
+    candidate = listed[0 if row == FIRST else int(row)]
+    align = {"steps": 1 if row == FIRST else arguments.steps, "texts": arguments.texts}
+    align |= GPU_PACE if torch.cuda.is_available() else CPU_PACE
+    if candidate["grid"]:
+        align["rounding"] = "int4"
+    if not candidate["steps"]:
+        align["teacher"] = arguments.model
+    run = compress(
+        arguments.model,
+        parse_recipe(json.dumps({"steps": [*candidate["steps"], {"align": align}]}), name=candidate["name"]),
+        output=Path(arguments.output) / f"model-{row}",
+        corpus=corpus,
+        progress=Lines(),
+    )
+    assert run.fidelity is not None
+    found = {"name": candidate["name"], "fidelity": run.fidelity.as_json()} | dict(run.steps[-1].facts)
+    (Path(arguments.output) / f"result-{row}.json").write_text(json.dumps(found, indent=1))
+
+
+def write_candidates(arguments: argparse.Namespace, corpus: Corpus) -> int:
+    """All that are within the budget, once for all rows: in the planner's order."""
+    planned = compress_to_budget(
+        arguments.model,
+        [arguments.budget],
+        output=None,
+        corpus=corpus,
+        minutes=arguments.minutes,
+        dry_run=True,
+    )
+    listed = [
+        each.as_json()
+        | {
+            "steps": each.candidate.steps(texts=arguments.texts),
+            "grid": each.candidate.precision in GRID,
+        }
+        for each in planned.tried
+    ]
+    Path(arguments.output).mkdir(parents=True, exist_ok=True)
+    (Path(arguments.output) / "candidates.json").write_text(json.dumps(listed, indent=1))
+    return len(listed)
+
+
+def read_candidates(output: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((Path(output) / "candidates.json").read_text())
+    return found
+
+
+def table(output: str) -> None:
+    planning = json.loads((Path(output) / SEARCH / PLANNING_FILE).read_text())
+    trials = {each["name"]: each["rungs"] for each in planning["candidates"]}
+    found = []
+    for number, candidate in enumerate(read_candidates(output)):
+        result = Path(output) / f"result-{number}.json"
+        if result.is_file():
+            found.append((number, candidate, json.loads(result.read_text())))
+    print(
+        f"{'guess':>5}  {'candidate':56} {'file':>7}  {'trials':20} {'distance':>8} {'cosine':>7} {'agreement':>9}"
+    )
+    for number, candidate, result in sorted(found, key=lambda row: row[2]["fidelity"]["distance"]):
+        near, name = result["fidelity"], candidate["name"]
+        tried = " ".join(f"{rung['distance']:.3f}" for rung in trials.get(name, []))
+        print(
+            f"{number + 1:5}  {name + (' (chosen)' if name == planning['chosen'] else ''):56} {candidate['bytes'] / 1e6:4.1f} MB  "
+            f"{tried:20} {near['distance']:8.4f} {near['cosine']:7.4f} {near['agreement_asymmetric']:9.4f}"
+        )
+    chosen = next(row[2]["fidelity"] for row in found if row[1]["name"] == planning["chosen"])
+    all_near = [row[2]["fidelity"] for row in found]
+    best = max(near["agreement_asymmetric"] for near in all_near)
+    least = min(near["distance"] for near in all_near)
+    print(
+        f"regret among {len(found)}: {100 * (best - chosen['agreement_asymmetric']):.2f} points of agreement@10, "
+        f"{chosen['distance'] - least:.4f} of distance"
+    )
+    order = spearmanr([row[0] for row in found], [near["distance"] for near in all_near]).statistic
+    print(f"the guess and the distance at the end: Spearman {order:.2f}")
+    last = {row[1]["name"]: row[2]["fidelity"]["distance"] for row in found}
+    first = [(rungs[0]["distance"], last[name]) for name, rungs in trials.items() if rungs and name in last]
+    if len(first) > 2:
+        order = spearmanr([trial for trial, _ in first], [end for _, end in first]).statistic
+        print(f"the first trial's distance and that at the end, {len(first)} tried: Spearman {order:.2f}")
 
 
 def main() -> None:
@@ -39,47 +133,27 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--budget", required=True)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--minutes", type=float, default=6.0)
-    parser.add_argument("--others", type=int, default=4)
-    parser.add_argument("-o", "--output", required=True, type=Path)
-    options = parser.parse_args()
-    corpus, progress = read_corpus([options.data], seed=0), Lines()
-    outcome = compress_to_budget(
-        options.model,
-        [options.budget],
-        output=options.output / "chosen",
-        corpus=corpus,
-        minutes=options.minutes,
-        progress=progress,
-    )
-    last = (read_lineage(options.output / "chosen") or {})["steps"][-1]
-    learned = last["options"]
-    seconds = sum(outcome.chosen.seconds) + 60 * learned["minutes"]
-    steps = sum(outcome.chosen.steps) + last["facts"]["steps"]
-    trials = Trials(
-        source=options.model,
-        corpus=corpus,
-        texts=learned["texts"],
-        work=options.output,
-        seed=0,
-        trust_remote_code=False,
-        progress=progress,
-    )
-    chosen = outcome.chosen.candidate
-    lines = [line(f"{chosen.name} (chosen)", chosen.bytes, steps, outcome.run)]
-    agreements = [outcome.run.fidelity.agreement_asymmetric] if outcome.run and outcome.run.fidelity else []
-    others: list[Tried] = [each for each in outcome.tried if each.candidate != chosen]
-    for number, other in enumerate(others[: options.others], start=1):
-        fresh = replace(other, distances=(), seconds=(), steps=())
-        place = options.output / f"other-{number}"
-        run = trials.finish(fresh, seconds, place, replace_output=False, pair=False)
-        made = (read_lineage(place) or {})["steps"][-1]["facts"]["steps"]
-        lines.append(line(other.candidate.name, other.candidate.bytes, made, run))
-        if run.fidelity is not None:
-            agreements.append(run.fidelity.agreement_asymmetric)
-    print(f"{'candidate':48} {'file':>9} {'steps':>7} {'distance':>8} {'cosine':>7} {'agreement':>9}")
-    print("\n".join(lines))
-    print(f"each trained for {seconds:.0f} s; regret in agreement@10: {max(agreements) - agreements[0]:.4f}")
+    parser.add_argument("--minutes", type=float, default=6.0, help="for the search")
+    parser.add_argument("--texts", type=int, default=20_000)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--only", help="this one row in this process")
+    parser.add_argument("--table", action="store_true", help="print what there is")
+    parser.add_argument("-o", "--output", required=True)
+    arguments = parser.parse_args()
+    corpus = read_corpus([arguments.data], seed=0)
+    if arguments.table:
+        table(arguments.output)
+    elif arguments.only == SEARCH:
+        search(arguments, corpus)
+    elif arguments.only:
+        train(arguments, arguments.only, corpus)
+    else:
+        count = write_candidates(arguments, corpus)
+        run_rows({FIRST: FIRST}, arguments.output, at_once=1)
+        rows = [SEARCH, *(str(number) for number in range(count))]
+        run_rows({row: row for row in rows}, arguments.output, at_once=arguments.at_once)
+        table(arguments.output)
 
 
 if __name__ == "__main__":

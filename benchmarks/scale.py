@@ -1,8 +1,10 @@
 """The store of a cluster that loses workers beside that of one process, and the training of two processes beside one.
 
     python benchmarks/scale.py MODEL [--texts 1200] [--output scale.json]
+    python benchmarks/scale.py MODEL --gpu --texts 100000
 
-MODEL is a folder with a graph (`trundle export MODEL`). A Ray cluster of 2 nodes × 2 workers runs on this machine.
+MODEL is a folder with a graph (`trundle export MODEL`). A Ray cluster of 2 nodes × 2 workers runs on this machine. With --gpu any model
+will do: each node says it has a GPU, which is the same one, and has one worker there; parts 3 and 4 are left out.
 
 1.  One process builds a store with the torch-free runtime.
 2.  The cluster builds it while one worker is killed in the middle, then again while a whole node is lost, then again
@@ -51,6 +53,7 @@ from trundle.scale.survey import Survey
 SHARD = 32
 REPEATED = 10
 """Every so many-th text comes again at the end."""
+GPU_SHARD = 2048
 NODES, WORKERS = 2, 2
 OBJECT_STORE = 100_000_000
 SURVEYED = (1 << 20, 1 << 24)
@@ -126,26 +129,32 @@ def compared(
     return facts
 
 
-def drive(model: str, texts: Path, store: Path, address: str | None = None) -> None:
-    asked = Asked(model=model, runtime=True, threads=1)
-    workers = NODES * WORKERS
-    build_on_ray([str(texts)], asked, store, address=address or HERE, shard_size=SHARD, workers=workers)
+def drive(model: str, texts: Path, store: Path, *, gpu: bool, address: str | None = None) -> None:
+    workers = NODES if gpu else NODES * WORKERS
+    build_on_ray(
+        [str(texts)],
+        Asked(model=model, runtime=not gpu, threads=1),
+        store,
+        address=address or HERE,
+        shard_size=GPU_SHARD if gpu else SHARD,
+        workers=workers,
+    )
 
 
-def builds(model: str, scratch: Path, count: int) -> dict[str, Any]:
+def builds(model: str, scratch: Path, count: int, *, gpu: bool) -> dict[str, Any]:
     """Parts 1 and 2."""
     texts = scratch / "texts"
     write_texts(texts, count)
     started = time.perf_counter()
-    asked = Asked(model=model, runtime=True, threads=1)
-    one = build_alone([str(texts)], asked, scratch / "one", shard_size=SHARD)
+    asked = Asked(model=model, runtime=not gpu, threads=1)
+    one = build_alone([str(texts)], asked, scratch / "one", shard_size=GPU_SHARD if gpu else SHARD)
     alone = time.perf_counter() - started
     shards, pattern = len(one.manifest.shards), contents(scratch / "one")
     print(
         f"one process: {len(one):,} texts, {one.manifest.repeats} repeats left out, {alone:.1f} s", flush=True
     )
     os.environ.update(QUIET)
-    small = {"num_cpus": WORKERS, "object_store_memory": OBJECT_STORE}
+    small = {"num_cpus": WORKERS, "num_gpus": int(gpu), "object_store_memory": OBJECT_STORE}
     cluster = Cluster(initialize_head=True, head_node_args=small | {"include_dashboard": False})
     others = [cluster.add_node(**small) for _ in range(NODES - 1)]
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
@@ -162,12 +171,13 @@ def builds(model: str, scratch: Path, count: int) -> dict[str, Any]:
             thread = threading.Thread(target=loss, daemon=True)
             started = time.perf_counter()
             thread.start()
-            drive(model, texts, store)
+            drive(model, texts, store, gpu=gpu)
             thread.join()
             facts.append(compared(name, store, pattern, loss, time.perf_counter() - started))
         cluster.add_node(**small)
         store = scratch / "the-driver"
         command = [sys.executable, __file__, model, "--drive", str(store), "--address", cluster.address]
+        command += ["--gpu"] if gpu else []
         first = subprocess.Popen([*command, "--data", str(texts)])
         loss = Loss(lambda: os.kill(first.pid, signal.SIGKILL), store, shards)
         started = time.perf_counter()
@@ -221,6 +231,7 @@ def main() -> None:
     )
     parser.add_argument("model")
     parser.add_argument("--texts", type=int, default=1200)
+    parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--survey", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
@@ -231,13 +242,15 @@ def main() -> None:
         print(json.dumps(survey(asked.survey)))
         return
     if asked.drive:
-        drive(asked.model, asked.data, asked.drive, asked.address)
+        drive(asked.model, asked.data, asked.drive, gpu=asked.gpu, address=asked.address)
         return
     with TemporaryDirectory(prefix="trundle-scale-") as folder:
         scratch = Path(folder)
-        facts = builds(asked.model, scratch, asked.texts)
-        facts["training"] = compare(asked.model, scratch / "one")
-    facts["surveys"] = surveys()
+        facts = builds(asked.model, scratch, asked.texts, gpu=asked.gpu)
+        if not asked.gpu:
+            facts["training"] = compare(asked.model, scratch / "one")
+    if not asked.gpu:
+        facts["surveys"] = surveys()
     if asked.output:
         asked.output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 

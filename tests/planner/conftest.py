@@ -27,6 +27,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(space, "FEWEST_TOKENS", 120)
     monkeypatch.setattr(space, "WIDTHS", space.WIDTHS[:1])
     monkeypatch.setattr(halving, "SHORTEST_TRIAL", 0.1)
+    monkeypatch.setattr(halving, "SHORTEST_GPU_TRIAL", 0.1)
     monkeypatch.setattr(halving, "TRIED", 3)
     monkeypatch.setattr(search, "TRYING", 1000.0)
     monkeypatch.setattr(search, "measure_speed", lambda *_, **__: Speed(fixed=0.1, attention=1e-6, mlp=1e-6))

@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
 from sentence_transformers import SentenceTransformer
 
 from trundle.artifact import cache_folder, check_free, versions, write_whole
@@ -118,7 +119,7 @@ def compress_to_budget(
             f"{source} is within {limits} once it is {promising[0].precision}, so nothing is trained and a pair would hold "
             "the same model twice; leave --pair out, or ask for less"
         )
-    timetable = plan_time(minutes, len(promising))
+    timetable = plan_time(minutes, len(promising), on_gpu=torch.cuda.is_available())
     tried = [Tried(candidate=each) for each in promising]
     outcome = Outcome(
         budget=limits,
