@@ -37,6 +37,7 @@ def search(arguments: argparse.Namespace, corpus: Corpus) -> None:
         output=Path(arguments.output) / SEARCH,
         corpus=corpus,
         minutes=arguments.minutes,
+        students=arguments.student,
         progress=Lines(),
     )
 
@@ -49,10 +50,10 @@ def train(arguments: argparse.Namespace, row: str, corpus: Corpus) -> None:
     align |= GPU_PACE if torch.cuda.is_available() else CPU_PACE
     if candidate["grid"]:
         align["rounding"] = "int4"
-    if not candidate["steps"]:
+    if candidate["base"] != arguments.model or not candidate["steps"]:
         align["teacher"] = arguments.model
     run = compress(
-        arguments.model,
+        candidate["base"],
         parse_recipe(json.dumps({"steps": [*candidate["steps"], {"align": align}]}), name=candidate["name"]),
         output=Path(arguments.output) / f"model-{row}",
         corpus=corpus,
@@ -71,12 +72,15 @@ def write_candidates(arguments: argparse.Namespace, corpus: Corpus) -> int:
         output=None,
         corpus=corpus,
         minutes=arguments.minutes,
+        students=arguments.student,
         dry_run=True,
     )
     listed = [
         each.as_json()
         | {
-            "steps": each.candidate.steps(texts=arguments.texts),
+            "steps": each.candidate.steps(
+                texts=arguments.texts if each.candidate.base == arguments.model else None
+            ),
             "grid": each.candidate.precision in GRID,
         }
         for each in planned.tried
@@ -132,6 +136,7 @@ def main() -> None:
     )
     parser.add_argument("model")
     parser.add_argument("--budget", required=True)
+    parser.add_argument("--student", action="append", default=[])
     parser.add_argument("--data", required=True)
     parser.add_argument("--minutes", type=float, default=6.0, help="for the search")
     parser.add_argument("--texts", type=int, default=20_000)
