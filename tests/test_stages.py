@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -174,3 +175,52 @@ def test_the_same_training_twice_at_once_is_two_trainings(
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not list((cache_folder() / "runs").iterdir())
+
+
+def test_two_runs_that_begin_alike_do_not_hinder_each_other(run: Callable[..., Run], tmp_path: Path) -> None:
+    """The second comes while the first applies a step they share, and is done before the first keeps it."""
+    recipe, other = (parse_recipe(ORDER.replace("steps: 2", f"steps: {n}"), name="x") for n in (2, 3))
+    shared = recipe.calls[1]
+    assert shared.options == other.calls[1].options
+
+    def joined(*arguments: Any) -> Any:
+        taken: list[str] = []
+        with pytest.raises(Stopped):  # its stages stay
+            run(tmp_path / "second", counted(other, taken, stop_at="align"))
+        assert taken == ["weights"]  # the vocabulary was there
+        return shared.step.apply(*arguments)
+
+    slow = replace(shared, step=replace(shared.step, apply=joined))
+    run(tmp_path / "first", replace(recipe, calls=(recipe.calls[0], slow, recipe.calls[2])))
+    taken: list[str] = []
+    run(tmp_path / "second", counted(other, taken))
+    assert taken == ["vocabulary", "weights", "align"]  # the first was safe and cleared them
+    assert not list((cache_folder() / "steps").iterdir())
+
+
+def test_a_stage_that_vanishes_while_it_is_read_is_made_again(
+    run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = parse_recipe(ORDER, name="x")
+    with pytest.raises(Stopped):
+        run(tmp_path / "small", counted(recipe, [], stop_at="align"))
+
+    def too_late(folder: str, **_: Any) -> Any:
+        shutil.rmtree(Path(folder).parent)
+        raise FileNotFoundError(folder)
+
+    monkeypatch.setattr(stages, "load", too_late)
+    taken: list[str] = []
+    run(tmp_path / "small", counted(recipe, taken))
+    assert taken == ["vocabulary", "weights", "align"]
+
+
+def test_a_stage_that_is_damaged_is_not_passed_over(
+    run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = parse_recipe(ORDER, name="x")
+    with pytest.raises(Stopped):
+        run(tmp_path / "small", counted(recipe, [], stop_at="align"))
+    monkeypatch.setattr(stages, "load", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "small", recipe)

@@ -201,11 +201,8 @@ def _usual_mode(folder: Path) -> int:
 
 
 def swap_folders(scratch: Path, path: Path) -> None:
-    """Put `scratch` in the place of `path` by renames alone."""
-    if not path.exists():
-        scratch.rename(path)
-        return
-    if _exchanged(scratch, path):
+    """Put `scratch` in the place of `path` by renames alone; another process may do the same, or clear it, at any moment."""
+    if _moved(scratch, path) or _exchanged(scratch, path) or _moved(scratch, path):
         return
     old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
     path.rename(old / path.name)
@@ -216,6 +213,17 @@ def swap_folders(scratch: Path, path: Path) -> None:
         old.rmdir()
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _moved(scratch: Path, path: Path) -> bool:
+    """Whether the name was free."""
+    try:
+        scratch.rename(path)
+    except OSError:
+        if not path.exists():
+            raise
+        return False
+    return True
 
 
 def _exchanged(one: Path, other: Path) -> bool:

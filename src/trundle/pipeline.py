@@ -23,6 +23,7 @@ from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, MEASURED_TEXTS, queries_
 from trundle.measure import Cost, cost
 from trundle.model import (
     embedder,
+    free_gpu_memory,
     has_much_to_pack,
     has_token_map,
     load,
@@ -82,6 +83,7 @@ def compress(
         )
     if pair and output is not None and not dry_run:
         check_free(pair_folder(output), replace=replace, read=read)
+    free_gpu_memory()  # of what the last run left: a search makes many in one process
     original = load(source, trust_remote_code=trust_remote_code)
     context = Context(
         original=original,

@@ -1,7 +1,8 @@
 """What a stopped run has finished: the model each step left, in a folder of the cache named by all that led to it.
 
 The same command, given again, goes on behind the last of them. What was made in no time is not kept, it is made again; a training
-that was under way goes on from its own checkpoint. All of it goes when the result is safe.
+that was under way goes on from its own checkpoint. All of it goes when the result is safe. Other runs may begin with the same steps at
+the same time: the place is theirs, too, so it may be filled or emptied at any moment, which costs one of them its time and no more.
 """
 
 from __future__ import annotations
@@ -35,8 +36,17 @@ class Stage:
         """What the step decided and made when it was last taken, or None."""
         if self.context.fresh:
             self.forget()
-        if not (self.folder / RECORD).is_file():
-            return None
+        try:
+            return self._reopened() if self._is_there() else None
+        except Exception:
+            if self._is_there():
+                raise
+            return None  # another run is safe and has forgotten it while it was read
+
+    def _is_there(self) -> bool:
+        return (self.folder / RECORD).is_file()
+
+    def _reopened(self) -> tuple[Plan, Applied]:
         record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
         plan: Plan = self.call.step.plans.model_validate(record["plan"])
         places = {name: self.folder / BESIDES / name for name in record["besides"]}
@@ -62,7 +72,7 @@ class Stage:
         """
         if seconds < KEPT_AFTER:
             return applied
-        with whole_folder(self.folder, replace=True) as scratch:
+        with whole_folder(self.folder, replace=True, marks=(RECORD,)) as scratch:
             _write(Beside(model=applied.model, files=applied.files), scratch)
             for name, beside in applied.besides.items():
                 _write(beside, scratch / BESIDES / name)

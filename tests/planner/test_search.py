@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -147,6 +148,21 @@ def test_the_teacher_is_timed_on_few_texts_too(pico_folders: Callable[[str], Pat
         progress=Silent(),
     )
     assert few.affordable_texts(1.0) >= halving.FEWEST_TEXTS
+
+
+@given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=200), count=st.integers(1, 300))
+def test_texts_of_all_lengths_are_timed_among_their_like(lengths: list[int], count: int) -> None:
+    texts = ["x" * length for length in lengths]
+    groups = search.of_all_lengths(texts, count)
+    timed = [len(text) for group in groups for text in group]
+    assert timed == sorted(timed)
+    assert not Counter(timed) - Counter(lengths), "none is timed twice"
+    if len(groups) > 1:
+        assert len({len(group) for group in groups}) == 1
+        middle = np.median(lengths)
+        assert len(groups[0][0]) <= middle <= len(groups[-1][-1])
+    else:
+        assert len(timed) == len(lengths)
 
 
 @pytest.mark.usefixtures("quick")

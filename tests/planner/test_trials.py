@@ -18,6 +18,9 @@ from trundle.planner.outcome import Tried
 from trundle.planner.trials import Trials
 from trundle.progress import SILENT
 
+PACE = 2.0
+"""Steps a second where a trial goes by the clock."""
+
 
 def contest(
     monkeypatch: pytest.MonkeyPatch, distances: dict[str, Sequence[float]]
@@ -25,12 +28,13 @@ def contest(
     """An hour is enough for all rounds; what each candidate reaches in them is given, or nothing where it is refused."""
     asked: list[str] = []
 
-    def trial(_self: Trials, tried: Tried, number: int, seconds: float) -> Tried:
+    def trial(_self: Trials, tried: Tried, number: int, seconds: float, steps: int | None) -> Tried:
         asked.append(tried.candidate.name)
         if len(distances[tried.candidate.name]) <= number:
             raise ImpossibleCut(f"{tried.candidate.name} can't be cut")
         reached = distances[tried.candidate.name][number]
-        return replace(tried, distances=(*tried.distances, reached), seconds=(*tried.seconds, seconds))
+        made = round(PACE * seconds) if steps is None else steps
+        return replace(tried, distances=(*tried.distances, reached), steps=(*tried.steps, made))
 
     monkeypatch.setattr(Trials, "_trial", trial)
     entered = [named(name) for name in distances]
@@ -58,6 +62,21 @@ def test_the_better_half_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
         *["dropped in round 2"],
         *2 * ["dropped in round 1"],
     ]
+
+
+def test_all_make_as_many_steps_as_the_first_has_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast the others are; and twice as many where they have twice the time."""
+    monkeypatch.setattr(halving, "TRIED", 4)
+    found, _ = contest(monkeypatch, {"a": [], "b": [0.53, 0.50], "c": [0.52, 0.51], "d": [0.55], "e": [0.56]})
+    first, second = (round(PACE * rung.seconds) for rung in plan_time(60, 4).rungs)
+    assert second == 2 * first
+    assert {each.candidate.name: each.steps for each in found} == {
+        "a": (),
+        "b": (first, second),
+        "c": (first, second),
+        "d": (first,),
+        "e": (first,),
+    }
 
 
 def test_the_hopeless_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

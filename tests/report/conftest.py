@@ -36,8 +36,8 @@ PLANNING = {
             "milliseconds": 4.0,
             "outcome": "chosen",
             "rungs": [
-                {"seconds": 1.0, "steps": 10, "distance": 0.5},
-                {"seconds": 2.0, "steps": 20, "distance": 0.4},
+                {"steps": 10, "distance": 0.5},
+                {"steps": 20, "distance": 0.4},
             ],
         },
         {
@@ -47,7 +47,7 @@ PLANNING = {
             "bytes": 40_000,
             "milliseconds": 2.0,
             "outcome": "given up",
-            "rungs": [{"seconds": 1.0, "steps": 10, "distance": 0.6}],
+            "rungs": [{"steps": 10, "distance": 0.6}],
         },
         {
             "name": "3 layers",

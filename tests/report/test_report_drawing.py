@@ -138,7 +138,7 @@ def test_steps_have_whole_ticks() -> None:
 
 
 def one_tried(name: str, rungs: int) -> Candidate:
-    rung = Rung(seconds=36.0, steps=4, distance=0.04)
+    rung = Rung(steps=4, distance=0.04)
     return Candidate(
         name=name,
         parameters=1,

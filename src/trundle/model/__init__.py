@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from trundle.model.anatomy import FAMILIES as FAMILIES
     from trundle.model.attention import looks_both_ways as looks_both_ways
     from trundle.model.attention import with_both_ways as with_both_ways
+    from trundle.model.device import free_gpu_memory as free_gpu_memory
     from trundle.model.device import memory_told as memory_told
     from trundle.model.encode import embedder as embedder
     from trundle.model.encode import labelling_embedder as labelling_embedder
@@ -104,6 +105,7 @@ __getattr__ = lazy(
         "FAMILIES": "anatomy",
         "looks_both_ways": "attention",
         "with_both_ways": "attention",
+        "free_gpu_memory": "device",
         "memory_told": "device",
         "embedder": "encode",
         "labelling_embedder": "encode",

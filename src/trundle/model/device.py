@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,13 @@ def multiplies_bf16(device: torch.device) -> bool:
 def too_large(what: str, mend: str) -> BadInput:
     """What is said of a device that runs full, instead of a page of addresses."""
     return BadInput(f"{what} needs more memory than the GPU has left; {mend}")
+
+
+def free_gpu_memory() -> None:
+    """Let go of what nobody holds any more: a training leaves cycles behind, and Python does not hurry to collect those."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trundle.embedder import Embedder, Encode, Vectors
 from trundle.errors import BadInput, BadModel
-from trundle.model.device import too_large
+from trundle.model.device import free_gpu_memory, too_large
 from trundle.model.prompts import Role, pools_prompts, prompts_by_role
 from trundle.model.tokenise import Features, make_tokeniser
 from trundle.progress import SILENT, Progress
@@ -137,7 +137,7 @@ def _encode(
                 mend = "shorten it, or hide the GPU with CUDA_VISIBLE_DEVICES= before the command"
                 raise too_large(f"a text of {longest:,} characters", mend) from error
             room = longest * (len(rows) // 2)
-            torch.cuda.empty_cache()
+            free_gpu_memory()
             continue
         found.append(outputs["sentence_embedding"].float())
         start += len(rows)

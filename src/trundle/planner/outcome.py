@@ -22,7 +22,6 @@ class Tried:
 
     candidate: Candidate
     distances: tuple[float, ...] = ()
-    seconds: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
     outcome: str = "not tried"
 
@@ -43,8 +42,8 @@ class Tried:
             "flops_per_token": round(self.candidate.cost.flops_per_token),
             "outcome": self.outcome,
             "rungs": [
-                {"seconds": round(seconds, 1), "steps": steps, "distance": distance}
-                for seconds, steps, distance in zip(self.seconds, self.steps, self.distances, strict=True)
+                {"steps": steps, "distance": distance}
+                for steps, distance in zip(self.steps, self.distances, strict=True)
             ],
         }
 

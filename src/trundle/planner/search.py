@@ -58,6 +58,7 @@ from trundle.progress import SILENT, Progress
 PLANNING_FILE = "planning.json"
 MINUTES = 30.0
 TIMED_TEXTS, MOST_TIMED_TEXTS, TIMED_SECONDS = 32, 8192, 1.0
+LENGTHS = 4
 COUNTED_TEXTS = 5000
 
 
@@ -261,18 +262,35 @@ class Search:
             raise BadInput("there are no texts to learn from; say where they are with --data")
         encode = embedder(self.bases[self.source], name="teacher", half_on_gpu=True).text
         encode(texts[:4])
-        count, taken = min(TIMED_TEXTS, len(texts)), 0.0
-        while taken < TIMED_SECONDS and count <= 2 * len(texts):
+        count, taken, read = TIMED_TEXTS, 0.0, 0
+        while taken < TIMED_SECONDS and read < len(texts):
+            groups = of_all_lengths(texts, count)
             began = time.monotonic()
-            encode(texts[:count])
+            for group in groups:
+                encode(group)
             taken, count = time.monotonic() - began, 4 * count
-        rate = min(count // 4, len(texts)) / taken
+            read = sum(map(len, groups))
+        rate = read / taken
         found = texts_within(seconds, rate)
         if found < ENOUGH_TEXTS:
             self.progress.say(
                 f"the model reads {rate:{',.0f' if rate >= 10 else '.2g'}} texts a second here, so {found:,} have to do; more --minutes or a GPU teach from more"
             )
         return found
+
+
+def of_all_lengths(texts: Sequence[str], count: int) -> list[list[str]]:
+    """So many texts, or all, in groups of about one length: short ones, middling ones, long ones.
+
+    That is how texts are read when there are many. A few taken at random would all be padded to the longest of them, and look
+    several times as slow.
+    """
+    ordered = sorted(texts, key=len)
+    each = max(1, count // LENGTHS)
+    if len(ordered) <= each * LENGTHS:
+        return [ordered]
+    middles = [len(ordered) * (2 * number + 1) // (2 * LENGTHS) for number in range(LENGTHS)]
+    return [ordered[middle - each // 2 : middle - each // 2 + each] for middle in middles]
 
 
 def computed_as(precision: Precision) -> Precision:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -29,6 +29,8 @@ GPU_PACE = {"batch_size": 512, "learning_rate": 5e-4, "warmup": 200}
 CPU_PACE = {"batch_size": 16, "warmup": 20}
 """Where a step takes milliseconds, large batches learn more in a minute; where it takes a second, small ones do."""
 
+OVERTIME = 3.0
+"""So many times as long as it was given, a trial may take for as many steps as the first one made."""
 HOPELESS = 1.25
 """One that is so many times as far from the teacher as the leader is not tried again."""
 REFUSALS = (ImpossibleCut, BadInput, BadModel)
@@ -55,6 +57,8 @@ class Trials:
     def contest(self, tried: Sequence[Tried], timetable: Timetable, *, until: float) -> list[Tried]:
         """Round by round the better half goes on, but nothing hopeless; best first, those that were dropped behind.
 
+        The first trial sets the pace, by the clock; all others make as many steps for their time. By the clock alone a trial would also
+        measure what else the machine did, and a shallow model that is fast is ahead only as long as trainings are short.
         One that a step refuses makes room for the next, and keeps the step's sentence; it is the end only where all are
         refused. A trial also takes time to read and to cut. When the clock has reached `until` no other is begun, and the
         best of the round so far is the winner; what a stopped search has tried is taken over at any time.
@@ -62,17 +66,21 @@ class Trials:
         running: list[Tried] = list(tried)
         behind: list[Tried] = []
         errors: list[UserError] = []
+        pace: float | None = None
         for number, rung in enumerate(timetable.rungs, start=1):
             waiting, running = running, []
             while waiting and len(running) < rung.candidates:
                 if running and not self._may_try(waiting[0], number - 1, until):
                     break
                 one = waiting.pop(0)
+                steps = None if pace is None else max(1, round(pace * rung.seconds))
                 try:
-                    running.append(self._trial(one, number - 1, rung.seconds))
+                    running.append(self._trial(one, number - 1, rung.seconds, steps))
                 except REFUSALS as error:
                     errors.append(error)
                     behind.append(self._refused(one, error))
+                    continue
+                pace = pace or running[0].steps[-1] / rung.seconds
             late = len(running) < rung.candidates
             behind = [*(_left(each, late=late) for each in waiting), *behind]
             if not running:
@@ -136,7 +144,7 @@ class Trials:
         planned = once(self._folder(chosen, rounds).with_suffix(".seconds"), lambda: seconds)
         return compress(
             chosen.candidate.base if start is None else str(start),
-            self._recipe(chosen, rounds, planned),
+            self._recipe(chosen, rounds, {"minutes": planned / 60}),
             output=output,
             corpus=self.corpus,
             seed=self.seed,
@@ -153,14 +161,20 @@ class Trials:
     def _may_try(self, tried: Tried, number: int, until: float) -> bool:
         return time.monotonic() <= until or self._folder(tried, number).is_dir()
 
-    def _trial(self, tried: Tried, number: int, seconds: float) -> Tried:
+    def _trial(self, tried: Tried, number: int, seconds: float, steps: int | None) -> Tried:
         folder = self._folder(tried, number)
         if not folder.is_dir():
             start = self._folder(tried, number - 1) if number else None
-            self.progress.say(f"round {number + 1}, {seconds:.0f} s: {tried.candidate.name}")
+            length = (
+                {"minutes": seconds / 60}
+                if steps is None
+                else {"steps": steps, "minutes": OVERTIME * seconds / 60}
+            )
+            told = f"{seconds:.0f} s" if steps is None else f"{steps:,} steps"
+            self.progress.say(f"round {number + 1}, {told}: {tried.candidate.name}")
             compress(
                 tried.candidate.base if start is None else str(start),
-                self._recipe(tried, number, seconds),
+                self._recipe(tried, number, length),
                 output=folder,
                 corpus=self.corpus,
                 seed=self.seed,
@@ -176,7 +190,6 @@ class Trials:
         return replace(
             tried,
             distances=(*tried.distances, float(distance)),
-            seconds=(*tried.seconds, seconds),
             steps=(*tried.steps, int(facts["steps"])),
         )
 
@@ -184,10 +197,10 @@ class Trials:
         self.progress.say(f"{tried.candidate.name} is {REFUSED}{error}")
         return replace(tried, outcome=f"{REFUSED}{error}")
 
-    def _recipe(self, tried: Tried, rounds: int, seconds: float) -> Recipe:
+    def _recipe(self, tried: Tried, rounds: int, length: Mapping[str, float]) -> Recipe:
         """The cuts and the first training, or the next training of what is cut already."""
         candidate = tried.candidate
-        align: dict[str, Any] = {"minutes": seconds / 60, "texts": self.texts}
+        align: dict[str, Any] = {"texts": self.texts} | dict(length)
         align |= GPU_PACE if torch.cuda.is_available() else CPU_PACE
         if not candidate.layers:
             align.pop("learning_rate", None)  # a table learns faster, which `align` knows

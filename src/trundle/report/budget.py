@@ -94,12 +94,12 @@ def _tries(one: Candidate) -> tuple[str, ...]:
 
 
 def _halving(number: int, plan: Planning, tried: list[Candidate]) -> str:
-    longest = max(sum(rung.seconds for rung in one.rungs) for one in tried)
+    longest = max(sum(rung.steps for rung in one.rungs) for one in tried)
     low, high = around([rung.distance for one in tried for rung in one.rungs], room=0.16)
     plot = Plot(
         title="distance of each candidate to the teacher after each short training",
         across=Axis(
-            label="seconds of training, all rungs together",
+            label="steps of training, all rounds together",
             low=0,
             high=longest * 1.04,
             write=lambda v: f"{v:,.0f}",
@@ -113,9 +113,9 @@ def _halving(number: int, plan: Planning, tried: list[Candidate]) -> str:
     for one in sorted(tried, key=lambda one: one.name == plan.chosen):
         chosen = one.name == plan.chosen
         kind = colour(number) if chosen else "quiet"
-        spent, points = 0.0, []
+        spent, points = 0, []
         for rung in one.rungs:
-            spent += rung.seconds
+            spent += rung.steps
             points.append((spent, rung.distance))
         if len(points) > 1:
             plot.line(points, f"{kind} {'thick' if chosen else ''}")

@@ -95,7 +95,6 @@ class Coverage:
 class Rung:
     """A candidate after a short training."""
 
-    seconds: float
     steps: int
     distance: float
     """To the teacher, on validation texts."""

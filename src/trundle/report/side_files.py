@@ -87,7 +87,7 @@ def read_planning(folder: Path) -> Planning | None:
 
 
 def _planning(content: dict[str, Any]) -> Planning:
-    keys = ("seconds", "steps", "distance")
+    keys = ("steps", "distance")
     bases = {one.get("base") for one in content["candidates"]}
     candidates = tuple(
         Candidate(

@@ -53,7 +53,7 @@ def has_checkpoint(folder: Path) -> bool:
 def write_checkpoint(folder: Path, step: int, content: Mapping[str, Any]) -> None:
     """Store a checkpoint, then drop the older ones: at every moment there is a whole one."""
     place = folder / CHECKPOINTS / f"step-{step:09d}"
-    with whole_folder(place, replace=True) as scratch:
+    with whole_folder(place, replace=True, marks=(STATE_FILE,)) as scratch:
         try:
             torch.save(dict(content), scratch / STATE_FILE)
         except RuntimeError as error:  # torch's own writer says so when the disk is full

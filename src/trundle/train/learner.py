@@ -17,7 +17,7 @@ from accelerate.utils import gather_object, recursively_apply, send_to_device  #
 from torch import Tensor, nn
 
 from trundle.errors import BadInput
-from trundle.model.device import multiplies_bf16, sound_gradients
+from trundle.model.device import free_gpu_memory, multiplies_bf16, sound_gradients
 from trundle.train.batches import Batches, Loaded, load_part
 from trundle.train.checkpoint import copies, put_back
 from trundle.train.dividing import Divider
@@ -136,7 +136,7 @@ class Learner(Generic[B]):
             # Behind the except: until here its traceback held the tensors that had no room.
             self._optimizer.zero_grad()
             torch.clear_autocast_cache()
-            torch.cuda.empty_cache()
+            free_gpu_memory()
 
     def _backward(self, part: B, weight: float) -> list[Tensor]:
         losses = []
