@@ -239,7 +239,7 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 def write_whole(path: Path, text: str) -> None:
     """Write one small file so that a reader never sees half of it."""
-    scratch = path.with_name(f".{path.name}.part")
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch.write_text(text, encoding="utf-8")

@@ -5,19 +5,21 @@ memory is that of one shard and a table of hashes (at most 48 bytes a text), and
 most. Running again reads the texts again, checks the finished shards against them and by checksum, and asks
 the teacher only for what is missing or damaged.
 
-What this is not: one process writes a folder at a time; of several, let the first build and the others wait. How the
-workers of a cluster fill one folder together is in the room `scale`.
+One process writes a folder at a time: another that asks for the same vectors waits, and finds them. How the workers of a cluster
+fill one folder together is in the room `scale`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from trundle.data.ahead import ahead
 from trundle.data.seen import KEY_BYTES, Seen
@@ -85,6 +87,40 @@ def store(
 ) -> Targets:
     """Fill a folder, or finish it, or find it finished; `wanted` says what it must hold."""
     path = Path(folder)
+    with _alone_in(path, progress):
+        return _filled(items, label, wanted, path, total=total, progress=progress)
+
+
+@contextmanager
+def _alone_in(folder: Path, progress: Progress) -> Iterator[None]:
+    """Keep others out. Who is killed lets them in, too, and they go on from the last finished shard."""
+    place = folder.with_name(f".{folder.name}.lock")
+    claim = FileLock(place)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            claim.acquire(timeout=0)
+        except Timeout:
+            progress.say("another process computes the same vectors; this one waits for them")
+            claim.acquire()
+    except OSError as error:
+        raise WriteFailed(f"{folder} can't be made ({error.strerror}); choose another place") from error
+    try:
+        yield
+    finally:
+        claim.release()
+        place.unlink(missing_ok=True)
+
+
+def _filled(
+    items: Iterable[Item],
+    label: Label,
+    wanted: Manifest,
+    path: Path,
+    *,
+    total: int | None,
+    progress: Progress,
+) -> Targets:
     manifest = adopted(path, begun(path, wanted))
     chunks = _Chunks(items, wanted.shard_size)
     number = -1

@@ -1,0 +1,71 @@
+"""Several runs ask for the same vectors at the same time: one computes them, the others find them."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trundle.data import Targets, Text, build_targets
+from trundle.data import labelling as labelling_module
+from trundle.embedder import Embedder, Vectors
+from trundle.progress import Silent
+
+TEXTS = [Text(text=f"text number {number}", kind="query") for number in range(40)]
+
+
+class Waiting(Silent):
+    """Notes who waits."""
+
+    def __init__(self) -> None:
+        self.told = threading.Event()
+
+    def say(self, line: str) -> None:
+        """Only this is said."""
+        assert "waits" in line
+        self.told.set()
+
+
+def build(folder: Path, teacher: Embedder, progress: Silent) -> Targets:
+    return build_targets(TEXTS, teacher, teacher_id="a", folder=folder, shard_size=10, progress=progress)
+
+
+def test_no_text_is_asked_for_twice_and_nothing_is_left(tmp_path: Path) -> None:
+    begun, second = threading.Event(), Waiting()
+    asked: list[str] = []
+
+    def encode(texts: list[str]) -> Vectors:
+        begun.set()
+        assert second.told.wait(20), "the other came and does not wait"
+        asked.extend(texts)
+        return np.array([[float(text.split()[-1]), 1.0] for text in texts], dtype=np.float32)
+
+    teacher = Embedder(name="a", text=encode, query=encode, document=encode)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(build, tmp_path / "store", teacher, Silent())
+        assert begun.wait(20)
+        found = [build(tmp_path / "store", teacher, second), first.result()]
+    assert sorted(asked) == sorted(text.text for text in TEXTS)
+    assert [len(each) for each in found] == [40, 40]
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_one_that_fails_lets_the_next_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def encode(texts: list[str]) -> Vectors:
+        if len(asked) == 20:
+            raise KeyboardInterrupt
+        asked.extend(texts)
+        return np.ones((len(texts), 2), dtype=np.float32)
+
+    teacher = Embedder(name="a", text=encode, query=encode, document=encode)
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "store", teacher, Silent())
+    monkeypatch.setattr(labelling_module, "TEXTS_PER_CALL", 5)
+    asked += ["the second run counts on"]
+    assert len(build(tmp_path / "store", teacher, Silent())) == 40
+    assert len(asked) == 41
