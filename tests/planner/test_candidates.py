@@ -103,6 +103,18 @@ def test_a_vocabulary_counts_by_what_it_covers(pico_model: Callable[[str], Sente
     assert space.promise(whole, lambda _: 0.5) < space.promise(whole, lambda _: 0.9) < 1.0
 
 
+def test_int4_comes_behind_a_vocabulary_that_covers_nearly_all(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
+    whole, rounded = (
+        list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision=precision)[0]
+        for precision in ("int8", "int4")
+    )
+    assert whole.kept[:-1] == rounded.kept[:-1]
+    assert space.promise(whole, lambda _: 0.99) > space.promise(rounded, lambda _: 1.0)
+    assert space.promise(whole, lambda _: 0.9) < space.promise(rounded, lambda _: 1.0)
+
+
 @pytest.mark.parametrize("family", ["bert", "xlm-roberta", "gpt2"])
 def test_no_vocabulary_is_proposed_that_its_step_refuses(
     family: str,

@@ -50,6 +50,7 @@ TOKENS = (
 )
 NEURONS = (Fraction(1), Fraction(3, 4), Fraction(1, 2))
 WIDTHS = (Fraction(1), Fraction(1, 2))
+INT4_PROMISE = 0.95
 FEWEST_TOKENS = 4000
 """Fewer pieces than this spell words letter by letter."""
 
@@ -234,11 +235,12 @@ def promise(candidate: Candidate, coverage: Coverage) -> float:
     """A guess at quality from what is kept, to choose what is tried at all; trials decide, not this.
 
     In what was measured, a vocabulary hurts most, by what it no longer covers of the texts: not at three quarters of its size, a lot
-    at a sixth. Then comes half the width, then the layers; neurons hardly count, and int4 does not at all once it is learned with.
-    (`benchmarks/regret.py` shows how far off this is.)
+    at a sixth. Then comes half the width, then the layers; neurons hardly count. Int4 costs nothing beside such cuts once it is learned
+    with, but it is the dearest where next to nothing else is cut. (`benchmarks/regret.py` shows how far off this is.)
     """
     layers, _, neurons, width, _ = (float(share) for share in candidate.kept)
-    return float(layers**0.4 * neurons**0.2 * width * coverage(candidate.tokens) ** 4)
+    precision = INT4_PROMISE if candidate.precision in GRID else 1.0
+    return float(precision * layers**0.4 * neurons**0.2 * width * coverage(candidate.tokens) ** 4)
 
 
 def smallest(candidates: Iterable[Candidate]) -> Candidate:
