@@ -4,14 +4,16 @@
 
 A search runs as a user would let it. Every candidate it could have chosen, its own choice too, is cut and trained from the start for
 the same --steps on the same --texts, and compared with the model on the same held-out texts. Regret is what the best of them is ahead
-of the chosen one. Trained alike, a row does not depend on what else the machine does, so rows may run --at-once on a large GPU. The
-first candidate is there twice: as `first` it asks the model for all vectors, which the others then find.
+of the chosen one. Trained alike, a row does not depend on what else the machine does, so rows may run --at-once on a large GPU; the search
+runs alone. The first candidate is there twice: as `first` it asks the model for all vectors, which the others then find. Given again, the
+command takes what is missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,8 @@ def train(arguments: argparse.Namespace, row: str, corpus: Corpus) -> None:
     candidate = listed[0 if row == FIRST else int(row)]
     align = {"steps": 1 if row == FIRST else arguments.steps, "texts": arguments.texts}
     align |= GPU_PACE if torch.cuda.is_available() else CPU_PACE
+    if candidate["static"]:
+        align.pop("learning_rate", None)  # as the planner does
     if candidate["grid"]:
         align["rounding"] = "int4"
     if candidate["base"] != arguments.model or not candidate["steps"]:
@@ -82,6 +86,7 @@ def write_candidates(arguments: argparse.Namespace, corpus: Corpus) -> int:
                 texts=arguments.texts if each.candidate.base == arguments.model else None
             ),
             "grid": each.candidate.precision in GRID,
+            "static": not each.candidate.layers,
         }
         for each in planned.tried
     ]
@@ -95,9 +100,14 @@ def read_candidates(output: str) -> list[dict[str, Any]]:
     return found
 
 
+def key(candidate: Mapping[str, Any]) -> tuple[str, str]:
+    return candidate["base"], candidate["name"]
+
+
 def table(output: str) -> None:
     planning = json.loads((Path(output) / SEARCH / PLANNING_FILE).read_text())
-    trials = {each["name"]: each["rungs"] for each in planning["candidates"]}
+    trials = {key(each): each["rungs"] for each in planning["candidates"]}
+    choice = next(key(each) for each in planning["candidates"] if each["outcome"] == "chosen")
     found = []
     for number, candidate in enumerate(read_candidates(output)):
         result = Path(output) / f"result-{number}.json"
@@ -108,12 +118,14 @@ def table(output: str) -> None:
     )
     for number, candidate, result in sorted(found, key=lambda row: row[2]["fidelity"]["distance"]):
         near, name = result["fidelity"], candidate["name"]
-        tried = " ".join(f"{rung['distance']:.3f}" for rung in trials.get(name, []))
+        tried = " ".join(f"{rung['distance']:.3f}" for rung in trials.get(key(candidate), []))
         print(
-            f"{number + 1:5}  {name + (' (chosen)' if name == planning['chosen'] else ''):56} {candidate['bytes'] / 1e6:4.1f} MB  "
+            f"{number + 1:5}  {name + (' (chosen)' if key(candidate) == choice else ''):56} {candidate['bytes'] / 1e6:4.1f} MB  "
             f"{tried:20} {near['distance']:8.4f} {near['cosine']:7.4f} {near['agreement_asymmetric']:9.4f}"
         )
-    chosen = next(row[2]["fidelity"] for row in found if row[1]["name"] == planning["chosen"])
+    chosen = next((row[2]["fidelity"] for row in found if key(row[1]) == choice), None)
+    if chosen is None:
+        raise SystemExit(f"{choice[1]} was chosen and is not trained yet; see its log in {output}")
     all_near = [row[2]["fidelity"] for row in found]
     best = max(near["agreement_asymmetric"] for near in all_near)
     least = min(near["distance"] for near in all_near)
@@ -123,8 +135,8 @@ def table(output: str) -> None:
     )
     order = spearmanr([row[0] for row in found], [near["distance"] for near in all_near]).statistic
     print(f"the guess and the distance at the end: Spearman {order:.2f}")
-    last = {row[1]["name"]: row[2]["fidelity"]["distance"] for row in found}
-    first = [(rungs[0]["distance"], last[name]) for name, rungs in trials.items() if rungs and name in last]
+    last = {key(row[1]): row[2]["fidelity"]["distance"] for row in found}
+    first = [(rungs[0]["distance"], last[one]) for one, rungs in trials.items() if rungs and one in last]
     if len(first) > 2:
         order = spearmanr([trial for trial, _ in first], [end for _, end in first]).statistic
         print(f"the first trial's distance and that at the end, {len(first)} tried: Spearman {order:.2f}")
@@ -154,10 +166,14 @@ def main() -> None:
     elif arguments.only:
         train(arguments, arguments.only, corpus)
     else:
-        count = write_candidates(arguments, corpus)
-        run_rows({FIRST: FIRST}, arguments.output, at_once=1)
-        rows = [SEARCH, *(str(number) for number in range(count))]
-        run_rows({row: row for row in rows}, arguments.output, at_once=arguments.at_once)
+        rows = [str(number) for number in range(write_candidates(arguments, corpus))]
+        done = {row for row in (FIRST, *rows) if (Path(arguments.output) / f"result-{row}.json").is_file()}
+        if (Path(arguments.output) / SEARCH / PLANNING_FILE).is_file():
+            done.add(SEARCH)
+        for alone in (FIRST, SEARCH):
+            run_rows({} if alone in done else {alone: alone}, arguments.output, at_once=1)
+        missing = {row: row for row in rows if row not in done}
+        run_rows(missing, arguments.output, at_once=arguments.at_once)
         table(arguments.output)
 
 

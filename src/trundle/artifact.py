@@ -215,6 +215,17 @@ def swap_folders(scratch: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def remove_folder(path: Path) -> None:
+    """Make a folder vanish at once, and not file by file: another process may look at any moment, and this one be killed."""
+    if not path.is_dir():
+        return
+    with suppress(OSError):
+        doomed = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
+        with suppress(OSError):  # where another process was faster
+            path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
 def _moved(scratch: Path, path: Path) -> bool:
     """Whether the name was free."""
     try:

@@ -8,12 +8,11 @@ the same time: the place is theirs, too, so it may be filled or emptied at any m
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trundle.artifact import versions, whole_folder
+from trundle.artifact import remove_folder, versions, whole_folder
 from trundle.data import fingerprint
 from trundle.model import load, model_digest
 from trundle.recipe import Call
@@ -88,7 +87,7 @@ class Stage:
 
     def forget(self) -> None:
         """Leave nothing."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder)
 
     def _open(self, folder: Path) -> Any:
         return load(str(folder), trust_remote_code=self.context.trust_remote_code)

@@ -31,8 +31,9 @@ pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
 @pytest.mark.usefixtures("quick")
 def test_the_best_that_fits_is_trained_exported_and_written(
-    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(trials, "OVERTIME", 1000.0)
     folder, output = pico_folders("bert"), tmp_path / "small"
     limit = int(0.6 * cost(load(folder)).parameters)
     outcome = compress_to_budget(str(folder), [f"{limit}-params"], output=output, corpus=corpus, minutes=0.1)
@@ -40,6 +41,8 @@ def test_the_best_that_fits_is_trained_exported_and_written(
     assert len(tried) == 3
     assert outcome.chosen.outcome == "chosen"
     assert len(outcome.chosen.distances) == 2
+    assert len({each.steps[0] for each in tried}) == 1, "all are compared after as many steps"
+    assert tried[0].steps[0] > 0
     last = [each for each in tried if len(each.distances) == 2]
     assert outcome.chosen.distances[-1] == min(each.distances[-1] for each in last)
     small, large = load(output), load(folder)
@@ -159,8 +162,13 @@ def test_texts_of_all_lengths_are_timed_among_their_like(lengths: list[int], cou
     assert not Counter(timed) - Counter(lengths), "none is timed twice"
     if len(groups) > 1:
         assert len({len(group) for group in groups}) == 1
-        middle = np.median(lengths)
-        assert len(groups[0][0]) <= middle <= len(groups[-1][-1])
+        quarter = len(lengths) / len(groups)
+        ordered = sorted(lengths)
+        for number, group in enumerate(groups):
+            middle = len(group[len(group) // 2])
+            first, last = ordered.index(middle), len(ordered) - 1 - ordered[::-1].index(middle)
+            assert first <= (number + 1) * quarter, "no longer ones stand for them"
+            assert last >= number * quarter - 1, "no shorter ones stand for them"
     else:
         assert len(timed) == len(lengths)
 

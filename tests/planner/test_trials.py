@@ -22,6 +22,10 @@ PACE = 2.0
 """Steps a second where a trial goes by the clock."""
 
 
+NEAR = 0.02
+"""One that is as near to the teacher as this learns nothing."""
+
+
 def contest(
     monkeypatch: pytest.MonkeyPatch, distances: dict[str, Sequence[float]]
 ) -> tuple[list[Tried], list[str]]:
@@ -33,7 +37,13 @@ def contest(
         if len(distances[tried.candidate.name]) <= number:
             raise ImpossibleCut(f"{tried.candidate.name} can't be cut")
         reached = distances[tried.candidate.name][number]
-        made = round(PACE * seconds) if steps is None else steps
+        made = (
+            0
+            if distances[tried.candidate.name][number] < NEAR
+            else round(PACE * seconds)
+            if steps is None
+            else steps
+        )
         return replace(tried, distances=(*tried.distances, reached), steps=(*tried.steps, made))
 
     monkeypatch.setattr(Trials, "_trial", trial)
@@ -77,6 +87,12 @@ def test_all_make_as_many_steps_as_the_first_has_time_for(monkeypatch: pytest.Mo
         "d": (first,),
         "e": (first,),
     }
+
+
+def test_one_that_is_near_enough_sets_no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = contest(monkeypatch, {"a": [0.01], "b": [0.5], "c": [0.4]})
+    first = round(PACE * plan_time(60, 3).rungs[0].seconds)
+    assert {each.candidate.name: each.steps for each in found} == {"a": (0,), "b": (first,), "c": (first,)}
 
 
 def test_the_hopeless_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ fill one folder together is in the room `scale`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -36,6 +36,7 @@ SHARD_CHARACTERS = 1 << 25
 """A shard of very long texts ends early, so that they don't fill the memory."""
 
 TEXTS_PER_CALL = 2048
+LOCK = ".lock"
 
 Role = Literal["text", "query", "document"]
 Item: TypeAlias = "tuple[Text, Vectors | None]"
@@ -93,23 +94,27 @@ def store(
 
 @contextmanager
 def _alone_in(folder: Path, progress: Progress) -> Iterator[None]:
-    """Keep others out. Who is killed lets them in, too, and they go on from the last finished shard."""
-    place = folder.with_name(f".{folder.name}.lock")
-    claim = FileLock(place)
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+    """Keep others out. Who is killed lets them in, too, and they go on from the last finished shard.
+
+    Where nothing can be written there is nobody to keep out, and what is finished can be read.
+    """
+    claim, new = FileLock(folder / LOCK), not folder.exists()
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
         try:
             claim.acquire(timeout=0)
         except Timeout:
             progress.say("another process computes the same vectors; this one waits for them")
             claim.acquire()
-    except OSError as error:
-        raise WriteFailed(f"{folder} can't be made ({error.strerror}); choose another place") from error
     try:
         yield
     finally:
-        claim.release()
-        place.unlink(missing_ok=True)
+        if claim.is_locked:
+            (folder / LOCK).unlink(missing_ok=True)  # while it is held: who opened it by then looks again
+            claim.release()
+        if new:
+            with suppress(OSError):  # it is not empty, unless what was asked is refused
+                folder.rmdir()
 
 
 def _filled(

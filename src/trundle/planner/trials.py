@@ -29,7 +29,7 @@ GPU_PACE = {"batch_size": 512, "learning_rate": 5e-4, "warmup": 200}
 CPU_PACE = {"batch_size": 16, "warmup": 20}
 """Where a step takes milliseconds, large batches learn more in a minute; where it takes a second, small ones do."""
 
-OVERTIME = 3.0
+OVERTIME = 2.0
 """So many times as long as it was given, a trial may take for as many steps as the first one made."""
 HOPELESS = 1.25
 """One that is so many times as far from the teacher as the leader is not tried again."""
@@ -58,7 +58,7 @@ class Trials:
         """Round by round the better half goes on, but nothing hopeless; best first, those that were dropped behind.
 
         The first trial sets the pace, by the clock; all others make as many steps for their time. By the clock alone a trial would also
-        measure what else the machine did, and a shallow model that is fast is ahead only as long as trainings are short.
+        measure what else the machine did, and how fast a candidate is rather than how good.
         One that a step refuses makes room for the next, and keeps the step's sentence; it is the end only where all are
         refused. A trial also takes time to read and to cut. When the clock has reached `until` no other is begun, and the
         best of the round so far is the winner; what a stopped search has tried is taken over at any time.
@@ -80,7 +80,9 @@ class Trials:
                     errors.append(error)
                     behind.append(self._refused(one, error))
                     continue
-                pace = pace or running[0].steps[-1] / rung.seconds
+                pace = (
+                    pace or running[-1].steps[-1] / rung.seconds or None
+                )  # one that is near enough makes none
             late = len(running) < rung.candidates
             behind = [*(_left(each, late=late) for each in waiting), *behind]
             if not running:

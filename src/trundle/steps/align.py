@@ -243,7 +243,8 @@ def settings_for(
     steps = options.steps
     if steps is None and options.minutes is None:
         steps = CYCLES * EPOCHS * epoch_steps
-    every = max(1, 2 * validation_steps, 500 if steps is None else steps // LOOKS)
+    looks = 500 if steps is None or options.minutes is not None else steps // LOOKS
+    every = max(1, 2 * validation_steps, looks)
     return train.TrainSettings(
         steps=steps,
         minutes=options.minutes,

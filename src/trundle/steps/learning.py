@@ -144,8 +144,10 @@ def _claim_of(folder: Path) -> FileLock:
 def _forget(folder: Path) -> None:
     """Drop the checkpoints, unless another process goes on from them just now."""
     try:
-        with _claim_of(folder).acquire(timeout=0):
+        with (claim := _claim_of(folder)).acquire(timeout=0):
             shutil.rmtree(folder, ignore_errors=True)
+            Path(claim.lock_file).unlink(
+                missing_ok=True
+            )  # while it is held: who opened it by then looks again
     except Timeout:
         return
-    folder.with_name(f"{folder.name}.lock").unlink(missing_ok=True)
