@@ -202,7 +202,7 @@ def _usual_mode(folder: Path) -> int:
 
 def swap_folders(scratch: Path, path: Path) -> None:
     """Put `scratch` in the place of `path` by renames alone; another process may do the same, or clear it, at any moment."""
-    if _moved(scratch, path) or _exchanged(scratch, path) or _moved(scratch, path):
+    if _exchanged(scratch, path) or _moved(scratch, path) or _exchanged(scratch, path):
         return
     old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
     path.rename(old / path.name)
