@@ -68,6 +68,14 @@ def counted(recipe: Recipe, taken: list[str], *, stop_at: str | None = None) -> 
     return replace(recipe, calls=calls)
 
 
+def stopped_before_align(run: Callable[..., Run], output: Path) -> Recipe:
+    """Two stages are there; and the recipe to go on with."""
+    recipe = parse_recipe(ORDER, name="x")
+    with pytest.raises(Stopped):
+        run(output, counted(recipe, [], stop_at="align"))
+    return recipe
+
+
 def test_finished_steps_are_not_taken_again_and_nothing_is_left(
     run: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -201,9 +209,7 @@ def test_two_runs_that_begin_alike_do_not_hinder_each_other(run: Callable[..., R
 def test_a_stage_that_vanishes_while_it_is_read_is_made_again(
     run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = parse_recipe(ORDER, name="x")
-    with pytest.raises(Stopped):
-        run(tmp_path / "small", counted(recipe, [], stop_at="align"))
+    recipe = stopped_before_align(run, tmp_path / "small")
 
     def too_late(folder: str, **_: Any) -> Any:
         shutil.rmtree(Path(folder).parent)
@@ -218,9 +224,7 @@ def test_a_stage_that_vanishes_while_it_is_read_is_made_again(
 def test_a_stage_that_is_damaged_is_not_passed_over(
     run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = parse_recipe(ORDER, name="x")
-    with pytest.raises(Stopped):
-        run(tmp_path / "small", counted(recipe, [], stop_at="align"))
+    recipe = stopped_before_align(run, tmp_path / "small")
     monkeypatch.setattr(stages, "load", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(tmp_path / "small", recipe)
