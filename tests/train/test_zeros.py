@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -60,9 +59,9 @@ def test_zeros_stay_and_the_rest_moves(family: str, pico_model: Callable[[str], 
 
 def test_without_it_they_would_fill_up(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pruned(pico_model("bert"))
-    with nullcontext():
-        learn(model, steps=1)
-    assert count_zeros(model) == 0
+    zeros = count_zeros(model)
+    learn(model, steps=1)
+    assert count_zeros(model) < zeros / 100  # a gradient may round to nothing here or there
 
 
 def with_few_zeros(model: SentenceTransformer) -> SentenceTransformer:
@@ -131,6 +130,7 @@ def test_lora_leaves_zeros_alone_and_trains_what_is_merged(
 
 def test_lora_may_be_told_to_fill_them(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pruned(pico_model("bert"))
+    zeros = count_zeros(model)
     adapted = add_adapters(model, Lora(rank=2, alpha=4), seed=0, keep_zeros=False)
     learn(model)
-    assert count_zeros(adapted.merge()) == 0
+    assert count_zeros(adapted.merge()) < zeros / 100
