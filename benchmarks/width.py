@@ -108,6 +108,7 @@ def build(arguments: argparse.Namespace, name: str) -> None:
             parse_recipe(json.dumps({"steps": row.steps}), name=name),
             output=folder / "model",
             corpus=corpus,
+            seed=arguments.seed,
             progress=Lines(),
         )
         sizes = {sibling.output.name.removeprefix("model"): str(sibling.output) for sibling in run.besides}
@@ -166,6 +167,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--options", default="{}", help="more options of width, as JSON")
     parser.add_argument("--rows", default="*", help="only rows of these names; * stands for anything")
     parser.add_argument("--parallel", type=int, default=1)

@@ -17,9 +17,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch
+from hypothesis import settings
 from sentence_transformers import SentenceTransformer
 
 import pico
+from trundle.model import model_digest
+
+settings.register_profile("patient", deadline=None)  # a busy machine may stall at any example
+settings.load_profile("patient")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -48,16 +53,21 @@ def pico_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 
 @pytest.fixture(scope="session")
-def pico_model(pico_folders: Callable[[str], Path]) -> Callable[[str], SentenceTransformer]:
+def pico_model(pico_folders: Callable[[str], Path]) -> Iterator[Callable[[str], SentenceTransformer]]:
     """A loaded pico model per family. Tests must not change it: steps promise not to."""
     made: dict[str, SentenceTransformer] = {}
 
+    def opened(family: str) -> SentenceTransformer:
+        return SentenceTransformer(str(pico_folders(family)), device="cpu")
+
     def model(family: str) -> SentenceTransformer:
         if family not in made:
-            made[family] = SentenceTransformer(str(pico_folders(family)), device="cpu")
+            made[family] = opened(family)
         return made[family]
 
-    return model
+    yield model
+    changed = [family for family, each in made.items() if model_digest(each) != model_digest(opened(family))]
+    assert not changed, f"a test changed what others share: {changed}"
 
 
 @pytest.fixture

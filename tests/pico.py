@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerFast
+
+TRAINED = Path(__file__).parent / "trained"
+"""Two tokenizers, by `make.py` there: trained anew, they differ in every process."""
 
 TEXTS = [
     "the quick brown fox jumps over the lazy dog",
@@ -76,18 +80,7 @@ DECODERS = {"llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3", "gpt2"}
 
 def wordpiece() -> Tokenizer:
     """What BERT, DistilBERT and MPNet use."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=300, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    tokenizer.decoder = decoders.WordPiece()
-    return tokenizer
+    return Tokenizer.from_file(str(TRAINED / "wordpiece.json"))
 
 
 def byte_level() -> Tokenizer:
@@ -107,20 +100,7 @@ def byte_level() -> Tokenizer:
 
 def unigram() -> Tokenizer:
     """What XLM-R and its multilingual descendants use."""
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=200,
-        special_tokens=["<pad>", "<unk>", "<s>", "</s>"],
-        unk_token="<unk>",
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 2), ("</s>", 3)]
-    )
-    return tokenizer
+    return Tokenizer.from_file(str(TRAINED / "unigram.json"))
 
 
 TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {

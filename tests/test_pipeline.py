@@ -323,9 +323,13 @@ def test_a_half_precision_model_is_trained_in_full_and_saved_in_half(
     SentenceTransformer(str(pico_folders("qwen3")), device="cpu").bfloat16().save_pretrained(
         str(tmp_path / "half")
     )
-    recipe = parse_recipe("steps: [depth: {keep: 2}, align: {steps: 2, batch_size: 8}]", name="x")
+    recipe = parse_recipe("steps: [depth: {keep: 2}, align: {steps: 2, batch_size: 8, texts: 40}]", name="x")
     run = compress(
-        str(tmp_path / "half"), recipe, output=tmp_path / "out", corpus=read_corpus([texts], seed=0)
+        str(tmp_path / "half"),
+        recipe,
+        output=tmp_path / "out",
+        corpus=read_corpus([texts], seed=0),
+        measured_texts=20,
     )
     saved = load_file(tmp_path / "out" / "model.safetensors")
     assert {weight.dtype for weight in saved.values()} == {torch.bfloat16}

@@ -42,6 +42,7 @@ def test_two_processes_make_the_model_that_one_makes(
     results = []
     for launch, name in ((("-W", "error::SyntaxWarning"), "alone"), (TOGETHER, "together")):
         options = [str(student), "--teacher", str(teacher), "--steps", "12", "--data", str(texts)]
+        options += ["--precision", "fp32"]
         ran = call(launch, ["align", *options, "-o", str(tmp_path / name)], tmp_path / f"cache-{name}")
         if launch is TOGETHER and "the server socket" in ran.stderr:
             pytest.skip("two processes can't find each other on this machine")
@@ -58,7 +59,13 @@ def test_two_processes_with_half_a_store_each_learn_what_one_learns(
     texts, store, student = tmp_path / "texts.txt", tmp_path / "store", pico_folders("bert")
     texts.write_text("\n".join(f"{text} {number}" for number in range(100) for text in pico.TEXTS))
     build_alone([str(texts)], Asked(model=str(pico_folders("mpnet"))), store, shard_size=150)
-    chosen = {"teacher": str(store), "steps": 80, "start": "random", "learning_rate": 1e-3}
+    chosen = {
+        "teacher": str(store),
+        "steps": 80,
+        "start": "random",
+        "learning_rate": 1e-3,
+        "precision": "fp32",
+    }
     compress(str(student), single(STEPS["align"], chosen), output=tmp_path / "alone", replace=False)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in chosen.items()]
     arguments = ["align", str(student), *options, "--by-rank", "-o", str(tmp_path / "together")]

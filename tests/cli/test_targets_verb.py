@@ -94,9 +94,13 @@ def test_without_ray_one_process_builds_and_the_extra_is_named(
 
 
 def test_a_cluster_is_named_or_not(
-    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
+    run: Callable[..., tuple[int, str, str]],
+    pico_folders: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("ray", reason="needs a cluster: pip install 'trundle[scale]'")
+    ray = pytest.importorskip("ray", reason="needs a cluster: pip install 'trundle[scale]'")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # another test's cluster may still be there
     table = str(tmp_path / "a.parquet")
     pq.write_table(pa.table({"text": pico.TEXTS}), table)
     (tmp_path / "c.txt").write_text("a text\n")

@@ -3,14 +3,13 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePath
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from told import Told
 from trundle.data.environment import (
     LONGEST_DOCUMENT,
     Documented,
@@ -22,7 +21,6 @@ from trundle.data.environment import (
     standard_library,
 )
 from trundle.errors import BadInput
-from trundle.progress import Advance
 
 ENOUGH = "It says at some length what the thing does and why anybody would want it."
 
@@ -276,7 +274,6 @@ def test_too_little_beside_the_summary_is_no_document() -> None:
     assert documented("p", "name", "Fold a paper boat.\n\nUse paper, not 1 2 3 4 5 6 7.") is None
 
 
-@settings(deadline=None)
 @given(docstring=st.text(st.sampled_from("ab `.:<>[]()*|#-=\n\t\\{}'\"é"), max_size=400))
 def test_any_docstring_can_be_read(docstring: str) -> None:
     pair = documented("p", "name", docstring)
@@ -291,7 +288,6 @@ def test_long_documents_end_at_a_word() -> None:
     assert pair.document.endswith(" folding")
 
 
-@settings(deadline=None)
 @given(
     sizes=st.dictionaries(
         st.text("abcdef", min_size=1, max_size=3), st.integers(1, 30), min_size=2, max_size=20
@@ -328,26 +324,6 @@ def test_a_split_that_cannot_be_made_is_refused() -> None:
             split_by_package(pairs_of({"p": 5, "q": 5}), share, 0)
 
 
-class Noted:
-    """A progress that remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.begun: list[tuple[str, int | None]] = []
-        self.done = 0
-
-    @contextmanager
-    def task(self, label: str, total: int | None) -> Iterator[Advance]:
-        self.begun.append((label, total))
-
-        def advance(units: int) -> None:
-            self.done += units
-
-        yield advance
-
-    def say(self, line: str) -> None:
-        raise AssertionError(line)
-
-
 def test_the_real_environment() -> None:
     """Real packages, a few files of each, so that it stays short."""
     packages = {package.name: package for package in [*installed_packages(), standard_library()]}
@@ -359,10 +335,11 @@ def test_the_real_environment() -> None:
         Package(name=name, folder=packages[name].folder, files=tuple(sorted(packages[name].files)[:150]))
         for name in chosen
     ]
-    noted = Noted()
-    pairs = environment_pairs(packages=short, limit_per_package=60, progress=noted)
-    assert noted.begun == [("reading installed documentation", len(chosen))]
-    assert noted.done == len(chosen)
+    told = Told()
+    pairs = environment_pairs(packages=short, limit_per_package=60, progress=told)
+    assert told.tasks == [("reading installed documentation", len(chosen))]
+    assert told.units == len(chosen)
+    assert not told.lines
     assert {pair.package for pair in pairs} >= {"numpy", "rich", "scikit-learn", "python"}
     assert max(Counter(pair.package for pair in pairs).values()) <= 60
     assert len({pair.query for pair in pairs}) == len({pair.document for pair in pairs}) == len(pairs)

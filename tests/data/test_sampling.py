@@ -10,7 +10,7 @@ from collections import Counter
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
@@ -23,13 +23,11 @@ TEXTS = st.lists(st.text())
 SEEDS = st.integers(min_value=0, max_value=2**32)
 
 
-@settings(deadline=None)
 @given(first=TEXTS, second=TEXTS)
 def test_fingerprints_differ_exactly_when_contents_do(first: list[str], second: list[str]) -> None:
     assert (fingerprint(first) == fingerprint(second)) == (first == second)
 
 
-@settings(deadline=None)
 @given(text=st.text(), cut=st.integers(min_value=0))
 def test_borders_and_order_count(text: str, cut: int) -> None:
     at = cut % (len(text) + 1)
@@ -50,7 +48,6 @@ def test_every_field_of_a_record_counts() -> None:
     assert len({fingerprint([item]) for item in (*examples, *texts)}) == len(examples) + len(texts)
 
 
-@settings(deadline=None)
 @given(lines=st.lists(st.text(st.characters(exclude_categories=["C"])).filter(str.strip), min_size=1))
 def test_the_format_of_a_file_does_not_count(
     lines: list[str], tmp_path_factory: pytest.TempPathFactory
@@ -63,7 +60,6 @@ def test_the_format_of_a_file_does_not_count(
     assert len({fingerprint(read_texts(str(folder / name))) for name in names}) == 1
 
 
-@settings(deadline=None)
 @given(texts=TEXTS)
 def test_one_pass_hashes_and_counts(texts: list[str]) -> None:
     watched = Fingerprinted(texts)
@@ -94,7 +90,6 @@ def test_results_are_the_same_in_every_run(hash_seed: str) -> None:
     assert run.stdout.strip() == EXPECTED
 
 
-@settings(deadline=None)
 @given(items=st.lists(st.integers()), n=st.integers(min_value=0, max_value=30), seed=SEEDS)
 def test_a_sample_keeps_the_order_and_draws_without_replacement(items: list[int], n: int, seed: int) -> None:
     numbered = list(enumerate(items))
@@ -123,7 +118,6 @@ def test_a_sample_holds_only_what_it_keeps() -> None:
     assert peak < 1e6
 
 
-@settings(deadline=None)
 @given(keys=TEXTS, share=st.floats(min_value=0, max_value=1), seed=SEEDS)
 def test_a_split_never_leaks(keys: list[str], share: float, seed: int) -> None:
     items = list(enumerate([*keys, *keys]))
@@ -134,7 +128,6 @@ def test_a_split_never_leaks(keys: list[str], share: float, seed: int) -> None:
     assert held == sorted(held)
 
 
-@settings(deadline=None)
 @given(
     key=st.text(),
     small=st.floats(min_value=0, max_value=1),
@@ -157,7 +150,6 @@ def test_the_share_held_out_is_the_share_asked_for(share: float) -> None:
     assert elsewhere == pytest.approx(20_000 * share**2, rel=0.4)
 
 
-@settings(deadline=None)
 @given(keys=TEXTS)
 def test_distinct_keeps_the_first_of_each(keys: list[str]) -> None:
     assert [key for _, key in distinct(enumerate(keys), key=lambda item: item[1])] == list(

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trundle.data.source import BATCH_ROWS, parse_source, read_rows
@@ -47,7 +47,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("sources")
 
 
-@settings(deadline=None)
 @given(
     rows=st.lists(st.tuples(WRITABLE, WRITABLE), min_size=1),
     tabs=st.booleans(),
@@ -65,7 +64,6 @@ def test_separated_values_come_back(
     assert values(path) == [{"a": a, "b b": b} for a, b in rows]
 
 
-@settings(deadline=None)
 @given(
     rows=st.lists(st.dictionaries(WRITABLE, JSON_VALUES, max_size=4), min_size=1),
     ascii_only=st.booleans(),
@@ -78,7 +76,6 @@ def test_json_lines_come_back(folder: Path, rows: list[dict[str, Any]], ascii_on
     assert values(path) == rows
 
 
-@settings(deadline=None)
 @given(
     rows=st.lists(
         st.fixed_dictionaries({"t": st.none() | WRITABLE, "list": st.none() | st.lists(WRITABLE)}), min_size=1
@@ -91,7 +88,6 @@ def test_parquet_comes_back(folder: Path, rows: list[dict[str, Any]]) -> None:
     assert values(path) == rows
 
 
-@settings(deadline=None)
 @given(
     lines=st.lists(
         st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n\ufeff")).filter(str.strip),

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trundle.data.tuples import Example, read_examples
@@ -35,7 +35,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tuples")
 
 
-@settings(deadline=None)
 @given(examples=EXAMPLES)
 def test_every_format_gives_the_same_examples_back(folder: Path, examples: list[Example]) -> None:
     rows = [{"query": e.query, "positive": e.positive, "negatives": list(e.negatives)} for e in examples]

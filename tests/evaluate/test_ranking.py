@@ -59,7 +59,7 @@ def collections(draw):
     return documents, queries, judgements
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(collections())
 def test_measures_are_those_of_trec_eval_with_ties_grades_and_absent_documents(collection):
     documents, queries, judgements = collection
@@ -85,7 +85,7 @@ def test_measures_are_those_of_trec_eval_with_ties_grades_and_absent_documents(c
     assert search.measures(table(vectors)) == pytest.approx(trec_measures(run, judgements), abs=1e-6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     documents=st.integers(1, 60),
     k=st.integers(1, 70),

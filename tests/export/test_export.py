@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
@@ -169,7 +169,6 @@ def test_what_is_there_is_not_replaced_unasked(model: Path, tmp_path: Path) -> N
 
 
 @given(st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=4, max_size=4), min_size=1, max_size=20))
-@settings(deadline=None)
 def test_int8_rows_are_right_to_half_a_step(rows: list[list[float]]) -> None:
     table = np.array(rows, dtype=np.float32)
     small, scales = rows_in_int8(table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,12 +36,13 @@ def embedder(noise: float, name: str, width: int = WIDTH) -> Embedder:
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> EmbeddedStore:
+def index(tmp_path: Path) -> Iterator[EmbeddedStore]:
     create_embedded(tmp_path / "index", wanted("binary"))
     store = EmbeddedStore(tmp_path / "index")
     store.add(TEXTS, np.stack(list(TRUE.values())))
     store.finish()
-    return store
+    yield store
+    store.close()
 
 
 def test_the_teacher_itself_agrees_with_itself(index: EmbeddedStore) -> None:

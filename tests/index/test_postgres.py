@@ -15,18 +15,10 @@ import psycopg
 from sklearn.neighbors import NearestNeighbors
 
 from clusters import WIDTH, clustered, wanted
+from told import Told
 from trundle.errors import BadInput, WriteFailed
 from trundle.index import build_index, create_store, open_readable, open_store
 from trundle.index.postgres import PostgresStore
-from trundle.progress import Silent
-
-
-class Lines(Silent):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def places(store: Any, queries: np.ndarray) -> list[list[int]]:
@@ -75,7 +67,7 @@ def test_binary_with_rescoring_and_a_graph(postgres: Any, texts: list[str]) -> N
 
 
 def test_a_server_that_goes_away_and_comes_back(postgres: Any, texts: list[str]) -> None:
-    progress = Lines()
+    progress = Told()
     store = PostgresStore.create(postgres.url, "patient", wanted(), progress=progress)
     store.add(texts[:100], clustered(100))
     postgres.stop()
@@ -110,6 +102,7 @@ def test_a_server_that_stays_away(postgres: Any, texts: list[str]) -> None:
 def test_tables_that_somebody_else_filled(postgres: Any) -> None:
     vectors = clustered(80)
     with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         connection.execute("CREATE SCHEMA shop")
         connection.execute(
             f"CREATE TABLE shop.items (id uuid, collection varchar, document text, embedding vector({WIDTH}))"

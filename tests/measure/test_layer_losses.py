@@ -25,7 +25,7 @@ from trundle.measure.layers import LayerCurve
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(lengths=LENGTHS, left=st.booleans(), mode=st.sampled_from(POOLINGS), seed=st.integers(0, 99))
 def test_pooling_is_the_librarys(lengths: list[int], left: bool, mode: str, seed: int) -> None:
     width = max(lengths)

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.measure import measure_moments, taken_over
-from trundle.model import cut, has_bias, layout_of, prunable, put_map, transformer_of, weight_of
+from trundle.model import copy_of, cut, has_bias, layout_of, prunable, put_map, transformer_of, weight_of
 from trundle.model.surgery import Cut
 from trundle.steps.contract import Context
 from trundle.steps.weights import take_over
@@ -21,11 +21,12 @@ from trundle.steps.weights import take_over
 TEXTS = pico.different_texts(24)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(2, 9), st.integers(1, 5), st.booleans(), st.integers(0, 2**16))
 def test_it_is_numpys_least_squares(inputs: int, outputs: int, shifts: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    states = rng.normal(size=(200, inputs)) @ rng.normal(size=(inputs, inputs)) + rng.normal(size=inputs)
+    mixed = np.eye(inputs) + 0.3 * rng.normal(size=(inputs, inputs)) / np.sqrt(inputs)
+    states = rng.normal(size=(200, inputs)) @ mixed + rng.normal(size=inputs)
     weight = rng.normal(size=(outputs, inputs))
     kept = sorted(rng.choice(inputs, rng.integers(1, inputs + 1), replace=False).tolist())
     with_one = np.hstack([states, np.ones((len(states), 1))])
@@ -35,7 +36,7 @@ def test_it_is_numpys_least_squares(inputs: int, outputs: int, shifts: bool, see
     best = np.linalg.lstsq(read, states @ weight.T, rcond=None)[0]
     ours = read @ np.vstack([found.T, gain[None]] if shifts else [found.T])
     scale = np.abs(states @ weight.T).max()
-    np.testing.assert_allclose(ours, read @ best, atol=0.02 * scale)
+    np.testing.assert_allclose(ours, read @ best, atol=0.002 * scale)
     assert shifts or not gain.any()
 
 
@@ -48,7 +49,7 @@ def test_a_neuron_that_has_a_twin_can_go(
     family: str, pico_model: Callable[[str], SentenceTransformer]
 ) -> None:
     """Its twin then counts twice, and the vectors stay what they were."""
-    model = pico_model(family)
+    model = copy_of(pico_model(family))
     backbone = transformer_of(model).model
     layout = layout_of(backbone)
     neurons = layout.sizes["mlp"]
@@ -91,7 +92,7 @@ def test_padding_counts_for_nothing(pico_model: Callable[[str], SentenceTransfor
 
 
 def test_a_map_is_put_where_it_belongs(pico_model: Callable[[str], SentenceTransformer]) -> None:
-    backbone = transformer_of(pico_model("gpt2")).model
+    backbone = transformer_of(copy_of(pico_model("gpt2"))).model
     matrix = next(one for one in prunable(layout_of(backbone)) if one.columns == "mlp")
     assert has_bias(backbone, matrix)
     weight, bias = weight_of(backbone, matrix).clone(), backbone.get_parameter(f"{matrix.name}.bias").clone()

@@ -52,7 +52,7 @@ def test_long_texts_are_counted_to_the_end(pico_model: Models) -> None:
     assert counts.tokens == 5000
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=12), min_size=1, max_size=9), st.integers(1, 4)
 )
@@ -117,7 +117,7 @@ def tree(merges: list[tuple[str, str]], letters: str) -> tuple[MergeTree, dict[s
 MERGES = [("a", "b"), ("ab", "c"), ("d", "e"), ("abc", "de"), ("c", "d"), ("ab", "ab"), ("cd", "e")]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 50), min_size=12, max_size=12), st.integers(5, 12))
 def test_the_best_tokens_leave_the_fewest_tokens_any_choice_can(counts: list[int], keep: int) -> None:
     """Against every closed choice there is: merges of a text that stay are the sum of the passed down counts."""

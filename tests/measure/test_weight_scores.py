@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -73,7 +73,6 @@ def test_wanda_is_magnitude_times_the_input_length() -> None:
     torch.testing.assert_close(wanda(weight, inputs.square().sum(dim=0).sqrt()), expected)
 
 
-@settings(deadline=None)
 @given(MATRICES, st.data())
 def test_exactly_the_lowest_go_and_the_first_of_equals(scores: np.ndarray, drawn: st.DataObject) -> None:
     count = drawn.draw(st.integers(0, scores.size))
@@ -83,7 +82,6 @@ def test_exactly_the_lowest_go_and_the_first_of_equals(scores: np.ndarray, drawn
     np.testing.assert_array_equal(gone.ravel(), expected)
 
 
-@settings(deadline=None)
 @given(MATRICES, st.fractions(0, Fraction(99, 100)))
 def test_a_share_is_exact_in_all_three_ways(scores: np.ndarray, share: Fraction) -> None:
     both = {"a": torch.from_numpy(scores), "b": torch.from_numpy(scores[:, ::-1].copy()) + 1}

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
@@ -42,7 +42,6 @@ def pruned(
     return small
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from([0.0, -0.0, 1.5, -2.0, 1e-45]), min_size=1, max_size=40),
     st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),

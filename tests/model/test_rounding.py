@@ -41,7 +41,7 @@ WIDE = {"hidden_size": 64, "intermediate_size": 128}
 
 
 @given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 3), st.floats(1e-3, 1e3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rounding_twice_is_rounding_once(seed: int, rows: int, blocks: int, scale: float) -> None:
     matrix = scale * torch.randn(rows, blocks * BLOCK, generator=torch.Generator().manual_seed(seed))
     once = rounded(matrix)

@@ -135,7 +135,7 @@ def test_vocabulary_rows_follow_their_ids(family: str) -> None:
     assert small.config.vocab_size == len(kept)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_cut_has_the_predicted_shapes_and_runs(data: st.DataObject) -> None:
     family = data.draw(st.sampled_from(FAMILIES))

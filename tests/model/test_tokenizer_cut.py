@@ -160,7 +160,7 @@ seeds = st.integers(0, 10**6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=sentences, share=shares, seed=seeds)
 def test_text_of_kept_tokens_only_is_read_as_before(kind: str, text: str, share: float, seed: int) -> None:
     before = whole(kind).encode(text, add_special_tokens=False)
@@ -171,7 +171,7 @@ def test_text_of_kept_tokens_only_is_read_as_before(kind: str, text: str, share:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=st.text(max_size=60), share=shares, seed=seeds)
 def test_any_text_can_be_read(kind: str, text: str, share: float, seed: int) -> None:
     kept = closed(kind, some(kind, share, seed))

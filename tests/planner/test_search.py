@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from told import Told
 from trundle.artifact import read_lineage
 from trundle.data import find_targets, read_corpus
 from trundle.data.corpus import Corpus
@@ -34,6 +36,7 @@ def test_the_best_that_fits_is_trained_exported_and_written(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trials, "OVERTIME", 1000.0)
+    monkeypatch.setattr(trials, "HOPELESS", math.inf)
     folder, output = pico_folders("bert"), tmp_path / "small"
     limit = int(0.6 * cost(load(folder)).parameters)
     outcome = compress_to_budget(str(folder), [f"{limit}-params"], output=output, corpus=corpus, minutes=0.1)
@@ -191,17 +194,12 @@ def test_a_model_that_fits_once_it_is_int8_is_only_exported(
 def test_times_of_a_busy_machine_are_called_rough_once(
     pico_folders: Callable[[str], Path], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-
-    class Heard(Silent):
-        def say(self, line: str) -> None:
-            said.append(line)
-
+    told = Told()
     busy = Speed(fixed=0.1, attention=1e-6, mlp=1e-6, undisturbed=False)
     monkeypatch.setattr(search, "measure_speed", lambda *_, **__: busy)
     folder = str(pico_folders("bert"))
-    compress_to_budget(folder, ["2x"], output=None, corpus=corpus, dry_run=True, progress=Heard())
-    assert sum("the machine was busy" in line for line in said) == 1
+    compress_to_budget(folder, ["2x"], output=None, corpus=corpus, dry_run=True, progress=told)
+    assert sum("the machine was busy" in line for line in told.lines) == 1
 
 
 @pytest.mark.usefixtures("quick")

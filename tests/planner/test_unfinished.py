@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from told import Told
+from trundle.claims import own_folder
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
 from trundle.measure import cost
@@ -132,3 +134,33 @@ def test_a_search_that_goes_on_learns_from_as_many_texts(
             )
     assert asked == [300, 300, 700]
     assert kinds == [False, False, True]
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_same_search_twice_at_a_time_shares_no_trials(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, words = pico_folders("bert"), [f"{cost(load(pico_folders('bert'))).file_bytes // 2}B"]
+    works: list[Path] = []
+
+    def stopped(self: trials.Trials, *_: object, **__: object) -> None:
+        works.append(self.work)
+        raise KeyboardInterrupt
+
+    def search_again(name: str) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            compress_to_budget(
+                str(folder), words, output=tmp_path / name, corpus=corpus, minutes=0.1, progress=told
+            )
+
+    told = Told()
+    monkeypatch.setattr(trials.Trials, "contest", stopped)
+    search_again("one")
+    with own_folder(works[0], if_taken=pytest.fail):
+        search_again("two")
+    search_again("three")
+    assert works[0] != works[1]
+    assert works[0] == works[2]
+    assert [line for line in told.lines if "same search is under way" in line] == [
+        "the same search is under way in another process; this one starts by itself"
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import pico
-from trundle.bench import bench
+from trundle.bench import BenchResult
+from trundle.bench.machine import this_machine
+from trundle.bench.results import ModelFigures, Settings
+from trundle.bench.summary import of_rounds
 from trundle.errors import BadInput
 from trundle.evaluate import compare, find_tasks
 from trundle.model import embedder, load
@@ -115,11 +119,24 @@ def test_an_exported_graph_is_what_is_measured(run_folder: Path, texts_file: Pat
     assert "onnx-float32" in html
 
 
+def figures(model: str, latency: float) -> ModelFigures:
+    once = of_rounds([latency])
+    measured = {field.name: once for field in fields(ModelFigures) if field.type == "Measured"}
+    counted = {field.name: 1 for field in fields(ModelFigures) if "int" in str(field.type)}
+    return ModelFigures(model=model, engine="torch", device="cpu", **measured, **counted)  # type: ignore[arg-type]
+
+
 def test_a_race_that_was_run_is_not_run_again(
     bare_folder: Path, pico_folders: Callable[[str], Path], texts_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     teacher = str(pico_folders("bert"))
-    raced = bench([teacher, str(bare_folder)], rounds=1, seconds=0.05)
+    raced = BenchResult(
+        models=(figures(teacher, 0.004), figures(str(bare_folder), 0.002)),
+        settings=Settings(**{field.name: 1 for field in fields(Settings)}),  # type: ignore[arg-type]
+        machine=this_machine(),
+        other_cores=0.0,
+        versions={},
+    )
     monkeypatch.setattr("trundle.bench.bench", None)
     report = make_report([bare_folder], data=[str(texts_file)], raced=raced)
     found = {one.model: 1e3 * one.short_latency_p50.value for one in raced.models}

@@ -119,13 +119,13 @@ def test_the_order_of_texts_changes_nothing(encoder: Encoder) -> None:
     order = list(range(len(TEXTS)))
     random.Random(0).shuffle(order)
     straight = encoder.encode(TEXTS)
-    np.testing.assert_allclose(encoder.encode([TEXTS[place] for place in order]), straight[order], atol=1e-6)
-    np.testing.assert_allclose([encoder.encode(text) for text in TEXTS[:20]], straight[:20], atol=1e-6)
+    np.testing.assert_allclose(encoder.encode([TEXTS[place] for place in order]), straight[order], atol=1e-5)
+    np.testing.assert_allclose([encoder.encode(text) for text in TEXTS[:20]], straight[:20], atol=1e-5)
 
 
 def test_a_stream_gives_the_same_vectors_in_order(encoder: Encoder) -> None:
     given = (text for text in TEXTS)
-    np.testing.assert_allclose(list(encoder.stream(given, ahead=7)), encoder.encode(TEXTS), atol=1e-6)
+    np.testing.assert_allclose(list(encoder.stream(given, ahead=7)), encoder.encode(TEXTS), atol=1e-5)
 
 
 def test_a_stream_reads_no_further_than_it_says(encoder: Encoder) -> None:
@@ -153,15 +153,15 @@ def test_many_threads_at_once(exported: Path) -> None:
     for thread in threads:
         thread.join()
     for number, vectors in found.items():
-        np.testing.assert_allclose(vectors, wanted[number:], atol=1e-6)
+        np.testing.assert_allclose(vectors, wanted[number:], atol=1e-5)
     assert len(found) == 6
 
 
 def test_fewer_dimensions_are_the_first_ones_at_length_one(encoder: Encoder) -> None:
     short, whole = encoder.encode(TEXTS, dimensions=8), encoder.encode(TEXTS)
-    np.testing.assert_allclose(np.linalg.norm(short, axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(short, axis=1), 1, atol=1e-5)
     part = whole[:, :8]
-    np.testing.assert_allclose(short, part / np.linalg.norm(part, axis=1, keepdims=True), atol=1e-6)
+    np.testing.assert_allclose(short, part / np.linalg.norm(part, axis=1, keepdims=True), atol=1e-5)
 
 
 def test_fewer_bits(encoder: Encoder) -> None:
@@ -181,7 +181,7 @@ def test_fewer_bits(encoder: Encoder) -> None:
 def test_ten_thousand_texts_at_once(encoder: Encoder) -> None:
     vectors = encoder.encode([f"text {number % 100}" for number in range(10_000)])
     assert vectors.shape == (10_000, 32)
-    np.testing.assert_allclose(vectors[:100], vectors[9900:], atol=1e-6)
+    np.testing.assert_allclose(vectors[:100], vectors[9900:], atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,8 @@ def test_a_pair_leaves_torch(pair: Path, tmp_path: Path) -> None:
     assert encoder.parameters * 4 == made.float_bytes + made.documents.float_bytes
     check_sides(encoder, pair)
     np.testing.assert_array_equal(
-        Encoder(tmp_path / "out" / "query").encode_query(pico.TEXTS), encoder.encode_query(pico.TEXTS)
+        Encoder(tmp_path / "out" / "query", threads=2).encode_query(pico.TEXTS),
+        encoder.encode_query(pico.TEXTS),
     )
     export_model(str(pair), to="onnx", output=tmp_path / "out", force=True)
 

@@ -47,6 +47,7 @@ def cluster() -> Iterator[None]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
     ray.init(
+        address="local",
         num_cpus=2,
         object_store_memory=80_000_000,
         include_dashboard=False,

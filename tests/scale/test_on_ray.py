@@ -31,15 +31,19 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def kill_a_worker(store: Path, killed: list[int]) -> None:
-    """As soon as one shard is there, and many others are not."""
+    """As soon as one shard is there, and many others are not; to find one then would take too long."""
+    found: list[psutil.Process] = []
+    while not found:
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if "Labeller" in " ".join(process.cmdline()):
+                    found.append(process)
+        time.sleep(0.01)
     while not recorded(store):
-        time.sleep(0.005)
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if "Labeller" in " ".join(process.cmdline()):
-                process.kill()
-                killed.append(process.pid)
-                return
+        time.sleep(0.002)
+    with suppress(psutil.Error):
+        found[0].kill()
+        killed.append(found[0].pid)
 
 
 def test_a_cluster_that_loses_a_worker_makes_the_store_of_one_process(

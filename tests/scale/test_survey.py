@@ -21,7 +21,7 @@ from trundle.scale.survey import Survey, bits_between
 texts = st.builds(Text, text=st.text("ab", min_size=1, max_size=7), kind=st.sampled_from(["query", None]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(texts, max_size=12), min_size=1, max_size=5).filter(any),
     st.integers(1, 6),

@@ -31,14 +31,14 @@ def given(answer: Any, dtype: type = np.float32) -> np.ndarray:
 def test_the_openai_package_gets_the_runtimes_vectors(client: OpenAI, student: Encoder) -> None:
     truth = student.encode(pico.TEXTS)
     answer = client.embeddings.create(model="small", input=pico.TEXTS)
-    np.testing.assert_allclose([row.embedding for row in answer.data], truth, atol=1e-6)
+    np.testing.assert_allclose([row.embedding for row in answer.data], truth, atol=1e-5)
     assert [row.index for row in answer.data] == list(range(len(pico.TEXTS)))
     plain = client.embeddings.create(model="small", input="queries are short", encoding_format="float")
-    np.testing.assert_allclose(plain.data[0].embedding, student.encode("queries are short"), atol=1e-6)
+    np.testing.assert_allclose(plain.data[0].embedding, student.encode("queries are short"), atol=1e-5)
     assert plain.usage.prompt_tokens == len(student.read(["queries are short"])[0])
     short = client.embeddings.create(model="small", input=pico.TEXTS, dimensions=8)
     np.testing.assert_allclose(
-        [row.embedding for row in short.data], student.encode(pico.TEXTS, dimensions=8), atol=1e-6
+        [row.embedding for row in short.data], student.encode(pico.TEXTS, dimensions=8), atol=1e-5
     )
     assert [model.id for model in client.models.list()] == ["small", "big"]
     with pytest.raises(NotFoundError, match="ask for one of: small, big"):
@@ -54,7 +54,7 @@ def test_every_kind_of_number_in_both_forms(
 ) -> None:
     answer = server.embed(input=pico.TEXTS, output_dtype=dtype, encoding_format=form)
     truth = student.encode(pico.TEXTS, output=output)
-    np.testing.assert_allclose(given(answer, truth.dtype.type), truth, atol=1e-6)
+    np.testing.assert_allclose(given(answer, truth.dtype.type), truth, atol=1e-5)
 
 
 def test_queries_by_the_student_documents_by_the_teacher(
@@ -70,7 +70,7 @@ def test_queries_by_the_student_documents_by_the_teacher(
     )
     for words, truth, name in cases:
         answer = server.embed(input=text, **words)
-        np.testing.assert_allclose(given(answer)[0], truth, atol=1e-6)
+        np.testing.assert_allclose(given(answer)[0], truth, atol=1e-5)
         assert answer.json()["model"] == name
     assert not np.allclose(student.encode_query(text), student.encode(text), atol=1e-3)
 
@@ -78,7 +78,7 @@ def test_queries_by_the_student_documents_by_the_teacher(
 def test_a_model_alone_answers_for_both_sides(alone: Served, student: Encoder) -> None:
     with running(alone, Settings(page=False)) as live:
         answer = live.embed(input="an index", input_type="document")
-        np.testing.assert_allclose(given(answer)[0], student.encode_document("an index"), atol=1e-6)
+        np.testing.assert_allclose(given(answer)[0], student.encode_document("an index"), atol=1e-5)
         assert live.get("/").status == 404
 
 

@@ -75,7 +75,8 @@ def test_requests_of_many_clients_are_run_together(gated: Gated) -> None:
         for thread in threads:
             thread.join()
     assert sum(gated.ran) == 22
-    assert max(gated.ran) >= 16
+    assert max(gated.ran) >= 10  # all twenty, or half where both workers are free at once
+    assert len(gated.ran) <= 4
     assert all(answer.status == 200 for answer in answers)
 
 
@@ -86,7 +87,7 @@ def test_a_request_that_takes_too_long(gated: Gated) -> None:
         assert late.status == 504
         assert "not ready after 0.3 s" in late.json()["error"]["message"]
         gated.gate.set()
-        assert live.embed(input="in time").status == 200
+        eventually(lambda: live.embed(input="in time").status == 200)
 
 
 def test_a_client_that_hangs_up_is_not_computed_for(gated: Gated) -> None:
@@ -110,9 +111,9 @@ def test_a_client_that_hangs_up_is_not_computed_for(gated: Gated) -> None:
 
 
 def test_slow_and_broken_clients(alone: Served) -> None:
-    with running(alone, Settings(body_timeout=0.3)) as live:
+    with running(alone, Settings(body_timeout=1.5)) as live:
         slow = raw(live.port, HEAD + b"Content-Length: 1000\r\n\r\n{")
-        answer = slow.recv(4096)
+        answer = b"".join(iter(lambda: slow.recv(4096), b""))
         assert b" 408 " in answer.split(b"\r\n")[0]
         assert b"send it faster" in answer
         slow.close()
@@ -128,7 +129,7 @@ def test_slow_and_broken_clients(alone: Served) -> None:
 
 
 def test_a_body_of_unknown_length_is_cut_off(alone: Served) -> None:
-    with running(alone, Settings(most_bytes=10_000, body_timeout=0.3)) as live:
+    with running(alone, Settings(most_bytes=10_000, body_timeout=1.5)) as live:
         connection = raw(live.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
         chunk = b"%x\r\n%s\r\n" % (4096, b"a" * 4096)
         for _ in range(6):

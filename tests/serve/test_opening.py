@@ -10,23 +10,15 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
+from told import Told
 from trundle.errors import BadInput, BadModel
 from trundle.export import open_encoder
 from trundle.pairing import save_pair
-from trundle.progress import Silent
 from trundle.serve import open_served
 
 
-class Lines(Silent):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-
 def test_a_folder_without_a_graph_is_exported_once(pico_folders: Callable[[str], Path]) -> None:
-    folder, progress = pico_folders("roberta"), Lines()
+    folder, progress = pico_folders("roberta"), Told()
     before = sorted(folder.rglob("*"))
     for _ in range(2):
         found = open_encoder(str(folder), progress=progress).encode(pico.TEXTS)
@@ -42,7 +34,7 @@ def test_a_pair_is_taken_apart(pico_folders: Callable[[str], Path], tmp_path: Pa
     student.prompts = {"query": "how do I "}
     teacher.prompts = {"document": "the "}
     save_pair(student, teacher, names=("small", "big"), output=tmp_path / "both")
-    progress = Lines()
+    progress = Told()
     served = open_served(str(tmp_path / "both"), progress=progress)
     assert [model.name for model in served.models] == ["both", "both-teacher"]
     assert served.teacher is not None
@@ -63,7 +55,7 @@ def test_what_makes_no_pair(student_folder: Path, minilm: Path) -> None:
 
 
 def test_strangers_are_named_but_served(student_folder: Path, teacher_folder: Path) -> None:
-    progress = Lines()
+    progress = Told()
     served = open_served(str(student_folder), teacher=str(teacher_folder), name="mine", progress=progress)
     assert [model.name for model in served.models] == ["mine", "big"]
     card = served.student.card()

@@ -17,6 +17,8 @@ from trundle.serve.passages import LONGEST, split_passages
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
 
+expect.set_options(timeout=30_000)  # the server reads the documentation of many packages meanwhile
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 STORY = "\n\n".join(
     (
@@ -66,6 +68,12 @@ def drop(page: Page, story: Path) -> None:
     expect(page.locator("#status")).to_have_text("4 passages.")
 
 
+def await_answers(page: Page) -> None:
+    """Until none is under way that would replace what is looked at: typing starts a search by itself, a little later."""
+    page.evaluate("new Promise(done => setTimeout(done, 300))")
+    page.wait_for_function("state.asked > 0 && state.shown === state.asked")
+
+
 def test_type_and_see_three_columns(page: Page, server: Live, story: Path) -> None:
     page.goto(server.url)
     expect(page.locator(".card")).to_have_count(2)
@@ -104,7 +112,7 @@ def test_the_keyboard_is_enough(page: Page, server: Live, story: Path) -> None:
     page.keyboard.type("an index")
     page.keyboard.press("Enter")
     expect(page.locator(".column")).to_have_count(3)
-    page.wait_for_timeout(400)  # the search that typing starts by itself
+    await_answers(page)
     page.keyboard.press("ArrowDown")
     expect(page.locator(".column").nth(0).locator(".result").nth(0)).to_be_focused()
     page.keyboard.press("ArrowDown")
@@ -137,7 +145,7 @@ def test_phone_width(browser: Browser, server: Live, story: Path) -> None:
     drop(page, story)
     page.locator("#query").fill("a frame")
     expect(page.locator(".column")).to_have_count(3)
-    page.wait_for_load_state("networkidle")  # or a late answer replaces what is scrolled to
+    await_answers(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     third = page.locator(".column").nth(2).locator(".result").first
     third.scroll_into_view_if_needed()

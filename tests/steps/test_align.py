@@ -71,11 +71,13 @@ def test_a_teacher_with_truncate_dim_has_vectors_of_any_length(pico_model: Model
 def test_the_forecast_knows_the_pooling_that_will_be(pico_model: Models) -> None:
     """A model that pools in two ways has vectors twice as wide as their mean alone."""
     bert, step = copy.deepcopy(pico_model("bert")), STEPS["align"]
-    model = SentenceTransformer(modules=[bert[0], Pooling(32, pooling_mode=("cls", "mean"))], device="cpu")
+    pooling = Pooling(32, pooling_mode=("cls", "mean"), include_prompt=False)
+    model = SentenceTransformer(modules=[bert[0], pooling], device="cpu")
     context = Context(original=pico_model("mpnet"), corpus=corpus())
     plan = step.plan(model, make_options(step, {"steps": 0, "pooling": "mean"}), context)
     made = step.apply(model, plan, context).model
     assert step.forecast(model, plan).as_json() == cost(made).as_json()
+    assert not made[1].include_prompt
 
 
 def test_two_models_of_one_endpoint_are_two_teachers(

@@ -11,26 +11,18 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import pico
+from told import Told
 from trundle.data import read_corpus
 from trundle.errors import BadInput, ImpossibleCut, UserError
 from trundle.measure import WeightMap
 from trundle.model import cut, is_two_of_four, layout_of, prunable, transformer_of, weight_of
 from trundle.model.surgery import Cut
 from trundle.pipeline import compress
-from trundle.progress import Silent
 from trundle.recipe import make_options, parse_recipe, read_recipe
 from trundle.steps.catalogue import STEPS
 from trundle.steps.contract import Applied, Context
 
 TOOL = STEPS["weights"]
-
-
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def write(path: Path, rows: Iterator[dict[str, str]]) -> str:
@@ -52,8 +44,8 @@ def files(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def prune(model: SentenceTransformer, heard: Heard | None = None, **options: Any) -> Applied:
-    context = Context(original=model, seed=1, progress=heard or Heard())
+def prune(model: SentenceTransformer, told: Told | None = None, **options: Any) -> Applied:
+    context = Context(original=model, seed=1, progress=told or Told())
     options = {"samples": 20, "batch_size": 8} | options
     return TOOL.apply(model, TOOL.plan(model, make_options(TOOL, options), context), context)
 
@@ -158,10 +150,10 @@ def test_a_map_is_left_in_the_folder(
 def test_one_file_for_both_sides_is_said(
     pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
 ) -> None:
-    heard, model = Heard(), pico_model("bert")
+    told, model = Told(), pico_model("bert")
     same = {"domain": files["domain"], "general": files["domain"]}
-    small = prune(model, heard, sparsity="50%", beta=1, **same)
-    assert any("every alignment is 1" in line for line in heard.lines)
+    small = prune(model, told, sparsity="50%", beta=1, **same)
+    assert any("every alignment is 1" in line for line in told.lines)
     assert small.facts["alignment"]["shared"] == small.facts["weights"]
     by_size = prune(model, sparsity="50%", method="magnitude").model
     assert all(torch.equal(small.model.state_dict()[n], w) for n, w in by_size.state_dict().items())
@@ -176,17 +168,17 @@ def test_texts_alone_become_pairs(
         for text in pico.TEXTS
     ]
     (tmp_path / "texts.txt").write_text("\n".join([*lines, "short one", "short two"]), encoding="utf-8")
-    heard = Heard()
+    told = Told()
     small = prune(
         pico_model("bert"),
-        heard,
+        told,
         sparsity="50%",
         domain=str(tmp_path / "texts.txt"),
         general=files["general"],
     )
     assert small.facts["domain"]["pairs"] == "made from texts"
     assert any(
-        "pairs are made from the texts" in line and "neighbouring passages" in line for line in heard.lines
+        "pairs are made from the texts" in line and "neighbouring passages" in line for line in told.lines
     )
     assert small.facts["general"]["pairs"] == "given"
 
@@ -194,10 +186,10 @@ def test_texts_alone_become_pairs(
 def test_few_samples_are_all_taken_and_said(
     pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
 ) -> None:
-    heard = Heard()
-    small = prune(pico_model("bert"), heard, sparsity="50%", samples=2000, **files)
+    told = Told()
+    small = prune(pico_model("bert"), told, sparsity="50%", samples=2000, **files)
     assert small.facts["domain"]["samples"] == small.facts["domain"]["of"] < 60 * len(pico.TEXTS)
-    assert any("are all there are (2,000 asked for)" in line for line in heard.lines)
+    assert any("are all there are (2,000 asked for)" in line for line in told.lines)
 
 
 @pytest.mark.parametrize(

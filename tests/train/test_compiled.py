@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Callable
 
 import pytest
-import torch
 from sentence_transformers import SentenceTransformer
 
 import pico
+from apart import apart, weights_of
 from trundle.data import Example
 from trundle.errors import BadInput
 from trundle.model import copy_of, transformer_of
@@ -21,13 +21,13 @@ EXAMPLES = [Example(query=text, positive=text[::-1]) for text in pico.TEXTS]
 def learned(model: SentenceTransformer, *, compiled: bool) -> SentenceTransformer:
     student = copy_of(model)
     adapted = add_adapters(student, Lora(rank=2, dropout=0.0), seed=0)
-    task = make_contrast(student, EXAMPLES, EXAMPLES[:4], prompts={"": Prompts()}, batch_size=4)
+    task = make_contrast(student, EXAMPLES, (), prompts={"": Prompts()}, batch_size=4)
     settings = TrainSettings(steps=6, learning_rate=0.01, dropout=False)
     if compiled:
         with compiled_blocks(transformer_of(student).model):
-            train(student, task.objective, task.batches, settings, validation=task.validation)
+            train(student, task.objective, task.batches, settings)
     else:
-        train(student, task.objective, task.batches, settings, validation=task.validation)
+        train(student, task.objective, task.batches, settings)
     return adapted.merge()
 
 
@@ -36,10 +36,8 @@ def learned(model: SentenceTransformer, *, compiled: bool) -> SentenceTransforme
 def test_a_compiled_model_learns_the_same(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pico_model("llama")
     plain, compiled = learned(model, compiled=False), learned(model, compiled=True)
-    weights = zip(plain.named_parameters(), compiled.named_parameters(), strict=True)
-    for (name, one), (same, other) in weights:
-        assert name == same
-        torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-3)
+    assert apart(weights_of(plain), weights_of(compiled), share=0.99) < 2e-4
+    assert apart(weights_of(plain), weights_of(model), share=0.99) > 1e-3, "it has learned something"
     assert all(getattr(part, "_compiled_call_impl", None) is None for part in compiled.modules())
 
 

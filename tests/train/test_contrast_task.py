@@ -243,14 +243,15 @@ def test_adapters_are_on_every_linear_and_leave_no_trace(pico_model: PicoModel, 
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     per_layer = {"bert": 6, "modernbert": 4, "phi3": 4, "gpt2": 4}[family]
     assert len(trained) == 2 * per_layer * pico.LAYERS
+    dice = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name in trained:
-                weight.normal_(std=0.1)
+                weight.normal_(std=0.1, generator=dice)
     moved = model.eval().encode(pico.TEXTS)
     assert np.abs(moved - vectors).max() > 0.01
     merged = adapted.merge()
-    np.testing.assert_allclose(merged.encode(pico.TEXTS), moved, atol=2e-6)
+    np.testing.assert_allclose(merged.encode(pico.TEXTS), moved, atol=1e-5)
     assert dict(merged.named_parameters()).keys() == before.keys()
     layout_of(transformer_of(merged).model)
     assert all(weight.requires_grad for weight in merged.parameters())

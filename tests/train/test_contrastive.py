@@ -56,11 +56,13 @@ def test_excluded_documents_are_as_if_they_were_not_there():
     excluded = torch.zeros(3, 5, dtype=torch.bool)
     excluded[:, 4] = True
     answers = torch.arange(3)
-    assert infonce(queries, documents, answers, excluded=excluded) == infonce(queries, documents[:4], answers)
+    torch.testing.assert_close(
+        infonce(queries, documents, answers, excluded=excluded), infonce(queries, documents[:4], answers)
+    )
 
 
 @given(scale=st.floats(0.01, 100.0), seed=st.integers(0, 99))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_lengths_of_vectors_do_not_count(scale: float, seed: int):
     queries, documents, labels = vectors(4, seed), vectors(4, seed + 100), torch.tensor([1.0, 0.0, 1.0, 0.0])
     answers = torch.arange(4)

@@ -65,7 +65,7 @@ def test_sums_are_those_of_single_samples(
     found = measure_gradients(model, SAMPLES, names, prompts=PROMPTS, batch_size=3)
     assert found.samples == len(SAMPLES)
     # A fresh pico ModernBERT gives all texts nearly one vector: what is left of its gradients is mostly rounding.
-    near = 5e-3 if family == "modernbert" else 1e-4
+    near = 2e-2 if family == "modernbert" else 1e-4
     for matrix in matrices:
         scale = float(squares[matrix.name].max())
         torch.testing.assert_close(

@@ -14,7 +14,7 @@ from trundle.train.grouped import ByGroup
     batch_size=st.integers(1, 20),
     seed=st.integers(0, 5),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_an_epoch_holds_every_item_once_in_batches_of_one_group(
     groups: list[int], batch_size: int, seed: int
 ):

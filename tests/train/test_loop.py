@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 import pico
+from told import Told
 from trundle.errors import BadInput
 from trundle.model.tokenise import make_tokeniser
 from trundle.train.batches import Batches, ByLength, Indices
@@ -322,38 +322,20 @@ def test_training_leaves_the_callers_dice_alone(toy: Callable[[], Toy]):
     assert torch.equal(torch.rand(3), expected)
 
 
-class Told:
-    """A progress display that remembers."""
-
-    def __init__(self) -> None:
-        self.tasks: list[tuple[str, int | None]] = []
-        self.units = 0
-        self.said: list[str] = []
-
-    @contextmanager
-    def task(self, label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-        self.tasks.append((label, total))
-
-        def advance(units: int) -> None:
-            self.units += units
-
-        yield advance
-
-    def say(self, line: str) -> None:
-        self.said.append(line)
-
-
 def test_progress_is_told(toy: Callable[[], Toy]):
     told = Told()
     toy().train(SHORT, progress=told, label="aligning")
     assert told.tasks == [("aligning", 24)]
     assert told.units == 24
-    assert len(told.said) == 5
-    assert told.said[0].startswith("step 0: validation ")
-    assert told.said[-1].startswith("step 24: loss ")
+    assert len(told.lines) == 5
+    assert told.lines[0].startswith("step 0: validation ")
+    assert told.lines[-1].startswith("step 24: loss ")
     told, clock = Told(), Clock(1.0)
     toy().train(TrainSettings(minutes=0.5), progress=told, each_step=clock.tick, clock=clock)
     assert (told.tasks, told.units) == ([("training", 30)], 30)
+    told, clock = Told(), Clock(1.0)
+    toy().train(TrainSettings(steps=9, minutes=0.5), progress=told, each_step=clock.tick, clock=clock)
+    assert (told.tasks, told.units) == ([("training", 9)], 9)
 
 
 @pytest.mark.parametrize(

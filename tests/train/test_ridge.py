@@ -25,7 +25,8 @@ def test_equals_scikit_learn(strength: float) -> None:
 
 
 def test_recovers_an_exact_map_between_spaces() -> None:
-    exact = (INPUTS @ RNG.normal(size=(12, 20)) + 2).astype(np.float32)
+    rng = np.random.default_rng(6)
+    exact = (INPUTS @ rng.normal(size=(12, 20)) + 2).astype(np.float32)
     found = fit_ridge(INPUTS, exact, seed=0)
     np.testing.assert_allclose(found(INPUTS), exact, atol=1e-2)
     assert found.held_out_cosine > 0.9999
@@ -33,9 +34,10 @@ def test_recovers_an_exact_map_between_spaces() -> None:
 
 def test_noise_asks_for_a_stronger_penalty() -> None:
     """With fewer rows than it takes to pin the map down, the weakest penalty must not win."""
-    wide = RNG.normal(size=(40, 36)).astype(np.float32)
-    noisy = (wide @ RNG.normal(size=(36, 5)) + 20 * RNG.normal(size=(40, 5))).astype(np.float32)
-    assert fit_ridge(wide, noisy, seed=0).strength > 1e-3
+    rng = np.random.default_rng(7)
+    wide = rng.normal(size=(400, 360)).astype(np.float32)
+    noisy = (wide @ rng.normal(size=(360, 5)) + 20 * rng.normal(size=(400, 5))).astype(np.float32)
+    assert fit_ridge(wide, noisy, seed=0).strength > 1e-2
 
 
 def test_a_rounding_error_does_not_choose_between_equals() -> None:

@@ -69,7 +69,9 @@ def with_new_head(
 def with_mean_pooling(model: SentenceTransformer) -> SentenceTransformer:
     """The model with the mean over tokens as its pooled vector."""
     modules = [
-        Pooling(module.embedding_dimension, pooling_mode="mean") if isinstance(module, Pooling) else module
+        Pooling(module.embedding_dimension, pooling_mode="mean", include_prompt=module.include_prompt)
+        if isinstance(module, Pooling)
+        else module
         for module in model
     ]
     return with_modules(model, modules)

@@ -24,6 +24,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from trundle.artifact import cache_folder, check_free, versions, write_whole
+from trundle.claims import own_folder
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput, MissingExtra
 from trundle.measure import Cost, cost
@@ -136,54 +137,59 @@ def compress_to_budget(
         raise BadInput("say where the result goes with -o FOLDER, or only look with --dry-run")
     models = [part for name, model in bases.items() for part in (name, model_digest(model))]
     known = [*models, *budget, str(minutes), str(seed), str(corpus.facts()), str(versions())]
-    work = cache_folder() / TRIALS / blake2b("\0".join(known).encode(), digest_size=16).hexdigest()
-    goes_on = wrote(work, output)
-    check_outputs(own=goes_on)
-    if fresh:
+    named = cache_folder() / TRIALS / blake2b("\0".join(known).encode(), digest_size=16).hexdigest()
+
+    def if_taken() -> None:
+        progress.say("the same search is under way in another process; this one starts by itself")
+
+    with own_folder(named, if_taken=if_taken) as work:
+        goes_on = wrote(work, output)
+        check_outputs(own=goes_on)
+        if fresh:
+            shutil.rmtree(work, ignore_errors=True)
+        affordable = partial(search.affordable_texts, timetable.labelling)
+        texts = 0 if promising[0].untouched else int(once(work / TEXTS_FILE, affordable))
+        trials = Trials(
+            source=source,
+            corpus=corpus,
+            texts=texts,
+            work=work,
+            proof_texts=proof_texts(texts),
+            seed=seed,
+            trust_remote_code=trust_remote_code,
+            fresh=fresh,
+            progress=progress,
+        )
+        # A search that goes on in its last training does not reopen the contest.
+        over = work / CONTEST_OVER
+        until = began + (0 if over.is_file() else 60 * minutes * (LABELLING + TRYING))
+        ranked = trials.contest(tried, timetable, until=until)
+        work.mkdir(parents=True, exist_ok=True)
+        over.touch()
+        run, ranked = trials.finish_best(
+            ranked,
+            lambda: time_left(minutes, time.monotonic() - began),
+            output,
+            replace_output=replace_output or goes_on,
+            pair=pair,
+        )
+        mark_written(work, output)
+        outcome = replace(
+            outcome,
+            tried=tuple(ranked),
+            chosen=ranked[0],
+            run=run,
+            proof_texts=trials.proof_texts,
+            parameters=run.after.parameters,
+        )
+        _write(outcome, Path(output))  # exporting may fail yet, and all that was learned is here
+        best = outcome.chosen.candidate
+        made = ship(best, Path(output), corpus, limits=limits, speeds=speeds, progress=progress)
+        outcome = replace(outcome, **made)
+        _write(outcome, Path(output))
+        run.settle()
         shutil.rmtree(work, ignore_errors=True)
-    affordable = partial(search.affordable_texts, timetable.labelling)
-    texts = 0 if promising[0].untouched else int(once(work / TEXTS_FILE, affordable))
-    trials = Trials(
-        source=source,
-        corpus=corpus,
-        texts=texts,
-        work=work,
-        proof_texts=proof_texts(texts),
-        seed=seed,
-        trust_remote_code=trust_remote_code,
-        fresh=fresh,
-        progress=progress,
-    )
-    # A search that goes on in its last training does not reopen the contest.
-    over = work / CONTEST_OVER
-    until = began + (0 if over.is_file() else 60 * minutes * (LABELLING + TRYING))
-    ranked = trials.contest(tried, timetable, until=until)
-    work.mkdir(parents=True, exist_ok=True)
-    over.touch()
-    run, ranked = trials.finish_best(
-        ranked,
-        lambda: time_left(minutes, time.monotonic() - began),
-        output,
-        replace_output=replace_output or goes_on,
-        pair=pair,
-    )
-    mark_written(work, output)
-    outcome = replace(
-        outcome,
-        tried=tuple(ranked),
-        chosen=ranked[0],
-        run=run,
-        proof_texts=trials.proof_texts,
-        parameters=run.after.parameters,
-    )
-    _write(outcome, Path(output))  # exporting may fail yet, and all that was learned is here
-    best = outcome.chosen.candidate
-    made = ship(best, Path(output), corpus, limits=limits, speeds=speeds, progress=progress)
-    outcome = replace(outcome, **made)
-    _write(outcome, Path(output))
-    run.settle()
-    shutil.rmtree(work, ignore_errors=True)
-    return outcome
+        return outcome
 
 
 def raised(value: float) -> str:

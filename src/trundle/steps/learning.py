@@ -6,7 +6,6 @@ decides how it goes. What this is not: it knows nothing of texts, teachers or lo
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from filelock import FileLock, Timeout
-
 import trundle.model as body
 import trundle.train as train
+from trundle.claims import drop_folder, own_folder
 from trundle.data.sampling import fingerprint
 from trundle.errors import BadInput
 from trundle.processes import is_first, process_count
@@ -104,50 +102,22 @@ def learn(
             "best_step": result.best_step,
         },
         files={f"{label}.jsonl": metrics} if is_first() else {},
-        done=lambda: _forget(folder),
+        done=lambda: drop_folder(folder),
     )
 
 
 @contextmanager
 def _own_folder(folder: Path, context: Context) -> Iterator[Path]:
     """Where the checkpoints are kept, while this process trains: the same training may be under way in another one."""
-    claim = _claim_of(folder)
-    if is_first():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            claim.acquire(timeout=0)
-        except Timeout:
-            if process_count() > 1:
-                raise BadInput(
-                    "the same training is under way in another process; wait for its end, or stop it"
-                ) from None
-            context.progress.say(
-                "the same training is under way in another process; this one starts by itself"
-            )
-            folder = folder.with_name(f"{folder.name}-{os.getpid()}")
-            claim = _claim_of(folder)
-            claim.acquire()
-        if context.fresh:
-            shutil.rmtree(folder, ignore_errors=True)
-    if train.has_checkpoint(folder):
-        context.progress.say("going on from the checkpoint of an earlier run of the same command")
-    try:
-        yield folder
-    finally:
-        claim.release()
 
+    def if_taken() -> None:
+        if process_count() > 1:
+            raise BadInput("the same training is under way in another process; wait for its end, or stop it")
+        context.progress.say("the same training is under way in another process; this one starts by itself")
 
-def _claim_of(folder: Path) -> FileLock:
-    return FileLock(folder.with_name(f"{folder.name}.lock"))
-
-
-def _forget(folder: Path) -> None:
-    """Drop the checkpoints, unless another process goes on from them just now."""
-    try:
-        with (claim := _claim_of(folder)).acquire(timeout=0):
-            shutil.rmtree(folder, ignore_errors=True)
-            Path(claim.lock_file).unlink(
-                missing_ok=True
-            )  # while it is held: who opened it by then looks again
-    except Timeout:
-        return
+    with own_folder(folder, if_taken=if_taken) if is_first() else nullcontext(folder) as own:
+        if is_first() and context.fresh:
+            shutil.rmtree(own, ignore_errors=True)
+        if train.has_checkpoint(own):
+            context.progress.say("going on from the checkpoint of an earlier run of the same command")
+        yield own

@@ -212,7 +212,8 @@ class _Run(Generic[B]):
         self.started = self.clock() - state.seconds
         self.first, self.written, shown = state.step, self._elapsed(), 0
         self.saved = self.written
-        total = settings.steps if settings.minutes is None else math.ceil(settings.minutes * 60)
+        by_clock = settings.steps is None
+        total = math.ceil(60 * (settings.minutes or 0)) if by_clock else settings.steps
         with Feed(self._load, start=state.step) as feed, self.progress.task(label, total) as advance:
             if state.step == 0 and self.held_out:
                 self._write_down(self._look())
@@ -234,7 +235,7 @@ class _Run(Generic[B]):
                         self._write_down(self._look() if look else {})
                 if save:
                     self._save()
-                reached = state.step if settings.minutes is None else int(self._elapsed())
+                reached = int(self._elapsed()) if by_clock else state.step
                 advance(reached - shown)
                 shown = reached
         if self.best_weights is not None:

@@ -1,0 +1,66 @@
+"""A teacher whose answers are known beforehand, and stores of its vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trundle.data.labelling import build_targets
+from trundle.data.targets import Targets
+from trundle.data.texts import Kind, Text
+from trundle.embedder import Embedder, Vectors
+
+WIDTH = 8
+ROLE_OF = {"query": "query", "document": "document", "definition": "text", None: "text"}
+
+
+def vector(role: str, text: str) -> Vectors:
+    """A unit vector that depends on role and text alone."""
+    raw = np.frombuffer(blake2b(f"{role} {text}".encode(), digest_size=WIDTH).digest(), dtype=np.uint8)
+    row = raw.astype(np.float32) - 127.5
+    return (row / np.linalg.norm(row)).astype(np.float32)
+
+
+class Teacher:
+    """Remembers what it was asked, and gives one bad answer where it is told to."""
+
+    def __init__(self, answers: dict[str, Any] | None = None) -> None:
+        self.calls: list[list[str]] = []
+        self.answers = answers or {}
+        self.embedder = Embedder(
+            name="fake", text=self.role("text"), query=self.role("query"), document=self.role("document")
+        )
+
+    @property
+    def asked(self) -> int:
+        return sum(map(len, self.calls))
+
+    def role(self, role: str) -> Callable[[Sequence[str]], Vectors]:
+        def encode(texts: Sequence[str]) -> Vectors:
+            self.calls.append(list(texts))
+            return np.stack([np.asarray(self.answers.get(text, vector(role, text))) for text in texts])
+
+        return encode
+
+
+def build(folder: Path, texts: Any, teacher: Teacher | None = None, **options: Any) -> Targets:
+    given_options = {"teacher_id": "fake 1", "shard_size": 4, **options}
+    return build_targets(texts, (teacher or Teacher()).embedder, folder=folder, **given_options)
+
+
+def some(count: int) -> list[Text]:
+    kinds: tuple[Kind | None, ...] = ("query", "document", "definition", None)
+    return [Text(text=f"text {'x' * (i * 7 % 11)} {i}", kind=kinds[i % 4]) for i in range(count)]
+
+
+def assert_holds(targets: Targets, texts: Sequence[Text], tolerance: float = 5e-4) -> None:
+    everything = range(len(texts))
+    assert len(targets) == len(texts)
+    assert targets.texts(everything) == [text.text for text in texts]
+    assert targets.kinds(everything) == [text.kind for text in texts]
+    expected = np.stack([vector(ROLE_OF[text.kind], text.text) for text in texts])
+    np.testing.assert_allclose(targets.vectors(everything), expected, atol=tolerance)

@@ -1,0 +1,59 @@
+"""One process has a folder at a time, and who is killed lets the next one in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trundle.claims import drop_folder, own_folder
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from trundle.claims import own_folder
+with own_folder(Path(sys.argv[1]), if_taken=exit) as own:
+    own.mkdir()
+    print("mine", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_folder_that_another_process_has_is_left_to_it_until_it_is_killed(tmp_path: Path) -> None:
+    wanted, told = tmp_path / "cache" / "work", []
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(wanted)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "mine\n"
+        with own_folder(wanted, if_taken=lambda: told.append(1)) as own:
+            assert own == wanted.with_name(f"work-{os.getpid()}")
+        drop_folder(wanted)
+        assert wanted.is_dir()
+        other.send_signal(signal.SIGKILL)
+    assert told == [1]
+    with own_folder(wanted, if_taken=pytest.fail) as own:
+        assert own == wanted
+        assert own.is_dir()
+    drop_folder(wanted)
+    assert not list(wanted.parent.iterdir())
+
+
+def test_who_is_told_may_refuse(tmp_path: Path) -> None:
+    class Refused(Exception):
+        pass
+
+    def refuse() -> None:
+        raise Refused
+
+    with (
+        own_folder(tmp_path / "work", if_taken=refuse),
+        pytest.raises(Refused),
+        own_folder(tmp_path / "work", if_taken=refuse),
+    ):
+        pytest.fail("it was taken")
+    assert not list(tmp_path.iterdir())
