@@ -3,6 +3,8 @@
 Sixteen bytes hold a block of 32 codes: the first sixteen in the low halves, the others in the high ones. The token table is opened
 row by row as texts come, matrices when the file is opened: our runtime folds constants. So a product costs what it costs in float32, or in
 int8 if that is asked for, and only the file is small. Which weights these are, and on which grid, is told by `model.rounding`.
+
+Whoever folds constants keeps all that lies between until the end, so as much as can be is done in bytes, and nothing is turned round.
 """
 
 from __future__ import annotations
@@ -22,9 +24,8 @@ from trundle.export.stored import second_is_turned
 from trundle.export.tables import is_large_matrix, with_int8_tables
 from trundle.model import BLOCK, fits_grid, on_grid
 
-SIXTEEN = "sixteen"
+FOUR = "four"
 SIXTEENTH = "sixteenth"
-EIGHT = "eight"
 QUANTISED, TURNED = "_quantized", "_Transposed"
 """What onnxruntime's quantiser adds to the name of a matrix it has rounded, or turned before."""
 
@@ -62,11 +63,12 @@ def with_rounded_matrices(model: onnx.ModelProto, floats: Mapping[str, Vectors])
             columns = as_it_stands(matrix, numbers, scales)
             if columns is not None and fits_grid(*columns.T.shape):
                 model.graph.initializer.remove(stored.pop(name))
-                nodes += _opened_matrix(model, f"{weight}_grid", columns.T, turned=False)
+                codes, scale, shape = _stored_matrix(model, f"{weight}_grid", columns.T, turned=False)
                 nodes += [
-                    _node("Div", [f"{weight}_grid", f"{weight}_scale"], f"{weight}_ratio"),
+                    *_opened(codes, scale, f"{weight}_ratio", axis=1, over=f"{weight}_scale"),
                     _node("Round", [f"{weight}_ratio"], f"{weight}_whole"),
-                    _node("Cast", [f"{weight}_whole"], name, to=onnx.TensorProto.INT8),
+                    _node("Cast", [f"{weight}_whole"], f"{weight}_blocks", to=onnx.TensorProto.INT8),
+                    _node("Reshape", [f"{weight}_blocks", shape], name),
                 ]
         nodes.append(node)
     del model.graph.node[:]
@@ -102,10 +104,15 @@ def with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:
             shape = tuple(matrix.dims) if turned else tuple(reversed(matrix.dims))
             if fits_grid(*shape):
                 content = _taken(model, matrix, opened)
-                nodes += _opened_matrix(model, matrix.name, content if turned else content.T, turned=turned)
+                codes, scale, whole = _stored_matrix(
+                    model, matrix.name, content if turned else content.T, turned=turned
+                )
+                nodes += [
+                    *_opened(codes, scale, f"{matrix.name}_blocks", axis=-1 if turned else 1),
+                    _node("Reshape", [f"{matrix.name}_blocks", whole], matrix.name),
+                ]
         nodes.append(node)
-    for name, value in ((SIXTEEN, 16.0), (SIXTEENTH, 1 / 16), (EIGHT, 8.0)):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(value), name))
+    _store(model, {FOUR: np.array(4, dtype=np.uint8), SIXTEENTH: np.array(1 / 16, dtype=np.float32)})
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     return model
@@ -114,9 +121,8 @@ def with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:
 def packed(matrix: Vectors) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
     """Codes as (rows, blocks, 16) bytes, and scales as (rows, blocks, 1)."""
     codes, scales = on_grid(torch.tensor(matrix))
-    raised = (codes.numpy() + 8).astype(np.uint8)
-    low, high = raised[..., : BLOCK // 2], raised[..., BLOCK // 2 :]
-    both: NDArray[np.uint8] = low + 16 * high
+    halves = codes.numpy().astype(np.int8).view(np.uint8) & 15
+    both: NDArray[np.uint8] = halves[..., : BLOCK // 2] | halves[..., BLOCK // 2 :] << 4
     return both, scales.numpy().astype(np.float16)
 
 
@@ -139,42 +145,47 @@ def _opened_rows(model: onnx.ModelProto, node: onnx.NodeProto, table: Vectors) -
     return [
         _node("Gather", [f"{name}_int4", ids], f"{out}_codes", axis=0),
         _node("Gather", [f"{name}_scale", ids], f"{out}_scales", axis=0),
-        *_floats(f"{out}_codes", f"{out}_scales", f"{out}_blocks"),
+        *_opened(f"{out}_codes", f"{out}_scales", f"{out}_blocks", axis=-1),
         _node("Shape", [ids], f"{out}_ids"),
         _node("Concat", [f"{out}_ids", f"{name}_width"], f"{out}_shape", axis=0),
         _node("Reshape", [f"{out}_blocks", f"{out}_shape"], out),
     ]
 
 
-def _opened_matrix(
+def _stored_matrix(
     model: onnx.ModelProto, name: str, matrix: Vectors, *, turned: bool
-) -> list[onnx.NodeProto]:
-    """A matrix of (outputs, inputs), given to the graph the way it stood there."""
+) -> tuple[str, str, str]:
+    """A matrix of (outputs, inputs), laid down the way it is multiplied by; the names of codes, scales and shape."""
     codes, scales = packed(matrix)
-    shape = np.array(matrix.shape, dtype=np.int64)
-    _store(model, {f"{name}_int4": codes, f"{name}_scale": scales, f"{name}_shape": shape})
-    whole = name if turned else f"{name}_rows"
+    if not turned:
+        codes, scales = codes.transpose(1, 2, 0), scales.transpose(1, 2, 0)
+    shape = np.array(matrix.shape if turned else matrix.T.shape, dtype=np.int64)
+    names = f"{name}_int4", f"{name}_scale", f"{name}_shape"
+    _store(model, dict(zip(names, (codes, scales, shape), strict=True)))
+    return names
+
+
+def _opened(codes: str, scales: str, out: str, *, axis: int, over: str | None = None) -> list[onnx.NodeProto]:
+    """Code · scale of blocks whose halves lie along the axis, `over` another scale if there is one.
+
+    A code in the upper half of a byte is sixteen times itself once the byte has a sign.
+    """
+    single, signed = onnx.TensorProto.FLOAT, onnx.TensorProto.INT8
+    factor = f"{out}_factor" if over is None else f"{out}_part"
     nodes = [
-        *_floats(f"{name}_int4", f"{name}_scale", f"{name}_blocks"),
-        _node("Reshape", [f"{name}_blocks", f"{name}_shape"], whole),
+        _node("BitShift", [codes, FOUR], f"{out}_first", direction="LEFT"),
+        _node("BitShift", [codes, FOUR], f"{out}_upper", direction="RIGHT"),
+        _node("BitShift", [f"{out}_upper", FOUR], f"{out}_second", direction="LEFT"),
+        _node("Cast", [f"{out}_first"], f"{out}_first_codes", to=signed),
+        _node("Cast", [f"{out}_second"], f"{out}_second_codes", to=signed),
+        _node("Concat", [f"{out}_first_codes", f"{out}_second_codes"], f"{out}_both", axis=axis),
+        _node("Cast", [f"{out}_both"], f"{out}_sixteenfold", to=single),
+        _node("Cast", [scales], f"{out}_scale", to=single),
+        _node("Mul", [f"{out}_scale", SIXTEENTH], factor),
     ]
-    return nodes if turned else [*nodes, _node("Transpose", [whole], name, perm=[1, 0])]
-
-
-def _floats(codes: str, scales: str, out: str) -> list[onnx.NodeProto]:
-    """(code − 8) · scale for both halves of every byte."""
-    single = onnx.TensorProto.FLOAT
-    return [
-        _node("Cast", [codes], f"{out}_bytes", to=single),
-        _node("Mul", [f"{out}_bytes", SIXTEENTH], f"{out}_ratio"),
-        _node("Floor", [f"{out}_ratio"], f"{out}_high"),
-        _node("Mul", [f"{out}_high", SIXTEEN], f"{out}_raised"),
-        _node("Sub", [f"{out}_bytes", f"{out}_raised"], f"{out}_low"),
-        _node("Concat", [f"{out}_low", f"{out}_high"], f"{out}_both", axis=-1),
-        _node("Sub", [f"{out}_both", EIGHT], f"{out}_codes"),
-        _node("Cast", [scales], f"{out}_factor", to=single),
-        _node("Mul", [f"{out}_codes", f"{out}_factor"], out),
-    ]
+    if over is not None:
+        nodes.append(_node("Div", [factor, over], f"{out}_factor"))
+    return [*nodes, _node("Mul", [f"{out}_sixteenfold", f"{out}_factor"], out)]
 
 
 def _node(kind: str, inputs: Sequence[str], output: str, **attributes: object) -> onnx.NodeProto:

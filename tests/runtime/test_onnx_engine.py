@@ -1,0 +1,38 @@
+"""What opening a graph leaves behind."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+
+FREED = """
+from pathlib import Path
+from trundle.runtime.onnx_engine import _give_back_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+blocks = [b"x" * 100_000 for _ in range(3000)]
+last = blocks[-1]  # what lies below it is not given back by itself
+full = resident()
+del blocks
+kept = resident()
+_give_back_memory()
+print(full, kept, resident())
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"),
+    reason="only glibc has to be asked",
+)
+def test_memory_that_is_free_is_given_back() -> None:
+    ran = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+    full, kept, left = map(int, ran.stdout.split())
+    assert kept > 0.8 * full
+    assert left < 0.5 * full
