@@ -122,8 +122,8 @@ def packed(matrix: Vectors) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
     """Codes as (rows, blocks, 16) bytes, and scales as (rows, blocks, 1)."""
     codes, scales = on_grid(torch.tensor(matrix))
     halves = codes.numpy().astype(np.int8).view(np.uint8) & 15
-    both: NDArray[np.uint8] = halves[..., : BLOCK // 2] | halves[..., BLOCK // 2 :] << 4
-    return both, scales.numpy().astype(np.float16)
+    both = halves[..., : BLOCK // 2] | halves[..., BLOCK // 2 :] << 4
+    return both.astype(np.uint8), scales.numpy().astype(np.float16)
 
 
 def _taken(model: onnx.ModelProto, tensor: onnx.TensorProto, opened: set[str]) -> Vectors:
