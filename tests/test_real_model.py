@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,31 +16,18 @@ from trundle.measure import cost
 from trundle.model import load, weight_bytes
 from trundle.pipeline import compress
 from trundle.recipe import parse_recipe
-from trundle.runs import Run
 
-pytestmark = pytest.mark.xdist_group("the job is done once")
 CUT = "depth: {keep: 3}"
 RECIPE = f"steps: [{CUT}, align: {{steps: 0}}]"
 PAIRS = 80
 """Few, and short ones: one thread reads a dozen whole documents a second."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A cut and mapped model, made once."""
-
-    corpus: Corpus
-    pairs: list[tuple[str, str]]
-    folder: Path
-    run: Run
-
-
 def shortened(pair: Documented) -> Documented:
     return replace(pair, document=pair.document[:300])
 
 
-@pytest.fixture(scope="module")
-def job(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+def test_a_cut_and_mapped_model_searches_the_index_it_came_from(minilm: Path, tmp_path: Path) -> None:
     train, held_out = split_by_package(environment_pairs(limit_per_package=12), 0.3, seed=0)
     train, measured = ([shortened(pair) for pair in part] for part in (train[: 3 * PAIRS], held_out[:PAIRS]))
     corpus = Corpus(
@@ -49,15 +36,10 @@ def job(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
         held_out=lambda: as_texts(measured),
         facts=lambda: (),
     )
-    folder = tmp_path_factory.mktemp("real") / "small"
-    run = compress(str(minilm), parse_recipe(RECIPE, name="x"), output=folder, corpus=corpus)
-    return Job(corpus, [(pair.query, pair.document) for pair in measured], folder, run)
-
-
-def test_a_cut_and_mapped_model_searches_the_index_it_came_from(minilm: Path, job: Job) -> None:
-    healed = job.run
-    bare = compress(str(minilm), parse_recipe(f"steps: [{CUT}]", name="x"), output=None, corpus=job.corpus)
-    task = KnownItemTask(name="documentation", pairs=job.pairs)
+    recipe = parse_recipe(RECIPE, name="x")
+    healed = compress(str(minilm), recipe, output=tmp_path / "small", corpus=corpus)
+    bare = compress(str(minilm), parse_recipe(f"steps: [{CUT}]", name="x"), output=None, corpus=corpus)
+    task = KnownItemTask(name="documentation", pairs=[(pair.query, pair.document) for pair in measured])
     original, *_ = evaluate(healed.original, [task])
     _, with_map = evaluate(healed.result, [task], documents=healed.original)
     _, without = evaluate(bare.result, [task], documents=bare.original)
@@ -69,15 +51,14 @@ def test_a_cut_and_mapped_model_searches_the_index_it_came_from(minilm: Path, jo
     assert healed.fidelity.agreement_asymmetric > bare.fidelity.agreement_asymmetric
     assert healed.fidelity.cosine > bare.fidelity.cosine
 
-
-def test_the_folder_and_its_costs_are_what_was_promised(minilm: Path, job: Job) -> None:
-    dry = compress(str(minilm), parse_recipe(RECIPE, name="x"), output=None, corpus=job.corpus, dry_run=True)
-    assert dry.after.as_json() == job.run.after.as_json()
-    assert dry.after.file_bytes == weight_bytes(job.folder)
-    plain = SentenceTransformer(str(job.folder), device="cpu")
+    # The folder and its costs are what was promised.
+    dry = compress(str(minilm), recipe, output=None, corpus=corpus, dry_run=True)
+    assert dry.after.as_json() == healed.after.as_json()
+    assert dry.after.file_bytes == weight_bytes(tmp_path / "small")
+    plain = SentenceTransformer(str(tmp_path / "small"), device="cpu")
     assert sum(weight.numel() for weight in plain.parameters()) == dry.after.parameters
     texts = ["a query", "a somewhat longer text, with a comma"]
-    np.testing.assert_allclose(plain.encode(texts), job.run.result.text(texts), atol=1e-6)
+    np.testing.assert_allclose(plain.encode(texts), healed.result.text(texts), atol=1e-5)
 
 
 def test_the_real_folder_is_counted_exactly(minilm: Path) -> None:
