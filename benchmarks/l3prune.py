@@ -49,6 +49,7 @@ def build(arguments: argparse.Namespace, level: str) -> None:
         parse_recipe(json.dumps({"steps": steps}), name=level),
         output=folder / "model",
         corpus=corpus,
+        seed=arguments.seed,
         progress=Lines(),
     )
     healed = time.time() - began
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--mini-batch", type=int)
     parser.add_argument("--max-length", type=int)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--options", default="{}", help="more options of contrast, as JSON")
     parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument("--only", help="build this one level in this process")
