@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,34 @@ from typing import Any, Literal
 Verdict = Literal["holds here", "does not hold here", "can't tell", "not measured yet"]
 KEPT = Path(__file__).parent / "kept"
 MEASURED = Path(__file__).parent / "measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A score over seeds: mean and standard deviation."""
+
+    mean: float
+    spread: float | None
+    seeds: int
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean; nothing is known of it with one seed."""
+        return float("inf") if self.spread is None else self.spread / self.seeds**0.5
+
+    def above(self, other: Figure) -> bool:
+        """By more than twice the error of the difference."""
+        return self.mean - other.mean > 2 * (self.error**2 + other.error**2) ** 0.5
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f}" + ("" if self.spread is None else f" ± {self.spread:.1f}")
+
+
+def figure(values: Iterable[float]) -> Figure:
+    """Of what each seed gave."""
+    found = list(values)
+    spread = statistics.stdev(found) if len(found) > 1 else None
+    return Figure(mean=statistics.fmean(found), spread=spread, seeds=len(found))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +85,14 @@ class Evidence:
 def judged(holds: bool) -> Verdict:
     """For a claim that was measured."""
     return "holds here" if holds else "does not hold here"
+
+
+def all_above(pairs: Iterable[tuple[Figure, Figure]]) -> Verdict:
+    """Whether the first is above the second in all pairs, below in one at least, or neither can be told."""
+    found = list(pairs)
+    if any(other.above(one) for one, other in found):
+        return "does not hold here"
+    return "holds here" if all(one.above(other) for one, other in found) else "can't tell"
 
 
 def read_measured(name: str) -> dict[str, Any]:

@@ -42,6 +42,7 @@ The scripts read test sets and texts of public projects as parquet files; the fo
   compare rows here with one another, not with figures published elsewhere.
 - LEAF, depth and width by `align` learn from unlabelled texts: queries, documents, definitions, and a mix of others, 953,264 distinct ones in all. The backbone saw all of them at the end, depth and width 400,000.
 - L³Prune, and sentence-transformers' distillation, learn from tuples of a query, an answer and negatives of several sources, the decoder of the nested models from SNLI alone; nested decoders are scored on STS, the others on retrieval, too.
+  Qwen2.5-Coder-0.5B-Instruct stands for Qwen2.5-0.5B: the same layers and widths, trained further on code.
 - GAPrune: finance is a search by every tenth of its tuples, and FinancialPhraseBank; chemistry likewise, with ChemProt. Tuples that share no text with these are learned from. Texts of other kinds are STSBenchmark, STS15, SciFact and Cranfield.
 - Vocabulary pruning without training: Banking77, SciFact, STSBenchmark and the finance search, tokens chosen by texts of the same domain that are not measured on, for STSBenchmark by 30,000 general ones. With training: the `train` rows of
   SST2, CoLA, MRPC, RTE and STSBenchmark; of the last they are also in other STS sets, so those classifiers are scored on their own task alone."""

@@ -3,6 +3,7 @@
     TrundleError                 anything trundle raises on purpose
     ├── UserError                something to mend on the caller's side: the command line exits with 2
     │   ├── BadInput             a text, file, row or option that can't be used
+    │   │   └── OtherTexts       a folder of vectors that other texts were begun in
     │   ├── BadModel             a folder or name that is not a model trundle can open
     │   │   └── UnknownFamily    a model whose architecture has no row in the anatomy
     │   ├── BadRecipe            a recipe that does not say what to do
@@ -26,6 +27,10 @@ class UserError(TrundleError):
 
 class BadInput(UserError):
     """A text, file, row or option that can't be used."""
+
+
+class OtherTexts(BadInput):
+    """A folder of vectors that other texts were begun in: trying again is no use."""
 
 
 class BadModel(UserError):

@@ -59,7 +59,10 @@ def test_what_can_not_be_built_is_one_sentence(
     assert run(*build, "-d", table)[0] == 0
     for words, says in (
         ((*build, "-d", table, "-d", str(tmp_path / "c.txt")), "was made from other texts"),
-        (("targets", "build", str(pico_folders("mpnet")), "-o", store, "-d", table), "was made with teacher"),
+        (
+            ("targets", "build", str(pico_folders("mpnet")), "-o", store, "-d", table),
+            "was made by another teacher",
+        ),
         ((*build, "-d", other), "no column known to hold texts (columns: body_)"),
         ((*build, "-d", table, "--workers", "2"), "--workers goes with --ray"),
         ((*build, "-d", table, "--threads", "2"), "--threads goes with --ray or --runtime"),

@@ -191,10 +191,11 @@ def test_another_teacher_prompt_dtype_or_text_is_refused(tmp_path: Path, other: 
 
 def test_texts_after_a_full_last_shard_are_refused(tmp_path: Path) -> None:
     build(tmp_path, some(8))
-    teacher = Teacher()
+    teacher, told = Teacher(), Told()
     with pytest.raises(BadInput, match="other texts"):
-        build(tmp_path, some(9), teacher)
+        build(tmp_path, some(9), teacher, progress=told)
     assert teacher.calls == []
+    assert told.lines == [], "running again would be no use"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from trundle.data.shards import Dtype, Manifest, is_whole, read_manifest, write_
 from trundle.data.targets import Targets, open_targets
 from trundle.data.texts import Kind, Text
 from trundle.embedder import Embedder, Encode, Vectors
-from trundle.errors import BadInput, BadModel, TrundleError, WriteFailed
+from trundle.errors import BadInput, BadModel, OtherTexts, TrundleError, WriteFailed
 from trundle.progress import SILENT, Advance, Progress
 
 SHARD_SIZE = 8192
@@ -136,6 +136,8 @@ def _filled(
                     advance(len(chunk.items))
                 else:
                     manifest = _labelled(path, manifest, number, chunk, label(chunk.items, advance))
+    except OtherTexts:
+        raise
     except TrundleError:
         if manifest.shards:
             progress.say(
@@ -282,7 +284,9 @@ def begun(path: Path, wanted: Manifest) -> Manifest:
     for name in ("teacher", "prompts", "dtype", "shard_size"):
         old, new = getattr(there, name), getattr(wanted, name)
         if old != new:
-            what = f"{path} was made with {name.replace('_', ' ')} {old!r}, not {new!r}"
+            # A teacher is known by its checksum, which tells a reader nothing.
+            how = f"with {name.replace('_', ' ')} {old!r}, not {new!r}"
+            what = f"{path} was made {'by another teacher' if name == 'teacher' else how}"
             raise BadInput(f"{what}; choose another folder or delete it")
     return there
 
@@ -314,9 +318,9 @@ def _labelled(path: Path, manifest: Manifest, number: int, chunk: _Chunk, vector
     return manifest
 
 
-def other_texts(path: Path) -> BadInput:
+def other_texts(path: Path) -> OtherTexts:
     """What is said where a folder can't be gone on with."""
-    return BadInput(f"{path} was made from other texts; choose another folder or delete it")
+    return OtherTexts(f"{path} was made from other texts; choose another folder or delete it")
 
 
 def other_width(before: int, now: int) -> BadModel:

@@ -20,7 +20,7 @@ from trundle.data.pieces import Piece, list_pieces, nothing_in
 from trundle.data.shard_records import Record, drop_records, read_record, recorded, write_record
 from trundle.data.shards import Dtype, Manifest
 from trundle.data.targets import Targets, open_targets
-from trundle.errors import TrundleError, WriteFailed
+from trundle.errors import OtherTexts, TrundleError, WriteFailed
 from trundle.progress import SILENT, Progress
 from trundle.scale.cluster import HERE, Workers, calm_data, connected, divide
 from trundle.scale.deaths import forget
@@ -77,10 +77,11 @@ def build_on_ray(
                 work = list(cut_stretches(pieces, survey.starts, cuts, repeats, length))
             _check_same_texts(path, manifest, len(cuts), work)
             _label(work, job, each, progress)
-        except TrundleError:
+        except TrundleError as error:
+            done = len(recorded(path))
             if manifest.complete:
                 drop_records(path)
-            elif done := len(recorded(path)):
+            elif done and not isinstance(error, OtherTexts):
                 progress.say(f"{done} shards are finished in {path}; running again goes on from there")
             raise
     left_out = int(survey.starts[-1]) - sum(cut.kept for cut in cuts)

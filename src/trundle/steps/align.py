@@ -26,7 +26,7 @@ import trundle.train as train
 from trundle.errors import BadInput
 from trundle.steps.align_extras import calibration, watch_margin
 from trundle.steps.align_options import RATE, STATIC_RATE, AlignOptions
-from trundle.steps.align_texts import RIDGE_TEXTS, augmentations, counts, targets_for
+from trundle.steps.align_texts import RIDGE_TEXTS, augmentations, counts, joined, sampled, targets_for
 from trundle.steps.contract import Applied, Context, Plan, Step
 from trundle.steps.learning import learn
 from trundle.steps.teacher import find_teacher
@@ -215,10 +215,10 @@ def _started(
         return student, {}
     if plan.options.start == "random":
         return body.with_new_head(student, plan.outputs, normalise=plan.normalise, seed=context.seed), {}
-    positions = data.sample(range(len(targets)), RIDGE_TEXTS, seed=context.seed)
+    positions = sampled(targets, RIDGE_TEXTS, context.seed)
     pooled = body.embedder(body.without_head(student), name="student", progress=context.progress)
-    inputs = data.encode_by_role(pooled, targets.chosen(positions))
-    found = train.fit_ridge(inputs, targets.vectors(positions), seed=context.seed)
+    inputs = joined(targets, data.encode_by_role(pooled, targets.chosen(positions)))
+    found = train.fit_ridge(inputs, joined(targets, targets.vectors(positions)), seed=context.seed)
     student = body.with_linear_head(student, found.weight, found.bias, normalise=plan.normalise)
     return student, {
         "ridge_strength": found.strength if math.isfinite(found.strength) else None,

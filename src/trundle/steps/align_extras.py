@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import trundle.data as data
 import trundle.evaluate as evaluate
 import trundle.model as body
+from trundle.steps.align_texts import joined, sampled
 from trundle.steps.contract import Context
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ MARGIN_TEXTS = 2048
 
 def calibration(targets: Targets, teacher: str, seed: int) -> dict[str, str]:
     """The file with the ranges of the teacher's dimensions, for whoever keeps its vectors or the student's as bytes."""
-    positions = data.sample(range(len(targets)), CALIBRATION_TEXTS, seed=seed)
-    ranges = evaluate.measure_ranges([targets.vectors(positions)], teacher)
+    positions = sampled(targets, CALIBRATION_TEXTS, seed)
+    ranges = evaluate.measure_ranges([joined(targets, targets.vectors(positions))], teacher)
     return {evaluate.CALIBRATION_FILE: ranges.as_text()}
 
 

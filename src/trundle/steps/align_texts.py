@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trundle.data as data
+import trundle.train as train
 from trundle.processes import is_first, own_rank, process_count
 from trundle.steps.learning import NOT_VALIDATED
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from trundle.data import Targets, Text
     from trundle.steps.align_options import AlignOptions
     from trundle.steps.contract import Context
@@ -22,12 +26,20 @@ RIDGE_TEXTS = 8192
 """What a closed form is fitted on; where it is all that is done, no other texts are asked for."""
 VALIDATION_TEXTS = 128 * 32
 FEWEST_VALIDATED, VALIDATED_SHARE = 512, 8
+ALONE_BY_RANK = (
+    "this process is alone, so --by-rank opens all vectors; start several with torchrun "
+    "(accelerate launch starts several on GPUs only)"
+)
 
 
 def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tuple[Targets, Targets | None]:
     """The teacher's vectors for the training and the validation texts, computed at most once."""
+    if options.by_rank and process_count() == 1:
+        context.progress.say(ALONE_BY_RANK)
     if teacher.store is not None:
         opened = _opened(teacher.store, options)
+        if options.steps == 0:
+            return opened, None
         held_out = VALIDATION_TEXTS
         if opened.is_share:  # as many in every process, however unlike their shares are
             smallest = opened.manifest.count // process_count()
@@ -40,6 +52,8 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
             if is_first()
             else data.wait_for_targets(folder)
         )
+        if options.steps == 0:
+            return everything, None
         return everything.split(VALIDATION_TEXTS, seed=context.seed)
     assert context.corpus is not None
     assert teacher.embedder is not None
@@ -88,6 +102,16 @@ def _opened(folder: Path, options: AlignOptions) -> Targets:
     if options.by_rank and process_count() > 1:
         return data.open_share(folder, rank=own_rank(), processes=process_count())
     return data.open_targets(folder)
+
+
+def sampled(targets: Targets, most: int, seed: int) -> list[int]:
+    """Texts to compute something small from: processes that hold a part each take as many together as one alone."""
+    return data.sample(range(len(targets)), most // process_count() if targets.is_share else most, seed=seed)
+
+
+def joined(targets: Targets, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """With the rows of the other processes, where each has texts of its own: one part may hold texts of one kind only."""
+    return train.rows_of_all_processes(rows) if targets.is_share else rows
 
 
 def counts(targets: Targets, validation: Targets | None) -> dict[str, int]:

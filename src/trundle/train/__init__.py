@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from trundle.train.losses import uniform_layers as uniform_layers
     from trundle.train.nesting import Nest as Nest
     from trundle.train.nesting import make_nesting as make_nesting
+    from trundle.train.own_texts import rows_of_all_processes as rows_of_all_processes
     from trundle.train.ridge import LinearMap as LinearMap
     from trundle.train.ridge import fit_ridge as fit_ridge
     from trundle.train.schedule import constant as constant
@@ -88,6 +89,7 @@ __getattr__ = lazy(
         "uniform_layers": "losses",
         "Nest": "nesting",
         "make_nesting": "nesting",
+        "rows_of_all_processes": "own_texts",
         "LinearMap": "ridge",
         "fit_ridge": "ridge",
         "constant": "schedule",
