@@ -15,7 +15,7 @@ from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
 from trundle.measure import cost
 from trundle.model import load
-from trundle.planner import compress_to_budget, search, trials
+from trundle.planner import compress_to_budget, prospects, search, trials
 from trundle.runtime import Encoder
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
@@ -129,7 +129,7 @@ def test_a_search_that_goes_on_learns_from_as_many_texts(
 
     monkeypatch.setattr(trials.Trials, "contest", noted)
     for affordable, fresh in ((300, False), (500, False), (700, True)):
-        monkeypatch.setattr(search.Search, "affordable_texts", lambda *_, found=affordable: found)
+        monkeypatch.setattr(prospects.Prospects, "affordable_texts", lambda *_, found=affordable: found)
         with pytest.raises(KeyboardInterrupt):
             searching(fresh=fresh)
     assert asked == [300, 300, 700]
