@@ -23,7 +23,7 @@ def corpus(tmp_path: Path) -> Corpus:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Seconds instead of minutes, pico vocabularies, and no timing of graphs."""
+    """Seconds instead of minutes, pico vocabularies, and no timing of graphs or teachers."""
     monkeypatch.setattr(space, "FEWEST_TOKENS", 120)
     monkeypatch.setattr(space, "WIDTHS", space.WIDTHS[:1])
     monkeypatch.setattr(halving, "SHORTEST_TRIAL", 0.1)
@@ -33,4 +33,5 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
         prospects, "measure_speed", lambda *_, **__: Speed(fixed=0.1, attention=1e-6, mlp=1e-6)
     )
+    monkeypatch.setattr(prospects.Prospects, "reading_rate", lambda _: 1e6)
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))

@@ -85,7 +85,7 @@ def test_the_teacher_is_timed_on_few_texts_too(pico_folders: Callable[[str], Pat
         corpus=read_corpus([str(tmp_path / "few.txt")], seed=0),
         progress=SILENT,
     )
-    assert few.affordable_texts(1.0) >= halving.FEWEST_TEXTS
+    assert few.reading_rate() > 0
 
 
 @given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=200), count=st.integers(1, 300))

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from trundle.errors import BadInput
 from trundle.measure import cost
 from trundle.model import load
 from trundle.planner import candidates as space
-from trundle.planner import compress_to_budget, halving, search, trials
+from trundle.planner import compress_to_budget, halving, prospects, search, trials
 from trundle.runtime import Encoder
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
@@ -175,6 +177,7 @@ def test_a_narrow_candidate_is_mapped_by_the_vectors_it_learns_from(
         source=folder,
         corpus=corpus,
         texts=200,
+        mapped=100,
         work=tmp_path / "work",
         seed=0,
         trust_remote_code=False,
@@ -190,3 +193,58 @@ def test_a_narrow_candidate_is_mapped_by_the_vectors_it_learns_from(
     stores = [find_targets(folder) for folder in (tmp_path / "cache" / "targets").iterdir()]
     assert len(stores) == 2, "one to learn from, one to validate by"
     assert 200 in [len(each) for each in stores if each is not None]
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_that_was_not_tried_has_the_teacher_to_wait_for(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where trials went before, that time has gone already."""
+    rate, asked = 50.0, []
+    monkeypatch.setattr(halving, "TRIED", 1)
+    monkeypatch.setattr(prospects.Prospects, "reading_rate", lambda _: rate)
+
+    def noted(self: trials.Trials, best: search.Tried, *_: object, **__: object) -> None:
+        asked.append((self.texts, self.mapped, best.distances))
+        raise KeyboardInterrupt
+
+    def left(_minutes: float, gone: float, closing: float) -> float:
+        asked.append((gone, closing))
+        return 0.1
+
+    monkeypatch.setattr(trials.Trials, "finish", noted)
+    monkeypatch.setattr(search, "time_left", left)
+    with pytest.raises(KeyboardInterrupt):
+        compress_to_budget(
+            str(pico_folders("bert")), ["2x"], output=tmp_path / "small", corpus=corpus, minutes=0.1
+        )
+    (gone, closing), (texts, mapped, distances) = asked
+    assert distances == ()
+    assert gone >= (texts + mapped) / rate
+    assert closing >= halving.CLOSING
+
+
+def test_a_map_is_fitted_once_and_then_kept() -> None:
+    unused: Any = None
+    contest = trials.Trials(
+        source="large",
+        corpus=unused,
+        texts=900,
+        mapped=300,
+        work=Path(),
+        seed=0,
+        trust_remote_code=False,
+        progress=search.SILENT,
+    )
+    cut = SimpleNamespace(
+        base="large",
+        name="x",
+        layers=2,
+        precision="int8",
+        untouched=False,
+        steps=lambda **_: [{"depth": {"keep": 2}}],
+    )
+    tried = search.Tried(candidate=cut)  # type: ignore[arg-type]
+    first, later = (contest._recipe(tried, rounds, {"steps": 5}).calls[-1].options for rounds in (0, 1))
+    assert (first.start, first.start_texts) == ("ridge", 300)  # type: ignore[attr-defined]
+    assert (later.start, later.start_texts) == ("keep", None)  # type: ignore[attr-defined]

@@ -21,7 +21,6 @@ from trundle.measure import Cost
 from trundle.model import embedder
 from trundle.planner.budget import Budget
 from trundle.planner.candidates import Candidate, Coverage, Precision, edge, list_candidates, smallest
-from trundle.planner.halving import ENOUGH_TEXTS, texts_within
 from trundle.planner.speed import Speed, measure_speed
 from trundle.progress import Progress
 
@@ -119,8 +118,12 @@ class Prospects:
         texts = [text.text for text in islice(self.corpus.train(), COUNTED_TEXTS)]
         return {base: _coverage(model, texts) for base, model in self.bases.items()}
 
-    def affordable_texts(self, seconds: float) -> int:
-        """How many texts the teacher can answer in this time, told from a second's worth of them."""
+    def text_count(self) -> float:
+        """How many texts there are; without end where the corpus does not say."""
+        return sum(int(fact["texts"]) for fact in self.corpus.facts()) or math.inf
+
+    def reading_rate(self) -> float:
+        """How many texts the teacher answers in a second, told from a second's worth of them."""
         texts = [text.text for text in islice(self.corpus.train(), MOST_TIMED_TEXTS)]
         if not texts:
             raise BadInput("there are no texts to learn from; say where they are with --data")
@@ -134,13 +137,7 @@ class Prospects:
                 encode(group)
             taken, count = time.monotonic() - began, 4 * count
             read = sum(map(len, groups))
-        rate = read / taken
-        found = texts_within(seconds, rate)
-        if found < ENOUGH_TEXTS:
-            self.progress.say(
-                f"the model reads {rate:{',.0f' if rate >= 10 else '.2g'}} texts a second here, so {found:,} have to do; more --minutes or a GPU teach from more"
-            )
-        return found
+        return read / taken
 
 
 def of_all_lengths(texts: Sequence[str], count: int) -> list[list[str]]:

@@ -13,7 +13,6 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from trundle.model import load, model_digest
 from trundle.pairing import pair_folder
 from trundle.planner.budget import Budget, parse_budget
 from trundle.planner.candidates import Precision
-from trundle.planner.halving import LABELLING, TRYING, plan_time, proof_texts, time_left
+from trundle.planner.halving import ENOUGH_TEXTS, LABELLING, NOTHING_TO_LEARN, TRYING, plan_time, time_left
 from trundle.planner.outcome import Outcome, Tried
 from trundle.planner.prospects import Prospects
 from trundle.planner.shipping import ship
@@ -36,7 +35,7 @@ from trundle.planner.speed import Speed
 from trundle.planner.trials import Trials
 from trundle.planner.unfinished import (
     CONTEST_OVER,
-    TEXTS_FILE,
+    RATE_FILE,
     TRIALS,
     any_wrote,
     mark_written,
@@ -81,7 +80,7 @@ def compress_to_budget(
     before = cost(bases[source])
     limits = parse_budget(budget, whole_bytes=before.file_bytes)
     speeds = prospects.speeds()
-    planned = _planned(prospects, limits, speeds, before=before, minutes=minutes)
+    planned = _planned(prospects, limits, speeds, before=before)
     untouched = planned.chosen.candidate.untouched
     if pair and untouched:
         raise BadInput(
@@ -89,7 +88,7 @@ def compress_to_budget(
             "would hold the same model twice; leave --pair out, or ask for less"
         )
     if dry_run:
-        return planned
+        return planned if untouched else _timed(planned, prospects, minutes, prospects.reading_rate())
     if output is None:
         raise BadInput("say where the result goes with -o FOLDER, or only look with --dry-run")
     models = [part for name, model in bases.items() for part in (name, model_digest(model))]
@@ -104,14 +103,16 @@ def compress_to_budget(
         check_outputs(own=goes_on)
         if fresh:
             shutil.rmtree(work, ignore_errors=True)
-        affordable = partial(prospects.affordable_texts, planned.timetable.labelling)
-        texts = 0 if untouched else int(once(work / TEXTS_FILE, affordable))
+        if not untouched:
+            rate = once(work / RATE_FILE, prospects.reading_rate)
+            planned = _timed(planned, prospects, minutes, rate)
         trials = Trials(
             source=source,
             corpus=corpus,
-            texts=texts,
+            texts=planned.timetable.texts,
+            mapped=planned.timetable.mapped,
+            proof_texts=planned.timetable.proved,
             work=work,
-            proof_texts=proof_texts(texts),
             seed=seed,
             trust_remote_code=trust_remote_code,
             fresh=fresh,
@@ -137,9 +138,8 @@ def _planned(
     speeds: Mapping[tuple[str, Precision], Speed],
     *,
     before: Cost,
-    minutes: float,
 ) -> Outcome:
-    """An outcome of which nothing is made yet: all that a dry run can say, so that it says what a search would begin with."""
+    """An outcome of which nothing is made yet, and no time is planned: what there is to choose from."""
     tried = [Tried(candidate=each) for each in prospects.promising(limits, speeds, before=before)]
     return Outcome(
         budget=limits,
@@ -147,8 +147,22 @@ def _planned(
         before_milliseconds=prospects.slowest(speeds, before),
         tried=tuple(tried),
         chosen=tried[0],
-        timetable=plan_time(minutes, len(tried), on_gpu=torch.cuda.is_available()),
+        timetable=NOTHING_TO_LEARN,
     )
+
+
+def _timed(planned: Outcome, prospects: Prospects, minutes: float, rate: float) -> Outcome:
+    """The same with its times, told from how many texts the teacher reads in a second here.
+
+    By itself, since a dry run asks the teacher, while a search that goes on has to plan as it did at first.
+    """
+    there = prospects.text_count()
+    times = plan_time(minutes, len(planned.tried), rate=rate, there=there, on_gpu=torch.cuda.is_available())
+    if times.texts < min(ENOUGH_TEXTS, there):
+        prospects.progress.say(
+            f"the model reads {rate:{',.0f' if rate >= 10 else '.2g'}} texts a second here, so {times.texts:,} have to do; more --minutes or a GPU teach from more"
+        )
+    return replace(planned, timetable=times)
 
 
 def _carried_out(
@@ -172,9 +186,16 @@ def _carried_out(
     ranked = trials.contest(planned.tried, planned.timetable, until=until)
     trials.work.mkdir(parents=True, exist_ok=True)
     over.touch()
+    times = planned.timetable
+
+    def seconds(best: Tried) -> float:
+        """One that was not tried still has to be told the teacher's vectors and to read for its map."""
+        ahead = 0.0 if best.distances else times.labelling + times.mapping
+        return time_left(minutes, time.monotonic() - began + ahead, times.closing)
+
     run, ranked = trials.finish_best(
         ranked,
-        lambda: time_left(minutes, time.monotonic() - began),
+        seconds,
         output,
         replace_output=replace_output,
         pair=pair,

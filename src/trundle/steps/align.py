@@ -215,7 +215,8 @@ def _started(
         return student, {}
     if plan.options.start == "random":
         return body.with_new_head(student, plan.outputs, normalise=plan.normalise, seed=context.seed), {}
-    positions = data.sample(range(len(targets)), RIDGE_TEXTS, seed=context.seed)
+    most = plan.options.start_texts or RIDGE_TEXTS
+    positions = data.sample(range(len(targets)), most, seed=context.seed)
     pooled = body.embedder(body.without_head(student), name="student", progress=context.progress)
     inputs = data.encode_by_role(pooled, targets.chosen(positions))
     found = train.fit_ridge(inputs, targets.vectors(positions), seed=context.seed)
