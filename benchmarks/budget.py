@@ -18,7 +18,7 @@ from trundle.data import read_corpus
 from trundle.model import load
 from trundle.pipeline import compress
 from trundle.planner.candidates import Candidate, list_candidates
-from trundle.planner.search import computed_as
+from trundle.planner.prospects import computed_as
 from trundle.planner.speed import ANY_LOSS, export_graph, measure_speed, time_queries
 from trundle.recipe import parse_recipe
 

@@ -16,7 +16,7 @@ from trundle.data.corpus import Corpus
 from trundle.errors import BadModel
 from trundle.measure import cost
 from trundle.model import load, weight_bytes
-from trundle.planner import compress_to_budget, halving, search, shipping
+from trundle.planner import compress_to_budget, halving, prospects, search, shipping
 from trundle.planner.budget import Budget
 from trundle.planner.candidates import Candidate, list_candidates
 from trundle.planner.speed import Speed, Timed
@@ -109,7 +109,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One candidate, trained for a second."""
     monkeypatch.setattr(halving, "SHORTEST_TRIAL", 0.1)
     monkeypatch.setattr(halving, "TRIED", 1)
-    monkeypatch.setattr(search, "measure_speed", lambda *_, **__: SPEED)
+    monkeypatch.setattr(prospects, "measure_speed", lambda *_, **__: SPEED)
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
 
 

@@ -22,6 +22,9 @@ PACE = 2.0
 """Steps a second where a trial goes by the clock."""
 
 
+RATE = 1e6
+"""Texts a second: reading takes no time."""
+
 NEAR = 0.02
 """One that is as near to the teacher as this learns nothing."""
 
@@ -48,14 +51,21 @@ def contest(
 
     monkeypatch.setattr(Trials, "_trial", trial)
     entered = [named(name) for name in distances]
-    found = some_trials().contest(entered, plan_time(60, len(entered)), until=math.inf)
+    found = some_trials().contest(entered, plan_time(60, len(entered), rate=RATE), until=math.inf)
     return found, asked
 
 
 def some_trials() -> Trials:
     unused: Any = None
     return Trials(
-        source="", corpus=unused, texts=0, work=Path(), seed=0, trust_remote_code=False, progress=SILENT
+        source="",
+        corpus=unused,
+        texts=0,
+        mapped=0,
+        work=Path(),
+        seed=0,
+        trust_remote_code=False,
+        progress=SILENT,
     )
 
 
@@ -78,7 +88,7 @@ def test_all_make_as_many_steps_as_the_first_has_time_for(monkeypatch: pytest.Mo
     """However fast the others are; and twice as many where they have twice the time."""
     monkeypatch.setattr(halving, "TRIED", 4)
     found, _ = contest(monkeypatch, {"a": [], "b": [0.53, 0.50], "c": [0.52, 0.51], "d": [0.55], "e": [0.56]})
-    first, second = (round(PACE * rung.seconds) for rung in plan_time(60, 4).rungs)
+    first, second = (round(PACE * rung.seconds) for rung in plan_time(60, 4, rate=RATE).rungs)
     assert second == 2 * first
     assert {each.candidate.name: each.steps for each in found} == {
         "a": (),
@@ -91,7 +101,7 @@ def test_all_make_as_many_steps_as_the_first_has_time_for(monkeypatch: pytest.Mo
 
 def test_one_that_is_near_enough_sets_no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = contest(monkeypatch, {"a": [0.01], "b": [0.5], "c": [0.4]})
-    first = round(PACE * plan_time(60, 3).rungs[0].seconds)
+    first = round(PACE * plan_time(60, 3, rate=RATE).rungs[0].seconds)
     assert {each.candidate.name: each.steps for each in found} == {"a": (0,), "b": (first,), "c": (first,)}
 
 
@@ -137,7 +147,7 @@ def test_the_next_best_is_finished_where_the_best_is_refused(monkeypatch: pytest
 
     monkeypatch.setattr(Trials, "finish", finish)
     ranked = [named("a"), replace(named("b"), outcome="refused: no"), named("c"), named("d")]
-    run, found = some_trials().finish_best(ranked, lambda: 3.0, Path(), replace_output=False, pair=False)
+    run, found = some_trials().finish_best(ranked, lambda _: 3.0, Path(), replace_output=False, pair=False)
     assert str(run) == "c in 3.0 s"
     assert [(each.candidate.name, each.outcome) for each in found] == [
         ("c", "chosen"),
@@ -147,4 +157,4 @@ def test_the_next_best_is_finished_where_the_best_is_refused(monkeypatch: pytest
     ]
     able.clear()
     with pytest.raises(BadModel, match="a is no good"):
-        some_trials().finish_best(ranked, lambda: 3.0, Path(), replace_output=False, pair=False)
+        some_trials().finish_best(ranked, lambda _: 3.0, Path(), replace_output=False, pair=False)

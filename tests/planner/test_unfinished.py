@@ -15,7 +15,7 @@ from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
 from trundle.measure import cost
 from trundle.model import load
-from trundle.planner import compress_to_budget, search, trials
+from trundle.planner import compress_to_budget, prospects, search, trials
 from trundle.runtime import Encoder
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
@@ -128,11 +128,11 @@ def test_a_search_that_goes_on_learns_from_as_many_texts(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(trials.Trials, "contest", noted)
-    for affordable, fresh in ((300, False), (500, False), (700, True)):
-        monkeypatch.setattr(search.Search, "affordable_texts", lambda *_, found=affordable: found)
+    for rate, fresh in ((150, False), (300, False), (300, True)):
+        monkeypatch.setattr(prospects.Prospects, "reading_rate", lambda _, found=rate: float(found))
         with pytest.raises(KeyboardInterrupt):
             searching(fresh=fresh)
-    assert asked == [300, 300, 700]
+    assert asked[0] == asked[1] < asked[2]
     assert kinds == [False, False, True]
 
 

@@ -12,6 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 import pico
+import trundle.train as train
 from trundle.data import Text
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
@@ -66,6 +67,24 @@ def test_a_teacher_with_truncate_dim_has_vectors_of_any_length(pico_model: Model
     lengths = np.linalg.norm(student.encode(pico.TEXTS), axis=1)
     assert student.get_embedding_dimension() == 8
     assert np.abs(lengths - 1).max() > 1e-3
+
+
+def test_a_ridge_start_is_fitted_on_as_many_texts_as_are_asked_for(
+    pico_model: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted: list[int] = []
+    plain, step = train.fit_ridge, STEPS["align"]
+
+    def noted(inputs: Any, *given: Any, **named: Any) -> Any:
+        fitted.append(len(inputs))
+        return plain(inputs, *given, **named)
+
+    monkeypatch.setattr(train, "fit_ridge", noted)
+    model = pico_model("mpnet")
+    context = Context(original=pico_model("bert"), corpus=corpus())
+    for options in ({"steps": 0}, {"steps": 0, "start_texts": 40}):
+        step.apply(model, step.plan(model, make_options(step, options), context), context)
+    assert fitted == [60, 40]
 
 
 def test_the_forecast_knows_the_pooling_that_will_be(pico_model: Models) -> None:

@@ -4,6 +4,7 @@ budget      12MB, 10x, 5ms, 20M-params → limits
 candidates  the search space as plain data, sized by arithmetic, thinned to what fits and nothing else beats
 speed       this machine measured on small cuts of the model, and latencies told from that
 halving     how many candidates get how much of the time, round by round
+prospects   what could be had: the candidates of this model that fit, and what is wrong with a budget
 trials      candidates cut and trained for a while, the winner to the end
 shipping    the graph of the winner, or what is left where it can't be made
 search      all of it: size, time, try, train the winner, export, prove

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from trundle.evaluate.fidelity import MEASURED_TEXTS
-from trundle.steps.align_texts import validation_count
+from trundle.steps.align_texts import RIDGE_TEXTS, validation_count
 
 TRIED = 8
 """Candidates at most in the first round."""
@@ -16,6 +17,12 @@ SHORTEST_TRIAL, SHORTEST_GPU_TRIAL = 20.0, 5.0
 LABELLING, TRYING, FINISHING = 0.25, 0.3, 0.35
 """Shares of the time: the teacher's vectors, the trials, the winner's training. The rest is for exporting and proving."""
 PROVING = 1 - LABELLING - TRYING - FINISHING
+CLOSING = 60.0
+"""Seconds the end takes on two slow cores however little there is to read: a graph, a race of processes, a page."""
+READINGS = 4
+"""How often the texts that prove the result are read at the end: by both models to compare them, and again for the page."""
+MAPPING, FEWEST_MAPPED = 1 / 150, 2048
+"""The share of the time for the texts a candidate's linear map is fitted on, and so many however slow the teacher is."""
 PROVED_SHARE, FEWEST_PROVED = 5, 200
 """One of so many texts more is there to prove the result by, and so many however slow the teacher is."""
 ENOUGH_TEXTS, FEWEST_TEXTS = 2000, 200
@@ -33,32 +40,66 @@ class Rung:
 
 @dataclass(frozen=True, kw_only=True)
 class Timetable:
-    """Seconds for each part of the work."""
+    """Seconds for each part of the work, and how many texts there is time for."""
 
     labelling: float
     rungs: tuple[Rung, ...]
     finishing: float
+    mapping: float = 0.0
+    """Reading for the linear map of one candidate, before it learns."""
+    closing: float = 0.0
+    """Behind the last training: comparing, exporting, the page."""
+    texts: int = 0
+    """To learn from; 0 where nothing is learned."""
+    mapped: int = RIDGE_TEXTS
+    """Of these, to fit a candidate's linear map on before it learns."""
+    proved: int = MEASURED_TEXTS
+    """Held-out ones, to compare the result by."""
 
 
-def plan_time(minutes: float, candidates: int, *, on_gpu: bool = False) -> Timetable:
-    """As many candidates as the time can try for long enough; with time for one alone, none is tried."""
+NOTHING_TO_LEARN = Timetable(labelling=0.0, rungs=(), finishing=0.0)
+
+
+def plan_time(
+    minutes: float, candidates: int, *, rate: float, there: float = math.inf, on_gpu: bool = False
+) -> Timetable:
+    """As many candidates as the time can try for long enough; with time for one alone, none is tried.
+
+    `rate` is how many texts the teacher reads in a second, `there` how many there are. Reading for a linear map and reading at the
+    end are much of a short time, so they have a part in it.
+    """
     shortest = SHORTEST_GPU_TRIAL if on_gpu else SHORTEST_TRIAL
     whole = 60 * minutes
     trying = TRYING * whole
+    texts = int(min(there, texts_within(LABELLING * whole, rate)))
+    labelling = (texts + validation_count(texts)) / rate
+    mapped = min(texts, RIDGE_TEXTS, max(FEWEST_MAPPED, round(MAPPING * whole * rate)))
+    mapping = mapped / rate
+    proved = proof_texts(texts)
+    closing = max(PROVING * whole, CLOSING + READINGS * proved / rate)
     tried = min(TRIED, candidates)
-    while tried > 1 and trying / len(_counts(tried)) / tried < shortest:
+    while tried > 1 and trying / len(_counts(tried)) / tried < shortest + mapping:
         tried -= 1
-    counts = _counts(tried)
+    counts = _counts(tried) if tried > 1 else []
     rungs = tuple(
-        Rung(candidates=count, seconds=trying / len(counts) / count) for count in counts if tried > 1
+        Rung(candidates=count, seconds=trying / len(counts) / count - (0 if number else mapping))
+        for number, count in enumerate(counts)
     )
-    finishing = FINISHING * whole + (0 if rungs else trying)
-    return Timetable(labelling=LABELLING * whole, rungs=rungs, finishing=finishing)
+    return Timetable(
+        labelling=labelling,
+        mapping=mapping,
+        rungs=rungs,
+        finishing=time_left(minutes, labelling + (trying if rungs else mapping), closing),
+        closing=closing,
+        texts=texts,
+        mapped=mapped,
+        proved=proved,
+    )
 
 
-def time_left(minutes: float, gone: float) -> float:
+def time_left(minutes: float, gone: float, closing: float) -> float:
     """Seconds for the winner when so many have gone: what was lost before is not lost at the end as well."""
-    return max(SHORTEST_TRIAL, (1 - PROVING) * 60 * minutes - gone)
+    return max(SHORTEST_TRIAL, 60 * minutes - closing - gone)
 
 
 def texts_within(seconds: float, rate: float) -> int:

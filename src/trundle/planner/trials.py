@@ -45,6 +45,8 @@ class Trials:
     corpus: Corpus
     texts: int
     """How many of the corpus."""
+    mapped: int
+    """By how many of these a candidate's linear map is fitted before it learns."""
     work: Path
     seed: int
     trust_remote_code: bool
@@ -107,19 +109,19 @@ class Trials:
     def finish_best(
         self,
         ranked: Sequence[Tried],
-        seconds: Callable[[], float],
+        seconds: Callable[[Tried], float],
         output: str | Path,
         *,
         replace_output: bool,
         pair: bool,
     ) -> tuple[Run, list[Tried]]:
-        """Finish the first that no step refuses, in the time there is then; also the ranking as it is after that."""
+        """Finish the first that no step refuses, in the time there is for it then; also the ranking as it is after that."""
         waiting, refused = [each for each in ranked if not each.refused], []
         errors: list[UserError] = []
         while waiting:
             best = waiting.pop(0)
             try:
-                run = self.finish(best, seconds(), output, replace_output=replace_output, pair=pair)
+                run = self.finish(best, seconds(best), output, replace_output=replace_output, pair=pair)
             except REFUSALS as error:
                 errors.append(error)
                 refused.append(self._refused(best, error))
@@ -210,8 +212,7 @@ class Trials:
             align["teacher"] = self.source
         if candidate.precision in GRID:
             align["rounding"] = "int4"
-        if rounds:
-            align["start"] = "keep"
+        align |= {"start": "keep"} if rounds else {"start_texts": self.mapped}
         cuts = candidate.steps(texts=self.texts if candidate.base == self.source else None)
         steps = [*([] if rounds else cuts), *([] if candidate.untouched else [{"align": align}])]
         return parse_recipe(json.dumps({"steps": steps}), name=candidate.name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from trundle.artifact import LINEAGE_FILE, cache_folder, write_whole
 
 TRIALS = "trials"
-TEXTS_FILE, CONTEST_OVER, WRITTEN_FILE = "texts", "contest-over", "written"
+RATE_FILE, CONTEST_OVER, WRITTEN_FILE = "texts-a-second", "contest-over", "written"
 
 
 def once(place: Path, measure: Callable[[], float]) -> float:

@@ -215,7 +215,7 @@ def _started(
         return student, {}
     if plan.options.start == "random":
         return body.with_new_head(student, plan.outputs, normalise=plan.normalise, seed=context.seed), {}
-    positions = sampled(targets, RIDGE_TEXTS, context.seed)
+    positions = sampled(targets, plan.options.start_texts or RIDGE_TEXTS, context.seed)
     pooled = body.embedder(body.without_head(student), name="student", progress=context.progress)
     inputs = joined(targets, data.encode_by_role(pooled, targets.chosen(positions)))
     found = train.fit_ridge(inputs, joined(targets, targets.vectors(positions)), seed=context.seed)

@@ -49,6 +49,9 @@ class AlignOptions(Options):
     start: Literal["ridge", "random", "keep"] = Field(
         "ridge", description="How the linear layer into the space begins."
     )
+    start_texts: int | None = Field(
+        None, ge=10, description="Fit a ridge start on at most this many texts. Default: 8192."
+    )
     pooling: Literal["keep", "mean"] = Field("keep", description="The student's pooling: its own, or mean.")
     dropout: bool = Field(False, description="Train with the model's own dropout.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
