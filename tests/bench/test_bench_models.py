@@ -52,7 +52,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def result(models: list[str]) -> BenchResult:
-    """No figure is compared with another, so the pauses that keep them fair are left out."""
+    """Without the pauses that keep the race fair: no test here asks which model is faster."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("trundle.bench.rounds.PAUSE", 0.0)
         return bench(models, rounds=2, seconds=0.05, batch_size=8, threads=1)
