@@ -24,7 +24,7 @@ imports: $(READY)
 	$(BIN)/lint-imports
 
 unit: $(READY)
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist worksteal
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
@@ -48,8 +48,10 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,export,openvino,serve,index,scale,dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[demo,export,openvino,serve,index,scale,dev]'
 	@# mteb needs pytrec_eval, which has no wheel for some machines (Linux on ARM): its tests skip there.
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --only-binary pytrec_eval-terrier --editable '.[eval]' 2>/dev/null \
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --only-binary pytrec_eval-terrier --editable '.[eval]' 2>/dev/null \
 		|| echo 'The extra eval could not be installed here, so there are no tasks of mteb.'
+	@# pip would compile on one core. Some files are for other versions of Python and can't be compiled: that is no matter.
+	$(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@

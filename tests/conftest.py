@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRUNDLE_CACHE"] = tempfile.mkdtemp(prefix="trundle-tests-")
@@ -16,12 +17,11 @@ os.environ.setdefault(
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
-import torch
 from hypothesis import settings
-from sentence_transformers import SentenceTransformer
 
-import pico
-from trundle.model import model_digest
+if TYPE_CHECKING:  # the process that only hands out the tests should not wait for torch
+    import torch
+    from sentence_transformers import SentenceTransformer
 
 settings.register_profile("patient", deadline=None)  # a busy machine may stall at any example
 settings.load_profile("patient")
@@ -40,6 +40,8 @@ def pico_models_have_something_to_learn() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def pico_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A saved sentence-transformers folder per family, made once."""
+    import pico
+
     made: dict[str, Path] = {}
 
     def folder(family: str) -> Path:
@@ -55,6 +57,10 @@ def pico_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 @pytest.fixture(scope="session")
 def pico_model(pico_folders: Callable[[str], Path]) -> Iterator[Callable[[str], SentenceTransformer]]:
     """A loaded pico model per family. Tests must not change it: steps promise not to."""
+    from sentence_transformers import SentenceTransformer
+
+    from trundle.model import model_digest
+
     made: dict[str, SentenceTransformer] = {}
 
     def opened(family: str) -> SentenceTransformer:
@@ -73,6 +79,8 @@ def pico_model(pico_folders: Callable[[str], Path]) -> Iterator[Callable[[str], 
 @pytest.fixture
 def no_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Like an Apple GPU, which has no float64: tensors must be in main memory before they become double."""
+    import torch
+
     fetch, widen = torch.Tensor.cpu, torch.Tensor.double
 
     def cpu(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ PAIRS = 80
 
 
 def shortened(pair: Documented) -> Documented:
-    return replace(pair, document=pair.document[:300])
+    return replace(pair, document=pair.document[:150])
 
 
 def test_a_cut_and_mapped_model_searches_the_index_it_came_from(minilm: Path, tmp_path: Path) -> None:
