@@ -14,15 +14,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
 
 import pico
+from told import Told
 from trundle.data.corpus import read_corpus
+from trundle.evaluate import CALIBRATION_FILE
 from trundle.pipeline import compress
 from trundle.recipe import single
 from trundle.scale import Asked, build_alone
+from trundle.steps.align_texts import ALONE_BY_RANK
 from trundle.steps.catalogue import STEPS
 
 CHOSEN = {"start": "random", "learning_rate": 1e-3, "precision": "fp32"}
@@ -88,6 +93,25 @@ def test_two_processes_with_half_a_store_each_learn_what_one_learns(
     assert last_epochs(logs[1]) == pytest.approx(last_epochs(logs[0]), rel=0.08)
     assert last_validation(logs[1]) == pytest.approx(last_validation(logs[0]), rel=0.18)
     assert last_validation(logs[1]) < 0.8 * logs[1][0]["validation"], "it has learned"
+
+
+def test_a_closed_form_from_halves_of_a_store_is_that_of_the_whole(
+    pico_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    texts, store, student = tmp_path / "texts.txt", tmp_path / "store", pico_folders("bert")
+    # Ordered by kind: a process that asked its own half alone would know one kind only.
+    texts.write_text("\n".join(f"{text} {number}" for text in pico.TEXTS for number in range(40)))
+    build_alone([str(texts)], Asked(model=str(pico_folders("mpnet"))), store, shard_size=50)
+    chosen, told = {"teacher": str(store), "steps": 0}, Told()
+    recipe = single(STEPS["align"], chosen | {"by_rank": True})
+    compress(str(student), recipe, output=tmp_path / "alone", progress=told)
+    assert ALONE_BY_RANK in told.lines
+    align_together(student, chosen, ["--by-rank"], tmp_path / "together")
+    folders = [tmp_path / name for name in ("alone", "together")]
+    vectors = [SentenceTransformer(str(folder)).encode(pico.TEXTS) for folder in folders]
+    np.testing.assert_allclose(vectors[1], vectors[0], atol=1e-3)
+    ranges = [(folder / CALIBRATION_FILE).read_text() for folder in folders]
+    assert ranges[1] == ranges[0]
 
 
 def last_epochs(log: list[dict[str, Any]]) -> float:
