@@ -141,7 +141,7 @@ def main() -> None:
     whole = load(arguments.model, device="cpu")
     train, work = sst2(arguments.data, "train"), workload(sst2(arguments.data, "test"))
     models = {WHOLE: whole} | {name: cut(whole, train, oov, arguments.removed) for name, oov in FATES.items()}
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for name, model in models.items():
             folder = save(model, Path(scratch) / name, lineage=Lineage(source="benchmark"), card="")
