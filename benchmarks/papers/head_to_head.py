@@ -28,10 +28,10 @@ FILE = KEPT / "head_to_head.json"
 KINDS = ("alone", "together", "today")
 LEVELS = (2, 4, 8, 16, 32)
 SEARCHES = 6
-FEW = {12: "12 sets", 6: "STS alone"}
+FEW = {12: "12 sets", 2: "2 sets of STS"}
 """What a mean over fewer sets is told as."""
 LOWEST = 0.8
-WIDE, HIGH, KEY = 480, 560, 290
+WIDE, HIGH, KEY = 480, 560, 310
 """The plot, and the room beside it for what its numbers stand for."""
 DOT, APART, LINE = 4.5, 10, 17.5
 LEGEND = {
