@@ -136,7 +136,7 @@ def table(contenders: list[Contender], sets: int) -> list[str]:
     """A row for each, with the number it has in the figure."""
     lines = ["| | smaller by | | file | own index | teacher's index |", "|---:|---|---|---:|---:|---:|"]
     for group in groups(contenders):
-        searching = [one for one in group if one.across is not None]
+        searching = [one for one in group if one.across is not None and one.searches == SEARCHES]
         for one in group:
             name = f"**{one.name}**" if len(searching) > 1 and one == searching[0] else one.name
             few = "" if one.sets == sets else f" ({FEW[one.sets]})"
