@@ -24,7 +24,7 @@ from trundle.planner.speed import Speed, Timed
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
 GATE = (
-    "int8 loses too much on these texts (cosine 0.9; with half of the products in float cosine 0.95), so nothing was "
+    "int8 loses too much on these texts (cosine 0.9; with 3 of 6 products in float cosine 0.95), so nothing was "
     "written; use --half, or allow more with --max-cosine-loss and --max-agreement-loss"
 )
 SPEED = Speed(fixed=0.1, attention=1e-6, mlp=1e-6)
@@ -62,7 +62,7 @@ def test_a_float_graph_takes_the_place_of_one_that_is_refused(
     assert made["bytes"] == (output / "onnx" / "model.onnx").stat().st_size
     assert made["milliseconds"] > 0
     assert made["no_graph"] == (
-        "there is no int8 graph: int8 loses too much on these texts (cosine 0.9; with half of the products in float "
+        "there is no int8 graph: int8 loses too much on these texts (cosine 0.9; with 3 of 6 products in float "
         "cosine 0.95); the float32 graph fits as well and is there instead"
     )
 

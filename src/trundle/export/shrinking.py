@@ -155,7 +155,7 @@ def make_int8(making: Making, texts: Sequence[str], *, limits: Limits, older_cpu
             return Made(graph=making.with_facts(facts).graph, parity=parity)
     mend = f"let the model learn with int4 first ({LEARN_INT4}), use --int4 alone" if small else "use --half"
     raise BadModel(
-        f"{making.graph.precision} loses too much on these texts ({tried[0]}; with half of the products in float {tried[-1]}), so nothing "
+        f"{making.graph.precision} loses too much on these texts ({tried[0]}; with {len(keep)} of {len(order)} products in float {tried[-1]}), so nothing "
         f"was written; {mend}, or allow more with --max-cosine-loss and --max-agreement-loss"
     )
 
