@@ -1,0 +1,72 @@
+"""New figures for LEAF's section: what the benchmarks wrote, taken over into `measured/leaf.json`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from leaf_tables import RETRIEVAL, TEACHER
+
+
+def read_rows(folder: str) -> dict[str, dict[str, Any]]:
+    """What `benchmarks/leaf.py` wrote of each row."""
+    files = sorted(Path(folder).glob("*/result.json"))
+    return {file.parent.name: json.loads(file.read_text()) for file in files}
+
+
+def sets_of(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Points of each set on the student's own index, and on the teacher's where there is a search."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in content["scores"]:
+        where = "own" if one["mode"] == "standard" else "across"
+        found.setdefault(one["task"], {"kind": one["kind"]})[where] = round(100 * one["score"], 2)
+    return found
+
+
+def mean_of(sets: dict[str, dict[str, Any]], where: str, kind: str | None = None) -> float:
+    """Over the sets of one kind, or of all."""
+    return statistics.fmean(
+        one[where] for one in sets.values() if where in one and kind in (None, one["kind"])
+    )
+
+
+def student_of(content: dict[str, Any], whole: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Its error, and its shares of the teacher's mean and search."""
+    sets, search = sets_of(content), mean_of(whole, "own", RETRIEVAL)
+    return {
+        "parameters": content["parameters"],
+        "error": round(content["facts"]["validation"], 3),
+        "mean": round(100 * mean_of(sets, "own") / mean_of(whole, "own"), 1),
+        "across": round(100 * mean_of(sets, "across", RETRIEVAL) / search, 1),
+        "own": round(100 * mean_of(sets, "own", RETRIEVAL) / search, 1),
+    }
+
+
+def take_scores(measured: dict[str, Any], folder: str) -> None:
+    """Every set of the teacher and its students, and what follows for each student."""
+    rows = {name: one for name, one in read_rows(folder).items() if one.get("scores")}
+    measured["sets"] |= {name: sets_of(one) for name, one in rows.items()}
+    whole = measured["sets"][TEACHER]
+    measured["students"] |= {name: student_of(one, whole) for name, one in rows.items() if name != TEACHER}
+
+
+def take_ablations(measured: dict[str, Any], folder: str) -> None:
+    """Validation errors by batch size, loss and pooling."""
+    found = {name: round(one["facts"]["validation"], 3) for name, one in read_rows(folder).items()}
+    for name, error in found.items():
+        what, _, which = name.partition("-")
+        if what in ("batch", "loss"):
+            measured["batches" if what == "batch" else "losses"][which] = error
+    for name, which in (("batch-32", "mean"), ("pooling-cls", "cls")):
+        if name in found:
+            measured["pooling"][which] = found[name]
+
+
+TAKEN: dict[str, Callable[[dict[str, Any], str], None]] = {
+    "scores": take_scores,
+    "ablations": take_ablations,
+}
+"""How each option of `leaf_claims.py` is taken over."""
