@@ -1,10 +1,11 @@
 """LEAF's tables in small: what students keep of their teacher, batch sizes, losses, short vectors, errors and speed.
 
     python benchmarks/papers/leaf_claims.py
-    python benchmarks/papers/leaf_claims.py --scores RESULTS --ablations RESULTS
+    python benchmarks/papers/leaf_claims.py --scores RESULTS --ablations RESULTS --shortened FILE
 
 Prints the section about this paper. `--scores` takes over a folder that `benchmarks/leaf.py` wrote: the row `teacher` and all
-others that have scores; `--ablations` one with the rows `batch-…`, `loss-…` and `pooling-cls`.
+others that have scores; `--ablations` one with the rows `batch-…`, `loss-…` and `pooling-cls`; `--shortened` what
+`benchmarks/shortened.py` wrote.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from leaf_tables import (
     margin_table,
     means_by_kind,
     set_table,
+    shortened_table,
 )
 from leaf_taken import TAKEN
 
@@ -42,6 +44,9 @@ OWN, ACROSS = 96.1, 97.7
 """Table 1: shares of the teacher's search on the student's own index and on the teacher's."""
 ALL_OWN, ALL_ACROSS = 95.8, 96.9
 """Table 2: the same over all kinds of task."""
+BITS = "binary"
+ALIKE = 5.0
+"""Points of share by which two curves may differ and still be called alike."""
 TRAINED = 0.7
 """Errors above are those of students that were hardly trained: the trend is taken below."""
 COMMANDS = (
@@ -51,7 +56,8 @@ COMMANDS = (
     "plain-int4=main/plain/model:start=keep:rounding=int4:minutes=9:learning_rate=3e-4:warmup=100",
     "python benchmarks/leaf.py all-mpnet-base-v2 --texts texts --tasks . --batch-size 512 -o longer backbone-all=…:steps=12000:learning_rate=5e-4:warmup=200",
     "python benchmarks/leaf.py all-mpnet-base-v2 --texts texts --tasks . --sample 60000 --no-scores -o ablations batch-16=…:batch_size=16:steps=7500 …",
-    "python benchmarks/papers/leaf_claims.py --scores main --ablations ablations --hardware … --versions …",
+    "python benchmarks/shortened.py all-mpnet-base-v2 main/plain/model --tasks . --sets CACM,Cranfield,SciFact,msmarco-mini --vectors vectors -o shortened.json",
+    "python benchmarks/papers/leaf_claims.py --scores main --ablations ablations --shortened shortened.json --hardware … --versions …",
 )
 """The other students of figure 7 are those of LOG.md."""
 
@@ -132,6 +138,30 @@ def trained_claims(measured: dict[str, Any]) -> tuple[Claim, ...]:
     )
 
 
+def shortened_claim(shortened: dict[str, Any]) -> Claim:
+    """Figure 6: whether the student loses what its teacher loses."""
+    rows = {(row["dimensions"], row["precision"]): row for row in shortened["rows"]}
+    apart = {way: row["student"] - row["teacher"] for way, row in rows.items()}
+    most = max(apart, key=lambda way: abs(apart[way]))
+    far = [size for (size, precision), points in apart.items() if precision != BITS and abs(points) > ALIKE]
+    near = min(size for size, _ in apart if not far or size > max(far))
+    whole = max(rows)[0]
+    shown = [(whole, "int8"), (256, "float32"), (64, "float32"), (whole, BITS), (128, BITS)]
+    return Claim(
+        says="truncated and quantised vectors of the student fall off like the teacher's",
+        theirs="nearly identical (figure 6)",
+        ours="; ".join(
+            f"{size} × {precision} {rows[size, precision]['student']:.1f}% against {rows[size, precision]['teacher']:.1f}%"
+            for size, precision in shown
+        ),
+        verdict=judged(all(abs(points) <= ALIKE for points in apart.values())),
+        remark=f"as float32 and int8 within {ALIKE:.0f} points down to {near} dimensions, then and as bits not: "
+        f"{apart[most]:+.1f} at {most[0]} × {most[1]}. This teacher was not trained for short vectors".replace(
+            "-", "−"
+        ),
+    )
+
+
 def margin_claims(students: dict[str, Any]) -> tuple[Claim, Claim]:
     """Figure 7: how search depends on the error, and where the line would meet the teacher."""
     trained = [one for one in students.values() if one["error"] < TRAINED]
@@ -173,12 +203,14 @@ def evidence() -> Evidence:
         claims=(
             *kept_claims(measured),
             *trained_claims(measured),
+            shortened_claim(measured["shortened"]),
             *margin_claims(students),
         ),
         tables=(
             set_table(sets, {PLAIN: "student", "plain-int4": "in four bits"}),
             kinds_table(sets, PLAIN),
             *ablation_tables(measured),
+            shortened_table(measured["shortened"]),
             margin_table(students),
         ),
     )

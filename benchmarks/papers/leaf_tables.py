@@ -144,6 +144,30 @@ def ablation_tables(measured: dict[str, Any]) -> tuple[Table, Table]:
     )
 
 
+def shortened_table(shortened: dict[str, Any]) -> Table:
+    """Figure 6 as a table: a row for each length, teacher and student by precision."""
+    rows = shortened["rows"]
+    found = {(row["dimensions"], row["precision"]): row for row in rows}
+    precisions = list(dict.fromkeys(row["precision"] for row in rows))
+    whole = shortened["whole"]
+    return Table(
+        title=f"Figure 6, nDCG@10 left of that with whole vectors, mean of {', '.join(shortened['sets'])}: queries of the teacher "
+        f"({whole['teacher']:.1f} with whole vectors) / of the student ({whole['student']:.1f}) in the teacher's index, both shortened alike "
+        "(paper: leaf-ir, shares of the best of each precision)",
+        columns=("dimensions", *precisions),
+        rows=tuple(
+            (
+                str(size),
+                *(
+                    f"{found[size, precision]['teacher']:.1f} / {found[size, precision]['student']:.1f}%"
+                    for precision in precisions
+                ),
+            )
+            for size in dict.fromkeys(row["dimensions"] for row in rows)
+        ),
+    )
+
+
 def margin_table(students: dict[str, Any]) -> Table:
     """Figure 7 as a table, the largest error first."""
     ordered = sorted(students.items(), key=lambda item: -item[1]["error"])

@@ -65,8 +65,23 @@ def take_ablations(measured: dict[str, Any], folder: str) -> None:
             measured["pooling"][which] = found[name]
 
 
+def take_shortened(measured: dict[str, Any], file: str) -> None:
+    """Shares in per cent of the same model's score with whole vectors."""
+    content = json.loads(Path(file).read_text())
+    measured["shortened"] = {
+        "sets": content["sets"],
+        "whole": {who: round(100 * score, 2) for who, score in content["rows"][0]["scores"].items()},
+        "rows": [
+            {key: row[key] for key in ("dimensions", "precision", "bytes")}
+            | {who: round(100 * share, 1) for who, share in row["kept"].items()}
+            for row in content["rows"]
+        ],
+    }
+
+
 TAKEN: dict[str, Callable[[dict[str, Any], str], None]] = {
     "scores": take_scores,
     "ablations": take_ablations,
+    "shortened": take_shortened,
 }
 """How each option of `leaf_claims.py` is taken over."""
