@@ -10,6 +10,8 @@ from typing import Any
 
 from leaf_tables import RETRIEVAL, TEACHER
 
+TEXTS = ("documents", "queries")
+
 
 def read_rows(folder: str) -> dict[str, dict[str, Any]]:
     """What `benchmarks/leaf.py` wrote of each row."""
@@ -79,9 +81,28 @@ def take_shortened(measured: dict[str, Any], file: str) -> None:
     }
 
 
+def take_speed(measured: dict[str, Any], file: str) -> None:
+    """Table 9 without the times of each size."""
+    content = json.loads(Path(file).read_text())
+    models = {
+        model: {"runs": kinds["runs"]}
+        | {
+            kind: {
+                key: float(f"{kinds[kind][key]:.4g}") for key in ("per_second", "ratio", "latency", "largest")
+            }
+            for kind in TEXTS
+        }
+        for model, kinds in content["models"].items()
+    }
+    busy = round(content["other_cores"], 1)
+    how = {key: content[key] for key in ("rounds", "threads", "time")}
+    measured["speed"] = {"models": models, "other_cores": busy} | how
+
+
 TAKEN: dict[str, Callable[[dict[str, Any], str], None]] = {
     "scores": take_scores,
     "ablations": take_ablations,
     "shortened": take_shortened,
+    "speed": take_speed,
 }
 """How each option of `leaf_claims.py` is taken over."""
