@@ -1,4 +1,4 @@
-"""A paper's claims beside what was measured here, as records that are kept as JSON and printed as Markdown."""
+"""A paper's claims beside what was measured here, as records that are printed as Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,11 +76,6 @@ class Evidence:
     claims: tuple[Claim, ...]
     tables: tuple[Table, ...] = ()
 
-    def keep(self, name: str) -> None:
-        """Write it down for the page."""
-        KEPT.mkdir(exist_ok=True)
-        (KEPT / f"{name}.json").write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
-
 
 def judged(holds: bool) -> Verdict:
     """For a claim that was measured."""
@@ -124,18 +119,6 @@ def add_origin(parser: argparse.ArgumentParser) -> None:
 def _package(text: str) -> tuple[str, str]:
     name, _, version = text.partition("=")
     return name, version
-
-
-def read(file: Path) -> Evidence:
-    """What was kept."""
-    content: dict[str, Any] = json.loads(file.read_text())
-    content["claims"] = tuple(Claim(**claim) for claim in content["claims"])
-    content["tables"] = tuple(
-        Table(title=table["title"], columns=tuple(table["columns"]), rows=tuple(map(tuple, table["rows"])))
-        for table in content["tables"]
-    )
-    content["commands"] = tuple(content["commands"])
-    return Evidence(**content)
 
 
 def markdown(evidence: Evidence) -> str:

@@ -13,14 +13,15 @@ from pathlib import Path
 import gaprune_claims
 import head_to_head
 import l3prune_claims
+import leaf_claims
 import nml_claims
 import vocabulary_claims
-from claims import KEPT, markdown, read
+from claims import markdown
 
 ROOT = Path(__file__).parents[2]
 PAGE, FIGURE, README = ROOT / "docs" / "results.md", ROOT / "docs" / "head-to-head.svg", ROOT / "README.md"
 BEGIN, END = "<!-- head to head: written by benchmarks/papers/page.py -->", "<!-- end -->"
-COMPUTED = (gaprune_claims, l3prune_claims, nml_claims, vocabulary_claims)
+COMPUTED = (leaf_claims, gaprune_claims, l3prune_claims, nml_claims, vocabulary_claims)
 HEAD = """# Five papers, measured here
 
 All methods head to head, then what each paper claims, in small, with our own implementation, models and data. Verdicts are computed from the figures: see
@@ -51,8 +52,7 @@ The scripts read test sets and texts of public projects as parquet files; the fo
 def files() -> dict[Path, str]:
     """What each file should hold."""
     together = head_to_head.read_kept()
-    sections = [head_to_head.markdown(together)]
-    sections += [markdown(read(KEPT / "leaf.json")), *(markdown(one.evidence()) for one in COMPUTED)]
+    sections = [head_to_head.markdown(together), *(markdown(one.evidence()) for one in COMPUTED)]
     before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     table = "\n".join(head_to_head.table(together["contenders"], together["sets"]))
