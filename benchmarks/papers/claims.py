@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,11 +27,11 @@ class Figure:
     @property
     def error(self) -> float:
         """The standard error of the mean; nothing is known of it with one seed."""
-        return float("inf") if self.spread is None else self.spread / self.seeds**0.5
+        return math.inf if self.spread is None else self.spread / math.sqrt(self.seeds)
 
     def above(self, other: Figure) -> bool:
         """By more than twice the error of the difference."""
-        return self.mean - other.mean > 2 * (self.error**2 + other.error**2) ** 0.5
+        return self.mean - other.mean > 2 * math.hypot(self.error, other.error)
 
     def __str__(self) -> str:
         return f"{self.mean:.1f}" + ("" if self.spread is None else f" ± {self.spread:.1f}")
