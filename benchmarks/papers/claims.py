@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from scipy.stats import t, ttest_ind_from_stats
+
+SURE = 0.95
+"""How sure a difference has to be: one in twenty is chance."""
 Verdict = Literal["holds here", "does not hold here", "can't tell", "not measured yet"]
 KEPT = Path(__file__).parent / "kept"
 MEASURED = Path(__file__).parent / "measured"
@@ -25,13 +30,22 @@ class Figure:
     seeds: int
 
     @property
-    def error(self) -> float:
-        """The standard error of the mean; nothing is known of it with one seed."""
-        return math.inf if self.spread is None else self.spread / math.sqrt(self.seeds)
+    def interval(self) -> tuple[float, float]:
+        """Where the mean lies by what is known from these few (Student's t), which with one seed is anywhere."""
+        if self.spread is None:
+            return -math.inf, math.inf
+        reach = float(t.ppf((1 + SURE) / 2, self.seeds - 1)) * self.spread / math.sqrt(self.seeds)
+        return self.mean - reach, self.mean + reach
 
     def above(self, other: Figure) -> bool:
-        """By more than twice the error of the difference."""
-        return self.mean - other.mean > 2 * math.hypot(self.error, other.error)
+        """By more than seeds differ: 95% sure by Welch's t, and never with one seed."""
+        if self.spread is None or other.spread is None:
+            return False
+        with np.errstate(divide="ignore", invalid="ignore"):  # seeds that agree to the last digit
+            found = ttest_ind_from_stats(
+                self.mean, self.spread, self.seeds, other.mean, other.spread, other.seeds, equal_var=False
+            )
+        return self.mean > other.mean and bool(found.pvalue < 1 - SURE)
 
     def __str__(self) -> str:
         return f"{self.mean:.1f}" + ("" if self.spread is None else f" ± {self.spread:.1f}")

@@ -100,7 +100,7 @@ class Changes:
         return " / ".join(map(str, self.of(method, sparsity, when))) or "–"
 
     def beats(self, method: str, rival: str, sparsity: int, when: str) -> bool:
-        """In both domains, by more than twice the error of the difference."""
+        """In both domains, by more than seeds differ."""
         pairs = self.pairs(method, rival, sparsity, when)
         return bool(pairs) and all(one.above(other) for one, other in pairs)
 
@@ -115,9 +115,9 @@ class Changes:
         return "does not hold here" if self.beats(rival, method, sparsity, when) else "can't tell"
 
     def above_dense(self, method: str, sparsity: int) -> bool:
-        """After training, in both domains by more than twice the error."""
+        """After training, in both domains by more than seeds differ."""
         found = self.of(method, sparsity, AFTER)
-        return bool(found) and all(one.mean > 2 * one.error for one in found)
+        return bool(found) and all(one.interval[0] > 0 for one in found)
 
 
 def read_results(folders: list[str], model: str) -> list[dict[str, Any]]:

@@ -318,7 +318,7 @@ def evidence() -> Evidence:
             theirs=theirs(NESTED, "select-uniform"),
             ours=versus(scores, NESTED, "select-uniform"),
             verdict=better(NESTED, "select-uniform"),
-            remark="at half the width it can't be told, at a quarter uniform is ahead; importance is far ahead of both at half, and far behind at a quarter",
+            remark="seeds differ by more than the two do; importance is far ahead of both at half, and far behind at a quarter",
         ),
         Claim(
             says="fewer sizes in a run are slightly better for each",

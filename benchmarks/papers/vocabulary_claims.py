@@ -19,18 +19,19 @@ from typing import Any
 
 import vocabulary_paper as paper
 from claims import (
+    SURE,
     Claim,
     Evidence,
     Table,
     Verdict,
     add_origin,
+    figure,
     judged,
     markdown,
     merged,
     read_measured,
     write_measured,
 )
-from scipy.stats import t as student
 from vocabulary_tables import (
     LABELS,
     METHODS,
@@ -52,8 +53,6 @@ KEPT_SHARE = 97.6
 TOP_SHARE = 80
 SLOWER = 1.05
 """As many times as long is no slower; the paper calls 1.013 times negligible."""
-SURE = 0.95
-"""How often an interval for a difference or a ratio should hold the truth."""
 GLUE_KEY = ("removed", "task", "method", "characters")
 CUT_KEY = ("model", "domain", "score", "oov", "characters", "removed", "align")
 CHARACTERS, LATER = "all", "auto"
@@ -92,24 +91,15 @@ def differences(scores: Scores, better: str, worse: str, tasks: tuple[str, ...] 
     return [one - other for one, other in zip(*runs, strict=True)]
 
 
-def interval(values: list[float]) -> tuple[float, float]:
-    """Where the mean lies by what is known from these few (Student's t), which for one value is anywhere."""
-    if len(values) < 2:
-        return float("-inf"), float("inf")
-    error = statistics.stdev(values) / len(values) ** 0.5
-    reach = float(student.ppf((1 + SURE) / 2, len(values) - 1)) * error
-    return statistics.fmean(values) - reach, statistics.fmean(values) + reach
-
-
 def told(gains: list[float]) -> Verdict:
     """Better, if it is so beyond the spread over seeds; a gain within its spread can be chance."""
-    low, high = interval(gains)
+    low, high = figure(gains).interval
     return "can't tell" if low <= 0 <= high else judged(low > 0)
 
 
 def no_slower(times: list[list[float]]) -> Verdict:
     """By ratios of time, for each kind of text one a round: surely below the limit, surely above it, or neither."""
-    ends = [interval(one) for one in times]
+    ends = [figure(one).interval for one in times]
     if all(high <= SLOWER for _, high in ends):
         return "holds here"
     return "does not hold here" if any(low > SLOWER for low, _ in ends) else "can't tell"
