@@ -1,4 +1,4 @@
-"""What benchmarks with a row per model share: each row in a process of its own, some at once, each with its log."""
+"""What benchmarks share: a row per model, each in a process of its own, some at once, each with its log; and plain texts as a corpus."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trundle.data import Text
+from trundle.data.corpus import Corpus
 from trundle.progress import Silent
 
 ENGLISH_STS = ("STS12", "STS13", "STS14", "STS15", "STS17-en-en", "STSBenchmark")
+
+
+def to_learn_from(texts: Sequence[str]) -> Corpus:
+    """All of them; none is kept to validate or to measure by."""
+    return Corpus(
+        train=lambda: (Text(text=text) for text in texts),
+        validation=lambda: iter(()),
+        held_out=lambda: iter(()),
+        facts=lambda: (),
+    )
 
 
 class Lines(Silent):

@@ -25,13 +25,12 @@ import pyarrow.parquet as pq
 import torch
 from sentence_transformers import SentenceTransformer
 
+from rows import to_learn_from
 from trundle.artifact import Lineage
 from trundle.bench.machine import cpu_clock, other_cores, usable_cores
 from trundle.bench.process import Worker
 from trundle.bench.summary import rotated
 from trundle.bench.workload import Workload, workload
-from trundle.data import Text
-from trundle.data.corpus import Corpus
 from trundle.model import load, save, transformer_of, weight_bytes
 from trundle.recipe import make_options
 from trundle.steps.catalogue import STEPS
@@ -52,13 +51,7 @@ def sst2(data: Path, split: str) -> list[str]:
 
 def cut(model: SentenceTransformer, texts: list[str], oov: str, removed: int) -> SentenceTransformer:
     """The model without that percentage of all its parameters, all of them tokens."""
-    corpus = Corpus(
-        train=lambda: (Text(text=text) for text in texts),
-        validation=lambda: iter(()),
-        held_out=lambda: iter(()),
-        facts=lambda: (),
-    )
-    tool, context = STEPS["vocabulary"], Context(original=model, corpus=corpus)
+    tool, context = STEPS["vocabulary"], Context(original=model, corpus=to_learn_from(texts))
     options = {"parameters": str(1 - Fraction(removed, 100)), "score": "tfidf", "oov": oov}
     small: SentenceTransformer = tool.apply(
         model, tool.plan(model, make_options(tool, options), context), context

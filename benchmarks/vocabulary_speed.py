@@ -24,9 +24,9 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
+from rows import to_learn_from
 from trundle.artifact import Lineage
-from trundle.data import Text, read_texts, sample
-from trundle.data.corpus import Corpus
+from trundle.data import read_texts, sample
 from trundle.measure import tokenised
 from trundle.model import read_vocabulary, save
 from trundle.recipe import make_options
@@ -128,13 +128,7 @@ def main() -> None:
         model = pico_body(KINDS[arguments.kind](texts, arguments.size), Path(scratch) / "body")
         print(f"{arguments.kind}: {len(model.tokenizer):,} tokens, made in {time.monotonic() - began:.1f} s")
         first, tokens = tokenise_only(model, texts)
-        corpus = Corpus(
-            train=lambda: (Text(text=text) for text in texts),
-            validation=lambda: iter(()),
-            held_out=lambda: iter(()),
-            facts=lambda: (),
-        )
-        tool, context = STEPS["vocabulary"], Context(original=model, corpus=corpus)
+        tool, context = STEPS["vocabulary"], Context(original=model, corpus=to_learn_from(texts))
         began, worked = time.monotonic(), time.process_time()
         plan = tool.plan(
             model, make_options(tool, {"keep": arguments.keep, "score": arguments.score}), context
