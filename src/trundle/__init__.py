@@ -5,9 +5,10 @@ from trundle import compress, read_corpus, read_recipe
 compress("path/to/model", read_recipe("half"), output="small", corpus=read_corpus(["texts.txt"], seed=0))
 """
 
-from typing import TYPE_CHECKING
+from __future__ import annotations
 
-from trundle.lazy import lazy
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trundle.data.corpus import read_corpus as read_corpus
@@ -15,14 +16,17 @@ if TYPE_CHECKING:
     from trundle.pipeline import compress as compress
     from trundle.recipe import read_recipe as read_recipe
 
+_HOMES = {
+    "compress": "trundle.pipeline",
+    "load": "trundle.model.loading",
+    "read_corpus": "trundle.data.corpus",
+    "read_recipe": "trundle.recipe",
+}
 __all__ = ["compress", "load", "read_corpus", "read_recipe"]
 
-__getattr__ = lazy(
-    __name__,
-    {
-        "compress": "pipeline",
-        "load": "model.loading",
-        "read_corpus": "data.corpus",
-        "read_recipe": "recipe",
-    },
-)
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name on first use, so that `import trundle` does not import torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trundle' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -24,11 +24,9 @@ from trundle.measure import Cost, cost
 from trundle.model import (
     embedder,
     free_gpu_memory,
-    has_much_to_pack,
     has_token_map,
     load,
     save,
-    weight_bytes,
     with_modules,
 )
 from trundle.pairing import pair_folder, save_pair
@@ -106,7 +104,7 @@ def compress(
         for done in when_safe:
             done()
 
-    judges, compact = [], False
+    judges = []
     scores: dict[str, float] = {}
     use = ""
     planned: Cost | None = None
@@ -134,11 +132,9 @@ def compress(
         scores |= applied.scores
         use = applied.use or use
         judges += [] if applied.judge is None else [applied.judge]
-        compact = compact or applied.compact
         progress.say(f"{call.step.name}: {step.says}")
         steps.append(step)
         besides |= {name: (beside, len(steps)) for name, beside in applied.besides.items()}
-    compact = compact and has_much_to_pack(model)
     before, after = cost(original), steps[-1].after
     memory = Memory(progress)
     teacher = memory.remember(space or embedder(original, name=THE_ORIGINAL), "original: encoding")
@@ -168,7 +164,7 @@ def compress(
             parent=read_lineage(source),
         )
         lineage = lineage.after_parent() if continues else lineage
-        _save(model, Path(output), lineage, files, replace=replace, compact=compact, use=use)
+        _save(model, Path(output), lineage, files, replace=replace, use=use)
         for name, (beside, taken) in besides.items():
             place, size = Path(f"{output}-{name}"), cost(beside.model)
             near = None
@@ -204,10 +200,7 @@ def compress(
         besides=tuple(written),
         original=teacher,
         result=student,
-        needs_trundle=has_token_map(model) or compact,
-        stored_bytes=weight_bytes(output)
-        if compact and output is not None and not dry_run and is_first()
-        else None,
+        needs_trundle=has_token_map(model),
         settle=settle,
     )
 
@@ -219,17 +212,16 @@ def _save(
     files: Mapping[str, str | bytes],
     *,
     replace: bool,
-    compact: bool = False,
     use: str = "",
 ) -> None:
     card = model_card(
         output.name,
         lineage,
         similarity=str(model.similarity_fn_name),
-        needs_trundle=has_token_map(model) or compact,
+        needs_trundle=has_token_map(model),
         use=use,
     )
-    save(model, output, lineage=lineage, card=card, files=files, replace=replace, compact=compact)
+    save(model, output, lineage=lineage, card=card, files=files, replace=replace)
 
 
 def _take(

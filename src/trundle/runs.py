@@ -71,8 +71,6 @@ class Run:
     """Both models as texts → vectors; what was encoded once is remembered."""
     needs_trundle: bool
     """Whether the result has a module of ours, which plain sentence-transformers opens only when told to."""
-    stored_bytes: int | None = None
-    """What the weights take on disk, where zeros are stored as bits."""
     settle: Callable[[], None]
     """Let go of what was kept in case of a failure, where it was held."""
 
@@ -96,7 +94,6 @@ class Run:
             "fidelity": None if self.fidelity is None else self.fidelity.as_json(),
             "judged": {name: {"before": old, "after": new} for name, (old, new) in self.judged.items()},
             "output": None if self.output is None else str(self.output),
-            "stored_bytes": self.stored_bytes,
             "pair": None if self.pair is None else str(self.pair),
             "besides": [sibling.as_json() for sibling in self.besides],
         }

@@ -58,7 +58,6 @@ class Stage:
             facts=record["facts"],
             files=_files(self.folder / FILES),
             besides=besides,
-            compact=record["compact"],
             done=self.forget,
         )
         self.context.progress.say(f"{self.call.step.name}: taken over from a run that was stopped")
@@ -79,7 +78,6 @@ class Stage:
                 "plan": plan.model_dump(mode="json"),
                 "facts": dict(applied.facts),
                 "besides": list(applied.besides),
-                "compact": applied.compact,
             }
             (scratch / RECORD).write_text(json.dumps(record), encoding="utf-8")
         applied.done()

@@ -103,8 +103,6 @@ def carry_out(
             console.show(
                 f"It is cut and not yet healed: trundle align {run.output} --teacher {run.source} --data TEXTS -o HEALED"
             )
-    if run.stored_bytes is not None:
-        console.show(f"Its weights take {figures.megabytes(run.stored_bytes)} there, zeros as bits.")
     if run.besides:
         console.show()
         console.show_table(figures.besides(run))

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from trundle.model.nested_file import is_trained as is_trained
     from trundle.model.nested_file import pooled_width as pooled_width
     from trundle.model.nested_file import untrained as untrained
-    from trundle.model.packing import has_much_to_pack as has_much_to_pack
-    from trundle.model.packing import pack_folder as pack_folder
     from trundle.model.pairing import check_pairable as check_pairable
     from trundle.model.pairing import is_pair as is_pair
     from trundle.model.pairing import one_route as one_route
@@ -78,9 +76,6 @@ if TYPE_CHECKING:
     from trundle.model.selection import default_select as default_select
     from trundle.model.selection import narrow_cut as narrow_cut
     from trundle.model.selection import part_of as part_of
-    from trundle.model.sparse_kernels import SparseLinear as SparseLinear
-    from trundle.model.sparse_kernels import is_two_of_four as is_two_of_four
-    from trundle.model.sparse_kernels import with_sparse_kernels as with_sparse_kernels
     from trundle.model.static import shares_by_rank as shares_by_rank
     from trundle.model.static import static_model as static_model
     from trundle.model.static import static_shape as static_shape
@@ -129,8 +124,6 @@ __getattr__ = lazy(
         "shrunk": "layout",
         "is_embedder": "loading",
         "load": "loading",
-        "has_much_to_pack": "packing",
-        "pack_folder": "packing",
         "nested_in": "loading",
         "NarrowModel": "nested",
         "NESTED_FILE": "nested_file",
@@ -160,9 +153,6 @@ __getattr__ = lazy(
         "token_rows": "rounding",
         "save": "saving",
         "weight_bytes": "saving",
-        "SparseLinear": "sparse_kernels",
-        "is_two_of_four": "sparse_kernels",
-        "with_sparse_kernels": "sparse_kernels",
         "Select": "selection",
         "Selection": "selection",
         "default_select": "selection",

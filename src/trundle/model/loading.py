@@ -29,7 +29,6 @@ from transformers import PreTrainedModel
 from trundle.errors import BadInput, BadModel
 from trundle.model.anatomy import BY_MODEL_TYPE, family_of
 from trundle.model.nested_file import Nested, at_width, is_trained, read_nested, selection_for, untrained
-from trundle.model.packing import is_packed, unpacked
 from trundle.model.pooling import ending_tokenizer
 from trundle.model.token_map import MAPPED_TYPE, MappedTransformer
 from trundle.runtime.describe import is_exported
@@ -62,11 +61,7 @@ def load(
     opens a nested model at one of its sizes, such as "1/2".
     """
     folder = _folder(str(name), trust_remote_code)
-    if is_packed(folder):
-        with unpacked(folder) as plain:
-            model = _load(plain, name, pooling, trust_remote_code, device)
-    else:
-        model = _load(folder, name, pooling, trust_remote_code, device)
+    model = _load(folder, name, pooling, trust_remote_code, device)
     return model if width is None else _narrowed(model, folder, width)
 
 
@@ -198,7 +193,7 @@ def _folder(name: str, trust_remote_code: bool) -> Path:
 
 def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
     """Refuse what can't or shouldn't be opened, before anything heavy; return the backbone's config."""
-    if is_exported(folder) and not is_packed(folder) and not any(folder.rglob("*.safetensors")):
+    if is_exported(folder) and not any(folder.rglob("*.safetensors")):
         raise BadModel(
             f"{folder} holds graphs without torch weights, which can be run but not changed; give the model it was exported from"
         )

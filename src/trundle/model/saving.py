@@ -10,7 +10,6 @@ from sentence_transformers import SentenceTransformer
 
 from trundle.artifact import Lineage, whole_folder
 from trundle.errors import WriteFailed
-from trundle.model.packing import pack_folder
 
 
 def save(
@@ -21,9 +20,8 @@ def save(
     card: str,
     files: Mapping[str, str | bytes] | None = None,
     replace: bool = False,
-    compact: bool = False,
 ) -> Path:
-    """Write the layout that plain sentence-transformers loads, and files beside it; `compact` stores zeros as bits."""
+    """Write the layout that plain sentence-transformers loads and the additional `files`."""
     target = Path(folder)
     with whole_folder(target, replace=replace) as scratch:
         try:
@@ -32,8 +30,6 @@ def save(
             raise WriteFailed(
                 f"{target} could not be written ({error}); free some space and run again"
             ) from error
-        if compact:
-            pack_folder(scratch)
         for name, content in {"README.md": card, **(files or {})}.items():
             (scratch / name).write_bytes(content.encode() if isinstance(content, str) else content)
         lineage.write(scratch)

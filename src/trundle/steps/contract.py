@@ -92,8 +92,6 @@ class Applied:
     """The lines of Python that ask the model, where it gives something else than vectors."""
     judge: Callable[[Embedder], Mapping[str, float]] | None = None
     """Scores by which the original and the end result are to be compared, where the step knows such."""
-    compact: bool = False
-    """Whether zeros are to be stored as bits."""
 
 
 O = TypeVar("O", bound=Options)  # noqa: E741

@@ -60,6 +60,3 @@ class WeightsOptions(Options):
         True,
         description="With neurons: those that stay take over what the others gave, by least squares on your texts.",
     )
-    compact: bool = Field(
-        False, description="Store zeros as bits: a smaller folder, which opens where trundle is installed."
-    )

@@ -163,7 +163,7 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
     """Score, choose, and zero or cut."""
     options = plan.options
     if not plan.zeros and plan.neurons == plan.of:
-        return Applied(model=body.cut(model, body.Cut()), compact=options.compact)
+        return Applied(model=body.cut(model, body.Cut()))
     sides = open_sides(options, context)
     scored = score_weights(model, options, {side.name: side for side in sides}, context)
     if plan.neurons is not None:
@@ -195,7 +195,6 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
         model=small,
         facts=facts | scored.facts,
         judge=make_judge(sides, context),
-        compact=options.compact,
         files={MAP_FILE: json.dumps(drawn.as_json())},
     )
 
