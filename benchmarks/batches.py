@@ -21,13 +21,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from trundle.artifact import versions
-from trundle.bench.engines import engines_of, opener
-from trundle.bench.machine import cpu_clock, other_cores, this_machine, usable_cores
-from trundle.bench.process import Worker
-from trundle.bench.rounds import PAUSE
-from trundle.bench.summary import rotated
-from trundle.bench.worker import private_streams
+from trundle.bench.engines import _engines_of, _opener
+from trundle.bench.process import _Worker
+from trundle.bench.results import _rotated
+from trundle.bench.rounds import _PAUSE
+from trundle.bench.worker import _private_streams
+from trundle.bench.workload import _cpu_clock, _other_cores, _usable_cores, this_machine
+from trundle.records import versions
 
 SIZES = (1, 2, 4, 8, 16, 24)
 """The paper's."""
@@ -39,28 +39,29 @@ TIMEOUT = 1800.0
 
 def serve_model(name: str, threads: int) -> None:
     """In a process of its own: open a model, then encode what is asked for and tell how long it took."""
-    requests, replies = private_streams()
+    requests, replies = _private_streams()
     model, _, chosen = name.partition("@")
-    engine = chosen or engines_of(model)[0]
-    embedder = opener(engine)(model, threads=threads, batch_size=SIZES[-1]).embedder
+    engine = chosen or _engines_of(model)[0]
+    embedder = _opener(engine)(model, threads=threads, batch_size=SIZES[-1]).embedder
     encode = {"documents": embedder.document, "queries": embedder.query}
     for line in requests:
         asked = json.loads(line)
-        before = cpu_clock()
+        before = _cpu_clock()
         encode[asked["kind"]](asked["texts"])
-        after = cpu_clock()
+        after = _cpu_clock()
         found = {"clock": after.wall - before.wall, "own": after.own - before.own, "runs": engine}
-        replies.write(json.dumps(found | {"other_cores": other_cores(before, after)}) + "\n")
+        replies.write(json.dumps(found | {"other_cores": _other_cores(before, after)}) + "\n")
         replies.flush()
 
 
 def read_pool(folder: str) -> dict[str, list[str]]:
     """All texts of each kind."""
-    from trundle.evaluate.files import read_columns, texts_of
+    from trundle.evaluate.tasks import _read_columns, _texts_of
 
     places = {kind: Path(folder) / name for kind, name in FILES.items()}
     return {
-        kind: list(texts_of(read_columns(place, ("text",)), "text", place)) for kind, place in places.items()
+        kind: list(_texts_of(_read_columns(place, ("text",)), "text", place))
+        for kind, place in places.items()
     }
 
 
@@ -70,7 +71,7 @@ def race(models: list[str], pool: dict[str, list[str]], *, rounds: int, threads:
     command = (sys.executable, "-P", __file__, "--serve", str(threads))
     with ExitStack() as running:
         workers = [
-            running.enter_context(Worker(model, threads=threads, timeout=TIMEOUT, command=(*command, model)))
+            running.enter_context(_Worker(model, threads=threads, timeout=TIMEOUT, command=(*command, model)))
             for model in models
         ]
         for kind, texts in pool.items():
@@ -79,8 +80,8 @@ def race(models: list[str], pool: dict[str, list[str]], *, rounds: int, threads:
             for turn in range(rounds):
                 for size in SIZES:
                     drawn = dice.sample(texts, size)
-                    for place in rotated(len(models), turn):
-                        time.sleep(PAUSE)
+                    for place in _rotated(len(models), turn):
+                        time.sleep(_PAUSE)
                         found = workers[place].ask({"kind": kind, "texts": drawn})
                         rows.append({"model": models[place], "kind": kind, "size": size} | found)
                 print(f"{kind}: round {turn + 1} of {rounds}", flush=True)
@@ -109,7 +110,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL[@ENGINE]")
     parser.add_argument("--texts", required=True, metavar="FOLDER")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--threads", type=int, default=_usable_cores())
     parser.add_argument("--own-time", action="store_true", help="processor time, with --threads 1")
     parser.add_argument("-o", "--output", required=True)
     options = parser.parse_args()
@@ -134,7 +135,7 @@ def main() -> None:
         "time": time_of,
         "other_cores": statistics.fmean(busy) if busy else None,
         "machine": this_machine().cpu,
-        "cores": usable_cores(),
+        "cores": _usable_cores(),
         "versions": dict(versions()),
     }
     print(f"others kept {content['other_cores']} of {content['cores']} cores busy")

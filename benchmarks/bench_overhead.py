@@ -18,11 +18,10 @@ from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
-from trundle.bench.machine import usable_cores
-from trundle.bench.process import COMMAND, Worker
-from trundle.bench.rounds import PAUSE
-from trundle.bench.summary import of_rounds, rotated
-from trundle.bench.workload import workload
+from trundle.bench.process import _COMMAND, _Worker
+from trundle.bench.results import _of_rounds, _rotated
+from trundle.bench.rounds import _PAUSE
+from trundle.bench.workload import _usable_cores, workload
 
 BATCH_SIZE = 32
 BARE_ROLE = "--bare-loop"
@@ -51,8 +50,8 @@ def compare(folder: str, rounds: int, seconds: float, threads: int) -> None:
     bare_command = (sys.executable, __file__, BARE_ROLE, folder)
     with (
         tempfile.TemporaryDirectory() as scratch,
-        Worker("bench", threads=threads, timeout=300, command=COMMAND) as bench,
-        Worker("bare loop", threads=threads, timeout=300, command=bare_command) as bare,
+        _Worker("bench", threads=threads, timeout=300, command=_COMMAND) as bench,
+        _Worker("bare loop", threads=threads, timeout=300, command=bare_command) as bare,
     ):
         place = Path(scratch) / "texts.json"
         place.write_text(work.as_json(), encoding="utf-8")
@@ -68,13 +67,13 @@ def compare(folder: str, rounds: int, seconds: float, threads: int) -> None:
             )
             rates: tuple[list[float], list[float]] = ([], [])
             for turn in range(-1, rounds):
-                for index in rotated(2, turn):
+                for index in _rotated(2, turn):
                     worker, request = asks[index]
-                    time.sleep(PAUSE)
+                    time.sleep(_PAUSE)
                     answer = worker.ask(request)
                     if turn >= 0:  # the round before the first is warm-up
                         rates[index].append(answer["texts"] / answer["seconds"])
-            ours, theirs = map(of_rounds, rates)
+            ours, theirs = map(_of_rounds, rates)
             print(f"  bench     {ours.value:8.1f} texts/s ±{ours.spread:.1f}")
             print(f"  bare loop {theirs.value:8.1f} texts/s ±{theirs.spread:.1f}")
             print(f"  ratio     {ours.value / theirs.value:8.3f}   (must be above 0.90)")
@@ -90,7 +89,7 @@ def main() -> None:
     parser.add_argument("model", help="a model folder")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--threads", type=int, default=_usable_cores())
     given = parser.parse_args()
     compare(os.fspath(given.model), given.rounds, given.seconds, given.threads)
 

@@ -14,16 +14,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trundle.bench.workload import workload
-from trundle.data import read_corpus
-from trundle.model import load
-from trundle.pipeline import compress
-from trundle.planner.candidates import Candidate, list_candidates
-from trundle.planner.prospects import computed_as
-from trundle.planner.speed import ANY_LOSS, export_graph, measure_speed, time_queries
+from trundle.data.corpus import read_corpus
+from trundle.model.load import load
+from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
+from trundle.search.candidates import _Candidate, _list_candidates
+from trundle.search.prospects import _computed_as
+from trundle.search.speed import _ANY_LOSS, _export_graph, _measure_speed, _time_queries
 
 
-def spread(candidates: list[Candidate], count: int) -> list[Candidate]:
+def spread(candidates: list[_Candidate], count: int) -> list[_Candidate]:
     """From the largest to the smallest, evenly; and the smallest without layers, where there are such."""
     ordered = sorted(candidates, key=lambda each: -each.bytes)
     layered = [each for each in ordered if each.layers]
@@ -42,10 +42,10 @@ def main() -> None:
     parser.add_argument("--precision", default="int8", choices=("int8", "int4", "int4+int8"))
     options = parser.parse_args()
     model = load(options.model)
-    speed = measure_speed(model, computed_as(options.precision))
+    speed = _measure_speed(model, _computed_as(options.precision))
     dimensions = model.get_embedding_dimension() or 0
     chosen = spread(
-        list_candidates(model, options.model, dimensions=dimensions, precision=options.precision),
+        _list_candidates(model, options.model, dimensions=dimensions, precision=options.precision),
         options.cuts,
     )
     corpus = read_corpus([options.data], seed=0)
@@ -60,9 +60,9 @@ def main() -> None:
             recipe = parse_recipe(json.dumps({"steps": steps}), name=each.name)
             compress(options.model, recipe, output=folder, corpus=corpus, compare=False)
             texts = workload().short + workload().long
-            sizes.append(export_graph(folder, options.precision, calibrate=texts, limits=ANY_LOSS))
+            sizes.append(_export_graph(folder, options.precision, calibrate=texts, limits=_ANY_LOSS))
             folders.append(folder)
-        times = [each.milliseconds for each in time_queries(folders)]
+        times = [each.milliseconds for each in _time_queries(folders)]
     print(
         f"{'candidate':62} {'bytes told':>12} {'measured':>12} {'off':>8} {'ms told':>8} {'measured':>9} {'off':>7}"
     )

@@ -11,8 +11,11 @@ from __future__ import annotations
 import argparse
 import tempfile
 
-from trundle.measure import cost, predict
-from trundle.model import Cut, cut, layout_of, load, transformer_of, weight_bytes
+from trundle.model.cost import cost, predict
+from trundle.model.layout import layout_of
+from trundle.model.load import load
+from trundle.model.save import weight_bytes
+from trundle.model.surgery import Cut, cut, transformer_of
 
 
 def main() -> None:

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from rows import ENGLISH_STS, Lines, run_rows
-from trundle.bench import bench
-from trundle.data import read_corpus
-from trundle.evaluate import Result, evaluate, find_tasks, mean_score, share_of_teacher
-from trundle.model import embedder, load
-from trundle.pipeline import compress
+from trundle.bench.rounds import bench
+from trundle.data.corpus import read_corpus
+from trundle.evaluate.scoring import Result, _mean_score, _share_of_teacher, evaluate, find_tasks
+from trundle.model.encode import embedder
+from trundle.model.load import load
+from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
 
 TASKS = ",".join(
@@ -120,8 +121,8 @@ def table(output: Path) -> None:
         cells = [
             f"{content['parameters'] / 1e6:.1f}M" if content else "",
             "" if near is None else f"{near:.4f}",
-            f"{share_of_teacher(results[name], whole):.1%}" if known else "",
-            f"{mean_score(asymmetric, 'asymmetric') / mean_score(search):.1%}"
+            f"{_share_of_teacher(results[name], whole):.1%}" if known else "",
+            f"{_mean_score(asymmetric, 'asymmetric') / _mean_score(search):.1%}"
             if asymmetric and search
             else "",
             *(f"{rate:,.0f}" for rate in speeds.get(name, ())),

@@ -16,8 +16,10 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from trundle.model import copy_of, layout_of, prunable, transformer_of
-from trundle.model.matrices import Matrix
+from trundle.model.heads import copy_of
+from trundle.model.layout import layout_of
+from trundle.model.matrices import Matrix, prunable
+from trundle.model.surgery import transformer_of
 
 LOW_RANK_SHARE = 0.5
 """Which part of what is left goes into the thin matrices, where rows are kept beside them."""

@@ -39,11 +39,12 @@ from sentence_transformers.sentence_transformer.evaluation import (
 )
 
 from trundle.embedder import Embedder, Encode, Vectors
-from trundle.evaluate import MtebTask, Task, evaluate, find_tasks
 from trundle.evaluate.encoding import Memory
-from trundle.evaluate.files import choose_split, numbers_of, read_columns, texts_of
-from trundle.evaluate.mteb import MtebEncoder
-from trundle.model import embedder, load
+from trundle.evaluate.mteb import _MtebEncoder, _MtebTask
+from trundle.evaluate.scoring import evaluate, find_tasks
+from trundle.evaluate.tasks import Task, _choose_split, _numbers_of, _read_columns, _texts_of
+from trundle.model.encode import embedder
+from trundle.model.load import load
 
 TASKS = ("STSBenchmark", "MRPC", "TREC", "SearchSnippets", "Cranfield")
 ROLES = ("encode", "encode_query", "encode_document")
@@ -82,7 +83,7 @@ def by_mteb(mock: Any, data: object, model: Embedder) -> Measures:
             self.dataset = data
             self.data_loaded = True
 
-    [result] = evaluate(model, [MtebTask(task=Given())])
+    [result] = evaluate(model, [_MtebTask(task=Given())])
     return result.measures
 
 
@@ -98,11 +99,11 @@ def references(task: Any, model: Embedder) -> dict[str, Measures]:
 
 
 def of_similarity(task: Any, model: Embedder) -> dict[str, Measures]:
-    rows, _, _ = choose_split(
-        read_columns(task.path, ("sentence1", "sentence2", "score", "split")), "test", task.path
+    rows, _, _ = _choose_split(
+        _read_columns(task.path, ("sentence1", "sentence2", "score", "split")), "test", task.path
     )
-    left, right = texts_of(rows, "sentence1", task.path), texts_of(rows, "sentence2", task.path)
-    scores = numbers_of(rows, "score", task.path)
+    left, right = _texts_of(rows, "sentence1", task.path), _texts_of(rows, "sentence2", task.path)
+    scores = _numbers_of(rows, "score", task.path)
     theirs = by_mteb(MockSTSTask, {"test": table(sentence1=left, sentence2=right, score=scores)}, model)
     library = EmbeddingSimilarityEvaluator(left, right, scores, write_csv=False)(Kept(model))
     return {
@@ -112,11 +113,11 @@ def of_similarity(task: Any, model: Embedder) -> dict[str, Measures]:
 
 
 def of_pairs(task: Any, model: Embedder) -> dict[str, Measures]:
-    rows, _, _ = choose_split(
-        read_columns(task.path, ("sentence1", "sentence2", "label", "split")), "test", task.path
+    rows, _, _ = _choose_split(
+        _read_columns(task.path, ("sentence1", "sentence2", "label", "split")), "test", task.path
     )
-    left, right = texts_of(rows, "sentence1", task.path), texts_of(rows, "sentence2", task.path)
-    labels = [int(label) for label in numbers_of(rows, "label", task.path)]
+    left, right = _texts_of(rows, "sentence1", task.path), _texts_of(rows, "sentence2", task.path)
+    labels = [int(label) for label in _numbers_of(rows, "label", task.path)]
     data = {"test": table(sentence1=left, sentence2=right, labels=labels)}
     library = BinaryClassificationEvaluator(
         left, right, labels, write_csv=False, similarity_fn_names=["cosine"]
@@ -128,20 +129,20 @@ def of_pairs(task: Any, model: Embedder) -> dict[str, Measures]:
 
 
 def of_classification(task: Any, model: Embedder) -> dict[str, Measures]:
-    whole = read_columns(task.path, ("text", "label", "split"))
-    number = {label: place for place, label in enumerate(sorted(set(texts_of(whole, "label", task.path))))}
+    whole = _read_columns(task.path, ("text", "label", "split"))
+    number = {label: place for place, label in enumerate(sorted(set(_texts_of(whole, "label", task.path))))}
     data = {}
     for split in ("train", "test"):
-        rows, _, _ = choose_split(whole, split, task.path)
-        labels = [number[label] for label in texts_of(rows, "label", task.path)]
-        data[split] = table(text=texts_of(rows, "text", task.path), label=labels)
+        rows, _, _ = _choose_split(whole, split, task.path)
+        labels = [number[label] for label in _texts_of(rows, "label", task.path)]
+        data[split] = table(text=_texts_of(rows, "text", task.path), label=labels)
     theirs = by_mteb(MockClassificationTask, DatasetDict(data), model)
     return {"mteb": {name: theirs[name] for name in ("accuracy", "f1")}}
 
 
 def of_clustering(task: Any, model: Embedder) -> dict[str, Measures]:
-    rows = read_columns(task.path, ("text", "label"))
-    texts, labels = texts_of(rows, "text", task.path), texts_of(rows, "label", task.path)
+    rows = _read_columns(task.path, ("text", "label"))
+    texts, labels = _texts_of(rows, "text", task.path), _texts_of(rows, "label", task.path)
     data = DatasetDict(test=table(sentences=[texts], labels=[labels]))
     return {"mteb": {"v_measure": by_mteb(MockClusteringTask, data, model)["v_measure"]}}
 
@@ -163,7 +164,7 @@ def of_retrieval(task: Any, model: Embedder) -> dict[str, Measures]:
         timer=TimingStack(),
     )
     options = {"batch_size": 32, "show_progress_bar": False}
-    found = evaluator(SearchEncoderWrapper(MtebEncoder(model)), encode_kwargs=options)
+    found = evaluator(SearchEncoderWrapper(_MtebEncoder(model)), encode_kwargs=options)
     judged = {
         query: {falling[place]: int(grade) for place, grade in grades.items()} for query, grades in judgements
     }

@@ -29,13 +29,15 @@ from sentence_transformers import SentenceTransformer
 
 from encoder_baselines import BASELINES
 from rows import Lines, run_rows
-from trundle.data import LabelledRow, Text, sample
 from trundle.data.corpus import Corpus
-from trundle.model import load
-from trundle.recipe import make_options
-from trundle.steps import finetune
-from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import Context
+from trundle.data.examples import LabelledRow
+from trundle.data.sampling import sample
+from trundle.data.texts import Text
+from trundle.methods.catalogue import METHODS
+from trundle.methods.contract import Context
+from trundle.methods.finetune.finetune import _measures_of, _trained
+from trundle.model.load import load
+from trundle.recipe import _make_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +104,10 @@ def shrink(
         make: Callable[[SentenceTransformer, int], SentenceTransformer] = BASELINES[method]
         small = make(model, wish)
         return small, wish if method == "magnitude" else before - count(small)
-    tool = STEPS["vocabulary"]
+    tool = METHODS["vocabulary"]
     options = VOCABULARIES[method] | {"parameters": str(1 - Fraction(arguments.removed, 100))}
     options |= {"characters": arguments.characters}
-    plan = tool.plan(model, make_options(tool, options), context)
+    plan = tool.plan(model, _make_options(tool, options), context)
     small = tool.apply(model, plan, context).model
     return small, before - count(small)
 
@@ -116,7 +118,7 @@ def count(model: SentenceTransformer) -> int:
 
 def cell(arguments: argparse.Namespace, task_name: str, method: str) -> dict[str, Any]:
     """One task after one method, once for each seed."""
-    task, model, tool = TASKS[task_name], load(arguments.model), STEPS["finetune"]
+    task, model, tool = TASKS[task_name], load(arguments.model), METHODS["finetune"]
     rows = read_split(task, arguments.data, "train")
     measured = read_split(task, arguments.data, task.split)
     if arguments.rows:
@@ -133,9 +135,9 @@ def cell(arguments: argparse.Namespace, task_name: str, method: str) -> dict[str
     for seed in arguments.seeds:
         context = Context(original=model, corpus=corpus_of(rows), seed=seed, progress=Lines())
         small, lost = shrink(model, method, arguments, context)
-        plan = tool.plan(small, make_options(tool, asked), context)
-        student, learned = finetune.trained(small, plan, rows, (), context)
-        scores.append(finetune.measures_of(student, plan, measured))
+        plan = tool.plan(small, _make_options(tool, asked), context)
+        student, learned = _trained(small, plan, rows, (), context)
+        scores.append(_measures_of(student, plan, measured))
         learned.done()
         print(task_name, method, seed, scores[-1], flush=True)
     return {

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from rows import ENGLISH_STS, Lines, run_rows
-from trundle.data import distinct, read_corpus, sample
-from trundle.data.corpus import Corpus
-from trundle.evaluate import evaluate, find_tasks
-from trundle.evaluate.scoring import Result
-from trundle.measure import cost
-from trundle.model import embedder, load
-from trundle.pipeline import compress
+from trundle.data.corpus import Corpus, read_corpus
+from trundle.data.sampling import distinct, sample
+from trundle.evaluate.scoring import Result, evaluate, find_tasks
+from trundle.model.cost import cost
+from trundle.model.encode import embedder
+from trundle.model.load import load
+from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
 
 WAYS = ("cut", "align", "contrast", "library")

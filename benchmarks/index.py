@@ -18,13 +18,13 @@ from statistics import median
 import numpy as np
 import pyarrow.parquet as pq
 
-from trundle.evaluate.ranking import nearest
-from trundle.export import open_encoder
-from trundle.index.codes import code_width
-from trundle.index.contract import Precision, Wanted
-from trundle.index.embedded import EmbeddedStore, create_embedded
+from trundle.evaluate.retrieval import nearest
+from trundle.export.open import open_encoder
+from trundle.index.codes import _code_width
+from trundle.index.contract import Wanted, _Precision
+from trundle.index.embedded import _create_embedded, _EmbeddedStore
 
-PRECISIONS: tuple[Precision, ...] = ("float", "int8", "binary")
+PRECISIONS: tuple[_Precision, ...] = ("float", "int8", "binary")
 MOST_QUERIES = 300
 
 
@@ -51,8 +51,10 @@ def main() -> None:
             stores = {}
             for precision in PRECISIONS:
                 place = Path(scratch) / precision
-                create_embedded(place, Wanted(model=name, dimensions=encoder.dimensions, precision=precision))
-                stores[precision] = EmbeddedStore(place, exact_up_to=0 if given.graph else 10**9)
+                _create_embedded(
+                    place, Wanted(model=name, dimensions=encoder.dimensions, precision=precision)
+                )
+                stores[precision] = _EmbeddedStore(place, exact_up_to=0 if given.graph else 10**9)
                 stores[precision].add(texts, documents)
                 stores[precision].finish()
             times: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
@@ -68,7 +70,7 @@ def main() -> None:
                     len(row & {texts[place] for place in best}) / 10
                     for row, best in zip(found[precision], truth, strict=True)
                 ]
-                size = len(texts) * code_width(encoder.dimensions, precision) / 1e6
+                size = len(texts) * _code_width(encoder.dimensions, precision) / 1e6
                 print(
                     f"{name:16}{precision:8}{len(texts):8}{np.mean(hits):11.4f}{size:13.2f}"
                     f"{1000 * median(times[precision]):12.2f}"

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from rows import ENGLISH_STS, Lines, run_rows
-from trundle.data import read_corpus
-from trundle.evaluate import evaluate, find_tasks, mean_score
-from trundle.evaluate.scoring import Result
-from trundle.model import embedder, load
-from trundle.pipeline import compress
+from trundle.data.corpus import read_corpus
+from trundle.evaluate.scoring import Result, _mean_score, evaluate, find_tasks
+from trundle.model.encode import embedder
+from trundle.model.load import load
+from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
 
 PICKED = ("small", "large")
@@ -94,7 +94,7 @@ def table(output: str) -> None:
 
 def scores(content: dict[str, Any], kind: str) -> float:
     chosen = [Result(**score) for score in content["scores"] if score["kind"] == kind]
-    return mean_score(chosen) if chosen else float("nan")
+    return _mean_score(chosen) if chosen else float("nan")
 
 
 def main() -> None:

@@ -23,14 +23,14 @@ from pathlib import Path
 import torch
 from sentence_transformers import SentenceTransformer
 
-from trundle.data import Example, read_examples
-from trundle.measure.layers import BATCH, TEXTS_AT_ONCE, batch_losses, draw_tuples, tokens_of
-from trundle.model import load
-from trundle.model.prompts import prompts_by_role
+from trundle.data.examples import Example, _read_examples
+from trundle.methods.depth.curve import _BATCH, _TEXTS_AT_ONCE, _batch_losses, _draw_tuples, _tokens_of
+from trundle.model.heads import prompts_by_role
+from trundle.model.load import load
 
 
 def curve(model: SentenceTransformer, batch: list[Example]) -> None:
-    batch_losses(model, batch)
+    _batch_losses(model, batch)
 
 
 def encode(model: SentenceTransformer, batch: list[Example]) -> None:
@@ -42,8 +42,8 @@ def encode(model: SentenceTransformer, batch: list[Example]) -> None:
         ordered = sorted(texts, key=len, reverse=True)
         vectors = []
         with torch.inference_mode():
-            for start in range(0, len(ordered), TEXTS_AT_ONCE):
-                features = tokens_of(model, ordered[start : start + TEXTS_AT_ONCE], prompt)
+            for start in range(0, len(ordered), _TEXTS_AT_ONCE):
+                features = _tokens_of(model, ordered[start : start + _TEXTS_AT_ONCE], prompt)
                 vectors.append(model(features)["sentence_embedding"])
         torch.cat(vectors)
 
@@ -55,8 +55,8 @@ def prepared(options: argparse.Namespace) -> tuple[SentenceTransformer, list[lis
     model = load(options.model).eval()
     if options.bf16:
         model = model.bfloat16()
-    drawn = draw_tuples(read_examples(options.data), BATCH * options.batches, seed=0)
-    return model, [drawn[start : start + BATCH] for start in range(0, len(drawn), BATCH)]
+    drawn = _draw_tuples(_read_examples(options.data), _BATCH * options.batches, seed=0)
+    return model, [drawn[start : start + _BATCH] for start in range(0, len(drawn), _BATCH)]
 
 
 def timed(work: Callable[[], None]) -> tuple[float, float]:

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from rows import ENGLISH_STS, Lines, run_rows
-from trundle.data import read_corpus
-from trundle.evaluate import evaluate, find_tasks, mean_score, share_of_teacher
-from trundle.evaluate.scoring import Result
-from trundle.model import embedder, load
-from trundle.pipeline import compress
+from trundle.data.corpus import read_corpus
+from trundle.evaluate.scoring import Result, _mean_score, _share_of_teacher, evaluate, find_tasks
+from trundle.methods.catalogue import METHODS
+from trundle.model.encode import embedder
+from trundle.model.load import load
+from trundle.pipeline.compress import compress
 from trundle.recipe import single
-from trundle.steps.catalogue import STEPS
 
 KINDS = ("retrieval", "classification", "clustering", "pairs")
 TEACHER = "teacher"
@@ -59,7 +59,7 @@ def train_row(arguments: argparse.Namespace, row: str) -> None:
     began = time.time()
     run = compress(
         start,
-        single(STEPS["align"], shared | own),
+        single(METHODS["align"], shared | own),
         output=folder / "model",
         corpus=read_corpus(sources, seed=0),
         progress=Lines(),
@@ -124,9 +124,9 @@ def table(output: str) -> None:
             _figure(facts.get("validation"), 4),
             _figure(near.get("cosine"), 4),
             _figure(near.get("agreement_asymmetric"), 3),
-            _figure(100 * share_of_teacher(results, whole) if results and whole else None, 2),
+            _figure(100 * _share_of_teacher(results, whole) if results and whole else None, 2),
             _figure(
-                100 * mean_score(asymmetric, "asymmetric") / mean_score(searches) if asymmetric else None, 2
+                100 * _mean_score(asymmetric, "asymmetric") / _mean_score(searches) if asymmetric else None, 2
             ),
             _figure(content.get("texts_per_second"), 0),
         ]

@@ -21,8 +21,10 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from trundle.model.tokenise import make_tokeniser
-from trundle.train import Batches, ByLength, TrainSettings, leaf, train
+from trundle.model.encode import make_tokeniser
+from trundle.train.alignment import _leaf
+from trundle.train.batches import Batches, ByLength
+from trundle.train.loop import TrainSettings, train
 
 Batch = tuple[dict[str, Any], Tensor]
 WORDS = ("shrink", "any", "text", "embedding", "model", "and", "keep", "your", "index")
@@ -75,7 +77,7 @@ def some_batches(model: SentenceTransformer, options: argparse.Namespace, seed: 
 
 
 def loss_of(model: SentenceTransformer, batch: Batch) -> Tensor:
-    return leaf(model(batch[0])["sentence_embedding"], batch[1])
+    return _leaf(model(batch[0])["sentence_embedding"], batch[1])
 
 
 def bare(model: SentenceTransformer, batches: Batches[Batch], options: argparse.Namespace) -> float:

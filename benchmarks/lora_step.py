@@ -25,9 +25,14 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn import functional
 
-from trundle.data import Example
-from trundle.model import load, transformer_of
-from trundle.train import Lora, Prompts, TrainSettings, add_adapters, compiled_blocks, make_contrast, train
+from trundle.data.examples import Example
+from trundle.methods.contrast.adapters import _add_adapters, _Lora
+from trundle.model.load import load
+from trundle.model.surgery import transformer_of
+from trundle.train.blocks import compiled_blocks
+from trundle.train.contrastive import make_contrast
+from trundle.train.loop import TrainSettings, train
+from trundle.train.tuples import Prompts
 
 WORDS = ("shrink", "any", "text", "embedding", "model", "and", "keep", "your", "index")
 SOURCE = "made up"
@@ -99,7 +104,7 @@ def by_contrast(
 ) -> float:
     """Seconds per step of trundle's loop, from its first batch to its result."""
     student = copy.deepcopy(model)
-    add_adapters(student, Lora(), seed=0)
+    _add_adapters(student, _Lora(), seed=0)
     task = make_contrast(
         student,
         examples,

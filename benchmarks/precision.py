@@ -19,16 +19,20 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from trundle.data import read_texts, sample
-from trundle.model import cut, embedder, layout_of, load
-from trundle.model.surgery import Cut, transformer_of
-from trundle.model.tokenise import make_tokeniser
-from trundle.train import Batches, ByLength, TrainSettings, leaf, train
-from trundle.train.learner import Precision
+from trundle.data.sampling import sample
+from trundle.data.texts import read_texts
+from trundle.model.encode import embedder, make_tokeniser
+from trundle.model.layout import layout_of
+from trundle.model.load import load
+from trundle.model.surgery import Cut, cut, transformer_of
+from trundle.train.alignment import _leaf
+from trundle.train.batches import Batches, ByLength
+from trundle.train.learner import _Precision
+from trundle.train.loop import TrainSettings, train
 
 Batch = tuple[dict[str, Any], Tensor]
 HELD_OUT = 512
-WAYS: tuple[Precision, ...] = ("fp32", "bf16")
+WAYS: tuple[_Precision, ...] = ("fp32", "bf16")
 
 
 def main() -> None:
@@ -52,7 +56,7 @@ def main() -> None:
     targets = torch.from_numpy(embedder(teacher).text(texts))
     held_out = batches_of(teacher, texts[:HELD_OUT], targets[:HELD_OUT], options.batch_size)
     learned = batches_of(teacher, texts[HELD_OUT:], targets[HELD_OUT:], options.batch_size)
-    speeds: dict[Precision, list[float]] = {way: [] for way in WAYS}
+    speeds: dict[_Precision, list[float]] = {way: [] for way in WAYS}
     for number in range(options.rounds):
         for way in WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]:
             speed, distance = trained(student, learned, held_out, way, options.steps)
@@ -75,7 +79,7 @@ def trained(
     student: SentenceTransformer,
     learned: Batches[Batch],
     held_out: Batches[Batch],
-    way: Precision,
+    way: _Precision,
     steps: int,
 ) -> tuple[float, float]:
     """Steps a second, and how far the student ended from its teacher."""
@@ -91,7 +95,7 @@ def trained(
     with tempfile.TemporaryDirectory() as folder:
         result = train(
             mine,
-            lambda batch: leaf(mine(dict(batch[0]))["sentence_embedding"], batch[1]),
+            lambda batch: _leaf(mine(dict(batch[0]))["sentence_embedding"], batch[1]),
             learned,
             settings,
             validation=held_out,

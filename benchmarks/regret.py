@@ -21,13 +21,12 @@ import torch
 from scipy.stats import spearmanr
 
 from rows import Lines, run_rows
-from trundle.data import read_corpus
-from trundle.data.corpus import Corpus
-from trundle.pipeline import compress
-from trundle.planner.candidates import GRID
-from trundle.planner.search import PLANNING_FILE, compress_to_budget
-from trundle.planner.trials import CPU_PACE, GPU_PACE
+from trundle.data.corpus import Corpus, read_corpus
+from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
+from trundle.search.candidates import _GRID
+from trundle.search.search import _PLANNING_FILE, compress_to_budget
+from trundle.search.trials import _CPU_PACE, _GPU_PACE
 
 SEARCH, FIRST = "search", "first"
 
@@ -49,7 +48,7 @@ def train(arguments: argparse.Namespace, row: str, corpus: Corpus) -> None:
     listed = read_candidates(arguments.output)
     candidate = listed[0 if row == FIRST else int(row)]
     align = {"steps": 1 if row == FIRST else arguments.steps, "texts": arguments.texts}
-    align |= GPU_PACE if torch.cuda.is_available() else CPU_PACE
+    align |= _GPU_PACE if torch.cuda.is_available() else _CPU_PACE
     if candidate["static"]:
         align.pop("learning_rate", None)  # as the planner does
     if candidate["grid"]:
@@ -85,7 +84,7 @@ def write_candidates(arguments: argparse.Namespace, corpus: Corpus) -> int:
             "steps": each.candidate.steps(
                 texts=arguments.texts if each.candidate.base == arguments.model else None
             ),
-            "grid": each.candidate.precision in GRID,
+            "grid": each.candidate.precision in _GRID,
             "static": not each.candidate.layers,
         }
         for each in planned.tried
@@ -105,7 +104,7 @@ def key(candidate: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def table(output: str) -> None:
-    planning = json.loads((Path(output) / SEARCH / PLANNING_FILE).read_text())
+    planning = json.loads((Path(output) / SEARCH / _PLANNING_FILE).read_text())
     trials = {key(each): each["rungs"] for each in planning["candidates"]}
     choice = next(key(each) for each in planning["candidates"] if each["outcome"] == "chosen")
     found = []
@@ -168,7 +167,7 @@ def main() -> None:
     else:
         rows = [str(number) for number in range(write_candidates(arguments, corpus))]
         done = {row for row in (FIRST, *rows) if (Path(arguments.output) / f"result-{row}.json").is_file()}
-        if (Path(arguments.output) / SEARCH / PLANNING_FILE).is_file():
+        if (Path(arguments.output) / SEARCH / _PLANNING_FILE).is_file():
             done.add(SEARCH)
         for alone in (FIRST, SEARCH):
             run_rows({} if alone in done else {alone: alone}, arguments.output, at_once=1)

@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trundle.data import Text
 from trundle.data.corpus import Corpus
-from trundle.progress import Silent
+from trundle.data.texts import Text
+from trundle.progress import _Silent
 
 ENGLISH_STS = ("STS12", "STS13", "STS14", "STS15", "STS17-en-en", "STSBenchmark")
 
@@ -26,7 +26,7 @@ def to_learn_from(texts: Sequence[str]) -> Corpus:
     )
 
 
-class Lines(Silent):
+class Lines(_Silent):
     """Progress for a log file."""
 
     def say(self, line: str) -> None:

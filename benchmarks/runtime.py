@@ -23,16 +23,15 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from trundle.bench.machine import this_machine, usable_cores
-from trundle.bench.process import Worker
-from trundle.bench.rounds import PAUSE
-from trundle.bench.summary import percentile, rotated
-from trundle.bench.worker import latencies, peak_memory
-from trundle.bench.workload import workload
+from trundle.bench.process import _Worker
+from trundle.bench.results import _percentile, _rotated
+from trundle.bench.rounds import _PAUSE
+from trundle.bench.worker import _latencies, _peak_memory
+from trundle.bench.workload import _usable_cores, this_machine, workload
 
 if TYPE_CHECKING:
     from trundle.export.exporting import Size
-    from trundle.runtime.describe import EngineName
+    from trundle.runtime.description import EngineName
 
 Encode = Callable[[Sequence[str]], Any]
 BATCH = 32
@@ -119,7 +118,7 @@ def fastembed_encode(folder: Path, threads: int) -> Encode:
 
 
 def trundle_encode(folder: Path, threads: int, graph: str) -> Encode:
-    from trundle.runtime import Encoder
+    from trundle.runtime.encoder import Encoder
 
     return Encoder(folder, graph=graph, threads=threads).encode
 
@@ -146,9 +145,9 @@ def child(name: str, folder: Path, threads: int) -> None:
         request = json.loads(line)
         texts, seconds = request["texts"], request["seconds"]
         if request["measure"] == "memory":
-            answer({"memory": peak_memory()})
+            answer({"memory": _peak_memory()})
         elif request["measure"].endswith("alone"):
-            answer({"value": percentile(latencies(encode, texts, seconds), 50)})
+            answer({"value": _percentile(_latencies(encode, texts, seconds), 50)})
         else:
             done, began = 0, time.perf_counter()
             while time.perf_counter() - began < seconds or not done:
@@ -164,18 +163,18 @@ def answer(content: dict[str, Any]) -> None:
 
 def prepare(model: str, folder: Path, calibrate: Sequence[str]) -> set[str]:
     """Export what is not there yet, and trace the plain graph as torch would have it; the names of graphs that are refused."""
-    from trundle.cli.console import terminal
+    from trundle.cli.console import _terminal
     from trundle.errors import UserError
-    from trundle.export import Limits, calibration_texts, export_model
-    from trundle.export.exporting import PLACES
-    from trundle.export.graph import whole, write_onnx
-    from trundle.model import load
+    from trundle.export.exporting import _PLACES, export_model
+    from trundle.export.graph import _whole, _write_onnx
+    from trundle.export.parity import Limits, calibration_texts
+    from trundle.model.load import load
 
     if not (folder / "modules.json").is_file():
         load(model, device="cpu").save_pretrained(str(folder))
     texts, refused = calibration_texts(calibrate), set()
     for to, size in GRAPHS:
-        place, precision = PLACES[to, size]
+        place, precision = _PLACES[to, size]
         if (folder / place).is_file():
             continue
         try:
@@ -185,13 +184,13 @@ def prepare(model: str, folder: Path, calibrate: Sequence[str]) -> set[str]:
                 size=size,
                 calibrate=texts,
                 limits=Limits(),
-                progress=terminal(quiet=False),
+                progress=_terminal(quiet=False),
             )
         except UserError as error:
             print(f"{to}-{precision} is left out: {error}")
             refused.add(f"{to}-{precision}")
     if not (folder / "plain.onnx").is_file():
-        write_onnx(whole(load(str(folder), device="cpu")), folder / "plain.onnx", tracer="torchscript")
+        _write_onnx(_whole(load(str(folder), device="cpu")), folder / "plain.onnx", tracer="torchscript")
     return refused
 
 
@@ -202,12 +201,12 @@ def race(
     texts = {"short": list(work.short), "long": list(work.long)}
     found: dict[str, Any] = {name: {measure: [] for measure in MEASURES} | {"start": []} for name in names}
 
-    def worker(name: str) -> Worker:
+    def worker(name: str) -> _Worker:
         command = (sys.executable, "-P", __file__, "--child", name, str(folder), str(threads))
-        return Worker(name, threads=threads, timeout=600, command=command)
+        return _Worker(name, threads=threads, timeout=600, command=command)
 
     for turn in range(starts + 1):  # the first start reads the files into the disk cache and does not count
-        for place in rotated(len(names), turn):
+        for place in _rotated(len(names), turn):
             with worker(names[place]) as starting:
                 starting.ask(MEMORY)
                 if turn:
@@ -218,8 +217,8 @@ def race(
             found[name]["first memory"] = running[name].ask(MEMORY)["memory"]
         for turn in range(-1, rounds):  # the first round warms up and does not count
             for measure in MEASURES:
-                for place in rotated(len(names), max(turn, 0)):
-                    time.sleep(PAUSE)
+                for place in _rotated(len(names), max(turn, 0)):
+                    time.sleep(_PAUSE)
                     kind = measure.split()[0]
                     request = {"measure": measure, "texts": texts[kind], "seconds": seconds}
                     reply = running[names[place]].ask(request)
@@ -267,8 +266,8 @@ def document_operations(folder: Path) -> float:
     """Operations of one long text: the backbone's own count at its mean length."""
     from tokenizers import Tokenizer
 
-    from trundle.measure import cost
-    from trundle.model import load
+    from trundle.model.cost import cost
+    from trundle.model.load import load
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     lengths = [len(tokenizer.encode(text).ids) for text in workload().long]
@@ -309,9 +308,10 @@ def show(found: dict[str, Any], folder: Path, threads: int) -> None:
 
 def quality(folder: Path, root: Path, refused: set[str]) -> None:
     """STSBenchmark and SciFact by torch and by each graph."""
-    from trundle.evaluate import evaluate, find_tasks
-    from trundle.model import embedder, load
-    from trundle.runtime import Encoder
+    from trundle.evaluate.scoring import evaluate, find_tasks
+    from trundle.model.encode import embedder
+    from trundle.model.load import load
+    from trundle.runtime.encoder import Encoder
 
     tasks = find_tasks(["STSBenchmark", "SciFact"], root)
     scores = {"torch": evaluate(embedder(load(str(folder)), name="torch"), tasks)}
@@ -337,7 +337,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--starts", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--threads", type=int, default=_usable_cores())
     parser.add_argument("--only", nargs="*", help="names of contestants, by their beginning")
     parser.add_argument("--tasks", type=Path)
     options = parser.parse_args()

@@ -14,18 +14,19 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trundle.bench import bench, caution, rows
-from trundle.bench.results import ModelFigures
+from trundle.bench.results import _ModelFigures, caution, rows
+from trundle.bench.rounds import bench
 from trundle.bench.workload import workload
-from trundle.data import read_corpus
-from trundle.export import Limits, export_model
-from trundle.model import load
-from trundle.pipeline import compress
+from trundle.data.corpus import read_corpus
+from trundle.export.exporting import export_model
+from trundle.export.parity import Limits
+from trundle.model.load import load
+from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
 
 if TYPE_CHECKING:
     from trundle.export.exporting import Size
-    from trundle.runtime.describe import EngineName
+    from trundle.runtime.description import EngineName
 
 FORMS: tuple[tuple[EngineName, Size], ...] = (("onnx", "full"), ("onnx", "int8"), ("openvino", "int8"))
 ANY_LOSS = Limits(cosine=1, agreement=1)
@@ -44,7 +45,7 @@ def exported(source: str, folder: Path) -> str:
     return str(folder)
 
 
-def show_ratios(found: tuple[ModelFigures, ...], teacher: str, student: str) -> None:
+def show_ratios(found: tuple[_ModelFigures, ...], teacher: str, student: str) -> None:
     """Texts a second of each form of the student, against the teacher as it is and against its same form."""
     theirs = {each.engine: each for each in found if each.model == teacher}
     first = next(iter(theirs.values()))

@@ -43,12 +43,13 @@ from ray.cluster_utils import Cluster
 
 from scale_training import compare
 from targets_memory import memory, synthetic_texts
-from trundle.data.labelling import SHARD_SIZE
-from trundle.data.pieces import PIECE_ROWS
-from trundle.data.shard_records import recorded
-from trundle.scale import Asked, build_alone, build_on_ray
-from trundle.scale.cluster import HERE, QUIET
-from trundle.scale.survey import Survey
+from trundle.scale.cluster import _HERE, _QUIET
+from trundle.scale.local import Asked, build_alone
+from trundle.scale.pieces import _PIECE_ROWS
+from trundle.scale.ray import build_on_ray
+from trundle.scale.survey import _Survey
+from trundle.teacher.labelling import SHARD_SIZE
+from trundle.teacher.shards import recorded
 
 SHARD = 32
 REPEATED = 10
@@ -135,7 +136,7 @@ def drive(model: str, texts: Path, store: Path, *, gpu: bool, address: str | Non
         [str(texts)],
         Asked(model=model, runtime=not gpu, threads=1),
         store,
-        address=address or HERE,
+        address=address or _HERE,
         shard_size=GPU_SHARD if gpu else SHARD,
         workers=workers,
     )
@@ -153,7 +154,7 @@ def builds(model: str, scratch: Path, count: int, *, gpu: bool) -> dict[str, Any
     print(
         f"one process: {len(one):,} texts, {one.manifest.repeats} repeats left out, {alone:.1f} s", flush=True
     )
-    os.environ.update(QUIET)
+    os.environ.update(_QUIET)
     small = {"num_cpus": WORKERS, "num_gpus": int(gpu), "object_store_memory": OBJECT_STORE}
     cluster = Cluster(initialize_head=True, head_node_args=small | {"include_dashboard": False})
     others = [cluster.add_node(**small) for _ in range(NODES - 1)]
@@ -197,13 +198,13 @@ def survey(texts: int) -> dict[str, float]:
     """What the driver does with the hashes of so many texts, a tenth of them repeats, in pieces as they come in."""
     before, started = memory("VmRSS"), time.perf_counter()
     rng = np.random.default_rng(0)
-    pieces = -(-texts // PIECE_ROWS)
+    pieces = -(-texts // _PIECE_ROWS)
     with TemporaryDirectory(prefix="trundle-survey-") as scratch:
-        found = Survey(Path(scratch), pieces=pieces, rows=texts)
+        found = _Survey(Path(scratch), pieces=pieces, rows=texts)
         for piece in rng.permutation(pieces):
-            numbers = rng.integers(0, 5 * texts, PIECE_ROWS).astype(np.uint64)
+            numbers = rng.integers(0, 5 * texts, _PIECE_ROWS).astype(np.uint64)
             hashes = np.stack([numbers * np.uint64(0x9E3779B97F4A7C15), numbers], axis=1)
-            found.add(int(piece), hashes.tobytes(), np.full(PIECE_ROWS, 200, dtype="<u4").tobytes())
+            found.add(int(piece), hashes.tobytes(), np.full(_PIECE_ROWS, 200, dtype="<u4").tobytes())
         repeats = found.repeats()
         shards = sum(1 for _ in found.cuts(repeats, SHARD_SIZE))
     seconds = time.perf_counter() - started

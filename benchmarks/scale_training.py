@@ -19,10 +19,14 @@ from typing import Any
 
 import numpy as np
 
-import trundle.model as body
-import trundle.train as train
-from trundle.data.targets import Targets, TargetsPart, open_share, open_targets
-from trundle.processes import is_first, own_rank, process_count
+from trundle.model.heads import copy_of, with_new_head
+from trundle.model.load import load
+from trundle.model.surgery import Cut, cut
+from trundle.progress import is_first, own_rank, process_count
+from trundle.teacher.targets import Targets, _TargetsPart, open_share, open_targets
+from trundle.train import loop
+from trundle.train.alignment import make_alignment
+from trundle.train.loop import TrainSettings
 
 SEEDS, STEPS, BATCH = 5, 80, 16
 VALIDATED = 10
@@ -41,7 +45,7 @@ def chosen(targets: Targets, *, validated: bool) -> Targets:
     kept = [
         place for place, text in enumerate(texts) if (not zlib.crc32(text.encode()) % VALIDATED) == validated
     ]
-    return TargetsPart(targets, np.asarray(kept))
+    return _TargetsPart(targets, np.asarray(kept))
 
 
 def learn(model: str, store: Path, *, by_rank: bool) -> list[dict[str, float]]:
@@ -49,14 +53,12 @@ def learn(model: str, store: Path, *, by_rank: bool) -> list[dict[str, float]]:
     whole = open_targets(store)
     own = open_share(store, rank=own_rank(), processes=process_count()) if by_rank else whole
     learned, validation = chosen(own, validated=False), chosen(whole, validated=True)
-    first_layer = body.cut(body.load(model, device="cpu"), body.Cut(blocks=(0,)))
+    first_layer = cut(load(model, device="cpu"), Cut(blocks=(0,)))
     results = []
     for seed in range(SEEDS):
-        student = body.with_new_head(
-            body.copy_of(first_layer), whole.width, normalise=whole.normalised, seed=seed
-        )
-        task = train.make_alignment(student, learned, validation, batch_size=BATCH, seed=seed)
-        settings = train.TrainSettings(
+        student = with_new_head(copy_of(first_layer), whole.width, normalise=whole.normalised, seed=seed)
+        task = make_alignment(student, learned, validation, batch_size=BATCH, seed=seed)
+        settings = TrainSettings(
             steps=STEPS,
             learning_rate=3e-4,
             dropout=False,
@@ -64,7 +66,7 @@ def learn(model: str, store: Path, *, by_rank: bool) -> list[dict[str, float]]:
             record_every=STEPS,
             validate_every=STEPS,
         )
-        result = train.train(student, task.objective, task.batches, settings, validation=task.validation)
+        result = loop.train(student, task.objective, task.batches, settings, validation=task.validation)
         assert result.validation is not None
         results.append({"loss": result.loss, "validation": result.validation})
     return results

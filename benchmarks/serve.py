@@ -38,11 +38,11 @@ import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from trundle.bench.summary import percentile
+from trundle.bench.results import _percentile
 from trundle.bench.workload import workload
-from trundle.runtime import Encoder
-from trundle.runtime.describe import read_description
-from trundle.serve.wire import parse_embeddings, write_embeddings
+from trundle.runtime.description import read_description
+from trundle.runtime.encoder import Encoder
+from trundle.serve.wire import _parse_embeddings, _write_embeddings
 
 TOLERANCE = 2e-5
 ADDRESS = "127.0.0.1"
@@ -134,12 +134,12 @@ def plain_server(model: str) -> None:
 
     @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
-        asked = parse_embeddings(await request.body())
+        asked = _parse_embeddings(await request.body())
         texts = [asked.input] if isinstance(asked.input, str) else asked.input
         vectors = await asyncio.to_thread(encode, texts)
         in_base64 = asked.encoding_format == "base64"
         return Response(
-            write_embeddings(vectors, model="model", tokens=0, in_base64=in_base64),
+            _write_embeddings(vectors, model="model", tokens=0, in_base64=in_base64),
             media_type="application/json",
         )
 
@@ -213,7 +213,7 @@ def speed(model: str, *, clients: Sequence[int], seconds: float, rounds: int, ki
     print(f"{'bare runtime':24}{'':>8}{median(bare_rates):10.1f}{1:9.2f}{median(bare_cpus):9.2f}{1:9.2f}")
     for (name, count), each in rates.items():
         marks = [
-            1000 * median(percentile(samples, percent) for samples in times[name, count])
+            1000 * median(_percentile(samples, percent) for samples in times[name, count])
             for percent in (50, 95, 99)
         ]
         row = f"{name:24}{count:8}{median(each):10.1f}{median(shares[name, count]):9.2f}"

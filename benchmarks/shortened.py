@@ -22,13 +22,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trundle.artifact import versions
 from trundle.embedder import Embedder, Encode, Vectors, asymmetric
-from trundle.evaluate import find_tasks, read_ranges
 from trundle.evaluate.encoding import Memory
-from trundle.evaluate.inheritance import Score, by_tasks
-from trundle.evaluate.shortening import PRECISIONS, Ranges, bytes_of, with_shortened
-from trundle.export.opening import open_embedder
+from trundle.evaluate.scoring import find_tasks
+from trundle.evaluate.shortening import (
+    _PRECISIONS,
+    _by_tasks,
+    _bytes_of,
+    _Ranges,
+    _Score,
+    _with_shortened,
+    read_ranges,
+)
+from trundle.export.open import open_embedder
+from trundle.records import versions
 
 DIMENSIONS = "512,256,128,64"
 AT_ONCE = 512
@@ -84,17 +91,17 @@ def with_store(model: Embedder, folder: str | None, who: str) -> Embedder:
 
 
 def measure(
-    teacher: Embedder, student: Embedder, score: Score, sizes: Sequence[int], ranges: Ranges
+    teacher: Embedder, student: Embedder, score: _Score, sizes: Sequence[int], ranges: _Ranges
 ) -> list[dict[str, Any]]:
     """Scores of both in the teacher's index for each length and precision, whole float32 vectors first."""
     rows: list[dict[str, Any]] = []
     for size in sizes:
-        for precision in PRECISIONS:
-            index, pupil = (with_shortened(one, size, precision, ranges) for one in (teacher, student))
+        for precision in _PRECISIONS:
+            index, pupil = (_with_shortened(one, size, precision, ranges) for one in (teacher, student))
             tasks = dict(zip(WHO, (score(index), score(asymmetric(pupil, index))), strict=True))
             scores = {who: statistics.fmean(tasks[who].values()) for who in WHO}
             whole = rows[0]["scores"] if rows else scores
-            row = {"dimensions": size, "precision": precision, "bytes": bytes_of(size, precision)}
+            row = {"dimensions": size, "precision": precision, "bytes": _bytes_of(size, precision)}
             rows.append(
                 row
                 | {"scores": scores, "kept": {who: scores[who] / whole[who] for who in WHO}, "tasks": tasks}
@@ -130,7 +137,7 @@ def main() -> None:
         "student": options.student,
         "calibration": ranges.vectors,
         "sets": [task.name for task in tasks],
-        "rows": measure(teacher, student, by_tasks(tasks), sizes, ranges),
+        "rows": measure(teacher, student, _by_tasks(tasks), sizes, ranges),
         "versions": dict(versions()),
     }
     Path(options.output).write_text(json.dumps(content, indent=1) + "\n")

@@ -24,11 +24,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from rows import ENGLISH_STS, Lines
-from trundle.data import read_corpus
-from trundle.evaluate import Result, evaluate, find_tasks, mean_score
+from trundle.data.corpus import read_corpus
 from trundle.evaluate.encoding import Memory
-from trundle.model import embedder, load
-from trundle.pipeline import compress
+from trundle.evaluate.scoring import Result, _mean_score, evaluate, find_tasks
+from trundle.model.encode import embedder
+from trundle.model.load import load
+from trundle.pipeline.compress import compress
 from trundle.progress import SILENT
 from trundle.recipe import parse_recipe
 
@@ -94,11 +95,11 @@ def main() -> None:
 
 def show(name: str, model: SentenceTransformer, found: list[Result], both: str | None) -> None:
     of_kind = {
-        kind: mean_score([one for one in found if one.kind == kind and one.mode != "asymmetric"])
+        kind: _mean_score([one for one in found if one.kind == kind and one.mode != "asymmetric"])
         for kind in ("sts", "retrieval")
     }
     asymmetric = [one for one in found if one.mode == "asymmetric"]
-    on_index = f"{mean_score(asymmetric, 'asymmetric'):.4f}" if both else "–"
+    on_index = f"{_mean_score(asymmetric, 'asymmetric'):.4f}" if both else "–"
     parameters = sum(weight.numel() for weight in model.parameters()) / 1e6
     print(
         f"{name:24} {parameters:>9.1f}M {of_kind['sts']:>7.4f} {of_kind['retrieval']:>7.4f} {on_index:>23}",

@@ -22,10 +22,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from trundle.data.labelling import build_targets
-from trundle.data.targets import open_targets
 from trundle.data.texts import Text
-from trundle.embedder import Vectors, plain
+from trundle.embedder import Vectors, _plain
+from trundle.teacher.labelling import build_targets
+from trundle.teacher.targets import open_targets
 
 SIZES = (10_000, 500_000)
 WIDTH = 384
@@ -88,7 +88,7 @@ def work(job: str, count: int, folder: Path) -> dict[str, float]:
             assert len(targets.texts(batch)) == len(targets.vectors(batch))
     else:
         build_targets(
-            synthetic_texts(count), plain("made up", teacher.encode), teacher_id="made up", folder=folder
+            synthetic_texts(count), _plain("made up", teacher.encode), teacher_id="made up", folder=folder
         )
     seconds = time.perf_counter() - start
     return {"seconds": seconds, "growth": memory("VmHWM") - before, "asked": teacher.asked}

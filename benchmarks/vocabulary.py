@@ -28,16 +28,20 @@ import pyarrow.parquet as pq
 import torch
 from sentence_transformers import SentenceTransformer
 
-from trundle.data import Text, fingerprint, read_texts, sample
 from trundle.data.corpus import Corpus
-from trundle.embedder import Vectors, plain
+from trundle.data.sampling import fingerprint, sample
+from trundle.data.texts import Text, read_texts
+from trundle.embedder import Vectors, _plain
 from trundle.errors import ImpossibleCut
-from trundle.evaluate import Task, evaluate, find_tasks
-from trundle.measure import cost
-from trundle.model import embedder, has_token_map, load
-from trundle.recipe import make_options
-from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import Context
+from trundle.evaluate.scoring import evaluate, find_tasks
+from trundle.evaluate.tasks import Task
+from trundle.methods.catalogue import METHODS
+from trundle.methods.contract import Context
+from trundle.model.cost import cost
+from trundle.model.encode import embedder
+from trundle.model.load import load
+from trundle.model.token_map import has_token_map
+from trundle.recipe import _make_options
 
 SCORES = ("tfidf", "frequency", "attention", "cluster", "random")
 FATES = ("decompose", "cluster", "unk")
@@ -176,10 +180,10 @@ def measure_row(
     domain: Domain, reuse: Reuse, options: dict[str, Any], arguments: argparse.Namespace, whole: float
 ) -> Iterator[dict[str, Any]]:
     """The cut, and the cut after a short `align`."""
-    model, tool = reuse.model, STEPS["vocabulary"]
+    model, tool = reuse.model, METHODS["vocabulary"]
     context = Context(original=model, corpus=corpus_of(domain.texts))
     began = time.monotonic()
-    plan = tool.plan(model, make_options(tool, options), context)
+    plan = tool.plan(model, _make_options(tool, options), context)
     small = tool.apply(model, plan, context).model
     row = {
         "domain": domain.name,
@@ -192,11 +196,11 @@ def measure_row(
         "seconds": round(time.monotonic() - began, 1),
         "whole": whole,
     }
-    cut_encoder = plain("cut", lambda texts: reuse.through(small, plan.kept, texts))
+    cut_encoder = _plain("cut", lambda texts: reuse.through(small, plan.kept, texts))
     encoders, steps = {0: cut_encoder}, arguments.align
     if steps:
-        align = STEPS["align"]
-        wish = make_options(align, {"steps": steps, "start": "keep", "texts": BATCH * steps})
+        align = METHODS["align"]
+        wish = _make_options(align, {"steps": steps, "start": "keep", "texts": BATCH * steps})
         healed = align.apply(small, align.plan(small, wish, context), context).model
         encoders[steps] = embedder(healed, name="healed")
     for after, encoder in encoders.items():
@@ -245,7 +249,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for name in arguments.domains:
             domain = read_domain(name, arguments.data, Path(scratch))
-            whole = score_of(domain, plain("whole", reuse.whole), arguments.precision)
+            whole = score_of(domain, _plain("whole", reuse.whole), arguments.precision)
             for removed, score, oov in (
                 (removed, score, oov)
                 for removed in arguments.removed

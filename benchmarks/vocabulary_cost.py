@@ -26,15 +26,16 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from rows import to_learn_from
-from trundle.artifact import Lineage
-from trundle.bench.machine import cpu_clock, other_cores, usable_cores
-from trundle.bench.process import Worker
-from trundle.bench.summary import rotated
-from trundle.bench.workload import Workload, workload
-from trundle.model import load, save, transformer_of, weight_bytes
-from trundle.recipe import make_options
-from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import Context
+from trundle.bench.process import _Worker
+from trundle.bench.results import _rotated
+from trundle.bench.workload import _cpu_clock, _other_cores, _usable_cores, _Workload, workload
+from trundle.methods.catalogue import METHODS
+from trundle.methods.contract import Context
+from trundle.model.load import load
+from trundle.model.save import save, weight_bytes
+from trundle.model.surgery import transformer_of
+from trundle.recipe import _make_options
+from trundle.records import Lineage
 
 WHOLE = "whole"
 FATES = {"tfidf+cluster": "cluster", "decompose": "decompose"}
@@ -51,10 +52,10 @@ def sst2(data: Path, split: str) -> list[str]:
 
 def cut(model: SentenceTransformer, texts: list[str], oov: str, removed: int) -> SentenceTransformer:
     """The model without that percentage of all its parameters, all of them tokens."""
-    tool, context = STEPS["vocabulary"], Context(original=model, corpus=to_learn_from(texts))
+    tool, context = METHODS["vocabulary"], Context(original=model, corpus=to_learn_from(texts))
     options = {"parameters": str(1 - Fraction(removed, 100)), "score": "tfidf", "oov": oov}
     small: SentenceTransformer = tool.apply(
-        model, tool.plan(model, make_options(tool, options), context), context
+        model, tool.plan(model, _make_options(tool, options), context), context
     ).model
     return small
 
@@ -70,12 +71,12 @@ def storage_bytes(folder: Path) -> int:
     return weight_bytes(folder) + sum(file.stat().st_size for file in folder.rglob("*.npy"))
 
 
-def peak_memory(folder: Path, work: Workload) -> int:
+def peak_memory(folder: Path, work: _Workload) -> int:
     """The most a process with this model alone has had, in bytes."""
     texts = folder / "bench-texts.json"
     texts.write_text(work.as_json(), encoding="utf-8")
     opening = {"ask": "open", "model": str(folder), "engine": "torch", "texts": str(texts)}
-    with Worker(folder.name, threads=1, timeout=500) as worker:
+    with _Worker(folder.name, threads=1, timeout=500) as worker:
         worker.ask({**opening, "threads": 1, "batch_size": BATCH})
         worker.ask({"ask": "warm"})
         return int(worker.ask({"ask": "memory"})["peak"])
@@ -85,7 +86,7 @@ def milliseconds(models: Mapping[str, SentenceTransformer], texts: list[str]) ->
     """Processor time of a text by each model; who goes first changes from text to text."""
     names, spent = list(models), dict.fromkeys(models, 0.0)
     for turn, text in enumerate(texts):
-        for place in rotated(len(names), turn):
+        for place in _rotated(len(names), turn):
             began = time.process_time()
             models[names[place]].encode([text], show_progress_bar=False)
             spent[names[place]] += time.process_time() - began
@@ -93,7 +94,7 @@ def milliseconds(models: Mapping[str, SentenceTransformer], texts: list[str]) ->
 
 
 def race(
-    models: Mapping[str, SentenceTransformer], work: Workload, rounds: int
+    models: Mapping[str, SentenceTransformer], work: _Workload, rounds: int
 ) -> dict[str, dict[str, list[float]]]:
     """Milliseconds by model and kind of text, one a round, each round with texts of its own; the first only warms up."""
     found: dict[str, dict[str, list[float]]] = {name: {kind: [] for kind in TIMES} for name in models}
@@ -142,15 +143,15 @@ def main() -> None:
             row |= {"embedding_parameters": embedding_parameters(model)}
             row |= {"storage_bytes": storage_bytes(folder), "memory_bytes": peak_memory(folder, work)}
             rows.append(row)
-    before = cpu_clock()
+    before = _cpu_clock()
     times = race(models, work, arguments.rounds)
-    others = other_cores(before, cpu_clock())
+    others = _other_cores(before, _cpu_clock())
     rows = [row | {"milliseconds": times[row["method"]]} for row in rows]
     print(shown(rows))
-    print(f"other programs kept {others} of {usable_cores()} cores busy")
+    print(f"other programs kept {others} of {_usable_cores()} cores busy")
     content = {
         "removed": arguments.removed,
-        "cores": usable_cores(),
+        "cores": _usable_cores(),
         "other_cores": None if others is None else round(others, 2),
         "torch": torch.__version__,
         "models": rows,

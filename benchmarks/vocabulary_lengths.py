@@ -19,11 +19,25 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from trundle.data import held_out, read_texts, sample
-from trundle.measure import best_tokens, count_tokens, passed_down, spilling, tfidf_scores, tokenised
-from trundle.model.merge_tree import NO_MERGES, MergeTree
-from trundle.model.tokenizer_cut import backend_of, tokenizer_content
-from trundle.model.tokenizer_file import basic_ids, cut_file, named_ids
+from trundle.data.sampling import _held_out, sample
+from trundle.data.texts import read_texts
+from trundle.methods.vocabulary.scores import (
+    _best_tokens,
+    _passed_down,
+    _spilling,
+    _tfidf_scores,
+    count_tokens,
+    tokenised,
+)
+from trundle.model.tokenizer import (
+    NO_MERGES,
+    MergeTree,
+    _backend_of,
+    _basic_ids,
+    _cut_file,
+    _named_ids,
+    _tokenizer_content,
+)
 
 SHARES = (2, 4, 8, 16)
 MEASURED = 4000
@@ -42,16 +56,16 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=100_000, help="texts to choose by")
     arguments = parser.parse_args()
     opened = AutoTokenizer.from_pretrained(arguments.model)
-    whole, content = backend_of(opened), tokenizer_content(opened)
-    tree, needed, size = MergeTree(content), named_ids(content) | basic_ids(content), whole.get_vocab_size()
+    whole, content = _backend_of(opened), _tokenizer_content(opened)
+    tree, needed, size = MergeTree(content), _named_ids(content) | _basic_ids(content), whole.get_vocab_size()
     lines = list(dict.fromkeys(text.text for text in read_texts(arguments.texts)))
-    measured = sample((text for text in lines if held_out(text, 0.1, 0)), MEASURED, seed=0)
-    train = sample((text for text in lines if not held_out(text, 0.1, 0)), arguments.limit, seed=0)
-    with spilling() as spill:
+    measured = sample((text for text in lines if _held_out(text, 0.1, 0)), MEASURED, seed=0)
+    train = sample((text for text in lines if not _held_out(text, 0.1, 0)), arguments.limit, seed=0)
+    with _spilling() as spill:
         counts = count_tokens(spill.through(tokenised(whole, train)), size)
-        tfidf = passed_down(tfidf_scores(spill.again(), counts), tree)
+        tfidf = _passed_down(_tfidf_scores(spill.again(), counts), tree)
     final = counts.occurrences.astype(float)
-    scores = {"final": final, "frequency": passed_down(final, tree), "tfidf": tfidf}
+    scores = {"final": final, "frequency": _passed_down(final, tree), "tfidf": tfidf}
     order = {name: np.argsort(-score, kind="stable").tolist() for name, score in scores.items()}
     before = total(whole, measured)
     seen = np.bincount(np.concatenate([ids for ids, _ in tokenised(whole, measured)]), minlength=size)
@@ -61,12 +75,12 @@ def main() -> None:
     print(f"{'kept':>8} {'naive':>8} {'halves':>8} {'frequency':>10} {'tfidf':>8}   dropping: unknown")
     for share in SHARES:
         keep = size // share
-        naive = best_tokens(order["final"], needed, keep, NO_MERGES)
+        naive = _best_tokens(order["final"], needed, keep, NO_MERGES)
         choices = [
             naive,
-            *(best_tokens(order[name], needed, keep, tree) for name in ("final", "frequency", "tfidf")),
+            *(_best_tokens(order[name], needed, keep, tree) for name in ("final", "frequency", "tfidf")),
         ]
-        small = [Tokenizer.from_str(json.dumps(cut_file(content, kept))) for kept in choices]
+        small = [Tokenizer.from_str(json.dumps(_cut_file(content, kept))) for kept in choices]
         ratios = [f"{total(tokenizer, measured) / before:.3f}×" for tokenizer in small]
         unknown = 1 - seen[naive].sum() / seen.sum()
         widths = (8, 8, 10, 8)

@@ -25,13 +25,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
 from rows import to_learn_from
-from trundle.artifact import Lineage
-from trundle.data import read_texts, sample
-from trundle.measure import tokenised
-from trundle.model import read_vocabulary, save
-from trundle.recipe import make_options
-from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import Context
+from trundle.data.sampling import sample
+from trundle.data.texts import read_texts
+from trundle.methods.catalogue import METHODS
+from trundle.methods.contract import Context
+from trundle.methods.vocabulary.scores import tokenised
+from trundle.model.save import save
+from trundle.model.vocabulary import read_vocabulary
+from trundle.recipe import _make_options
+from trundle.records import Lineage
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 LONGEST_PIECE = 12
@@ -128,10 +130,10 @@ def main() -> None:
         model = pico_body(KINDS[arguments.kind](texts, arguments.size), Path(scratch) / "body")
         print(f"{arguments.kind}: {len(model.tokenizer):,} tokens, made in {time.monotonic() - began:.1f} s")
         first, tokens = tokenise_only(model, texts)
-        tool, context = STEPS["vocabulary"], Context(original=model, corpus=to_learn_from(texts))
+        tool, context = METHODS["vocabulary"], Context(original=model, corpus=to_learn_from(texts))
         began, worked = time.monotonic(), time.process_time()
         plan = tool.plan(
-            model, make_options(tool, {"keep": arguments.keep, "score": arguments.score}), context
+            model, _make_options(tool, {"keep": arguments.keep, "score": arguments.score}), context
         )
         planned = time.monotonic() - began
         small = tool.apply(model, plan, context).model

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from trundle.measure import count_tokens, tokenised
-from trundle.model.tokenizer_cut import backend_of
+from trundle.methods.vocabulary.scores import count_tokens, tokenised
+from trundle.model.tokenizer import _backend_of
 
 FILES = {
     "SST2": "classification/SST2.parquet",
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, type=Path, help="folder of the tasks")
     parser.add_argument("--output", "-o", type=Path)
     arguments = parser.parse_args()
-    tokenizer, rows = backend_of(AutoTokenizer.from_pretrained(arguments.model)), []
+    tokenizer, rows = _backend_of(AutoTokenizer.from_pretrained(arguments.model)), []
     for task in FILES:
         row = task_row(task, texts_by_split(arguments.data / FILES[task]), tokenizer)
         rows.append(row)

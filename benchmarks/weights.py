@@ -29,30 +29,34 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from rows import Lines, run_rows
-from trundle.data import read_corpus
-from trundle.evaluate import Task, evaluate, find_tasks
-from trundle.measure import alignment, best_neurons, choose, dai, random_scores, wanda
-from trundle.measure.weight_names import FisherScale
-from trundle.measure.weight_scores import BETA
-from trundle.model import (
-    Cut,
-    copy_of,
-    cut,
-    embedder,
-    layout_of,
-    load,
-    prunable,
-    transformer_of,
-    weight_of,
-    with_zeros,
+from trundle.data.corpus import read_corpus
+from trundle.evaluate.scoring import evaluate, find_tasks
+from trundle.evaluate.tasks import Task
+from trundle.methods.catalogue import METHODS
+from trundle.methods.contract import Context
+from trundle.methods.weights import _FisherScale
+from trundle.methods.weights.gradients import _measure_gradients, _measure_norms
+from trundle.methods.weights.samples import _draw_samples, _open_side, _texts_of
+from trundle.methods.weights.scoring import (
+    _BETA,
+    _alignment,
+    _best_neurons,
+    _choose,
+    _dai,
+    _neurons_by_layer,
+    _random_scores,
+    _Scored,
+    _wanda,
 )
-from trundle.recipe import make_options
-from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import Context
-from trundle.steps.weight_samples import draw_samples, open_side, texts_of
-from trundle.steps.weight_scoring import Scored, neurons_by_layer
-from trundle.steps.weights import take_over
-from trundle.train import Prompts, measure_gradients, measure_norms
+from trundle.methods.weights.weights import _take_over
+from trundle.model.encode import embedder
+from trundle.model.heads import copy_of
+from trundle.model.layout import layout_of
+from trundle.model.load import load
+from trundle.model.matrices import prunable, weight_of, with_zeros
+from trundle.model.surgery import Cut, cut, transformer_of
+from trundle.recipe import _make_options
+from trundle.train.tuples import Prompts
 
 METHODS = (
     "gaprune",
@@ -126,25 +130,25 @@ def scored(
     norms: dict[str, Tensor] = {}
     sides = []
     for name, source in (("domain", domain.train), ("general", general)):
-        side = open_side("domain" if name == "domain" else "general", source, context)
+        side = _open_side("domain" if name == "domain" else "general", source, context)
         sides.append(side)
-        samples, facts = draw_samples(model, side, arguments.samples, context)
+        samples, facts = _draw_samples(model, side, arguments.samples, context)
         prompts = {one.source: Prompts() for one in samples}
         began = time.monotonic()
-        found[name] = measure_gradients(probe, samples, tuple(weights), prompts=prompts, label=name)
+        found[name] = _measure_gradients(probe, samples, tuple(weights), prompts=prompts, label=name)
         notes[name] = facts | {"gradient_seconds": round(time.monotonic() - began, 1)}
         if name == "domain":
-            norms = measure_norms(probe, samples, tuple(weights), prompts=prompts)
+            norms = _measure_norms(probe, samples, tuple(weights), prompts=prompts)
     f_dom, f_gen = found["domain"].fisher, found["general"].fisher
-    aligned = {name: alignment(found["general"].mean[name], found["domain"].mean[name]) for name in weights}
+    aligned = {name: _alignment(found["general"].mean[name], found["domain"].mean[name]) for name in weights}
 
-    def by_dai(beta: float, scale: FisherScale) -> dict[str, Tensor]:
+    def by_dai(beta: float, scale: _FisherScale) -> dict[str, Tensor]:
         return {
-            name: dai(weight, f_gen[name], f_dom[name], aligned[name], beta=beta, scale=scale)
+            name: _dai(weight, f_gen[name], f_dom[name], aligned[name], beta=beta, scale=scale)
             for name, weight in weights.items()
         }
 
-    ours = by_dai(BETA, "mean")
+    ours = by_dai(_BETA, "mean")
     scores = {
         "gaprune": ours,
         "gaprune-paper": by_dai(1.0, "largest"),
@@ -152,12 +156,12 @@ def scored(
         "neuron": ours,
         "neuron-alone": ours,
         "magnitude": {name: weight.abs() for name, weight in weights.items()},
-        "random": random_scores(weights, seed=seed),
+        "random": _random_scores(weights, seed=seed),
         "general-fisher": f_gen,
         "domain-fisher": f_dom,
-        "wanda": {name: wanda(weight, norms[name]) for name, weight in weights.items()},
+        "wanda": {name: _wanda(weight, norms[name]) for name, weight in weights.items()},
     }
-    return scores, texts_of(sides, context)
+    return scores, _texts_of(sides, context)
 
 
 def pruned(
@@ -166,21 +170,21 @@ def pruned(
     if method in ("neuron", "neuron-alone"):
         layout = layout_of(transformer_of(model).model)
         keep = layout.sizes["mlp"] - int(layout.sizes["mlp"] * share)
-        whole = Scored(matrices=prunable(layout), scores=scores, aligned=None, facts={})
-        kept = tuple(best_neurons(one, keep) for one in neurons_by_layer(whole))
+        whole = _Scored(matrices=prunable(layout), scores=scores, aligned=None, facts={})
+        kept = tuple(_best_neurons(one, keep) for one in _neurons_by_layer(whole))
         small = cut(model, Cut(mlp=kept))
         if method == "neuron":
-            take_over(model, small, kept, texts, Context(original=model, progress=Lines()))
+            _take_over(model, small, kept, texts, Context(original=model, progress=Lines()))
         return small
     small = copy_of(model)
-    with_zeros(small, choose(scores, share, "row" if method == "wanda" else "global"))
+    with_zeros(small, _choose(scores, share, "row" if method == "wanda" else "global"))
     return small
 
 
 def retrained(
     model: SentenceTransformer, domain: Domain, arguments: argparse.Namespace, seed: int
 ) -> SentenceTransformer:
-    tool = STEPS["contrast"]
+    tool = METHODS["contrast"]
     options = {"train": "full", "steps": arguments.steps, "batch_size": arguments.batch_size, "warmup": 10}
     options |= {"max_length": arguments.max_length} | json.loads(arguments.options)
     context = Context(
@@ -190,7 +194,7 @@ def retrained(
         cache=Path(arguments.output) / "cache",
         progress=Lines(),
     )
-    applied = tool.apply(model, tool.plan(model, make_options(tool, options), context), context)
+    applied = tool.apply(model, tool.plan(model, _make_options(tool, options), context), context)
     applied.done()
     return applied.model
 

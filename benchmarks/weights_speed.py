@@ -21,22 +21,18 @@ import torch
 from accelerate.utils import send_to_device  # type: ignore[import-untyped]
 from sentence_transformers import SentenceTransformer
 
-from trundle.data import Example, read_examples, sample
-from trundle.measure import best_neurons, cost, two_of_four
-from trundle.model import (
-    Cut,
-    SparseLinear,
-    copy_of,
-    cut,
-    layout_of,
-    load,
-    prunable,
-    transformer_of,
-    weight_of,
-    with_sparse_kernels,
-    with_zeros,
-)
-from trundle.train import Prompts, make_contrast, measure_gradients
+from trundle.data.examples import Example, _read_examples
+from trundle.data.sampling import sample
+from trundle.methods.weights.gradients import _measure_gradients
+from trundle.methods.weights.scoring import _best_neurons, _two_of_four
+from trundle.model.cost import cost
+from trundle.model.heads import copy_of
+from trundle.model.layout import layout_of
+from trundle.model.load import load
+from trundle.model.matrices import prunable, weight_of, with_zeros
+from trundle.model.surgery import Cut, cut, transformer_of
+from trundle.train.contrastive import make_contrast
+from trundle.train.tuples import Prompts
 
 BATCH = 32
 
@@ -63,14 +59,14 @@ def in_turns(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str
 def fisher(arguments: argparse.Namespace) -> None:
     model = load(arguments.model).float()
     model.max_seq_length = min(arguments.length, model.max_seq_length or arguments.length)
-    examples = sample(read_examples(arguments.triplets), arguments.samples, seed=0)
+    examples = sample(_read_examples(arguments.triplets), arguments.samples, seed=0)
     matrices = [one.name for one in prunable(layout_of(transformer_of(model).model))]
     prompts = {one.source: Prompts() for one in examples}
     student = copy_of(model)
     training = trainer(student, examples, prompts)
 
     def gradients() -> None:
-        measure_gradients(model, examples, matrices, prompts=prompts, batch_size=BATCH)
+        _measure_gradients(model, examples, matrices, prompts=prompts, batch_size=BATCH)
 
     found = in_turns({"fisher": gradients, "training": training}, arguments.rounds)
     print(
@@ -116,7 +112,7 @@ def neuron(arguments: argparse.Namespace) -> None:
     keep = layout.sizes["mlp"] - layout.sizes["mlp"] * arguments.sparsity // 100
     small = cut(
         model,
-        Cut(mlp=tuple(best_neurons(torch.rand(layout.sizes["mlp"]), keep) for _ in range(layout.layers))),
+        Cut(mlp=tuple(_best_neurons(torch.rand(layout.sizes["mlp"]), keep) for _ in range(layout.layers))),
     )
     works = {
         name: forward(one, arguments.samples, arguments.length)
@@ -140,7 +136,7 @@ def sparse(arguments: argparse.Namespace) -> None:
     model = load(arguments.model, device="cuda").eval()
     backbone = transformer_of(model).model
     gone = {
-        one.name: two_of_four(weight_of(backbone, one).abs())
+        one.name: _two_of_four(weight_of(backbone, one).abs())
         for one in prunable(layout_of(backbone), attention=True)
     }
     with_zeros(model, gone)

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from rows import ENGLISH_STS, Lines, run_rows
-from trundle.data import read_corpus
-from trundle.evaluate import evaluate, find_tasks, mean_score
-from trundle.measure import cost
-from trundle.model import embedder, load
-from trundle.pipeline import compress
+from trundle.data.corpus import read_corpus
+from trundle.evaluate.scoring import _mean_score, evaluate, find_tasks
+from trundle.model.cost import cost
+from trundle.model.encode import embedder
+from trundle.model.load import load
+from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
 
 SELECTIONS = ("consecutive", "uniform", "rotary", "importance")
@@ -125,7 +126,7 @@ def build(arguments: argparse.Namespace, name: str) -> None:
         results = evaluate(embedder(opened, name=name + size, half_on_gpu=True), tasks, documents=index)
         sts = [result for result in results if result.kind == "sts"]
         scored.append(
-            {"size": size, "parameters": cost(opened).parameters, "sts": 100 * mean_score(sts)}
+            {"size": size, "parameters": cost(opened).parameters, "sts": 100 * _mean_score(sts)}
             | {"scores": [result.as_json() for result in results]}
         )
     content = {"row": name, "seconds": seconds, "facts": facts, "models": scored}

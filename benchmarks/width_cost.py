@@ -19,16 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from trundle.model import (
-    NarrowModel,
-    Selection,
-    cut,
-    default_select,
-    layout_of,
-    load,
-    narrow_cut,
-    transformer_of,
-)
+from trundle.methods.width.narrow import _NarrowModel
+from trundle.model.layout import layout_of
+from trundle.model.load import load
+from trundle.model.nested import Selection, default_select, narrow_cut
+from trundle.model.surgery import cut, transformer_of
 
 Features = dict[str, Any]
 
@@ -94,7 +89,7 @@ def main() -> None:
     ids = torch.randint(5, layout.sizes["vocab"], (arguments.batch_size, arguments.tokens))
     features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     features = {name: value.to(wide.device) for name, value in features.items()}
-    narrow = [NarrowModel(wide, what).train() for what in cuts]
+    narrow = [_NarrowModel(wide, what).train() for what in cuts]
     if torch.cuda.is_available():
         alone = peak([wide], wide, features, bf16=bf16)
         together = peak([wide, *narrow], wide, features, bf16=bf16)

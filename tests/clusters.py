@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trundle.embedder import Vectors
-from trundle.index.contract import Precision, Wanted
+from trundle.index.contract import Wanted, _Precision
 
 WIDTH = 48
 
@@ -18,5 +18,5 @@ def clustered(count: int, seed: int = 0, width: int = WIDTH) -> Vectors:
     return (points * rng.uniform(0.5, 2, (count, 1))).astype(np.float32)
 
 
-def wanted(precision: Precision | None = "float", model: str = "teacher") -> Wanted:
+def wanted(precision: _Precision | None = "float", model: str = "teacher") -> Wanted:
     return Wanted(model=model, dimensions=WIDTH, precision=precision)

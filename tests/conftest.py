@@ -33,7 +33,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 def pico_models_have_something_to_learn() -> Iterator[None]:
     """Pico models are near each other from the start: nothing would be trained, and nothing tested."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("trundle.steps.align.ENOUGH", 0.0)
+        patched.setattr("trundle.methods.align.align._ENOUGH", 0.0)
         yield
 
 
@@ -59,7 +59,7 @@ def pico_model(pico_folders: Callable[[str], Path]) -> Iterator[Callable[[str], 
     """A loaded pico model per family. Tests must not change it: steps promise not to."""
     from sentence_transformers import SentenceTransformer
 
-    from trundle.model import model_digest
+    from trundle.model.save import model_digest
 
     made: dict[str, SentenceTransformer] = {}
 
@@ -107,10 +107,10 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """The real demo model, from its package."""
-    from trundle.demo import demo_model
+    from trundle.demo import _demo_model
     from trundle.errors import MissingExtra
 
     try:
-        return demo_model()
+        return _demo_model()
     except MissingExtra:
         pytest.skip("needs the demo model: pip install 'trundle[demo]'")

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from trundle.data.labelling import build_targets
-from trundle.data.targets import Targets
 from trundle.data.texts import Kind, Text
 from trundle.embedder import Embedder, Vectors
+from trundle.teacher.labelling import build_targets
+from trundle.teacher.targets import Targets
 
 WIDTH = 8
 ROLE_OF = {"query": "query", "document": "document", "definition": "text", None: "text"}

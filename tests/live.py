@@ -16,9 +16,11 @@ from typing import Any
 
 import uvicorn
 
-from trundle.runtime import Encoder
-from trundle.serve import Served, Settings, make_app
-from trundle.serve.running import open_socket
+from trundle.runtime.encoder import Encoder
+from trundle.serve.app import _make_app
+from trundle.serve.models import _Served
+from trundle.serve.server import open_socket
+from trundle.serve.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +65,12 @@ class Live:
 
 
 @contextmanager
-def running(served: Served, settings: Settings | None = None) -> Iterator[Live]:
+def running(served: _Served, settings: Settings | None = None) -> Iterator[Live]:
     """The server's own app under uvicorn until the block ends."""
     listening = open_socket("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(make_app(served, settings), log_level="warning", access_log=False))
+    server = uvicorn.Server(
+        uvicorn.Config(_make_app(served, settings), log_level="warning", access_log=False)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

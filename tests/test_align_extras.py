@@ -12,14 +12,14 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.artifact import Lineage
-from trundle.data import Text
 from trundle.data.corpus import Corpus
-from trundle.evaluate import CALIBRATION_FILE, read_ranges
-from trundle.model import save
-from trundle.recipe import make_options
-from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import Applied, Context
+from trundle.data.texts import Text
+from trundle.evaluate.shortening import read_ranges
+from trundle.methods.catalogue import METHODS
+from trundle.methods.contract import Applied, Context
+from trundle.model.save import save
+from trundle.recipe import _make_options
+from trundle.records import CALIBRATION_FILE, Lineage
 
 TEXTS = [Text(text=f"{text} {number}", kind=None) for number in range(20) for text in pico.TEXTS]
 CORPUS = Corpus(
@@ -33,8 +33,8 @@ CORPUS = Corpus(
 def aligned(
     student: SentenceTransformer, teacher: SentenceTransformer, cache: Path, **options: Any
 ) -> Applied:
-    step, context = STEPS["align"], Context(original=teacher, corpus=CORPUS, seed=3, cache=cache)
-    return step.apply(student, step.plan(student, make_options(step, options), context), context)
+    step, context = METHODS["align"], Context(original=teacher, corpus=CORPUS, seed=3, cache=cache)
+    return step.apply(student, step.plan(student, _make_options(step, options), context), context)
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "llama", "gemma3"])

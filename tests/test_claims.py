@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trundle.claims import drop_folder, own_folder
+from trundle.folders import drop_folder, own_folder
 
 HOLDS = """
 import sys, time

@@ -13,18 +13,20 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.artifact import Lineage
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadRecipe, UserError
-from trundle.model import looks_both_ways, save, transformer_of
-from trundle.pipeline import compress
-from trundle.recipe import make_options, parse_recipe, read_recipe
-from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import Applied, Context
+from trundle.methods.catalogue import METHODS
+from trundle.methods.contract import Applied, Context
+from trundle.model.pooling import _looks_both_ways
+from trundle.model.save import save
+from trundle.model.surgery import transformer_of
+from trundle.pipeline.compress import compress
+from trundle.recipe import _make_options, parse_recipe, read_recipe
+from trundle.records import Lineage
 
 PicoModel = Callable[[str], SentenceTransformer]
 SHORT = {"steps": 2, "batch_size": 4, "warmup": 0}
-TOOL = STEPS["contrast"]
+TOOL = METHODS["contrast"]
 
 
 def write_tuples(folder: Path, name: str, rows: list[dict[str, Any]]) -> str:
@@ -54,7 +56,7 @@ def corpus(tmp_path: Path) -> Corpus:
 
 def run(model: SentenceTransformer, corpus: Corpus | None, tmp_path: Path, **options: Any) -> Applied:
     context = Context(original=model, corpus=corpus, cache=tmp_path / "cache")
-    plan = TOOL.plan(model, make_options(TOOL, SHORT | options), context)
+    plan = TOOL.plan(model, _make_options(TOOL, SHORT | options), context)
     return TOOL.apply(model, plan, context)
 
 
@@ -92,7 +94,7 @@ def test_a_decoder_is_pooled_and_looks_as_asked_after_a_plain_load(
     assert plain[1].pooling_mode == "lasttoken"
     assert not plain[1].include_prompt
     assert plain.tokenizer("a")["input_ids"][-1] == plain.tokenizer.eos_token_id
-    assert looks_both_ways(transformer_of(plain).model)
+    assert _looks_both_ways(transformer_of(plain).model)
     assert plain.prompts["query"] == "question: "
     assert plain.max_seq_length == pico_model("qwen2").max_seq_length
     np.testing.assert_allclose(
@@ -149,7 +151,7 @@ def test_what_can_not_be_is_refused(pico_model: PicoModel, corpus: Corpus, tmp_p
 def test_prompts_that_are_no_mapping_are_refused():
     for bad in ("{a: ", "just text", {"a": 3}):
         with pytest.raises(BadRecipe, match=r"contrast\.prompts can't be"):
-            make_options(TOOL, {"prompts": bad})
+            _make_options(TOOL, {"prompts": bad})
 
 
 def test_an_odd_width_has_no_angle(tmp_path: Path, corpus: Corpus):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import pico
-from trundle.cli import app as cli
+from trundle.cli.app import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -42,7 +42,7 @@ def test_documented_commands_parse(
     monkeypatch.setattr(sys, "argv", shlex.split(command))
     monkeypatch.setattr("warnings.simplefilter", lambda *_: None)
     with pytest.raises(SystemExit):
-        cli.main()
+        main()
     said = capsys.readouterr().err
     assert said.startswith("trundle: ")
     assert "itself failed" not in said

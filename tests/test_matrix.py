@@ -20,15 +20,16 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.artifact import Lineage
-from trundle.data import Example, LabelledRow, Text
 from trundle.data.corpus import Corpus
-from trundle.measure import cost
-from trundle.model import cut_backbone, save, transformer_of
-from trundle.model.surgery import Cut
-from trundle.recipe import make_options
-from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import Context, Step
+from trundle.data.examples import Example, LabelledRow
+from trundle.data.texts import Text
+from trundle.methods.catalogue import METHODS
+from trundle.methods.contract import Context, Method
+from trundle.model.cost import cost
+from trundle.model.save import save
+from trundle.model.surgery import Cut, _cut_backbone, transformer_of
+from trundle.recipe import _make_options
+from trundle.records import Lineage
 
 TEXTS = [Text(text=f"{text} {number}", kind=None) for number in range(6) for text in pico.TEXTS]
 CORPUS = Corpus(
@@ -103,17 +104,17 @@ MATRIX = [pytest.param(step, family, id=f"{step}-{family}") for step in CASES fo
 
 def context_for(step: str, model: SentenceTransformer, seed: int = 3) -> tuple[SentenceTransformer, Context]:
     """The model a step is given. align heals what another step cut, so it gets a model with two layers fewer."""
-    if tool_of(step) is not STEPS["align"]:
+    if tool_of(step) is not METHODS["align"]:
         return model, Context(original=model, corpus=CORPUS, seed=seed)
     kept = () if step == "align: static" else (0, 1)
-    small = STEPS["depth"].apply(
-        model, STEPS["depth"].plans(blocks=kept, of=pico.LAYERS), Context(original=model)
+    small = METHODS["depth"].apply(
+        model, METHODS["depth"].plans(blocks=kept, of=pico.LAYERS), Context(original=model)
     )
     return small.model, Context(original=model, corpus=CORPUS, seed=seed)
 
 
-def tool_of(case: str) -> Step[Any, Any]:
-    return STEPS[case.partition(":")[0]]
+def tool_of(case: str) -> Method[Any, Any]:
+    return METHODS[case.partition(":")[0]]
 
 
 def weights_of(model: SentenceTransformer) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def weights_of(model: SentenceTransformer) -> dict[str, Any]:
 
 
 def test_every_step_has_a_case() -> None:
-    assert {tool_of(case).name for case in CASES} == set(STEPS)
+    assert {tool_of(case).name for case in CASES} == set(METHODS)
 
 
 @pytest.mark.parametrize(("step", "family"), MATRIX)
@@ -131,7 +132,7 @@ def test_contract(
     case, tool = CASES[step], tool_of(step)
     given, context = context_for(step, pico_model(family))
     untouched = weights_of(given)
-    plan = tool.plan(given, make_options(tool, case.options), context)
+    plan = tool.plan(given, _make_options(tool, case.options), context)
     result = tool.apply(given, plan, replace(context, cache=tmp_path / "cache one")).model
 
     # shrinks what it says, and what it says is what is there
@@ -171,7 +172,7 @@ def test_zero_strength_is_the_identity(
     if case.identity is None:
         pytest.skip(f"{step} has no zero strength")
     given, context = context_for(step, pico_model(family))
-    result = tool.apply(given, tool.plan(given, make_options(tool, case.identity), context), context).model
+    result = tool.apply(given, tool.plan(given, _make_options(tool, case.identity), context), context).model
     np.testing.assert_array_equal(result.encode(pico.TEXTS), given.encode(pico.TEXTS))
 
 
@@ -179,7 +180,7 @@ def test_zero_strength_is_the_identity(
 def test_plain_transformers_opens_the_backbone(family: str, tmp_path: Path) -> None:
     from transformers import AutoModel
 
-    small = cut_backbone(pico.backbone(family), Cut(blocks=(0, 1, 3)))
+    small = _cut_backbone(pico.backbone(family), Cut(blocks=(0, 1, 3)))
     small.save_pretrained(tmp_path)
     reloaded, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]
@@ -199,8 +200,8 @@ def transformer_layers(backbone: Any) -> Any:
 def test_align_brings_a_cut_model_nearer(pico_model: Callable[[str], SentenceTransformer]) -> None:
     original = pico_model("bert")
     small, context = context_for("align", original)
-    tool = STEPS["align"]
-    aligned = tool.apply(small, tool.plan(small, make_options(tool, {"steps": 0}), context), context).model
+    tool = METHODS["align"]
+    aligned = tool.apply(small, tool.plan(small, _make_options(tool, {"steps": 0}), context), context).model
 
     def similarity(model: SentenceTransformer) -> float:
         return float(np.mean(np.sum(model.encode(pico.TEXTS) * original.encode(pico.TEXTS), axis=1)))

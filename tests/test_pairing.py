@@ -13,14 +13,15 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.artifact import read_lineage
 from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput
-from trundle.evaluate import evaluate
-from trundle.model import embedder, paired
-from trundle.pairing import pair, share_a_space
-from trundle.pipeline import compress
+from trundle.evaluate.scoring import evaluate
+from trundle.model.encode import embedder
+from trundle.model.heads import paired
+from trundle.pipeline.compress import compress
+from trundle.pipeline.pair import _share_a_space, pair
 from trundle.recipe import parse_recipe
+from trundle.records import read_lineage
 
 LONG = " ".join(pico.TEXTS)
 READ = """
@@ -144,8 +145,8 @@ def test_compress_writes_the_pair_beside_its_result(
 
 def test_strangers_are_told_apart(pico_model: Callable[[str], SentenceTransformer]) -> None:
     bert = pico_model("bert")
-    assert share_a_space(bert, bert)
-    assert not share_a_space(bert, pico_model("mpnet"))
+    assert _share_a_space(bert, bert)
+    assert not _share_a_space(bert, pico_model("mpnet"))
 
 
 def test_what_makes_no_pair_is_refused(pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_mteb_uses_a_pair_as_it_is(pico_model: Callable[[str], SentenceTransform
     mteb = pytest.importorskip("mteb", reason="the extra eval can't be installed here")
     from mteb.mocks import mock_tasks
 
-    from trundle.evaluate import MtebTask
+    from trundle.evaluate.mteb import _MtebTask
 
     student, teacher = pico_model("bert"), pico_model("mpnet")
     own = mteb.evaluate(
@@ -178,7 +179,7 @@ def test_mteb_uses_a_pair_as_it_is(pico_model: Callable[[str], SentenceTransform
     )
     _, ours = evaluate(
         embedder(student, name="student"),
-        [MtebTask(task=mock_tasks.MockRetrievalTask())],
+        [_MtebTask(task=mock_tasks.MockRetrievalTask())],
         documents=embedder(teacher, name="teacher"),
     )
     assert own.task_results[0].get_score() == pytest.approx(ours.score)

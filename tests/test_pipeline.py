@@ -16,16 +16,17 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.artifact import cache_folder, read_lineage
-from trundle.data import Text, open_targets, read_texts
+from trundle.cache import cache_folder
 from trundle.data.corpus import Corpus, read_corpus
+from trundle.data.texts import Text, read_texts
 from trundle.errors import BadInput, ImpossibleCut, WriteFailed
 from trundle.evaluate.fidelity import queries_and_documents
-from trundle.model import weight_bytes
-from trundle.pipeline import compress
+from trundle.methods.catalogue import METHODS
+from trundle.model.save import weight_bytes
+from trundle.pipeline.compress import Run, compress
 from trundle.recipe import parse_recipe, read_recipe, single
-from trundle.runs import Run
-from trundle.steps.catalogue import STEPS
+from trundle.records import read_lineage
+from trundle.teacher.targets import open_targets
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_a_closed_form_asks_the_teacher_no_more_than_it_needs(
     pico_folders: Callable[[str], Path], texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("trundle.steps.align_texts.RIDGE_TEXTS", 50)
+    monkeypatch.setattr("trundle.methods.align.targets_and_texts.RIDGE_TEXTS", 50)
     corpus = read_corpus([texts], seed=0)
     for name, steps in (
         ("depth", "[{depth: {keep: 2}}, {align: {steps: 0}}]"),
@@ -198,7 +199,7 @@ def small_and_teacher(pico_folders: Callable[[str], Path], tmp_path: Path) -> tu
 
 
 def align(student: str, output: Path, corpus: Corpus | None, **options: object) -> Run:
-    return compress(student, single(STEPS["align"], options), output=output, corpus=corpus)
+    return compress(student, single(METHODS["align"], options), output=output, corpus=corpus)
 
 
 def test_training_brings_a_student_nearer(
@@ -280,7 +281,7 @@ def test_a_second_training_on_other_texts_does_not_go_on_from_the_first(
         raise WriteFailed("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trundle.pipeline.save", broken)
+        patch.setattr("trundle.pipeline.compress.save", broken)
         with pytest.raises(WriteFailed):
             align(small, tmp_path / "a", read_corpus([texts], seed=0), **options)
     kept = list((cache_folder() / "runs").iterdir())
@@ -348,7 +349,7 @@ def test_a_second_run_asks_the_teacher_nothing_and_reads_no_texts(
         return corpus.train()
 
     def align(steps: int) -> Run:
-        recipe = single(STEPS["align"], {"teacher": teacher, "steps": steps, "texts": 300})
+        recipe = single(METHODS["align"], {"teacher": teacher, "steps": steps, "texts": 300})
         return compress(small, recipe, output=None, corpus=replace(corpus, train=watched), seed=7)
 
     first, second = align(1), align(2)

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from trundle.data import Documented, environment_pairs, split_by_package
 from trundle.data.corpus import Corpus, as_texts
-from trundle.evaluate import KnownItemTask, evaluate
-from trundle.measure import cost
-from trundle.model import load, weight_bytes
-from trundle.pipeline import compress
+from trundle.data.environment import Documented, environment_pairs, split_by_package
+from trundle.evaluate.scoring import evaluate
+from trundle.evaluate.tasks import KnownItemTask
+from trundle.model.cost import cost
+from trundle.model.load import load
+from trundle.model.save import weight_bytes
+from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
 
 CUT = "depth: {keep: 3}"

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trundle.errors import BadRecipe
-from trundle.recipe import make_options, parse_recipe, read_recipe, recipe_names, single
-from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import exact_fraction
-from trundle.steps.depth import layers_left
+from trundle.methods.catalogue import METHODS
+from trundle.methods.contract import _exact_fraction
+from trundle.methods.depth import _layers_left
+from trundle.recipe import _make_options, parse_recipe, read_recipe, recipe_names, single
 
 
 def test_every_shipped_recipe_is_valid_and_says_what_it_is() -> None:
@@ -89,11 +89,11 @@ def test_unknown_and_unreadable_recipes(tmp_path: Path) -> None:
 
 
 def test_a_single_step_is_a_recipe() -> None:
-    assert single(STEPS["depth"], {"keep": 2}).as_json()["steps"] == [{"depth": {"keep": 2}}]
+    assert single(METHODS["depth"], {"keep": 2}).as_json()["steps"] == [{"depth": {"keep": 2}}]
 
 
 def test_options_are_frozen() -> None:
-    options = make_options(STEPS["depth"], {"keep": 2})
+    options = _make_options(METHODS["depth"], {"keep": 2})
     with pytest.raises(ValueError, match="frozen"):
         options.keep = 3  # type: ignore[attr-defined]
 
@@ -103,16 +103,16 @@ def test_layers_left_is_exact(layers: int, percent: int) -> None:
     """The same through '90%', 0.9 and '9/10', and equal to integer arithmetic; floats get 10·(1−0.9) wrong."""
     expected = layers * (100 - percent) // 100
     for wish in (f"{percent}%", percent / 100, f"{percent}/100"):
-        share = exact_fraction(wish)
+        share = _exact_fraction(wish)
         assert isinstance(share, Fraction)
-        assert layers_left(layers, share) == expected
+        assert _layers_left(layers, share) == expected
 
 
 def test_the_case_floats_get_wrong() -> None:
     assert int(10 * (1 - 0.9)) == 0
-    share = exact_fraction(0.9)
+    share = _exact_fraction(0.9)
     assert isinstance(share, Fraction)
-    assert layers_left(10, share) == 1
+    assert _layers_left(10, share) == 1
 
 
 @pytest.mark.parametrize(

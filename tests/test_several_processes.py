@@ -23,12 +23,12 @@ from sentence_transformers import SentenceTransformer
 import pico
 from told import Told
 from trundle.data.corpus import read_corpus
-from trundle.evaluate import CALIBRATION_FILE
-from trundle.pipeline import compress
+from trundle.methods.align.targets_and_texts import _ALONE_BY_RANK
+from trundle.methods.catalogue import METHODS
+from trundle.pipeline.compress import compress
 from trundle.recipe import single
-from trundle.scale import Asked, build_alone
-from trundle.steps.align_texts import ALONE_BY_RANK
-from trundle.steps.catalogue import STEPS
+from trundle.records import CALIBRATION_FILE
+from trundle.scale.local import Asked, build_alone
 
 CHOSEN = {"start": "random", "learning_rate": 1e-3, "precision": "fp32"}
 """With the closed form as a start, pico models have nothing left to learn, and step 0 would be kept."""
@@ -66,7 +66,7 @@ def test_two_processes_make_the_model_that_one_makes(
     student, alone, together = pico_folders("bert"), tmp_path / "alone", tmp_path / "together"
     chosen = CHOSEN | {"teacher": str(pico_folders("mpnet")), "steps": 12}
     corpus = read_corpus([str(texts)], seed=0)
-    compress(str(student), single(STEPS["align"], chosen), output=alone, corpus=corpus)
+    compress(str(student), single(METHODS["align"], chosen), output=alone, corpus=corpus)
     said = align_together(student, chosen, ["--data", str(texts)], together)
     assert said.count("Written to") == 1
     assert facts(together)["best_step"] == facts(alone)["best_step"] > 0, "what is compared was learned"
@@ -82,7 +82,7 @@ def test_two_processes_with_half_a_store_each_learn_what_one_learns(
     texts.write_text("\n".join(f"{text} {number}" for number in range(100) for text in pico.TEXTS))
     build_alone([str(texts)], Asked(model=str(pico_folders("mpnet"))), store, shard_size=150)
     chosen = CHOSEN | {"teacher": str(store), "steps": 80}
-    compress(str(student), single(STEPS["align"], chosen), output=tmp_path / "alone", replace=False)
+    compress(str(student), single(METHODS["align"], chosen), output=tmp_path / "alone", replace=False)
     align_together(student, chosen, ["--by-rank"], tmp_path / "together")
     logs: list[list[dict[str, Any]]] = []
     assert [facts(tmp_path / name)["texts"] for name in ("alone", "together")] == [630, 630]
@@ -103,9 +103,9 @@ def test_a_closed_form_from_halves_of_a_store_is_that_of_the_whole(
     texts.write_text("\n".join(f"{text} {number}" for text in pico.TEXTS for number in range(40)))
     build_alone([str(texts)], Asked(model=str(pico_folders("mpnet"))), store, shard_size=50)
     chosen, told = {"teacher": str(store), "steps": 0}, Told()
-    recipe = single(STEPS["align"], chosen | {"by_rank": True})
+    recipe = single(METHODS["align"], chosen | {"by_rank": True})
     compress(str(student), recipe, output=tmp_path / "alone", progress=told)
-    assert ALONE_BY_RANK in told.lines
+    assert _ALONE_BY_RANK in told.lines
     align_together(student, chosen, ["--by-rank"], tmp_path / "together")
     folders = [tmp_path / name for name in ("alone", "together")]
     vectors = [SentenceTransformer(str(folder)).encode(pico.TEXTS) for folder in folders]

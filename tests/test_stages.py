@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 import pico
-from trundle import stages, train
-from trundle.artifact import cache_folder
-from trundle.data import read_corpus
-from trundle.pipeline import compress
+from trundle.cache import cache_folder
+from trundle.data.corpus import read_corpus
+from trundle.pipeline import stages
+from trundle.pipeline.compress import Run, compress
 from trundle.recipe import Recipe, parse_recipe
-from trundle.runs import Run
+from trundle.train import loop
 
 ORDER = "steps: [{vocabulary: {parameters: 95%}}, {weights: {sparsity: 50%, samples: 40, method: domain-fisher}}, {align: {steps: 2, texts: 60, batch_size: 8}}]"
 
@@ -33,7 +33,7 @@ def run(
     pico_folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Run]:
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(stages, "KEPT_AFTER", 0.0)
+    monkeypatch.setattr(stages, "_KEPT_AFTER", 0.0)
     words = [f"{text} {number}" for number in range(40) for text in pico.TEXTS]
     rows = [
         {"query": one, "positive": two, "negative": three}
@@ -142,7 +142,7 @@ def test_a_finished_training_is_not_lost_with_the_disk(
         raise OSError("no space left")
 
     with monkeypatch.context() as patched:
-        patched.setattr("trundle.pipeline.save", full)
+        patched.setattr("trundle.pipeline.compress.save", full)
         with pytest.raises(OSError, match="no space"):
             run(tmp_path / "small", recipe)
     (left,) = (cache_folder() / "runs").glob("*/checkpoints/*")
@@ -169,7 +169,7 @@ def test_the_same_training_twice_at_once_is_two_trainings(
 ) -> None:
     order = "steps: [{depth: {keep: 2}}, {align: {steps: 4, texts: 60, batch_size: 8}}]"
     recipe = parse_recipe(order, name="two steps")
-    alone, begun = train.train, []
+    alone, begun = loop.train, []
 
     def joined(*args: Any, **more: Any) -> Any:
         begun.append(more["folder"])

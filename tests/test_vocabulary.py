@@ -19,33 +19,26 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from told import Told
-from trundle.artifact import Lineage
-from trundle.data import Text
 from trundle.data.corpus import Corpus
+from trundle.data.sampling import nearest
+from trundle.data.texts import Text
 from trundle.errors import BadInput, BadModel, ImpossibleCut
-from trundle.measure import (
-    cost,
-    nearest,
-)
-from trundle.model import (
-    cut_with_map,
-    has_token_map,
-    load,
-    model_digest,
-    read_vocabulary,
-    save,
-    token_vectors,
-)
-from trundle.model.tokenizer_cut import tokenizer_content
-from trundle.model.tokenizer_file import least_likely
-from trundle.recipe import make_options
-from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import Applied, Context
-from trundle.steps.vocabulary import VocabularyPlan, read_ranges, tokens_left, write_ranges
-from trundle.steps.vocabulary_sizes import list_sizes
+from trundle.methods.catalogue import METHODS
+from trundle.methods.contract import Applied, Context
+from trundle.methods.vocabulary import VocabularyPlan, _read_ranges, _write_ranges
+from trundle.methods.vocabulary.sizes import list_sizes
+from trundle.methods.vocabulary.vocabulary import _tokens_left
+from trundle.model.cost import cost
+from trundle.model.load import load
+from trundle.model.save import model_digest, save
+from trundle.model.token_map import cut_with_map, has_token_map
+from trundle.model.tokenizer import _least_likely, _tokenizer_content
+from trundle.model.vocabulary import read_vocabulary, token_vectors
+from trundle.recipe import _make_options
+from trundle.records import Lineage
 
 Models = Callable[[str], SentenceTransformer]
-TOOL = STEPS["vocabulary"]
+TOOL = METHODS["vocabulary"]
 FAMILIES = ("bert", "gpt2", "xlm-roberta")
 
 
@@ -63,7 +56,7 @@ def run(
 ) -> tuple[VocabularyPlan, Applied]:
     given_texts = None if texts is None else corpus(texts, held_out=pico.TEXTS[:3])
     context = Context(original=model, corpus=given_texts, seed=5)
-    plan = TOOL.plan(model, make_options(TOOL, options), context)
+    plan = TOOL.plan(model, _make_options(TOOL, options), context)
     return plan, TOOL.apply(model, plan, context)
 
 
@@ -72,13 +65,13 @@ def run(
 
 @given(st.sets(st.integers(0, 60)).map(lambda ids: tuple(sorted(ids))))
 def test_ids_survive_being_written_as_ranges(ids: tuple[int, ...]) -> None:
-    assert read_ranges(write_ranges(ids)) == ids
+    assert _read_ranges(_write_ranges(ids)) == ids
 
 
 @settings(max_examples=50)
 @given(st.integers(1, 1000), st.integers(2, 10**5), st.integers(0, 10**8), st.fractions(Fraction(1, 100), 1))
 def test_a_share_of_parameters_is_never_overrun(row: int, tokens: int, rest: int, share: Fraction) -> None:
-    left = tokens_left(row, tokens, rest, share)
+    left = _tokens_left(row, tokens, rest, share)
     allowed = share * (row * tokens + rest)
     assert row * left + rest <= allowed < row * (left + 1) + rest
 
@@ -165,7 +158,7 @@ def test_unseen_characters_stay_where_there_is_room(pico_model: Models) -> None:
 def test_the_least_likely_piece_stays_even_unseen(pico_model: Models) -> None:
     """A Unigram tokenizer weighs what it does not know by it, so without it all else would be cut otherwise."""
     model = pico_model("xlm-roberta")
-    least = least_likely(tokenizer_content(model.tokenizer))
+    least = _least_likely(_tokenizer_content(model.tokenizer))
     piece = model.tokenizer.convert_ids_to_tokens(least)  # one of several that are equally unlikely
     texts = [text for text in ("the quick fox", "lazy", "3") if piece not in text]
     plan, _ = run(model, {"score": "seen", "characters": "seen"}, texts=texts)
@@ -260,7 +253,7 @@ def test_sizes_are_what_the_step_would_do(pico_model: Models) -> None:
     assert sizes.rows[0].coverage == sizes.rows[1].coverage == 1
     for row in sizes.rows:
         assert row.lengths is not None
-        plan = TOOL.plan(model, make_options(TOOL, {"keep": row.keep}), context)
+        plan = TOOL.plan(model, _make_options(TOOL, {"keep": row.keep}), context)
         if plan.coverage is not None:
             assert (len(plan.kept), plan.coverage) == (row.keep, row.coverage)
             assert row.lost == plan.lost[: len(row.lost)]
@@ -317,7 +310,7 @@ def test_maps_say_how_much_of_held_out_texts_is_misread(oov: str, pico_model: Mo
     texts = [*pico.TEXTS[:3], "東京 ☃"]
 
     context = Context(original=model, corpus=corpus(pico.TEXTS, texts), seed=5, progress=told)
-    plan = TOOL.plan(model, make_options(TOOL, {"keep": 60, "oov": oov, "clusters": 5}), context)
+    plan = TOOL.plan(model, _make_options(TOOL, {"keep": 60, "oov": oov, "clusters": 5}), context)
     facts = TOOL.apply(model, plan, context).facts
     vocabulary = read_vocabulary(model)
     ids = [n for text in texts for n in vocabulary.backend.encode(text, add_special_tokens=False).ids]
@@ -384,13 +377,13 @@ def test_a_damaged_map_is_refused(pico_model: Models, tmp_path: Path) -> None:
 def test_mapped_models_can_be_cut_and_aligned_but_not_mapped_twice(pico_model: Models) -> None:
     model = pico_model("bert")
     _, applied = run(model, {"keep": 60, "oov": "unk"})
-    depth, align = STEPS["depth"], STEPS["align"]
+    depth, align = METHODS["depth"], METHODS["align"]
     shallow = depth.apply(
         applied.model, depth.plans(blocks=(0, 1), of=pico.LAYERS), Context(original=model)
     ).model
     assert has_token_map(shallow)
     context = Context(original=model, corpus=corpus([f"{text} {n}" for n in range(3) for text in pico.TEXTS]))
-    plan = align.plan(shallow, make_options(align, {"steps": 0}), context)
+    plan = align.plan(shallow, _make_options(align, {"steps": 0}), context)
     assert has_token_map(align.apply(shallow, plan, context).model)
     for oov in ("unk", "decompose"):
         with pytest.raises(ImpossibleCut, match="mapped already"):

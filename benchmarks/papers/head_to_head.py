@@ -22,7 +22,7 @@ from typing import Any
 
 from claims import KEPT, add_origin
 
-from trundle.report.axes import Axis, Plot, around_log, svg
+from trundle.report.axes import _around_log, _Axis, _Plot, _svg
 
 FILE = KEPT / "head_to_head.json"
 KINDS = ("alone", "together", "today")
@@ -175,20 +175,20 @@ def figure(content: dict[str, Any]) -> str:
     Rows under the lowest per cent, and those that can't search that index, lie in lanes of their own.
     """
     contenders = [one for group in groups(content["contenders"]) for one in group]
-    low, high = around_log([one.bytes for one in contenders])
+    low, high = _around_log([one.bytes for one in contenders])
     lanes = {LOWEST - 0.02: "lower", LOWEST - 0.04: "can't"}
     per_cents = tuple(round(LOWEST + 0.05 * number, 2) for number in range(5))
-    plot = Plot(
+    plot = _Plot(
         title="What is kept of all-mpnet-base-v2's search against the size of the file",
         height=HIGH,
-        across=Axis(
+        across=_Axis(
             label="size of the weights (log scale)",
             low=low,
             high=high,
             log=True,
             write=lambda v: f"{v / 1e6:g} MB",
         ),
-        up=Axis(
+        up=_Axis(
             label="kept of its retrieval when searching its index",
             low=LOWEST - 0.055,
             high=1.015,
@@ -217,7 +217,7 @@ def figure(content: dict[str, Any]) -> str:
         plot.name(place, label, kind, size=DOT)
     parts = ['<rect class="ground" width="100%" height="100%"/>']
     parts.append(plot.svg().replace("<svg ", f'<svg width="{WIDE}" height="{HIGH}" ', 1))
-    drawn = svg(WIDE + KEY, HIGH, plot.title, [f"<style>{STYLE}</style>", *parts, *key(told)])
+    drawn = _svg(WIDE + KEY, HIGH, plot.title, [f"<style>{STYLE}</style>", *parts, *key(told)])
     return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
 
 

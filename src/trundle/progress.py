@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
@@ -21,11 +22,11 @@ class Progress(Protocol):
         ...
 
 
-class Silent:
+class _Silent:
     """Shows nothing: the default for library use."""
 
     @contextmanager
-    def task(self, label: str, total: int | None) -> Iterator[Advance]:  # noqa: ARG002
+    def task(self, label: str, total: int | None) -> Iterator[Advance]:
         """Run the block."""
         yield lambda _units: None
 
@@ -33,4 +34,19 @@ class Silent:
         """Drop the line."""
 
 
-SILENT = Silent()
+SILENT = _Silent()
+
+
+def own_rank() -> int:
+    """The number of this process, from 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def process_count() -> int:
+    """How many processes work together; alone, 1."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_first() -> bool:
+    """Whether this process is the one that asks, writes and reports; alone, it always is."""
+    return own_rank() == 0

@@ -20,17 +20,17 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from trundle.errors import BadRecipe
-from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import Options, Step
+from trundle.methods.catalogue import METHODS
+from trundle.methods.contract import Method, Options
 
-SHIPPED = files("trundle") / "recipes"
+_SHIPPED = files("trundle") / "recipes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One step with its options."""
 
-    step: Step[Any, Any]
+    step: Method[Any, Any]
     options: Options
 
     def as_json(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class Recipe:
 def recipe_names() -> list[str]:
     """The recipes that come with trundle."""
     return sorted(
-        file.name.removesuffix(".yaml") for file in SHIPPED.iterdir() if file.name.endswith(".yaml")
+        file.name.removesuffix(".yaml") for file in _SHIPPED.iterdir() if file.name.endswith(".yaml")
     )
 
 
@@ -72,7 +72,7 @@ def read_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
             f"there is no recipe {str(name)!r}; {_instead(str(name), recipe_names())}, or give a .yaml file"
         )
     return parse_recipe(
-        (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), name=str(name), changes=changes
+        (_SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), name=str(name), changes=changes
     )
 
 
@@ -97,7 +97,7 @@ def parse_recipe(text: str, *, name: str, changes: Sequence[str] = ()) -> Recipe
     for change in changes:
         _change(rows, change, name)
     calls = tuple(
-        Call(step=STEPS[step], options=make_options(STEPS[step], options)) for step, options in rows
+        Call(step=METHODS[step], options=_make_options(METHODS[step], options)) for step, options in rows
     )
     _check_order(calls, name)
     return Recipe(name=name, about=str(content.get("about", "")), calls=calls)
@@ -121,14 +121,14 @@ def _check_order(calls: Sequence[Call], name: str) -> None:
             )
 
 
-def single(step: Step[Any, Any], options: Mapping[str, Any]) -> Recipe:
+def single(step: Method[Any, Any], options: Mapping[str, Any]) -> Recipe:
     """A recipe of one step: what a step's own verb runs."""
     return Recipe(
-        name=step.name, about=step.help, calls=(Call(step=step, options=make_options(step, options)),)
+        name=step.name, about=step.help, calls=(Call(step=step, options=_make_options(step, options)),)
     )
 
 
-def make_options(step: Step[Any, Any], given: Mapping[str, Any]) -> Options:
+def _make_options(step: Method[Any, Any], given: Mapping[str, Any]) -> Options:
     """Check options against the step's class; the first thing wrong becomes one sentence."""
     known = step.options.model_fields
     for key in given:
@@ -176,8 +176,8 @@ def _row(row: object, name: str) -> tuple[str, dict[str, Any]]:
             f"each step of the recipe {name} is one name with its options, such as '- depth: {{keep: 3}}'"
         )
     step, options = next(iter(row.items()))
-    if step not in STEPS:
-        raise BadRecipe(f"the recipe {name} has an unknown step {step!r}; {_instead(str(step), STEPS)}")
+    if step not in METHODS:
+        raise BadRecipe(f"the recipe {name} has an unknown step {step!r}; {_instead(str(step), METHODS)}")
     if options is not None and not isinstance(options, dict):
         raise BadRecipe(
             f"the options of {step} in the recipe {name} must be 'option: value' pairs, not {options!r}"

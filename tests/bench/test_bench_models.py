@@ -14,8 +14,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import BertConfig, BertModel, BertTokenizer
 
-from trundle.bench import BenchResult, bench, caution, rows
-from trundle.bench.results import TABLE, names
+from trundle.bench.results import _TABLE, BenchResult, _names, caution, rows
+from trundle.bench.rounds import bench
 from trundle.errors import BadInput, BadModel
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -54,7 +54,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def result(models: list[str]) -> BenchResult:
     """Without the pauses that keep the race fair: no test here asks which model is faster."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("trundle.bench.rounds.PAUSE", 0.0)
+        patched.setattr("trundle.bench.rounds._PAUSE", 0.0)
         return bench(models, rounds=2, seconds=0.05, batch_size=8, threads=1)
 
 
@@ -109,7 +109,7 @@ def test_the_result_is_json_with_what_is_needed_to_repeat_it(result: BenchResult
 def test_the_table_has_a_column_per_model(result: BenchResult) -> None:
     heading, *lines = rows(result)
     assert heading == ("", "2-layers", "1-layers")
-    assert [line[0] for line in lines] == [row.label for row in TABLE]
+    assert [line[0] for line in lines] == [row.label for row in _TABLE]
     assert {len(line) for line in lines} == {3}
     parameters = lines[0]
     assert parameters[1] == f"{result.models[0].parameters:,}"
@@ -129,7 +129,7 @@ def test_caution_when_others_take_the_cores(result: BenchResult) -> None:
 
 
 def test_names_are_short_unless_they_would_be_mistaken() -> None:
-    assert names(["a/small", "b/small", "c/large"]) == ["a/small", "b/small", "large"]
+    assert _names(["a/small", "b/small", "c/large"]) == ["a/small", "b/small", "large"]
 
 
 def test_a_folder_that_is_no_model_ends_the_bench(models: list[str], tmp_path: Path) -> None:

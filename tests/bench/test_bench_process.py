@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from trundle.bench import rounds
-from trundle.bench.process import Worker
-from trundle.bench.results import Settings
-from trundle.bench.rounds import MEASURES, Contestant, race
+from trundle.bench.process import _Worker
+from trundle.bench.results import _Settings
+from trundle.bench.rounds import _MEASURES, _Contestant, _race
 from trundle.bench.workload import workload
 from trundle.errors import BadModel, TrundleError, UserError
 from trundle.progress import SILENT
@@ -82,7 +82,7 @@ serve(*private_streams(), find_opener)
 """
 
 
-def settings(**changes: Any) -> Settings:
+def settings(**changes: Any) -> _Settings:
     values: dict[str, Any] = {
         "rounds": 2,
         "seconds": 0.01,
@@ -98,7 +98,7 @@ def settings(**changes: Any) -> Settings:
         "long_texts": 1,
         "long_mean_words": 1.0,
     }
-    return Settings(**(values | changes))
+    return _Settings(**(values | changes))
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def children() -> set[int]:
 
 
 def test_chatter_on_stdout_does_not_reach_the_protocol(command: list[str], request_for: Any) -> None:
-    with Worker("chatty", threads=1, timeout=60, command=command) as worker:
+    with _Worker("chatty", threads=1, timeout=60, command=command) as worker:
         facts = worker.ask(request_for("chatty"))["facts"]
         worker.ask({"ask": "warm"})
         answer = worker.ask({"ask": "throughput", "kind": "long", "seconds": 0.01})
@@ -179,7 +179,7 @@ def test_a_failure_is_one_sentence(
 ) -> None:
     with (
         pytest.raises(TrundleError, match=sentence) as caught,
-        Worker(model, threads=1, timeout=60, command=command) as worker,
+        _Worker(model, threads=1, timeout=60, command=command) as worker,
     ):
         worker.ask(request_for(model))
     assert type(caught.value) is kind
@@ -190,7 +190,7 @@ def test_a_failure_is_one_sentence(
 def test_a_hanging_worker_is_given_up_and_ended(command: list[str], request_for: Any) -> None:
     with (
         pytest.raises(TrundleError, match=r"hangs gave no answer within 0\.5 s"),
-        Worker("hangs", threads=1, timeout=0.5, command=command) as worker,
+        _Worker("hangs", threads=1, timeout=0.5, command=command) as worker,
     ):
         worker.ask(request_for("hangs"))
     assert not alive(worker.pid)
@@ -199,7 +199,7 @@ def test_a_hanging_worker_is_given_up_and_ended(command: list[str], request_for:
 def test_a_worker_that_is_already_dead_can_be_asked_and_closed_twice(
     command: list[str], request_for: Any
 ) -> None:
-    with Worker("gone", threads=1, timeout=60, command=command) as worker:
+    with _Worker("gone", threads=1, timeout=60, command=command) as worker:
         worker.ask(request_for("fine"))
         os.kill(worker.pid, signal.SIGKILL)
         wait_until_gone([worker.pid])
@@ -211,7 +211,7 @@ def test_a_worker_that_is_already_dead_can_be_asked_and_closed_twice(
 def test_memory_is_the_workers_own(command: list[str], request_for: Any) -> None:
     """A new process can seem to start with its parent's peak; and what a model takes must be seen."""
     parents = bytearray(os.urandom(1024)) * 300_000
-    with Worker("large", threads=1, timeout=60, command=command) as worker:
+    with _Worker("large", threads=1, timeout=60, command=command) as worker:
         worker.ask(request_for("large"))
         memory = worker.ask({"ask": "memory"})
     assert len(parents) > 300_000_000
@@ -250,16 +250,16 @@ except KeyboardInterrupt:
 
 
 @pytest.fixture
-def fake_race(command: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Contestant]]:
+def fake_race(command: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[_Contestant]]:
     """A whole race between fake workers."""
 
-    def run(models: Sequence[str], **changes: Any) -> list[Contestant]:
-        def worker(contestant: Contestant, how: Settings) -> Worker:
-            return Worker(contestant.model, threads=1, timeout=how.timeout, command=command)
+    def run(models: Sequence[str], **changes: Any) -> list[_Contestant]:
+        def worker(contestant: _Contestant, how: _Settings) -> _Worker:
+            return _Worker(contestant.model, threads=1, timeout=how.timeout, command=command)
 
         monkeypatch.setattr(rounds, "_worker", worker)
-        contestants = [Contestant(model=model, engine="torch") for model in models]
-        race(contestants, workload(), settings(**changes), SILENT)
+        contestants = [_Contestant(model=model, engine="torch") for model in models]
+        _race(contestants, workload(), settings(**changes), SILENT)
         return contestants
 
     return run
@@ -272,7 +272,7 @@ def test_turns_never_overlap_and_the_order_rotates(fake_race: Any, log: Path) ->
     for contestant in contestants:
         assert len(contestant.starts) == len(contestant.loads) == 2
         assert {measure: len(turns) for measure, turns in contestant.answers.items()} == dict.fromkeys(
-            MEASURES, 3
+            _MEASURES, 3
         )
 
     calls = [json.loads(line) for line in log.read_text().splitlines()]
@@ -281,7 +281,7 @@ def test_turns_never_overlap_and_the_order_rotates(fake_race: Any, log: Path) ->
 
     starts = "abc" + "abc" + "bca"  # the disk is warmed, then each model is started twice
     warm_up = "abc"
-    turns = "".join(order * len(MEASURES) for order in ("abc", "bca", "cab"))
+    turns = "".join(order * len(_MEASURES) for order in ("abc", "bca", "cab"))
     in_turn = [model for model, _ in groupby(model for model, *_ in calls)]
     assert in_turn == [model for model, _ in groupby(starts + warm_up + turns)]
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.bench.workload import LONG_WORDS, PIECE, SHORT_WORDS, mean_words, workload
+from trundle.bench.workload import _LONG_WORDS, _PIECE, _SHORT_WORDS, _mean_words, workload
 from trundle.errors import BadInput
 
 
 def test_made_up_texts_have_the_lengths_aimed_at_and_do_not_repeat() -> None:
     work = workload()
-    assert {len(text.split()) for text in work.short} == set(SHORT_WORDS)
-    assert {len(text.split()) for text in work.long} == set(LONG_WORDS)
+    assert {len(text.split()) for text in work.short} == set(_SHORT_WORDS)
+    assert {len(text.split()) for text in work.long} == set(_LONG_WORDS)
     assert len(set(work.long)) == len(work.long)
     assert "{" not in "".join(work.short + work.long)
 
@@ -38,13 +38,13 @@ def test_given_texts_are_used_in_order_and_cut_to_length(texts: list[str]) -> No
         used = "".join(text.split())
         assert used == "".join(islice(cycle(stream), len(used)))
         stream = stream[len(used) % len(stream) :] + stream[: len(used) % len(stream)]
-        assert len(text.split()) == SHORT_WORDS[place % len(SHORT_WORDS)]
+        assert len(text.split()) == _SHORT_WORDS[place % len(_SHORT_WORDS)]
     assert json.loads(work.as_json()) == {"short": list(work.short), "long": list(work.long)}
 
 
 def test_a_megabyte_without_spaces_gives_texts_of_the_usual_length() -> None:
     work = workload(["雨" * 1_000_000])
-    assert max(len(text.replace(" ", "")) for text in work.long) == max(LONG_WORDS) * PIECE
+    assert max(len(text.replace(" ", "")) for text in work.long) == max(_LONG_WORDS) * _PIECE
 
 
 def test_an_endless_source_is_read_only_as_far_as_needed() -> None:
@@ -52,7 +52,9 @@ def test_an_endless_source_is_read_only_as_far_as_needed() -> None:
         while True:
             yield "rain on the roof"
 
-    assert mean_words(workload(endless()).long) == pytest.approx(sum(LONG_WORDS) / len(LONG_WORDS), rel=0.05)
+    assert _mean_words(workload(endless()).long) == pytest.approx(
+        sum(_LONG_WORDS) / len(_LONG_WORDS), rel=0.05
+    )
 
 
 @pytest.mark.parametrize("texts", [[], ["", "  \n"]])

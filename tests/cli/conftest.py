@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trundle.cli import app as cli
+from trundle.cli.app import main
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def run(
         monkeypatch.setattr("warnings.simplefilter", lambda *_: None)
         code = 0
         try:
-            cli.main()
+            main()
         except SystemExit as stop:
             code = int(stop.code or 0)
         out, err = capfd.readouterr()

@@ -13,8 +13,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.artifact import versions
-from trundle.steps.catalogue import STEPS
+from trundle.methods.catalogue import METHODS
+from trundle.records import versions
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_importing_trundle_and_asking_for_help_load_no_torch() -> None:
 
 
 def test_step_help_is_made_from_its_options(run: Callable[..., tuple[int, str, str]]) -> None:
-    for name, step in STEPS.items():
+    for name, step in METHODS.items():
         code, out, _ = run(name, "--help")
         assert code == 0
         for option in step.options.model_fields:
@@ -257,7 +257,7 @@ def test_stopping_by_hand_is_one_sentence_and_exits_130(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trundle.model.loading._folder", interrupted)
+    monkeypatch.setattr("trundle.model.load._folder", interrupted)
     code, out, err = run("inspect", "anything")
     assert (code, out) == (130, "")
     assert err == "trundle: stopped; what was finished is kept, and the same command goes on from there\n"
@@ -269,7 +269,7 @@ def test_our_own_failures_exit_1(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("trundle.model.loading._folder", broken)
+    monkeypatch.setattr("trundle.model.load._folder", broken)
     code, _, err = run("inspect", "anything")
     assert code == 1
     assert "trundle itself failed (RuntimeError: a bug)" in err

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import pico
-from trundle.artifact import Lineage, read_lineage
-from trundle.export import export_model
+from trundle.export.exporting import export_model
+from trundle.records import Lineage, read_lineage
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.pairing import save_pair
+from trundle.pipeline.pair import _save_pair
 
 
 def test_a_graph_in_a_folder_of_its_own(
@@ -43,7 +43,7 @@ def test_a_pair_shows_both_sides(
         SentenceTransformer(str(pico_folders(name)), device="cpu") for name in ("bert", "mpnet")
     )
     both, out = tmp_path / "both", tmp_path / "out"
-    save_pair(student, teacher, names=("small", "big"), output=both)
+    _save_pair(student, teacher, names=("small", "big"), output=both)
     code, shown, _ = run("export", str(both), "-o", str(out))
     assert code == 0
     for side in ("query", "document"):

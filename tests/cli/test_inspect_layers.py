@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 import pico
-from trundle.cli import chart
-from trundle.measure import LayerCurve
+from trundle.cli.console import _curve
+from trundle.methods.depth.curve import LayerCurve
 from trundle.report.layer_curve import curve_page, curve_svg
 
 Run = Callable[..., tuple[int, str, str]]
@@ -78,7 +78,7 @@ def test_any_curve_can_be_drawn(curve: LayerCurve) -> None:
     assert len(circles) == curve.layers
     assert all(0 <= float(c.get("cx", -1)) <= 760 and 0 <= float(c.get("cy", -1)) <= 380 for c in circles)
     assert "http" not in curve_page(curve, "t", [("a",), ("b",)], ["n"]).replace("http://www.w3.org", "")
-    lines = chart.curve(curve.losses, {curve.large: "large"})
+    lines = _curve(curve.losses, {curve.large: "large"})
     assert sum(len(re.findall("[▔─▁]+", line.split("┤")[1])) for line in lines if "┤" in line) >= (
         curve.layers - 1 if curve.layers <= 48 else 1
     )
@@ -87,7 +87,7 @@ def test_any_curve_can_be_drawn(curve: LayerCurve) -> None:
 
 
 def test_lower_losses_stand_lower() -> None:
-    lines = chart.curve([3.0, 1.0, 2.0], {2: "low"})
+    lines = _curve([3.0, 1.0, 2.0], {2: "low"})
     heights = [
         next(row for row, line in enumerate(lines) if line[8 + 3 * n : 9 + 3 * n].strip()) for n in range(3)
     ]

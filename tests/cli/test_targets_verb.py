@@ -13,7 +13,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.data import open_targets
+from trundle.teacher.targets import open_targets
 
 
 def test_a_store_is_built_and_learned_from(

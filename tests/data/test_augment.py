@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.data.augment import AUGMENTATIONS, JOINS, PIECES, augmented, check_augmentations
+from trundle.data.augment import _AUGMENTATIONS, _JOINS, _PIECES, augmented, check_augmentations
 from trundle.data.texts import Text
 from trundle.errors import BadInput
 
@@ -18,7 +18,7 @@ SHORT = [Text(text=f"short text number {number}", kind="query") for number in ra
 
 
 @given(
-    st.lists(st.text(min_size=1, max_size=200)), st.sets(st.sampled_from(AUGMENTATIONS)), st.integers(0, 9)
+    st.lists(st.text(min_size=1, max_size=200)), st.sets(st.sampled_from(_AUGMENTATIONS)), st.integers(0, 9)
 )
 def test_every_text_stays_in_its_order_and_the_same_pieces_come_again(raw, names, seed):
     texts = [Text(text=text) for text in raw]
@@ -29,7 +29,7 @@ def test_every_text_stays_in_its_order_and_the_same_pieces_come_again(raw, names
     assert all(text.text.strip() for text in made if text not in texts)
 
 
-@pytest.mark.parametrize("name", PIECES)
+@pytest.mark.parametrize("name", _PIECES)
 def test_pieces_are_made_of_the_texts_own_words(name):
     found = list(augmented([LONG], [name], seed=0))[1:]
     assert found
@@ -42,14 +42,14 @@ def test_pieces_are_made_of_the_texts_own_words(name):
 
 
 def test_neighbours_are_joined_in_threes():
-    joined = [text.text for text in augmented(SHORT, [JOINS], seed=0) if text not in SHORT]
+    joined = [text.text for text in augmented(SHORT, [_JOINS], seed=0) if text not in SHORT]
     assert joined == [" ".join(text.text for text in SHORT[start : start + 3]) for start in (0, 3)]
 
 
 def test_what_is_not_allowed_is_not_made():
-    everything = list(augmented([LONG, *SHORT], AUGMENTATIONS, seed=0))
+    everything = list(augmented([LONG, *SHORT], _AUGMENTATIONS, seed=0))
     banned = {text.text for text in everything[1:4]}
-    kept = list(augmented([LONG, *SHORT], AUGMENTATIONS, seed=0, allowed=lambda text: text not in banned))
+    kept = list(augmented([LONG, *SHORT], _AUGMENTATIONS, seed=0, allowed=lambda text: text not in banned))
     assert [text for text in everything if text.text not in banned] == kept
 
 

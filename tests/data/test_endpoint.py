@@ -19,13 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.data import posting
-from trundle.data.endpoint import endpoint_id, endpoint_teacher, read_answer
-from trundle.data.labelling import build_targets
-from trundle.data.posting import Pace, Poster
 from trundle.data.texts import Text
 from trundle.embedder import Embedder
 from trundle.errors import BadInput, BadModel, TrundleError, UserError
+from trundle.teacher import endpoint
+from trundle.teacher.endpoint import _endpoint_id, _Pace, _Poster, _read_answer, endpoint_teacher
+from trundle.teacher.labelling import build_targets
 
 KEY = "sk-very-secret-0123456789"
 VARIABLE = "TEST_EMBEDDINGS_KEY"
@@ -61,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
 
@@ -118,7 +117,7 @@ def drips(handler: Handler, _body: dict[str, Any]) -> None:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(posting, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(endpoint, "_FIRST_WAIT", 0.001)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv(VARIABLE, KEY)
     with Server() as running:
@@ -217,14 +216,14 @@ def test_lasting_trouble_is_an_error_after_the_retries(
 def test_nobody_there(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with Server() as gone:
         url = gone.url
-    monkeypatch.setattr(Poster, "sleep", lambda *_: pytest.fail("waited for nobody"))
+    monkeypatch.setattr(_Poster, "sleep", lambda *_: pytest.fail("waited for nobody"))
     with pytest.raises(BadModel, match=r"nobody answers at .*/v1/embeddings .*refused.*start the server"):
         endpoint_teacher(url, "big").text(["a"])
 
 
 def test_a_server_that_has_answered_may_be_starting_anew(server: Server) -> None:
-    poster = Poster(
-        url=server.url + "/embeddings", key_variable=None, retries=2, timeout=30.0, pace=Pace(None)
+    poster = _Poster(
+        url=server.url + "/embeddings", key_variable=None, retries=2, timeout=30.0, pace=_Pace(None)
     )
     body = json.dumps({"model": "big", "input": ["ab"]}).encode()
     poster.post(body, limit=10_000)
@@ -238,7 +237,7 @@ def test_a_server_that_has_answered_may_be_starting_anew(server: Server) -> None
 def test_the_whole_address_may_be_given(server: Server, ending: str) -> None:
     endpoint_teacher(server.url + ending, "big", key_variable=None).text(["ab"])
     assert [path for path, _, _ in server.requests] == ["/v1/embeddings"]
-    assert endpoint_id(server.url + ending, "big") == endpoint_id(server.url, "big")
+    assert _endpoint_id(server.url + ending, "big") == _endpoint_id(server.url, "big")
 
 
 @pytest.mark.parametrize(
@@ -335,7 +334,7 @@ json_values = st.recursive(
 @given(st.binary(max_size=40) | json_values.map(lambda value: json.dumps(value).encode()))
 def test_any_answer_is_vectors_or_a_clear_error(raw: bytes) -> None:
     try:
-        vectors = read_answer(raw, ["first"], "somewhere")
+        vectors = _read_answer(raw, ["first"], "somewhere")
     except BadModel:
         return
     assert vectors.dtype == np.float32
@@ -349,8 +348,8 @@ def test_the_server_may_say_how_long_to_wait(server: Server, written: str) -> No
     asked = format_datetime(datetime.now(UTC) + timedelta(seconds=30)) if written == "date" else written
     server.script = [status(429, Retry_After=asked)] * 2
     waits: list[float] = []
-    poster = Poster(
-        url=server.url, key_variable=None, retries=4, timeout=5.0, pace=Pace(None), sleep=waits.append
+    poster = _Poster(
+        url=server.url, key_variable=None, retries=4, timeout=5.0, pace=_Pace(None), sleep=waits.append
     )
     poster.post(b'{"input": [], "model": "m"}', limit=1000)
     least, most = {"7": (7, 7), "date": (20, 31)}.get(written, (0.0005, 0.002))
@@ -359,11 +358,11 @@ def test_the_server_may_say_how_long_to_wait(server: Server, written: str) -> No
 
 
 def test_waits_double_up_to_a_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posting, "FIRST_WAIT", 1.0)
+    monkeypatch.setattr(endpoint, "_FIRST_WAIT", 1.0)
     server.script = [status(503)] * 9
     waits: list[float] = []
-    poster = Poster(
-        url=server.url, key_variable=None, retries=9, timeout=5.0, pace=Pace(None), sleep=waits.append
+    poster = _Poster(
+        url=server.url, key_variable=None, retries=9, timeout=5.0, pace=_Pace(None), sleep=waits.append
     )
     poster.post(b'{"input": [], "model": "m"}', limit=1000)
     longest = [1, 2, 4, 8, 16, 32, 60, 60, 60]
@@ -386,7 +385,7 @@ def test_the_pace_is_kept(works: list[float], per_minute: float) -> None:
         assert seconds > 0
         now += seconds
 
-    pace = Pace(per_minute, clock=lambda: now, sleep=sleep)
+    pace = _Pace(per_minute, clock=lambda: now, sleep=sleep)
     for work in works:
         pace.wait()
         starts.append(now)
@@ -401,9 +400,9 @@ def test_the_key_is_seen_nowhere(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     big = teacher(server, retries=1)
-    poster = Poster(url=server.url, key_variable=VARIABLE, retries=1, timeout=5.0, pace=Pace(None))
+    poster = _Poster(url=server.url, key_variable=VARIABLE, retries=1, timeout=5.0, pace=_Pace(None))
     texts = [Text(text=f"text {i}", kind="query") for i in range(5)]
-    build_targets(texts, big, teacher_id=endpoint_id(server.url, "big"), folder=tmp_path / "t", shard_size=2)
+    build_targets(texts, big, teacher_id=_endpoint_id(server.url, "big"), folder=tmp_path / "t", shard_size=2)
     seen = [
         repr(big),
         repr(poster),
@@ -464,7 +463,7 @@ def test_a_key_with_a_line_end_is_mended(server: Server, monkeypatch: pytest.Mon
     ],
 )
 def test_an_address_that_is_none_or_holds_a_secret_is_refused(url: str, message: str) -> None:
-    for use in (endpoint_teacher, endpoint_id):
+    for use in (endpoint_teacher, _endpoint_id):
         with pytest.raises(BadInput, match=message) as raised:
             use(url, "big")
         assert "secret" not in str(raised.value)
@@ -489,21 +488,21 @@ def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
 
 def test_identity_follows_what_is_asked_for() -> None:
     asked = [
-        endpoint_id("http://server/v1", "big"),
-        endpoint_id("http://other/v1", "big"),
-        endpoint_id("http://server/v1", "small"),
-        endpoint_id("http://server/v1", "big", dimensions=64),
-        endpoint_id("http://server/v1", "big", prompts={"query": "q: "}),
+        _endpoint_id("http://server/v1", "big"),
+        _endpoint_id("http://other/v1", "big"),
+        _endpoint_id("http://server/v1", "small"),
+        _endpoint_id("http://server/v1", "big", dimensions=64),
+        _endpoint_id("http://server/v1", "big", prompts={"query": "q: "}),
     ]
     assert len(set(asked)) == 5
-    assert endpoint_id("http://server/v1/", "big") == asked[0]
+    assert _endpoint_id("http://server/v1/", "big") == asked[0]
 
 
 def test_finished_shards_survive_a_server_that_dies(server: Server, tmp_path: Path) -> None:
     texts = [Text(text=f"text {i}") for i in range(7)]
     server.script = [good, good, *([status(500)] * 2)]
     options: dict[str, Any] = {
-        "teacher_id": endpoint_id(server.url, "big"),
+        "teacher_id": _endpoint_id(server.url, "big"),
         "folder": tmp_path,
         "shard_size": 2,
     }

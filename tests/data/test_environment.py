@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from told import Told
 from trundle.data.environment import (
-    LONGEST_DOCUMENT,
+    _LONGEST_DOCUMENT,
     Documented,
-    Package,
-    documented,
+    _documented,
+    _Package,
     environment_pairs,
     installed_packages,
     split_by_package,
@@ -230,7 +230,7 @@ References
 
 
 def test_marks_and_code_are_stripped() -> None:
-    pair = documented("boats", "boats.fold", NUMPY_STYLE)
+    pair = _documented("boats", "boats.fold", NUMPY_STYLE)
     assert pair is not None
     assert pair.query == "Fold paper into a boats.Boat."
     assert pair.document == (
@@ -243,7 +243,7 @@ def test_field_lists_read_as_prose() -> None:
     docstring = (
         "Fold a boat.\n\n:param paper: the sheet to fold into a boat\n:type paper: Sheet\n:returns: one boat"
     )
-    pair = documented("boats", "fold", docstring)
+    pair = _documented("boats", "fold", docstring)
     assert pair is not None
     assert pair.document == "fold: paper: the sheet to fold into a boat Returns: one boat"
 
@@ -265,26 +265,26 @@ def test_field_lists_read_as_prose() -> None:
     ],
 )
 def test_a_summary_must_make_a_good_query(summary: str, query: str | None) -> None:
-    pair = documented("p", "name", f"{summary}\n\n{ENOUGH}")
+    pair = _documented("p", "name", f"{summary}\n\n{ENOUGH}")
     assert (pair and pair.query) == query
 
 
 def test_too_little_beside_the_summary_is_no_document() -> None:
-    assert documented("p", "name", "Fold a paper boat.") is None
-    assert documented("p", "name", "Fold a paper boat.\n\nUse paper, not 1 2 3 4 5 6 7.") is None
+    assert _documented("p", "name", "Fold a paper boat.") is None
+    assert _documented("p", "name", "Fold a paper boat.\n\nUse paper, not 1 2 3 4 5 6 7.") is None
 
 
 @given(docstring=st.text(st.sampled_from("ab `.:<>[]()*|#-=\n\t\\{}'\"é"), max_size=400))
 def test_any_docstring_can_be_read(docstring: str) -> None:
-    pair = documented("p", "name", docstring)
+    pair = _documented("p", "name", docstring)
     if pair is not None:
         assert not re.search(r"\s\s|\n", pair.query + pair.document)
 
 
 def test_long_documents_end_at_a_word() -> None:
-    pair = documented("p", "name", "Fold a paper boat.\n\n" + "folding " * 1000)
+    pair = _documented("p", "name", "Fold a paper boat.\n\n" + "folding " * 1000)
     assert pair is not None
-    assert LONGEST_DOCUMENT - 10 < len(pair.document) <= LONGEST_DOCUMENT
+    assert _LONGEST_DOCUMENT - 10 < len(pair.document) <= _LONGEST_DOCUMENT
     assert pair.document.endswith(" folding")
 
 
@@ -332,7 +332,7 @@ def test_the_real_environment() -> None:
     assert not any("site-packages" in file.parts for file in packages["python"].files)
     chosen = ["numpy", "pytest", "rich", "scikit-learn", "python"]
     short = [
-        Package(name=name, folder=packages[name].folder, files=tuple(sorted(packages[name].files)[:150]))
+        _Package(name=name, folder=packages[name].folder, files=tuple(sorted(packages[name].files)[:150]))
         for name in chosen
     ]
     told = Told()
@@ -346,5 +346,5 @@ def test_the_real_environment() -> None:
     for pair in pairs:
         assert 3 <= len(pair.query.split()) <= 30
         assert pair.document.startswith(f"{pair.name}: ")
-        assert len(pair.document) <= LONGEST_DOCUMENT
+        assert len(pair.document) <= _LONGEST_DOCUMENT
         assert not any(part.startswith("_") for part in pair.name.split("."))

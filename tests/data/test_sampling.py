@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from trundle.data.sampling import Fingerprinted, distinct, fingerprint, held_out, sample, split
+from trundle.data.examples import Example
+from trundle.data.sampling import _Fingerprinted, _held_out, _split, distinct, fingerprint, sample
 from trundle.data.texts import Text, read_texts
-from trundle.data.tuples import Example
 from trundle.errors import BadInput
 
 TEXTS = st.lists(st.text())
@@ -62,7 +62,7 @@ def test_the_format_of_a_file_does_not_count(
 
 @given(texts=TEXTS)
 def test_one_pass_hashes_and_counts(texts: list[str]) -> None:
-    watched = Fingerprinted(texts)
+    watched = _Fingerprinted(texts)
     assert list(watched) == texts
     assert watched.count == len(texts)
     assert watched.fingerprint == fingerprint(texts)
@@ -121,7 +121,7 @@ def test_a_sample_holds_only_what_it_keeps() -> None:
 @given(keys=TEXTS, share=st.floats(min_value=0, max_value=1), seed=SEEDS)
 def test_a_split_never_leaks(keys: list[str], share: float, seed: int) -> None:
     items = list(enumerate([*keys, *keys]))
-    train, held = split(items, share, seed, key=lambda item: item[1])
+    train, held = _split(items, share, seed, key=lambda item: item[1])
     assert not {key for _, key in train} & {key for _, key in held}
     assert sorted([*train, *held]) == items
     assert train == sorted(train)
@@ -135,17 +135,17 @@ def test_a_split_never_leaks(keys: list[str], share: float, seed: int) -> None:
     seed=SEEDS,
 )
 def test_a_larger_share_holds_out_more(key: str, small: float, large: float, seed: int) -> None:
-    assert held_out(key, min(small, large), seed) <= held_out(key, max(small, large), seed)
-    assert not held_out(key, 0, seed)
-    assert held_out(key, 1, seed)
+    assert _held_out(key, min(small, large), seed) <= _held_out(key, max(small, large), seed)
+    assert not _held_out(key, 0, seed)
+    assert _held_out(key, 1, seed)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5])
 def test_the_share_held_out_is_the_share_asked_for(share: float) -> None:
-    held = sum(held_out(str(number), share, 0) for number in range(20_000))
+    held = sum(_held_out(str(number), share, 0) for number in range(20_000))
     assert held == pytest.approx(20_000 * share, rel=0.1)
     elsewhere = sum(
-        held_out(str(number), share, 0) and held_out(str(number), share, 1) for number in range(20_000)
+        _held_out(str(number), share, 0) and _held_out(str(number), share, 1) for number in range(20_000)
     )
     assert elsewhere == pytest.approx(20_000 * share**2, rel=0.4)
 
@@ -166,4 +166,4 @@ def test_bad_numbers_are_refused() -> None:
         sample([], -1, 0)
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(BadInput, match="from 0 to 1"):
-            held_out("a", share, 0)
+            _held_out("a", share, 0)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.data.source import BATCH_ROWS, parse_source, read_rows
+from trundle.data.files import _BATCH_ROWS, _read_rows, parse_source
 from trundle.errors import BadInput
 
 WRITABLE = st.text(st.characters(exclude_categories=["Cs"]))
@@ -30,7 +30,7 @@ JSON_VALUES = st.recursive(
 
 
 def values(source: Path | str) -> list[dict[str, Any]]:
-    return [dict(row.values) for row in read_rows(parse_source(str(source)))]
+    return [dict(row.values) for row in _read_rows(parse_source(str(source)))]
 
 
 def refusal(source: Path | str) -> str:
@@ -105,15 +105,15 @@ def test_text_lines_come_back(folder: Path, lines: list[str], end: str, mark: bo
 def test_places(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('t,u\n"one\nmore",1\n\ntwo,2\n')
     (tmp_path / "b.jsonl").write_text('\n{"t": 1}\n"bare"\n')
-    pq.write_table(pa.table({"t": ["x"] * (BATCH_ROWS + 1)}), tmp_path / "c.parquet")
-    rows = list(read_rows(parse_source(str(tmp_path))))
+    pq.write_table(pa.table({"t": ["x"] * (_BATCH_ROWS + 1)}), tmp_path / "c.parquet")
+    rows = list(_read_rows(parse_source(str(tmp_path))))
     assert [row.place.removeprefix(f"{tmp_path}/") for row in (*rows[:5], rows[-1])] == [
         "a.csv:2",
         "a.csv:5",
         "b.jsonl:2",
         "b.jsonl:3",
         "c.parquet row 1",
-        f"c.parquet row {BATCH_ROWS + 1}",
+        f"c.parquet row {_BATCH_ROWS + 1}",
     ]
     assert rows[3].values == {"text": "bare"}
 
@@ -144,7 +144,7 @@ def test_named_columns_are_renamed_and_hide_the_others(tmp_path: Path) -> None:
 def test_unwanted_parquet_columns_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"text": ["a"], "vector": [[0.5, 0.5]]}), path)
-    (row,) = read_rows(parse_source(str(path)), lambda column: column == "text")
+    (row,) = _read_rows(parse_source(str(path)), lambda column: column == "text")
     assert (row.columns, row.values) == (("text", "vector"), {"text": "a"})
 
 
@@ -255,7 +255,7 @@ def test_a_text_file_is_never_held_whole(tmp_path: Path, name: str) -> None:
     with gzip.open(path, "wb", 1) if path.suffix == ".gz" else path.open("wb") as file:
         file.writelines(f'"{number}{BIG_ROW}"\n'.encode() for number in range(BIG_ROWS + 1))
     tracemalloc.start()
-    count = sum(1 for _ in read_rows(parse_source(str(path))))
+    count = sum(1 for _ in _read_rows(parse_source(str(path))))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert count >= BIG_ROWS
@@ -302,7 +302,7 @@ def test_a_parquet_file_of_one_row_group_is_never_held_whole(tmp_path: Path) -> 
 def test_what_comes_before_the_damage_is_read(tmp_path: Path, name: str, broken: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(b'"text"\n' * 5 + broken)
-    rows = read_rows(parse_source(str(path)))
+    rows = _read_rows(parse_source(str(path)))
     assert len(list(islice(rows, 4))) == 4
     with pytest.raises(BadInput, match=rf"{name}:6"):
         list(rows)
@@ -311,8 +311,8 @@ def test_what_comes_before_the_damage_is_read(tmp_path: Path, name: str, broken:
 def test_only_the_train_split_is_read(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("text,split\none,train\ntwo,test\nthree,dev\nfour,train\n")
-    assert [row.values["text"] for row in read_rows(parse_source(str(file)))] == ["one", "four"]
-    assert [row.values["query"] for row in read_rows(parse_source(f"{file}::query=text"))] == ["one", "four"]
+    assert [row.values["text"] for row in _read_rows(parse_source(str(file)))] == ["one", "four"]
+    assert [row.values["query"] for row in _read_rows(parse_source(f"{file}::query=text"))] == ["one", "four"]
     file.write_text("text,split\ntwo,test\n")
     with pytest.raises(BadInput, match="no rows of the split 'train'"):
-        list(read_rows(parse_source(str(file))))
+        list(_read_rows(parse_source(str(file))))

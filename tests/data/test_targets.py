@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 
 from labelled import ROLE_OF, WIDTH, Teacher, assert_holds, build, some, vector
 from told import Told
-from trundle.data import labelling
-from trundle.data.labelling import build_targets
-from trundle.data.seen import Seen
-from trundle.data.shards import MANIFEST, read_manifest
-from trundle.data.targets import open_share, open_targets
 from trundle.data.texts import Text
 from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput, BadModel, UserError
+from trundle.teacher import labelling
+from trundle.teacher.labelling import _Seen, build_targets
+from trundle.teacher.shards import _MANIFEST, read_manifest
+from trundle.teacher.targets import open_share, open_targets
 
 words = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6).filter(str.strip)
 records = st.builds(
@@ -63,7 +62,7 @@ def test_stores_each_distinct_text_once_in_its_role(texts: list[Text], shard_siz
 @given(st.lists(st.integers(0, 3000), max_size=9000), st.integers(0, 2**32))
 def test_seen_is_a_set(numbers: list[int], salt: int) -> None:
     keys = [blake2b(f"{salt} {number}".encode(), digest_size=16).digest() for number in numbers]
-    seen, reference = Seen(), set()
+    seen, reference = _Seen(), set()
     for key in keys:
         assert seen.add(key) == (key not in reference)
         reference.add(key)
@@ -72,7 +71,7 @@ def test_seen_is_a_set(numbers: list[int], salt: int) -> None:
 
 def test_seen_grows_past_its_first_table() -> None:
     keys = [blake2b(str(number).encode(), digest_size=16).digest() for number in range(20_000)]
-    seen = Seen()
+    seen = _Seen()
     assert all(seen.add(key) for key in keys)
     assert not any(seen.add(key) for key in keys)
 
@@ -269,7 +268,7 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
         build(tmp_path / "thesis.tex", some(2))
     build(tmp_path / "good", some(2))
     for damage in ("", "{}", "[]", '{"format": 1'):
-        (tmp_path / "good" / MANIFEST).write_text(damage)
+        (tmp_path / "good" / _MANIFEST).write_text(damage)
         with pytest.raises(BadInput, match="is damaged"):
             build(tmp_path / "good", some(2))
 

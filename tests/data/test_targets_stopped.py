@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from labelled import Teacher, assert_holds, build, some
-from trundle.data.shards import read_manifest
-from trundle.data.targets import open_targets
 from trundle.errors import BadInput, WriteFailed
+from trundle.teacher.shards import read_manifest
+from trundle.teacher.targets import open_targets
 
 TESTS = Path(__file__).parents[1]
 SOURCE = TESTS.parent / "src"

@@ -14,8 +14,8 @@ import pytest
 from labelled import ROLE_OF, WIDTH, assert_holds, some, vector
 from told import Told
 from trundle.data.texts import Text
-from trundle.data.vector_table import teacher_from_parquet
 from trundle.errors import BadInput
+from trundle.teacher.table import _teacher_from_parquet
 
 
 def table(path: Path, vectors: Any, *, column: str = "vector", **columns: Any) -> Path:
@@ -41,7 +41,7 @@ def listed(texts: Sequence[Text], kind: Any = None) -> Any:
 def test_a_table_becomes_targets(tmp_path: Path, kind: Any) -> None:
     texts = some(30)
     columns: dict[str, Any] = {"text": [text.text for text in texts], "kind": [text.kind for text in texts]}
-    teacher = teacher_from_parquet(
+    teacher = _teacher_from_parquet(
         table(tmp_path / "t.parquet", listed(texts, kind), column="embedding", **columns)
     )
     told = Told()
@@ -49,14 +49,14 @@ def test_a_table_becomes_targets(tmp_path: Path, kind: Any) -> None:
     assert_holds(targets, texts)
     assert (targets.normalised, told.units, told.tasks) == (True, 30, [("teacher vectors", 30)])
     assert_holds(teacher.targets(tmp_path / "targets", shard_size=4), texts)
-    other = teacher_from_parquet(table(tmp_path / "u.parquet", listed(texts[::-1]), **columns))
+    other = _teacher_from_parquet(table(tmp_path / "u.parquet", listed(texts[::-1]), **columns))
     with pytest.raises(BadInput, match="choose another folder"):
         other.targets(tmp_path / "targets", shard_size=4)
 
 
 def test_a_table_without_kinds_keeps_the_first_of_a_repeat(tmp_path: Path) -> None:
     rows = [[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]
-    teacher = teacher_from_parquet(table(tmp_path / "t.parquet", rows, text=["a", "b", "a"]))
+    teacher = _teacher_from_parquet(table(tmp_path / "t.parquet", rows, text=["a", "b", "a"]))
     targets = teacher.targets(tmp_path / "targets")
     assert (targets.texts([0, 1]), targets.kinds([0, 1])) == (["a", "b"], [None, None])
     np.testing.assert_array_equal(targets.vectors([0, 1]), rows[:2])
@@ -84,7 +84,7 @@ def test_a_bad_row_of_a_table_is_named(tmp_path: Path, row: dict[str, Any], mess
     rows[8].update(row)
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in ("text", "kind")}
     vectors = pa.array([row["vector"] for row in rows], type=pa.list_(pa.float64()))
-    teacher = teacher_from_parquet(table(tmp_path / "t.parquet", vectors, **columns))
+    teacher = _teacher_from_parquet(table(tmp_path / "t.parquet", vectors, **columns))
     with pytest.raises(BadInput, match=message):
         teacher.targets(tmp_path / "targets", shard_size=4)
 
@@ -93,13 +93,13 @@ def test_a_file_that_is_no_table_of_vectors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "junk.parquet").write_bytes(b"PAR1 not really")
     for name in ("junk.parquet", "absent.parquet"):
         with pytest.raises(BadInput, match="not a parquet file"):
-            teacher_from_parquet(tmp_path / name)
+            _teacher_from_parquet(tmp_path / name)
     with pytest.raises(BadInput, match="needs 'text' and 'vector'"):
-        teacher_from_parquet(table(tmp_path / "a.parquet", [[1.0]], column="v", text=["a"]))
+        _teacher_from_parquet(table(tmp_path / "a.parquet", [[1.0]], column="v", text=["a"]))
     with pytest.raises(BadInput, match="must hold lists of numbers"):
-        teacher_from_parquet(table(tmp_path / "b.parquet", ["1.0"], text=["a"]))
+        _teacher_from_parquet(table(tmp_path / "b.parquet", ["1.0"], text=["a"]))
     empty = table(
         tmp_path / "c.parquet", pa.array([], pa.list_(pa.float32())), text=pa.array([], pa.string())
     )
     with pytest.raises(BadInput, match="no texts"):
-        teacher_from_parquet(empty).targets(tmp_path / "targets")
+        _teacher_from_parquet(empty).targets(tmp_path / "targets")

@@ -1,27 +1,27 @@
 from __future__ import annotations
 
-from trundle.data import DROPOUT, Text, pairs_from_texts
-from trundle.data.text_pairs import NEIGHBOURS, TITLE_BODY, pair_from_text
+from trundle.data.examples import _NEIGHBOURS, _TITLE_BODY, DROPOUT, _pair_from_text, pairs_from_texts
+from trundle.data.texts import Text
 
 LONG = "Banks lend money to people. They ask for interest. Some loans fail, and that is priced in. It always was."
 
 
 def test_a_first_line_is_a_title() -> None:
-    pair = pair_from_text("Quarterly report\n\nRevenue rose by ten per cent\nand costs fell.")
-    assert (pair.query, pair.source) == ("Quarterly report", TITLE_BODY)
+    pair = _pair_from_text("Quarterly report\n\nRevenue rose by ten per cent\nand costs fell.")
+    assert (pair.query, pair.source) == ("Quarterly report", _TITLE_BODY)
     assert pair.positive == "Revenue rose by ten per cent\nand costs fell."
 
 
 def test_halves_are_neighbours() -> None:
-    pair = pair_from_text(LONG)
-    assert pair.source == NEIGHBOURS
+    pair = _pair_from_text(LONG)
+    assert pair.source == _NEIGHBOURS
     assert f"{pair.query} {pair.positive}" == LONG
     assert pair.query == "Banks lend money to people. They ask for interest."
 
 
 def test_a_short_text_is_seen_twice() -> None:
     for text in ("one sentence without an end", "Yes. No.", "Short.\n\nToo short"):
-        pair = pair_from_text(text)
+        pair = _pair_from_text(text)
         assert (pair.query, pair.positive, pair.source) == (text, text, DROPOUT)
 
 

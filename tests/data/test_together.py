@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trundle.data import Targets, Text, build_targets
-from trundle.data import labelling as labelling_module
+from trundle.data.texts import Text
 from trundle.embedder import Embedder, Vectors
-from trundle.progress import Silent
+from trundle.progress import _Silent
+from trundle.teacher import labelling
+from trundle.teacher.labelling import build_targets
+from trundle.teacher.targets import Targets
 
 TEXTS = [Text(text=f"text number {number}", kind="query") for number in range(40)]
 
 
-class Waiting(Silent):
+class Waiting(_Silent):
     """Notes who waits."""
 
     def __init__(self) -> None:
@@ -29,7 +31,7 @@ class Waiting(Silent):
         self.told.set()
 
 
-def build(folder: Path, teacher: Embedder, progress: Silent) -> Targets:
+def build(folder: Path, teacher: Embedder, progress: _Silent) -> Targets:
     return build_targets(TEXTS, teacher, teacher_id="a", folder=folder, shard_size=10, progress=progress)
 
 
@@ -45,7 +47,7 @@ def test_no_text_is_asked_for_twice_and_nothing_is_left(tmp_path: Path) -> None:
 
     teacher = Embedder(name="a", text=encode, query=encode, document=encode)
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(build, tmp_path / "store", teacher, Silent())
+        first = pool.submit(build, tmp_path / "store", teacher, _Silent())
         assert begun.wait(20)
         found = [build(tmp_path / "store", teacher, second), first.result()]
     assert sorted(asked) == sorted(text.text for text in TEXTS)
@@ -64,8 +66,8 @@ def test_one_that_fails_lets_the_next_go_on(tmp_path: Path, monkeypatch: pytest.
 
     teacher = Embedder(name="a", text=encode, query=encode, document=encode)
     with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "store", teacher, Silent())
-    monkeypatch.setattr(labelling_module, "TEXTS_PER_CALL", 5)
+        build(tmp_path / "store", teacher, _Silent())
+    monkeypatch.setattr(labelling, "_TEXTS_PER_CALL", 5)
     asked += ["the second run counts on"]
-    assert len(build(tmp_path / "store", teacher, Silent())) == 40
+    assert len(build(tmp_path / "store", teacher, _Silent())) == 40
     assert len(asked) == 41

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.data.tuples import Example, read_examples
+from trundle.data.examples import Example, _read_examples
 from trundle.errors import BadInput
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
@@ -27,7 +27,7 @@ def json_lines(path: Path, *rows: Any) -> str:
 
 
 def read(tmp_path: Path, *rows: Any) -> list[Example]:
-    return list(read_examples([json_lines(tmp_path / "t.jsonl", *rows)]))
+    return list(_read_examples([json_lines(tmp_path / "t.jsonl", *rows)]))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_every_format_gives_the_same_examples_back(folder: Path, examples: list[
             [e.query, e.positive, *e.negatives, *[""] * (3 - len(e.negatives))] for e in examples
         )
     for name in ("t.jsonl", "t.parquet", "t.csv"):
-        assert list(read_examples(str(folder / name))) == examples
+        assert list(_read_examples(str(folder / name))) == examples
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_labels_choose_the_positives(tmp_path: Path) -> None:
     assert len(read(tmp_path, *rows)) == 4
     csv_path = tmp_path / "t.csv"
     csv_path.write_text("sentence1,sentence2,label\na,b,0\nc,d,1\n")
-    assert list(read_examples(str(csv_path))) == [Example(query="c", positive="d")]
+    assert list(_read_examples(str(csv_path))) == [Example(query="c", positive="d")]
 
 
 def test_named_columns(tmp_path: Path) -> None:
     row = {"asked": "q", "told": "p", "wrong": "n", "label": 5, "query": "no"}
     source = json_lines(tmp_path / "t.jsonl", row)
-    assert list(read_examples(f"{source}::query=asked,positive=told,negative=wrong")) == [
+    assert list(_read_examples(f"{source}::query=asked,positive=told,negative=wrong")) == [
         Example(query="q", positive="p", negatives=("n",))
     ]
 
@@ -139,10 +139,10 @@ def test_a_source_without_a_positive_pair_is_refused(tmp_path: Path) -> None:
 
 def test_shared_triplets_and_pairs(shared_data: Path) -> None:
     triplets = pq.read_table(shared_data / "triplets" / "chemistry.parquet").to_pylist()
-    found = list(read_examples(str(shared_data / "triplets" / "chemistry.parquet")))
+    found = list(_read_examples(str(shared_data / "triplets" / "chemistry.parquet")))
     assert [(e.query, e.positive, e.negatives) for e in found] == [
         (row["query"], row["positive"], (row["negative"],) if row["negative"] else ()) for row in triplets
     ]
     rows = pq.read_table(shared_data / "pairs" / "RTE.parquet").to_pylist()
     positives = [row for row in rows if row["split"] == "train" and row["label"] == 1]
-    assert len(list(read_examples(str(shared_data / "pairs" / "RTE.parquet")))) == len(positives)
+    assert len(list(_read_examples(str(shared_data / "pairs" / "RTE.parquet")))) == len(positives)

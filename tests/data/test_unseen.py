@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trundle.data import read_corpus, read_texts, unseen_texts
+from trundle.data.corpus import read_corpus, unseen_texts
+from trundle.data.texts import read_texts
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.feature_extraction.text import HashingVectorizer
 
-from trundle.embedder import Embedder, Vectors, plain
+from trundle.embedder import Embedder, Vectors, _plain
 
 Write = Callable[[str, Mapping[str, Sequence[object]]], Path]
 
@@ -21,7 +21,7 @@ def bag_of_words(name: str = "bag of words", width: int = 64) -> Embedder:
     def encode(texts: Sequence[str]) -> Vectors:
         return vectorizer.transform(texts).toarray().astype(np.float32)
 
-    return plain(name, encode)
+    return _plain(name, encode)
 
 
 @pytest.fixture

@@ -14,11 +14,18 @@ from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
 from mteb.mocks import mock_tasks
 from mteb.mocks.mock_tasks.clustering import MockClusteringTask
 
-from trundle.embedder import Embedder, plain
+from trundle.embedder import Embedder, _plain
 from trundle.errors import BadInput, MissingExtra
-from trundle.evaluate import MtebTask, evaluate, find_tasks
-from trundle.evaluate import metrics as measures
-from trundle.evaluate.search import Search
+from trundle.evaluate.metrics import (
+    _classification_measures,
+    _clustering_measures,
+    _few_shot_samples,
+    _pair_measures,
+    _similarity_measures,
+)
+from trundle.evaluate.mteb import _MtebTask
+from trundle.evaluate.retrieval import _Search
+from trundle.evaluate.scoring import evaluate, find_tasks
 
 # mteb's mock classification tasks have two test rows, of which one label may never be predicted.
 pytestmark = pytest.mark.filterwarnings(
@@ -39,7 +46,7 @@ def lookup(texts):
     return VECTORS[[PLACE[text] for text in texts]]
 
 
-TABLE = plain("table", lookup)
+TABLE = _plain("table", lookup)
 
 
 def mteb_measures(mock: type, data: object) -> dict[str, float]:
@@ -52,7 +59,7 @@ def mteb_measures(mock: type, data: object) -> dict[str, float]:
 
     task = Given()
     task.filter_eval_splits(["test"])
-    [result] = evaluate(TABLE, [MtebTask(task=task)])
+    [result] = evaluate(TABLE, [_MtebTask(task=task)])
     return dict(result.measures)
 
 
@@ -68,7 +75,7 @@ def test_similarity():
     theirs = mteb_measures(
         mock_tasks.MockSTSTask, {"test": rows(sentence1=left, sentence2=right, score=scores)}
     )
-    ours = measures.similarity_measures(lookup(left), lookup(right), scores)
+    ours = _similarity_measures(lookup(left), lookup(right), scores)
     assert 0.2 < ours["spearman"] < 0.98
     assert ours == pytest.approx({name: theirs[f"cosine_{name}"] for name in ours}, abs=1e-6)
 
@@ -79,7 +86,7 @@ def test_pairs():
     theirs = mteb_measures(
         mock_tasks.MockPairClassificationTask, {"test": rows(sentence1=left, sentence2=right, labels=labels)}
     )
-    ours = measures.pair_measures(lookup(left), lookup(right), labels)
+    ours = _pair_measures(lookup(left), lookup(right), labels)
     assert 0.2 < ours["ap"] < 0.98
     assert ours == pytest.approx({"ap": theirs["cosine_ap"]}, abs=1e-6)
 
@@ -91,8 +98,8 @@ def test_classification():
         DatasetDict(train=rows(text=train, label=GROUPS[:500]), test=rows(text=test, label=GROUPS[500:])),
     )
     labels = [f"label {group}" for group in GROUPS]
-    samples = measures.few_shot_samples(labels[:500], seed=42)
-    ours = measures.classification_measures(lookup(train), labels[:500], lookup(test), labels[500:], samples)
+    samples = _few_shot_samples(labels[:500], seed=42)
+    ours = _classification_measures(lookup(train), labels[:500], lookup(test), labels[500:], samples)
     assert 0.2 < ours["accuracy"] < 0.98
     assert ours == pytest.approx({name: theirs[name] for name in ours}, abs=1e-6)
 
@@ -101,7 +108,7 @@ def test_clustering():
     theirs = mteb_measures(
         MockClusteringTask, DatasetDict(test=rows(sentences=[NAMES], labels=[GROUPS.tolist()]))
     )
-    ours = measures.clustering_measures(lookup(NAMES), [str(group) for group in GROUPS], seed=42)
+    ours = _clustering_measures(lookup(NAMES), [str(group) for group in GROUPS], seed=42)
     assert 0.05 < ours["v_measure"] < 0.98
     assert ours == pytest.approx({"v_measure": theirs["v_measure"]}, abs=1e-6)
 
@@ -129,7 +136,7 @@ def test_retrieval_with_grades():
             }
         },
     )
-    ours = Search.build(
+    ours = _Search.build(
         {name: name for name in queries},
         {name: name for name in documents},
         [(query, document, grade) for query, grades in judged.items() for document, grade in grades.items()],
@@ -153,9 +160,9 @@ def test_roles_and_modes_reach_mteb(words):
 
     student = Embedder(name="student", text=role("text"), query=role("query"), document=role("document"))
     tasks = [
-        MtebTask(task=mock_tasks.MockRetrievalTask()),
-        MtebTask(task=mock_tasks.MockClassificationTask()),
-        MtebTask(task=mock_tasks.MockAggregatedTask()),
+        _MtebTask(task=mock_tasks.MockRetrievalTask()),
+        _MtebTask(task=mock_tasks.MockClassificationTask()),
+        _MtebTask(task=mock_tasks.MockAggregatedTask()),
     ]
     results = evaluate(student, tasks, documents=words)
     assert [(result.task, result.kind, result.mode, result.documents) for result in results] == [
@@ -178,15 +185,15 @@ def test_roles_and_modes_reach_mteb(words):
 
 
 def test_many_languages_keep_their_own_figures(words):
-    [result] = evaluate(words, [MtebTask(task=mock_tasks.MockMultilingualClassificationTask())])
+    [result] = evaluate(words, [_MtebTask(task=mock_tasks.MockMultilingualClassificationTask())])
     assert {"test/eng/accuracy", "test/fra/accuracy"} <= result.measures.keys()
 
 
 def test_narrow_queries_on_wide_documents_are_refused():
-    narrow = plain("narrow", lambda texts: np.ones((len(texts), 2), dtype=np.float32))
-    wide = plain("wide", lambda texts: np.ones((len(texts), 3), dtype=np.float32))
+    narrow = _plain("narrow", lambda texts: np.ones((len(texts), 2), dtype=np.float32))
+    wide = _plain("wide", lambda texts: np.ones((len(texts), 3), dtype=np.float32))
     with pytest.raises(BadInput, match="align"):
-        evaluate(narrow, [MtebTask(task=mock_tasks.MockRetrievalTask())], documents=wide)
+        evaluate(narrow, [_MtebTask(task=mock_tasks.MockRetrievalTask())], documents=wide)
 
 
 def test_mteb_tasks_are_found_by_name():

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from trundle.embedder import Embedder, plain
-from trundle.evaluate.metrics import pair_measures, similarity_measures
-from trundle.evaluate.search import Search
+from trundle.embedder import Embedder, _plain
+from trundle.evaluate.metrics import _pair_measures, _similarity_measures
+from trundle.evaluate.retrieval import _Search
 
 WORDS = 600
 RANDOM = np.random.default_rng(3)
@@ -34,7 +34,7 @@ def model() -> SentenceTransformer:
 
 @pytest.fixture(scope="module")
 def table(model: SentenceTransformer) -> Embedder:
-    embedder = plain("table", model.encode)
+    embedder = _plain("table", model.encode)
     assert np.array_equal(embedder.text(NAMES), VECTORS)
     return embedder
 
@@ -57,7 +57,7 @@ def test_retrieval(model, table):
         precision_recall_at_k=[10, 100],
         write_csv=False,
     )(model)
-    ours = Search.build(
+    ours = _Search.build(
         {name: name for name in queries},
         {name: name for name in documents},
         [(query, document, 1) for query, found in relevant.items() for document in found],
@@ -72,7 +72,7 @@ def test_similarity(model, table):
     cosines = np.einsum("ij,ij->i", VECTORS[:300], VECTORS[300:])
     scores = np.round(cosines + RANDOM.normal(size=300) * 3).tolist()
     theirs = EmbeddingSimilarityEvaluator(left, right, scores, write_csv=False)(model)
-    ours = similarity_measures(table.text(left), table.text(right), scores)
+    ours = _similarity_measures(table.text(left), table.text(right), scores)
     assert 0.2 < ours["spearman"] < 0.98
     assert ours == pytest.approx({measure: theirs[f"{measure}_cosine"] for measure in ours}, abs=1e-6)
 
@@ -84,6 +84,6 @@ def test_pairs(model, table):
     theirs = BinaryClassificationEvaluator(
         left, right, labels, write_csv=False, similarity_fn_names=["cosine"]
     )
-    ours = pair_measures(table.text(left), table.text(right), labels)
+    ours = _pair_measures(table.text(left), table.text(right), labels)
     assert 0.5 < ours["ap"] < 0.98
     assert ours == pytest.approx({"ap": theirs(model)["cosine_ap"]}, abs=1e-6)

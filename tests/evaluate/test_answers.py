@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trundle.evaluate import class_measures, number_measures
+from trundle.evaluate.metrics import class_measures, number_measures
 
 
 def test_two_classes():

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from trundle.data.texts import Text
-from trundle.embedder import plain
+from trundle.embedder import _plain
 from trundle.errors import BadInput
-from trundle.evaluate import compare, evaluate, find_tasks, mean_score, share_of_teacher
+from trundle.evaluate.comparison import compare
+from trundle.evaluate.scoring import _mean_score, _share_of_teacher, evaluate, find_tasks
 
 TEXTS = [Text(text=f"{word} number {n}", kind=None) for n in range(40) for word in ("cat", "dog", "rain")]
 
@@ -23,7 +24,7 @@ def noisy(words, amount=0.3, name="noisy"):
         noise = [np.random.default_rng(crc32(text.encode())).normal(size=64) for text in texts]
         return (words.text(texts) + amount * np.stack(noise)).astype(np.float32)
 
-    return plain(name, encode)
+    return _plain(name, encode)
 
 
 def test_both_modes_and_shares_are_those_of_the_single_calls(root, words):
@@ -39,9 +40,9 @@ def test_both_modes_and_shares_are_those_of_the_single_calls(root, words):
     }
     for mode in ("standard", "asymmetric"):
         assert shares["all", mode].share == pytest.approx(
-            share_of_teacher(student_alone, teacher_alone, mode)
+            _share_of_teacher(student_alone, teacher_alone, mode)
         )
-        assert shares["all", mode].mean == pytest.approx(mean_score(student_alone, mode))
+        assert shares["all", mode].mean == pytest.approx(_mean_score(student_alone, mode))
     assert shares["retrieval", "asymmetric"].tasks == 1
 
 
@@ -52,7 +53,7 @@ def test_each_model_is_asked_once_for_each_text(root, words):
         asked.extend(texts)
         return words.text(texts)
 
-    teacher = plain("teacher", encode)
+    teacher = _plain("teacher", encode)
     compare(
         [noisy(words, name="one"), noisy(words, name="two")], teacher=teacher, tasks=find_tasks(["all"], root)
     )
@@ -74,7 +75,7 @@ def test_texts_show_agreement_and_the_worst_without_labels(words):
 
 
 def test_a_model_of_another_width_is_scored_alone(root, words):
-    narrow = plain("narrow", lambda texts: words.text(texts)[:, :16])
+    narrow = _plain("narrow", lambda texts: words.text(texts)[:, :16])
     found = compare([narrow], teacher=words, tasks=find_tasks(["retrieval"], root), texts=TEXTS)
     assert [result.mode for result in found.results[1]] == ["standard"]
     assert found.fidelity == ()
@@ -83,7 +84,7 @@ def test_a_model_of_another_width_is_scored_alone(root, words):
 
 
 def test_a_teacher_that_scores_nothing_has_no_shares(root, words):
-    blind = plain("blind", lambda texts: np.ones((len(texts), 64), dtype=np.float32))
+    blind = _plain("blind", lambda texts: np.ones((len(texts), 64), dtype=np.float32))
     found = compare([words], teacher=blind, tasks=find_tasks(["sts"], root))
     assert [share.share for share in found.shares] == [None]
 

@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.embedder import Embedder, plain
+from trundle.embedder import Embedder, _plain
 from trundle.errors import BadInput
-from trundle.evaluate import measure_fidelity
-from trundle.evaluate.fidelity import agreement, distances, errors_by_text
+from trundle.evaluate.fidelity import _agreement, _distances, _errors_by_text, measure_fidelity
 
 DOCUMENTS = {"east": (1, 0), "north": (0, 1), "west": (-1, 0), "north-east": (1, 1)}
 TEACHER = {"q": (2, 1), **DOCUMENTS}
 
 
 def table(name: str, vectors: dict[str, tuple[float, ...]]) -> Embedder:
-    return plain(name, lambda texts: np.array([vectors[text] for text in texts], dtype=np.float32))
+    return _plain(name, lambda texts: np.array([vectors[text] for text in texts], dtype=np.float32))
 
 
 def test_a_copy_of_the_teacher_agrees_in_everything():
@@ -67,21 +66,21 @@ def test_repeated_texts_count_once():
 def test_agreement_counts_shared_documents_whatever_their_order():
     teacher = np.array([[1, 2, 3], [4, 5, 6]])
     student = np.array([[3, 1, 9], [7, 8, 9]])
-    assert agreement(teacher, student) == pytest.approx((2 / 3 + 0) / 2)
-    assert agreement(teacher, teacher[:, ::-1]) == 1
+    assert _agreement(teacher, student) == pytest.approx((2 / 3 + 0) / 2)
+    assert _agreement(teacher, teacher[:, ::-1]) == 1
 
 
 @given(st.integers(0, 1000))
 def test_distance_is_zero_only_to_itself_and_the_same_both_ways(seed):
     one, other = np.random.default_rng(seed).normal(size=(2, 5, 3)).astype(np.float32)
-    assert not distances(one, one).any()
-    assert (distances(one, other) > 0).all()
-    assert distances(one, other) == pytest.approx(distances(other, one))
+    assert not _distances(one, one).any()
+    assert (_distances(one, other) > 0).all()
+    assert _distances(one, other) == pytest.approx(_distances(other, one))
 
 
 def test_more_examples_than_texts_gives_all_of_them():
     vectors = np.eye(2, dtype=np.float32)
-    best, worst = errors_by_text(["a", "b"], vectors, vectors * 2, 10)
+    best, worst = _errors_by_text(["a", "b"], vectors, vectors * 2, 10)
     assert [error.text for error in best] == ["a", "b"]
     assert [error.text for error in worst] == ["b", "a"]
 

@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 
 from trundle.data.texts import Text
-from trundle.embedder import Embedder, plain
+from trundle.embedder import Embedder, _plain
 from trundle.errors import BadInput
-from trundle.evaluate import Shorten, compare, find_tasks, measure_ranges, watch_margin
+from trundle.evaluate.comparison import Shorten, compare
+from trundle.evaluate.fidelity import watch_margin
+from trundle.evaluate.scoring import find_tasks
+from trundle.evaluate.shortening import measure_ranges
 
 TEXTS = [Text(text=f"{word} number {n}", kind=None) for n in range(40) for word in ("cat", "dog", "rain")]
 
 
 def test_whole_vectors_score_what_they_score_and_a_copy_inherits_everything(root, words):
-    copy = plain("copy", words.text)
+    copy = _plain("copy", words.text)
     found = compare([copy], teacher=words, tasks=find_tasks(["all"], root), texts=TEXTS, shorten=Shorten())
     by_task, by_agreement = found.inheritance
     assert by_task.measure == "Small"  # the task with documents
@@ -39,7 +42,7 @@ def test_whole_vectors_score_what_they_score_and_a_copy_inherits_everything(root
 
 def test_kept_ranges_are_used_for_both(words):
     elsewhere = measure_ranges([np.array([[5] * 64, [6] * 64], dtype=np.float32)], "teacher")
-    models = [plain("with", words.text), plain("without", words.text)]
+    models = [_plain("with", words.text), _plain("without", words.text)]
     shorten = Shorten(dimensions=(64,), ranges={"with": elsewhere})
     kept, measured = compare(models, teacher=words, texts=TEXTS, shorten=shorten).inheritance
     assert "2 training vectors" in kept.calibration
@@ -65,7 +68,7 @@ def test_the_margin_is_full_for_a_copy_and_falls_with_noise(words):
     copy = watch_margin(words, texts, vectors)
     assert copy(0, 1.0) == {"agreement@10": 1.0, "agreement@10, own index": 1.0}
     turned = watch_margin(
-        plain("turned", lambda given: np.roll(words.text(given), 1, axis=1)), texts, vectors
+        _plain("turned", lambda given: np.roll(words.text(given), 1, axis=1)), texts, vectors
     )
     found = turned(5, 1.0)
     assert found["agreement@10, own index"] == 1.0  # the same shape, in another place

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from trundle.evaluate import evaluate, find_tasks
+from trundle.evaluate.scoring import evaluate, find_tasks
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

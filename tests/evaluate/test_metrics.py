@@ -8,50 +8,50 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trundle.evaluate.metrics import (
-    clustering_measures,
-    few_shot_samples,
-    pair_measures,
-    paired_cosines,
-    similarity_measures,
+    _clustering_measures,
+    _few_shot_samples,
+    _pair_measures,
+    _paired_cosines,
+    _similarity_measures,
 )
 
 
 @given(st.integers(0, 1000), st.floats(0.01, 100))
 def test_cosine_knows_direction_not_length(seed, factor):
     vectors = np.random.default_rng(seed).normal(size=(4, 7)).astype(np.float32)
-    assert paired_cosines(vectors, np.float32(factor) * vectors) == pytest.approx(1, abs=1e-6)
-    assert paired_cosines(vectors, -vectors) == pytest.approx(-1, abs=1e-6)
+    assert _paired_cosines(vectors, np.float32(factor) * vectors) == pytest.approx(1, abs=1e-6)
+    assert _paired_cosines(vectors, -vectors) == pytest.approx(-1, abs=1e-6)
 
 
 def test_a_vector_of_zeros_is_like_nothing():
-    assert paired_cosines(np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32)).tolist() == [0]
+    assert _paired_cosines(np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32)).tolist() == [0]
 
 
 def test_identical_pairs_tie_exactly():
     vectors = np.random.default_rng(0).normal(size=(500, 384)).astype(np.float32)
-    assert np.unique(paired_cosines(vectors, vectors)).size == 1
+    assert np.unique(_paired_cosines(vectors, vectors)).size == 1
 
 
 def test_a_collapsed_model_has_no_correlation():
     same = np.ones((5, 3), dtype=np.float32)
-    assert similarity_measures(same, same, [1, 2, 3, 4, 5]) == {"spearman": 0.0, "pearson": 0.0}
+    assert _similarity_measures(same, same, [1, 2, 3, 4, 5]) == {"spearman": 0.0, "pearson": 0.0}
 
 
 def test_a_collapsed_model_finds_pairs_no_better_than_chance():
     same = np.ones((4, 3), dtype=np.float32)
-    assert pair_measures(same, same, [1, 0, 0, 0]) == {"ap": 0.25}
+    assert _pair_measures(same, same, [1, 0, 0, 0]) == {"ap": 0.25}
 
 
 def test_order_is_all_that_spearman_sees():
     left = np.tile(np.array([[1, 0]], dtype=np.float32), (4, 1))
     right = np.array([[1, 0], [1, 1], [0, 1], [-1, 0]], dtype=np.float32)
-    assert similarity_measures(left, right, [5, 4.9, 0.2, 0.1])["spearman"] == pytest.approx(1)
-    assert similarity_measures(left, right, [0, 1, 2, 3])["spearman"] == pytest.approx(-1)
+    assert _similarity_measures(left, right, [5, 4.9, 0.2, 0.1])["spearman"] == pytest.approx(1)
+    assert _similarity_measures(left, right, [0, 1, 2, 3])["spearman"] == pytest.approx(-1)
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=60), st.integers(0, 2**31))
 def test_samples_hold_as_many_of_each_label_as_there_are_up_to_eight(labels, seed):
-    samples = few_shot_samples(labels, seed=seed)
+    samples = _few_shot_samples(labels, seed=seed)
     assert len(samples) == 10
     for sample in samples:
         assert len(set(sample)) == len(sample)
@@ -65,4 +65,4 @@ def test_groups_far_apart_are_found():
     centres = np.array([[0, 9], [9, 0], [-9, -9]], dtype=np.float32)
     labels = [str(number % 3) for number in range(60)]
     vectors = centres[[int(label) for label in labels]] + np.float32(0.1)
-    assert clustering_measures(vectors, labels, seed=1) == {"v_measure": pytest.approx(1)}
+    assert _clustering_measures(vectors, labels, seed=1) == {"v_measure": pytest.approx(1)}

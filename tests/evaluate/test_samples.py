@@ -7,7 +7,7 @@ import pytest
 from sentence_transformers.util import semantic_search
 from sklearn.decomposition import PCA
 
-from trundle.evaluate.samples import find_top, on_a_plane
+from trundle.evaluate.fidelity import find_top, on_a_plane
 
 
 def test_what_is_found_first_is_what_sentence_transformers_finds() -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trundle.embedder import Embedder, plain
+from trundle.embedder import Embedder, _plain
 from trundle.errors import BadInput, BadModel
-from trundle.evaluate import KnownItemTask, Result, evaluate, find_tasks, mean_score, share_of_teacher
+from trundle.evaluate.scoring import Result, _mean_score, _share_of_teacher, evaluate, find_tasks
+from trundle.evaluate.tasks import KnownItemTask
 
 KNOWN = KnownItemTask(name="known", pairs=[("one", "first one"), ("two", "second two")])
 
@@ -77,7 +78,7 @@ def test_roles_with_one_function_share_their_vectors(words):
         calls.update(texts)
         return words.text(texts)
 
-    evaluate(plain("one", encode), [KnownItemTask(name="known", pairs=[("same", "same"), ("x", "y")])])
+    evaluate(_plain("one", encode), [KnownItemTask(name="known", pairs=[("same", "same"), ("x", "y")])])
     assert set(calls.values()) == {1}
 
 
@@ -89,7 +90,7 @@ def test_texts_are_given_longest_first_in_slices(words):
         return words.text(texts)
 
     pairs = [(f"q{n}", "d" * (n % 50) + str(n)) for n in range(3000)]
-    evaluate(plain("slices", encode), [KnownItemTask(name="known", pairs=pairs)])
+    evaluate(_plain("slices", encode), [KnownItemTask(name="known", pairs=pairs)])
     assert [len(batch) for batch in batches] == [2048, 952, 2048, 952]
     for batch in batches:
         assert [len(text) for text in batch] == sorted((len(text) for text in batch), reverse=True)
@@ -97,8 +98,8 @@ def test_texts_are_given_longest_first_in_slices(words):
 
 
 def test_asymmetric_results_stand_beside_the_standard_ones(root: Path):
-    student = plain("student", lambda texts: np.array([[len(t), 1] for t in texts], np.float32))
-    teacher = plain(
+    student = _plain("student", lambda texts: np.array([[len(t), 1] for t in texts], np.float32))
+    teacher = _plain(
         "teacher", lambda texts: np.array([[t.count("a"), t.count("o")] for t in texts], np.float32)
     )
     results = evaluate(student, [*find_tasks(["sts"], root), KNOWN], documents=teacher)
@@ -114,24 +115,24 @@ def test_asymmetric_results_stand_beside_the_standard_ones(root: Path):
 def test_means_count_each_task_once_in_its_mode(root: Path, words):
     results = evaluate(words, [*find_tasks(["sts"], root), KNOWN], documents=words)
     scored = [replace(result, score=score) for result, score in zip(results, (0.2, 0.4, 0.8), strict=True)]
-    assert mean_score(scored) == pytest.approx(0.3)
-    assert mean_score(scored, "asymmetric") == pytest.approx(0.5)
-    assert mean_score(scored[::-1], "asymmetric") == pytest.approx(0.5)
+    assert _mean_score(scored) == pytest.approx(0.3)
+    assert _mean_score(scored, "asymmetric") == pytest.approx(0.5)
+    assert _mean_score(scored[::-1], "asymmetric") == pytest.approx(0.5)
     teacher = [replace(result, score=0.6) for result in results if result.mode == "standard"]
-    assert share_of_teacher(scored, teacher) == pytest.approx(0.5)
-    assert share_of_teacher(scored, teacher, "asymmetric") == pytest.approx(0.5 / 0.6)
+    assert _share_of_teacher(scored, teacher) == pytest.approx(0.5)
+    assert _share_of_teacher(scored, teacher, "asymmetric") == pytest.approx(0.5 / 0.6)
 
 
 def test_shares_are_taken_over_the_same_data_only(root: Path, words):
     results = evaluate(words, [*find_tasks(["sts"], root), KNOWN])
     with pytest.raises(BadInput, match="known"):
-        share_of_teacher(results, results[:1])
+        _share_of_teacher(results, results[:1])
     with pytest.raises(BadInput, match="Likeness"):
-        share_of_teacher(results, [replace(results[0], fingerprint="other"), results[1]])
+        _share_of_teacher(results, [replace(results[0], fingerprint="other"), results[1]])
     with pytest.raises(BadInput, match="mean score is 0"):
-        share_of_teacher(results, [replace(result, score=0.0) for result in results])
+        _share_of_teacher(results, [replace(result, score=0.0) for result in results])
     with pytest.raises(BadInput, match="no results"):
-        mean_score([])
+        _mean_score([])
 
 
 def test_no_tasks_is_refused(words):
@@ -145,7 +146,7 @@ def test_a_text_that_is_no_string_is_refused(words):
 
 
 def test_vectors_that_are_not_numbers_are_refused():
-    broken = plain("broken", lambda texts: np.full((len(texts), 2), np.nan, np.float32))
+    broken = _plain("broken", lambda texts: np.full((len(texts), 2), np.nan, np.float32))
     with pytest.raises(BadModel, match=r"broken gave NaN or infinity for 2 of 2 texts.*load it in float32"):
         evaluate(broken, [KNOWN])
 
@@ -153,7 +154,7 @@ def test_vectors_that_are_not_numbers_are_refused():
 @pytest.mark.parametrize("shape", [(3, 2), (2,), (2, 2, 2)])
 def test_an_array_that_is_not_a_row_for_each_text_is_refused(shape):
     with pytest.raises(BadModel, match="one row for each"):
-        evaluate(plain("odd", lambda _texts: np.ones(shape, np.float32)), [KNOWN])
+        evaluate(_plain("odd", lambda _texts: np.ones(shape, np.float32)), [KNOWN])
 
 
 def test_a_width_that_changes_between_calls_is_refused():
@@ -162,13 +163,13 @@ def test_a_width_that_changes_between_calls_is_refused():
 
     with pytest.raises(BadModel, match="differing widths"):
         evaluate(
-            plain("odd", encode), [KNOWN, KnownItemTask(name="more", pairs=[*KNOWN.pairs, ("three", "x")])]
+            _plain("odd", encode), [KNOWN, KnownItemTask(name="more", pairs=[*KNOWN.pairs, ("three", "x")])]
         )
 
 
 def test_a_student_of_another_width_is_told_to_align_first():
-    narrow = plain("narrow", lambda texts: np.ones((len(texts), 2), np.float32))
-    wide = plain("wide", lambda texts: np.ones((len(texts), 5), np.float32))
+    narrow = _plain("narrow", lambda texts: np.ones((len(texts), 2), np.float32))
+    wide = _plain("wide", lambda texts: np.ones((len(texts), 5), np.float32))
     with pytest.raises(BadInput, match=r"2 and of 5 dimensions.*align the student"):
         evaluate(narrow, [KNOWN], documents=wide)
 
@@ -187,7 +188,7 @@ def test_progress_counts_every_text_and_says_every_score(words):
         def say(self, line):
             said.append(line)
 
-    evaluate(words, [KNOWN], documents=plain("teacher", words.text), progress=Listening())
+    evaluate(words, [KNOWN], documents=_plain("teacher", words.text), progress=Listening())
     assert shown == {"known": 4}
     assert said == [
         "bag of words, known (standard, all): ndcg@10 1.0000",

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sentence_transformers.util import quantize_embeddings
 
-from trundle.embedder import plain
+from trundle.embedder import _plain
 from trundle.errors import BadInput
-from trundle.evaluate.ranking import nearest
+from trundle.evaluate.retrieval import nearest
 from trundle.evaluate.shortening import (
-    CALIBRATION_FILE,
-    bytes_of,
+    _bytes_of,
+    _shortened,
+    _to_bytes,
+    _usual_dimensions,
+    _with_shortened,
     measure_ranges,
     read_ranges,
-    shortened,
-    to_bytes,
-    usual_dimensions,
-    with_shortened,
 )
+from trundle.records import CALIBRATION_FILE
 
 RANDOM = np.random.default_rng(3)
 CALIBRATION = RANDOM.normal(size=(200, 32)).astype(np.float32)
@@ -36,13 +36,13 @@ def test_bytes_are_those_of_sentence_transformers(dimensions):
     theirs = quantize_embeddings(
         VECTORS[:, :dimensions], "int8", calibration_embeddings=CALIBRATION[:, :dimensions]
     )
-    np.testing.assert_array_equal(to_bytes(VECTORS[:, :dimensions], RANGES), theirs)
+    np.testing.assert_array_equal(_to_bytes(VECTORS[:, :dimensions], RANGES), theirs)
 
 
 @pytest.mark.parametrize("dimensions", [32, 16])
 def test_bits_are_those_of_sentence_transformers_and_order_by_hamming_distance(dimensions):
     theirs = np.unpackbits(quantize_embeddings(VECTORS[:, :dimensions], "ubinary"), axis=1)
-    bits = shortened(VECTORS, dimensions, "binary", RANGES)
+    bits = _shortened(VECTORS, dimensions, "binary", RANGES)
     np.testing.assert_array_equal(bits > 0, theirs == 1)
     hamming = (theirs[:10, None, :] != theirs[None, 10:, :]).sum(axis=2)
     expected = np.argsort(hamming, axis=1, kind="stable")[:, :7]
@@ -51,18 +51,18 @@ def test_bits_are_those_of_sentence_transformers_and_order_by_hamming_distance(d
 
 def test_bytes_stay_within_half_a_step_of_what_they_stand_for():
     step = (RANGES.highest - RANGES.lowest) / 255
-    kept = shortened(CALIBRATION, 32, "int8", RANGES)
+    kept = _shortened(CALIBRATION, 32, "int8", RANGES)
     assert (np.abs(kept - CALIBRATION) <= 0.5001 * step).all()
-    assert shortened(VECTORS, 8, "float32", RANGES).tolist() == VECTORS[:, :8].tolist()
+    assert _shortened(VECTORS, 8, "float32", RANGES).tolist() == VECTORS[:, :8].tolist()
 
 
 def test_a_dimension_that_never_changes_does_no_harm():
     flat = CALIBRATION.copy()
     flat[:, 3] = 0.25
     ranges = measure_ranges([flat], "teacher")
-    assert np.isfinite(shortened(VECTORS, 32, "int8", ranges)).all()
+    assert np.isfinite(_shortened(VECTORS, 32, "int8", ranges)).all()
     theirs = quantize_embeddings(VECTORS, "int8", calibration_embeddings=flat)
-    np.testing.assert_array_equal(to_bytes(VECTORS, ranges), theirs)
+    np.testing.assert_array_equal(_to_bytes(VECTORS, ranges), theirs)
 
 
 @given(arrays(np.float32, (12, 3), elements=st.floats(-4, 4, width=32)), st.integers(1, 11))
@@ -97,14 +97,14 @@ def test_no_vectors_have_no_ranges():
 
 
 def test_every_role_is_shortened():
-    model = with_shortened(plain("table", lambda texts: VECTORS[: len(texts)]), 4, "binary", RANGES)
+    model = _with_shortened(_plain("table", lambda texts: VECTORS[: len(texts)]), 4, "binary", RANGES)
     for encode in (model.text, model.query, model.document):
         assert encode(["a", "b"]).shape == (2, 4)
-    assert [bytes_of(12, precision) for precision in ("float32", "int8", "binary")] == [48, 12, 2]
+    assert [_bytes_of(12, precision) for precision in ("float32", "int8", "binary")] == [48, 12, 2]
 
 
 @pytest.mark.parametrize(
     ("width", "expected"), [(768, (768, 512, 256, 128, 64)), (1024, (1024, 512, 256, 128, 64)), (2, (2, 1))]
 )
 def test_usual_dimensions(width, expected):
-    assert usual_dimensions(width) == expected
+    assert _usual_dimensions(width) == expected

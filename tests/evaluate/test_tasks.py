@@ -10,10 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trundle.embedder import plain
+from trundle.embedder import _plain
 from trundle.errors import BadInput
-from trundle.evaluate import KnownItemTask, find_tasks
-from trundle.evaluate.tasks import ClassificationTask, ClusteringTask, PairTask, RetrievalTask, SimilarityTask
+from trundle.evaluate.scoring import find_tasks
+from trundle.evaluate.tasks import (
+    KnownItemTask,
+    _ClassificationTask,
+    _ClusteringTask,
+    _PairTask,
+    _RetrievalTask,
+    _SimilarityTask,
+)
 
 
 def names(tasks):
@@ -129,7 +136,7 @@ def test_titles_stand_before_texts(root: Path, words):
         return words.text(texts)
 
     [task] = find_tasks(["Small"], root)
-    scores = task.run(plain("listening", encode), seed=1)
+    scores = task.run(_plain("listening", encode), seed=1)
     assert set(seen) == {"Cats they purr", "dogs bark", "Rain", "cats purr", "dogs"}
     assert scores.measures == {"ndcg@10": 1.0, "recall@10": 1.0, "recall@100": 1.0, "mrr@10": 1.0}
     assert scores.texts == 5
@@ -175,27 +182,27 @@ def test_the_fingerprint_is_of_the_rows_used(root: Path, write, words):
 
 
 BAD_FILES = [
-    (SimilarityTask, {"sentence1": ["a"], "score": [1.0]}, "no column sentence2"),
-    (SimilarityTask, {"sentence1": ["a"], "sentence2": [None], "score": [1.0]}, "no sentence2 in row 0"),
+    (_SimilarityTask, {"sentence1": ["a"], "score": [1.0]}, "no column sentence2"),
+    (_SimilarityTask, {"sentence1": ["a"], "sentence2": [None], "score": [1.0]}, "no sentence2 in row 0"),
     (
-        SimilarityTask,
+        _SimilarityTask,
         {"sentence1": ["a"], "sentence2": ["b"], "score": [float("nan")]},
         "score .* not finite",
     ),
     (
-        SimilarityTask,
+        _SimilarityTask,
         {"sentence1": ["a"], "sentence2": ["b"], "score": ["high"]},
         "score that is not a number",
     ),
-    (PairTask, {"sentence1": ["a"], "sentence2": ["b"], "label": [1]}, "labels 0 and 1"),
-    (ClassificationTask, {"text": ["a"], "label": ["x"]}, "no column split"),
+    (_PairTask, {"sentence1": ["a"], "sentence2": ["b"], "label": [1]}, "labels 0 and 1"),
+    (_ClassificationTask, {"text": ["a"], "label": ["x"]}, "no column split"),
     (
-        ClassificationTask,
+        _ClassificationTask,
         {"text": ["a", "b"], "label": ["x", "x"], "split": ["train", "test"]},
         "one label only",
     ),
-    (ClassificationTask, {"text": ["a"], "label": ["x"], "split": ["test"]}, "no rows of the split 'train'"),
-    (ClusteringTask, {"text": ["a", "b"], "label": ["x", "x"]}, "fewer than two labels"),
+    (_ClassificationTask, {"text": ["a"], "label": ["x"], "split": ["test"]}, "no rows of the split 'train'"),
+    (_ClusteringTask, {"text": ["a", "b"], "label": ["x", "x"]}, "fewer than two labels"),
 ]
 
 
@@ -209,7 +216,7 @@ def test_a_file_that_cannot_be_scored_is_refused(write, words, kind, columns, me
 def test_an_id_used_twice_is_refused(root: Path, write, words):
     write("retrieval/Small/corpus", {"_id": ["d1", "d1"], "title": ["", ""], "text": ["a", "b"]})
     with pytest.raises(BadInput, match="has the id 'd1' twice"):
-        RetrievalTask(name="Small", path=root / "retrieval" / "Small").run(words, seed=1)
+        _RetrievalTask(name="Small", path=root / "retrieval" / "Small").run(words, seed=1)
 
 
 def test_a_retrieval_folder_without_its_queries_is_refused(root: Path, words):
@@ -221,7 +228,7 @@ def test_a_retrieval_folder_without_its_queries_is_refused(root: Path, words):
 
 def test_known_items_share_equal_queries_and_documents():
     vectors = {"q": (1, 0), "r": (0, 1), "a": (1, 0), "b": (1, 0.1), "c": (0, 1)}
-    embedder = plain("table", lambda texts: np.array([vectors[text] for text in texts], dtype=np.float32))
+    embedder = _plain("table", lambda texts: np.array([vectors[text] for text in texts], dtype=np.float32))
     task = KnownItemTask(name="known", pairs=[("q", "a"), ("q", "b"), ("r", "c"), ("r", "c")])
     scores = task.run(embedder, seed=1)
     assert scores.measures["ndcg@10"] == pytest.approx(1)
@@ -232,7 +239,7 @@ def test_known_items_share_equal_queries_and_documents():
 
 def test_known_items_are_not_left_out_for_holding_their_query():
     scores = KnownItemTask(name="known", pairs=[("a", "a a"), ("b", "b b")]).run(
-        plain("letters", lambda texts: np.array([[t.count("a"), t.count("b")] for t in texts], np.float32)),
+        _plain("letters", lambda texts: np.array([[t.count("a"), t.count("b")] for t in texts], np.float32)),
         seed=1,
     )
     assert (scores.measures["ndcg@10"], scores.note) == (1.0, "")

@@ -14,7 +14,9 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.export import Limits, as_sentence_transformer, export_model
+from trundle.export.exporting import export_model
+from trundle.export.open import _as_sentence_transformer
+from trundle.export.parity import Limits
 
 TEXTS = [f"{text} {number}" for number in range(7) for text in pico.TEXTS]
 NODE_MODULES = Path(os.environ.get("TRUNDLE_NODE_MODULES", "node_modules")).absolute()
@@ -63,7 +65,7 @@ def check(found: np.ndarray, wanted: np.ndarray, least: float) -> None:
 
 @pytest.mark.parametrize(("graph", "least"), [("onnx-float32", 0.999), ("onnx-int8", 0.99)])
 def test_sentence_transformers(folder: Path, wanted: np.ndarray, graph: str, least: float) -> None:
-    model = as_sentence_transformer(folder, graph=graph)
+    model = _as_sentence_transformer(folder, graph=graph)
     assert isinstance(model, SentenceTransformer)
     check(model.encode(TEXTS), wanted, least)
     assert model.get_embedding_dimension() == 32

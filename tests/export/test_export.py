@@ -19,12 +19,13 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.errors import BadInput, BadModel
-from trundle.export import Limits, export_model, large
-from trundle.export.first_difference import first_difference
-from trundle.export.graph import plain_attention, whole, write_onnx
-from trundle.export.loss import keep_in_turn, neighbour_agreement, spread
-from trundle.export.tables import rows_in_int8
-from trundle.runtime import Encoder
+from trundle.export import graph as graph_module
+from trundle.export.exporting import export_model
+from trundle.export.graph import _plain_attention, _whole, _write_onnx
+from trundle.export.int8 import _rows_in_int8
+from trundle.export.parity import Limits, _keep_in_turn, _neighbour_agreement, _spread
+from trundle.export.tracing import _first_difference
+from trundle.runtime.encoder import Encoder
 from trundle.runtime.engines import is_x86
 
 TEXTS = [f"{text} {number}" for number in range(7) for text in pico.TEXTS]
@@ -115,16 +116,16 @@ def test_products_that_hurt_stay_in_float(model: Path) -> None:
 def test_a_graph_that_differs_says_where(model: Path, tmp_path: Path) -> None:
     opened = SentenceTransformer(str(model), device="cpu")
     path = tmp_path / "graph.onnx"
-    with plain_attention(opened):
-        write_onnx(whole(opened), path, tracer="torchscript")
-        assert first_difference(whole(opened), path) is None
+    with _plain_attention(opened):
+        _write_onnx(_whole(opened), path, tracer="torchscript")
+        assert _first_difference(_whole(opened), path) is None
         with torch.no_grad():
             opened[0].model.encoder.layer[2].output.dense.weight.add_(0.1)
-        assert first_difference(whole(opened), path) == "model.0.model.encoder.layer.2.output.dense"
+        assert _first_difference(_whole(opened), path) == "model.0.model.encoder.layer.2.output.dense"
 
 
 def test_weights_too_large_for_one_file_lie_beside_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large, "LARGEST_IN_ONE_FILE", 1000)
+    monkeypatch.setattr(graph_module, "_LARGEST_IN_ONE_FILE", 1000)
     wanted = SentenceTransformer(str(model), device="cpu").encode(TEXTS)
     export_model(str(model), to="onnx")
     assert {file.name for file in (model / "onnx").iterdir()} == {"model.onnx", "model.onnx_data"}
@@ -171,20 +172,20 @@ def test_what_is_there_is_not_replaced_unasked(model: Path, tmp_path: Path) -> N
 @given(st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=4, max_size=4), min_size=1, max_size=20))
 def test_int8_rows_are_right_to_half_a_step(rows: list[list[float]]) -> None:
     table = np.array(rows, dtype=np.float32)
-    small, scales = rows_in_int8(table)
+    small, scales = _rows_in_int8(table)
     assert np.all(np.abs(small * scales - table) <= scales * 0.501 + 1e-12)
 
 
 def test_neighbours() -> None:
     vectors = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
-    assert neighbour_agreement(vectors, 3 * vectors) == 1
-    assert neighbour_agreement(vectors, vectors[::-1].copy()) < 0.5
+    assert _neighbour_agreement(vectors, 3 * vectors) == 1
+    assert _neighbour_agreement(vectors, vectors[::-1].copy()) < 0.5
 
 
 @given(st.integers(0, 300))
 def test_tries_keep_ever_more_but_never_more_than_half(count: int) -> None:
     names = [str(number) for number in range(count)]
-    tries = keep_in_turn(names)
+    tries = _keep_in_turn(names)
     assert tries[0] == []
     assert [len(each) for each in tries] == sorted({len(each) for each in tries})
     assert all(each == names[: len(each)] and len(each) <= count / 2 for each in tries)
@@ -192,7 +193,7 @@ def test_tries_keep_ever_more_but_never_more_than_half(count: int) -> None:
 
 @given(st.integers(1, 500), st.integers(1, 200))
 def test_a_spread_reaches_from_first_to_last(length: int, count: int) -> None:
-    chosen = spread(range(length), count)
+    chosen = _spread(range(length), count)
     assert chosen[0] == 0
     assert len(chosen) <= count
     assert length - chosen[-1] <= max(1, -(-length // count))

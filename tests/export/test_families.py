@@ -19,8 +19,8 @@ from sentence_transformers.sentence_transformer.modules import (
 )
 
 import pico
-from trundle.export import export_model
-from trundle.runtime import Encoder
+from trundle.export.exporting import export_model
+from trundle.runtime.encoder import Encoder
 from trundle.runtime.engines import is_x86
 
 TEXTS = [*pico.TEXTS, "a", "long " * 100]

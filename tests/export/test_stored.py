@@ -10,7 +10,7 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not i
 
 
 def test_products_are_those_of_the_rounded_matrices() -> None:
-    from trundle.export.stored import columns_in_int8, with_stored_matrices
+    from trundle.export.int8 import _columns_in_int8, _with_stored_matrices
 
     random = np.random.default_rng(0)
     first = random.normal(size=(64, 96)).astype(np.float32)
@@ -35,7 +35,7 @@ def test_products_are_those_of_the_rounded_matrices() -> None:
     )
     whole = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
     before = whole.ByteSize()
-    stored = with_stored_matrices(whole)
+    stored = _with_stored_matrices(whole)
     onnx.checker.check_model(stored)
     assert stored.ByteSize() < 0.4 * before
     assert {each.name for each in stored.graph.initializer if each.data_type == onnx.TensorProto.INT8} == {
@@ -49,8 +49,8 @@ def test_products_are_those_of_the_rounded_matrices() -> None:
         stored.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     (found,) = session.run(None, {"x": x})
-    numbers, scales = columns_in_int8(first, 1)
-    rows, row_scales = columns_in_int8(second, 0)
+    numbers, scales = _columns_in_int8(first, 1)
+    rows, row_scales = _columns_in_int8(second, 0)
     expected = (x @ (numbers * scales)) @ (rows * row_scales[:, None]).T @ small
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
     # Each output keeps its own precision, however small its weights are.

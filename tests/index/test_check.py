@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from clusters import WIDTH, clustered, wanted
-from trundle.embedder import Embedder, Vectors, plain
+from trundle.embedder import Embedder, Vectors, _plain
 from trundle.errors import BadInput
-from trundle.evaluate.fidelity import agreement
-from trundle.evaluate.ranking import nearest
-from trundle.index import check_index
-from trundle.index.check import opening_words, shared
-from trundle.index.embedded import EmbeddedStore, create_embedded
-from trundle.index.tables import Place, find_place
+from trundle.evaluate.fidelity import _agreement
+from trundle.evaluate.retrieval import nearest
+from trundle.index.check import _opening_words, _shared, check_index
+from trundle.index.connection import _find_place, _Place
+from trundle.index.embedded import _create_embedded, _EmbeddedStore
 
 TEXTS = [f"Text number {number}. It goes on." for number in range(300)]
 TRUE = dict(zip(TEXTS, clustered(len(TEXTS)), strict=True))
@@ -32,20 +31,20 @@ def embedder(noise: float, name: str, width: int = WIDTH) -> Embedder:
         rows = np.stack([TRUE[whole.get(text, text)] for text in texts])
         return (rows + noise * rng.normal(size=rows.shape)).astype(np.float32)[:, :width]
 
-    return plain(name, encode)
+    return _plain(name, encode)
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> Iterator[EmbeddedStore]:
-    create_embedded(tmp_path / "index", wanted("binary"))
-    store = EmbeddedStore(tmp_path / "index")
+def index(tmp_path: Path) -> Iterator[_EmbeddedStore]:
+    _create_embedded(tmp_path / "index", wanted("binary"))
+    store = _EmbeddedStore(tmp_path / "index")
     store.add(TEXTS, np.stack(list(TRUE.values())))
     store.finish()
     yield store
     store.close()
 
 
-def test_the_teacher_itself_agrees_with_itself(index: EmbeddedStore) -> None:
+def test_the_teacher_itself_agrees_with_itself(index: _EmbeddedStore) -> None:
     for teacher in (None, embedder(0, "teacher")):
         found = check_index(index, embedder(0, "student"), teacher=teacher)
         assert found.agreement == found.first == 1
@@ -54,7 +53,7 @@ def test_the_teacher_itself_agrees_with_itself(index: EmbeddedStore) -> None:
         assert "10.0" in found.says()[1]
 
 
-def test_a_student_far_off_is_told_so(index: EmbeddedStore) -> None:
+def test_a_student_far_off_is_told_so(index: _EmbeddedStore) -> None:
     near, far = (check_index(index, embedder(noise, "student")) for noise in (0.3, 50.0))
     assert 0.4 < near.agreement < 1
     assert far.agreement < 0.2
@@ -62,28 +61,28 @@ def test_a_student_far_off_is_told_so(index: EmbeddedStore) -> None:
     assert json.loads(json.dumps(far.as_json()))["agreement"] == far.agreement
 
 
-def test_agreement_is_that_of_evaluate(index: EmbeddedStore) -> None:
+def test_agreement_is_that_of_evaluate(index: _EmbeddedStore) -> None:
     student, teacher = embedder(1.0, "student"), embedder(0, "teacher")
     found = check_index(index, student, teacher=teacher, texts=300, most_queries=50)
     drawn = index.sample(300, 0)
-    asked = opening_words(drawn.texts)[:50]
+    asked = _opening_words(drawn.texts)[:50]
     tops = [nearest(each.query(asked), drawn.vectors, 10) for each in (teacher, student)]
-    assert found.agreement == pytest.approx(agreement(*tops))
-    assert shared(*tops) == found.agreement
+    assert found.agreement == pytest.approx(_agreement(*tops))
+    assert _shared(*tops) == found.agreement
 
 
-def test_a_teacher_that_did_not_build_the_index(index: EmbeddedStore) -> None:
+def test_a_teacher_that_did_not_build_the_index(index: _EmbeddedStore) -> None:
     found = check_index(index, embedder(0, "student"), teacher=embedder(5.0, "another"))
     assert "did not build this index" in found.says()[-1]
 
 
-def test_what_cannot_be_checked(index: EmbeddedStore, tmp_path: Path) -> None:
+def test_what_cannot_be_checked(index: _EmbeddedStore, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="name it with --teacher"):
         check_index(index, embedder(0, "student"), queries=["mine"])
     with pytest.raises(BadInput, match="gives vectors of 16 numbers"):
         check_index(index, embedder(0, "student", width=16))
-    create_embedded(tmp_path / "few", wanted())
-    few = EmbeddedStore(tmp_path / "few")
+    _create_embedded(tmp_path / "few", wanted())
+    few = _EmbeddedStore(tmp_path / "few")
     few.add(TEXTS[:5], np.stack([TRUE[text] for text in TEXTS[:5]]))
     few.finish()
     with pytest.raises(BadInput, match="holds 5 texts"):
@@ -92,8 +91,8 @@ def test_what_cannot_be_checked(index: EmbeddedStore, tmp_path: Path) -> None:
 
 
 def test_opening_words() -> None:
-    assert opening_words(["One. Two.", "One. Three", "no stop", "a\nb", " "]) == ["One.", "no stop", "a"]
-    long = opening_words(["word " * 100])[0]
+    assert _opening_words(["One. Two.", "One. Three", "no stop", "a\nb", " "]) == ["One.", "no stop", "a"]
+    long = _opening_words(["word " * 100])[0]
     assert len(long) <= 160
     assert long.endswith("word")
 
@@ -105,14 +104,14 @@ def test_which_table_is_meant() -> None:
         ("public", "chunks", "embedding", "vector"),
         ("public", "users", "name", "varchar"),
     ]
-    place = Place(schema="public", table="chunks", text="content", vector="embedding")
-    assert find_place(one, table=None, text=None, vector=None) == place
+    place = _Place(schema="public", table="chunks", text="content", vector="embedding")
+    assert _find_place(one, table=None, text=None, vector=None) == place
     two = [*one, ("public", "chunks", "small", "halfvec")]
     with pytest.raises(BadInput, match="name one with --vectors"):
-        find_place(two, table=None, text=None, vector=None)
-    assert find_place(two, table="chunks", text="id", vector="small").vector == "small"
+        _find_place(two, table=None, text=None, vector=None)
+    assert _find_place(two, table="chunks", text="id", vector="small").vector == "small"
     unnamed = [("public", "t", "a", "text"), ("public", "t", "b", "text"), ("public", "t", "v", "vector")]
     with pytest.raises(BadInput, match="name it with --texts: a, b"):
-        find_place(unnamed, table=None, text=None, vector=None)
+        _find_place(unnamed, table=None, text=None, vector=None)
     with pytest.raises(BadInput, match="no column of pgvector's type"):
-        find_place(one[:2], table=None, text=None, vector=None)
+        _find_place(one[:2], table=None, text=None, vector=None)

@@ -20,19 +20,19 @@ from sklearn.neighbors import NearestNeighbors
 
 from clusters import WIDTH, clustered, wanted
 from trundle.errors import BadInput, WriteFailed
-from trundle.index import build_index, create_store, open_store
-from trundle.index.codes import encode_codes, scan
-from trundle.index.contract import Precision
-from trundle.index.embedded import EmbeddedStore, create_embedded
+from trundle.index.codes import _encode_codes, _scan
+from trundle.index.contract import _Precision
+from trundle.index.embedded import _create_embedded, _EmbeddedStore
+from trundle.index.stores import build_index, create_store, open_store
 
-PRECISIONS: tuple[Precision, ...] = ("float", "int8", "binary")
+PRECISIONS: tuple[_Precision, ...] = ("float", "int8", "binary")
 
 
 def filled(
-    folder: Path, texts: list[str], precision: Precision = "float", exact_up_to: int = 10**6
-) -> EmbeddedStore:
-    create_embedded(folder, wanted(precision))
-    store = EmbeddedStore(folder, exact_up_to=exact_up_to)
+    folder: Path, texts: list[str], precision: _Precision = "float", exact_up_to: int = 10**6
+) -> _EmbeddedStore:
+    _create_embedded(folder, wanted(precision))
+    store = _EmbeddedStore(folder, exact_up_to=exact_up_to)
     vectors = clustered(len(texts))
     store.add(texts[:200], vectors[:200])
     store.add(texts[200:], vectors[200:])
@@ -40,7 +40,7 @@ def filled(
     return store
 
 
-def places(store: EmbeddedStore, queries: np.ndarray, k: int = 10) -> list[list[int]]:
+def places(store: _EmbeddedStore, queries: np.ndarray, k: int = 10) -> list[list[int]]:
     return [[int(one.text.split()[-1]) for one in row] for row in store.search(queries, k)]
 
 
@@ -52,10 +52,10 @@ def recall(found: list[list[int]], truth: np.ndarray) -> float:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_nearest_are_those_of_scikit_learn(
-    tmp_path: Path, texts: list[str], precision: Precision
+    tmp_path: Path, texts: list[str], precision: _Precision
 ) -> None:
     filled(tmp_path / "index", texts, precision).close()
-    store = EmbeddedStore(tmp_path / "index")
+    store = _EmbeddedStore(tmp_path / "index")
     queries = clustered(30, seed=1)
     distances, truth = NearestNeighbors(metric="cosine").fit(clustered(len(texts))).kneighbors(queries, 10)
     found = store.search(queries, 10)
@@ -70,44 +70,44 @@ def test_the_nearest_are_those_of_scikit_learn(
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_large_set_is_searched_through_a_graph(
-    tmp_path: Path, texts: list[str], precision: Precision
+    tmp_path: Path, texts: list[str], precision: _Precision
 ) -> None:
     pytest.importorskip("usearch", reason="needs the extra `index`")
     folder = tmp_path / "index"
     store = filled(folder, texts, precision, exact_up_to=100)
     assert (folder / "graph.usearch").is_file()
     queries = clustered(30, seed=1)
-    with closing(EmbeddedStore(folder)) as plain:
+    with closing(_EmbeddedStore(folder)) as plain:
         exact = np.array(places(plain, queries))
     assert recall(places(store, queries), exact) > 0.95
     late = clustered(1, seed=99)
     store.add(["text number 600"], late)  # not in the graph
     store.close()
-    again = EmbeddedStore(folder, exact_up_to=100)
+    again = _EmbeddedStore(folder, exact_up_to=100)
     assert places(again, late)[0][0] == 600
     assert recall(places(again, queries), exact) > 0.95
     again.finish()
     assert places(again, late)[0][0] == 600
     again.close()
     (folder / "graph.usearch").write_bytes(b"not a graph")
-    damaged = EmbeddedStore(folder, exact_up_to=100)
+    damaged = _EmbeddedStore(folder, exact_up_to=100)
     assert places(damaged, late)[0][0] == 600
     damaged.close()
 
 
 @settings(max_examples=40)
 @given(st.integers(0, 2**31), st.integers(1, 300), st.integers(1, 20), st.sampled_from(PRECISIONS))
-def test_a_scan_finds_the_best_of_all_rows(seed: int, count: int, k: int, precision: Precision) -> None:
+def test_a_scan_finds_the_best_of_all_rows(seed: int, count: int, k: int, precision: _Precision) -> None:
     vectors = clustered(count, seed=seed)
-    codes = vectors if precision == "float" else encode_codes(vectors, precision)
+    codes = vectors if precision == "float" else _encode_codes(vectors, precision)
     query = clustered(1, seed=seed + 1)[0]
-    asked = query if precision == "float" else encode_codes(query[None], precision)[0]
+    asked = query if precision == "float" else _encode_codes(query[None], precision)[0]
     if precision == "binary":
         truth = -((vectors > 0) != (query > 0)).sum(axis=1).astype(float)
     else:
         wide, one = codes.astype(np.float64), asked.astype(np.float64)
         truth = wide @ one / (np.linalg.norm(wide, axis=1) * np.linalg.norm(one))
-    rows = scan(asked, codes, precision, k)
+    rows = _scan(asked, codes, precision, k)
     assert len(set(rows.tolist())) == min(k, count)
     np.testing.assert_allclose(truth[rows], np.sort(truth)[::-1][: len(rows)], atol=1e-5)
 
@@ -172,7 +172,7 @@ def test_kill_9_loses_nothing_that_was_stored(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        store = EmbeddedStore(folder)
+        store = _EmbeddedStore(folder)
         count = store.count()
         assert count >= before + 50 * stored
         assert count % 50 == 0
@@ -203,7 +203,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, texts: list[str]) -> 
     assert store.missing(more) == more
     store.add(more, clustered(300, seed=5))
     store.close()
-    again = EmbeddedStore(folder)
+    again = _EmbeddedStore(folder)
     assert again.count() == 900
     assert again.search(clustered(300, seed=5)[7:8], 1)[0][0].text == more[7]
     again.close()
@@ -228,13 +228,13 @@ def test_damage_is_named(tmp_path: Path, texts: list[str]) -> None:
     filled(folder, texts).close()
     os.truncate(folder / "vectors.f32", 100)
     with pytest.raises(BadInput, match="cut short; build the index again"):
-        EmbeddedStore(folder)
+        _EmbeddedStore(folder)
     (folder / "index.json").write_text("{")
     with pytest.raises(BadInput, match="damaged"):
-        EmbeddedStore(folder)
+        _EmbeddedStore(folder)
     (folder / "index.json").unlink()
     with pytest.raises(BadInput, match="is no index"):
-        EmbeddedStore(folder)
+        _EmbeddedStore(folder)
     with pytest.raises(BadInput, match="there is no index"):
         open_store(str(tmp_path / "nothing"))
     with pytest.raises(BadInput, match="exists already"), create_store(str(folder), wanted()):
@@ -242,8 +242,8 @@ def test_damage_is_named(tmp_path: Path, texts: list[str]) -> None:
 
 
 def test_an_empty_store_finds_nothing(tmp_path: Path) -> None:
-    create_embedded(tmp_path / "index", wanted("binary"))
-    store = EmbeddedStore(tmp_path / "index")
+    _create_embedded(tmp_path / "index", wanted("binary"))
+    store = _EmbeddedStore(tmp_path / "index")
     assert store.search(clustered(2), 5) == [[], []]
     assert store.sample(5, 0).total == 0
     store.close()

@@ -17,8 +17,8 @@ from sklearn.neighbors import NearestNeighbors
 from clusters import WIDTH, clustered, wanted
 from told import Told
 from trundle.errors import BadInput, WriteFailed
-from trundle.index import build_index, create_store, open_readable, open_store
-from trundle.index.postgres import PostgresStore
+from trundle.index.postgres import _PostgresStore
+from trundle.index.stores import build_index, create_store, open_readable, open_store
 
 
 def places(store: Any, queries: np.ndarray) -> list[list[int]]:
@@ -41,7 +41,7 @@ def test_build_search_and_build_anew(postgres: Any, texts: list[str]) -> None:
     assert drawn.total == 600
     np.testing.assert_allclose(drawn.vectors, [stored[text] for text in drawn.texts], rtol=1e-5)
     with pytest.raises(BadInput, match="say --force"):
-        PostgresStore.create(postgres.url, "Texts of mine", wanted("binary"))
+        _PostgresStore.create(postgres.url, "Texts of mine", wanted("binary"))
     with create_store(postgres.url, wanted("binary"), table="Texts of mine", force=True) as new:
         new.add(["text number 1"], vectors[:1])
         assert store.count() == 600
@@ -55,7 +55,7 @@ def test_binary_with_rescoring_and_a_graph(postgres: Any, texts: list[str]) -> N
     truth = NearestNeighbors(metric="cosine").fit(vectors).kneighbors(queries, 10, return_distance=False)
     for precision, exact_up_to in (("binary", 10**6), ("binary", 10), ("float", 10)):
         table = f"t_{precision}_{exact_up_to}"
-        store = PostgresStore.create(postgres.url, table, wanted(precision), exact_up_to=exact_up_to)  # type: ignore[arg-type]
+        store = _PostgresStore.create(postgres.url, table, wanted(precision), exact_up_to=exact_up_to)  # type: ignore[arg-type]
         store.add(texts, vectors)
         store.finish()
         store.finish()
@@ -63,12 +63,12 @@ def test_binary_with_rescoring_and_a_graph(postgres: Any, texts: list[str]) -> N
         assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, truth, strict=True)]) > 0.9
         store.close()
     with pytest.raises(BadInput, match="choose --precision float or binary"):
-        PostgresStore.create(postgres.url, "t", wanted("int8"))
+        _PostgresStore.create(postgres.url, "t", wanted("int8"))
 
 
 def test_a_server_that_goes_away_and_comes_back(postgres: Any, texts: list[str]) -> None:
     progress = Told()
-    store = PostgresStore.create(postgres.url, "patient", wanted(), progress=progress)
+    store = _PostgresStore.create(postgres.url, "patient", wanted(), progress=progress)
     store.add(texts[:100], clustered(100))
     postgres.stop()
     started = threading.Timer(1.0, postgres.start)
@@ -82,7 +82,7 @@ def test_a_server_that_goes_away_and_comes_back(postgres: Any, texts: list[str])
 
 
 def test_a_server_that_stays_away(postgres: Any, texts: list[str]) -> None:
-    store = PostgresStore.create(postgres.url, "away", wanted(), patience=0.5)
+    store = _PostgresStore.create(postgres.url, "away", wanted(), patience=0.5)
     store.add(texts[:10], clustered(10))
     postgres.stop()
     try:
@@ -90,7 +90,7 @@ def test_a_server_that_stays_away(postgres: Any, texts: list[str]) -> None:
             store.add(texts[10:20], clustered(10, seed=2))
         began = time.monotonic()
         with pytest.raises(WriteFailed, match="can't be reached") as refused:
-            PostgresStore.open("postgresql://somebody:secret@127.0.0.1:1/nothing", "t")
+            _PostgresStore.open("postgresql://somebody:secret@127.0.0.1:1/nothing", "t")
         assert time.monotonic() - began < 20
         assert "secret" not in str(refused.value)
     finally:

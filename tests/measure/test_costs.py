@@ -14,9 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel
 
 import pico
-from trundle.measure import cost, list_savings, predict
-from trundle.model import cut, layout_of, shrunk, weight_bytes, with_linear_head
-from trundle.model.surgery import Cut
+from trundle.methods.savings import list_savings
+from trundle.model.cost import cost, predict
+from trundle.model.heads import with_linear_head
+from trundle.model.layout import _shrunk, layout_of
+from trundle.model.save import weight_bytes
+from trundle.model.surgery import Cut, cut
 
 LENGTH = 24
 
@@ -96,7 +99,7 @@ def test_the_sizes_published_for_nested_students() -> None:
         layout = layout_of(AutoModel.from_config(config))
 
     def millions(**sizes: int) -> float:
-        small = shrunk(layout, **sizes)  # type: ignore[arg-type]
+        small = _shrunk(layout, **sizes)  # type: ignore[arg-type]
         return round(sum(small.numel(parameter) for parameter in small.parameters) / 1e6, 1)
 
     assert millions() == 464.0

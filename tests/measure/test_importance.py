@@ -10,8 +10,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.measure import reading
-from trundle.measure.importance import Importance, measure_importance
+from trundle.methods.width.sizes import _Importance, _measure_importance
+from trundle.model import encode
 
 
 @pytest.mark.parametrize("family", sorted(pico.CONFIGS))
@@ -20,9 +20,9 @@ def test_scores_do_not_depend_on_which_texts_are_read_together(
 ) -> None:
     """One by one there is no padding; together the shortest text is mostly padding."""
 
-    def measured(batch: int) -> Importance:
-        monkeypatch.setattr(reading, "BATCH", batch)
-        return measure_importance(pico_model(family), ["short", *pico.TEXTS])
+    def measured(batch: int) -> _Importance:
+        monkeypatch.setattr(encode, "_BATCH", batch)
+        return _measure_importance(pico_model(family), ["short", *pico.TEXTS])
 
     alone, together = measured(1), measured(32)
     for name in ("hidden", "mlp", "values", "matches"):
@@ -37,11 +37,11 @@ def test_the_model_stands_as_it_stood(pico_model: Callable[[str], SentenceTransf
     model = copy.deepcopy(pico_model("bert")).eval()
     model.training = True
     before = [module.training for module in model.modules()]
-    measure_importance(model, pico.TEXTS)
+    _measure_importance(model, pico.TEXTS)
     assert [module.training for module in model.modules()] == before
     assert sum(before) == 1
 
 
 @pytest.mark.usefixtures("no_doubles")
 def test_a_device_without_doubles_will_do(pico_model: Callable[[str], SentenceTransformer]) -> None:
-    assert np.isfinite(measure_importance(pico_model("bert"), pico.TEXTS).hidden).all()
+    assert np.isfinite(_measure_importance(pico_model("bert"), pico.TEXTS).hidden).all()

@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from trundle.measure.layer_losses import (
-    MAXIMUM,
-    POOLINGS,
-    deeper_dip,
-    layer_losses,
-    pick_layers,
-    pool,
-    token_weights,
+from trundle.methods.depth.curve import (
+    _MAXIMUM,
+    _POOLINGS,
+    LayerCurve,
+    _deeper_dip,
+    _layer_losses,
+    _pick_layers,
+    _pool,
+    _token_weights,
 )
-from trundle.measure.layers import LayerCurve
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 
 
 @settings(max_examples=60)
-@given(lengths=LENGTHS, left=st.booleans(), mode=st.sampled_from(POOLINGS), seed=st.integers(0, 99))
+@given(lengths=LENGTHS, left=st.booleans(), mode=st.sampled_from(_POOLINGS), seed=st.integers(0, 99))
 def test_pooling_is_the_librarys(lengths: list[int], left: bool, mode: str, seed: int) -> None:
     width = max(lengths)
     places = torch.arange(width)
@@ -34,7 +34,7 @@ def test_pooling_is_the_librarys(lengths: list[int], left: bool, mode: str, seed
     states = torch.randn(len(lengths), width, 6, generator=torch.Generator().manual_seed(seed))
     expected = Pooling(6, pooling_mode=mode)({"token_embeddings": states, "attention_mask": mask})
     assume(not (left and mode == "weightedmean"))  # older versions count the padding; see the next test
-    ours = pool(states, mask, [None if mode == MAXIMUM else token_weights(mask, mode)])
+    ours = _pool(states, mask, [None if mode == _MAXIMUM else _token_weights(mask, mode)])
     torch.testing.assert_close(ours, expected["sentence_embedding"], atol=1e-5, rtol=1e-5)
 
 
@@ -43,7 +43,7 @@ def test_weights_of_a_weighted_mean_rise_by_one_part_and_make_one(lengths: list[
     width = max(lengths) + 2
     places = torch.arange(width)
     mask = torch.stack([places >= width - n if left else places < n for n in lengths]).long()
-    weights = token_weights(mask, "weightedmean")
+    weights = _token_weights(mask, "weightedmean")
     for row, real, n in zip(weights, mask, lengths, strict=True):
         expected = torch.arange(1.0, n + 1) / (n * (n + 1) / 2)
         torch.testing.assert_close(row[real.bool()], expected)
@@ -54,7 +54,7 @@ def test_weights_of_a_weighted_mean_rise_by_one_part_and_make_one(lengths: list[
 def test_the_loss_is_the_librarys(negatives: int) -> None:
     torch.manual_seed(negatives)
     texts: Any = [torch.randn(3, 5, 8) for _ in range(2 + negatives)]
-    ours = layer_losses(texts[0], torch.cat(texts[1:], dim=1), scale=20.0)
+    ours = _layer_losses(texts[0], torch.cat(texts[1:], dim=1), scale=20.0)
     reference = MultipleNegativesRankingLoss(model=torch.nn.Identity(), scale=20.0)
     for layer, loss in enumerate(ours):
         expected = reference.compute_loss_from_embeddings([part[layer] for part in texts], None)
@@ -64,10 +64,10 @@ def test_the_loss_is_the_librarys(negatives: int) -> None:
 def test_the_loss_does_not_lose_itself_in_half_precision() -> None:
     torch.manual_seed(0)
     queries, candidates = torch.randn(1, 6, 64).bfloat16(), torch.randn(1, 6, 64).bfloat16()
-    ours = layer_losses(queries, candidates)
+    ours = _layer_losses(queries, candidates)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(
-        ours, layer_losses(queries.double(), candidates.double()), atol=1e-5, rtol=1e-5
+        ours, _layer_losses(queries.double(), candidates.double()), atol=1e-5, rtol=1e-5
     )
 
 
@@ -85,12 +85,12 @@ def test_the_loss_does_not_lose_itself_in_half_precision() -> None:
 def test_small_and_large_are_the_low_points_of_the_halves(
     losses: list[float], small: int | None, large: int
 ) -> None:
-    assert pick_layers(losses) == (small, large)
+    assert _pick_layers(losses) == (small, large)
 
 
 @given(st.lists(st.floats(0, 10), min_size=2, max_size=40))
 def test_each_pick_is_the_lowest_of_its_half(losses: list[float]) -> None:
-    small, large = pick_layers(losses)
+    small, large = _pick_layers(losses)
     middle = len(losses) // 2
     assert small is not None
     assert 1 <= small <= middle < large <= len(losses)
@@ -109,7 +109,7 @@ def test_each_pick_is_the_lowest_of_its_half(losses: list[float]) -> None:
     ],
 )
 def test_a_very_shallow_small_has_the_next_dip_named(losses: list[float], deeper: int | None) -> None:
-    assert deeper_dip(losses) == deeper
+    assert _deeper_dip(losses) == deeper
     advice = LayerCurve(losses=tuple(losses), tuples=1280).advice
     assert (advice is None) is (deeper is None)
     if advice is not None:

@@ -14,19 +14,19 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 import pico
-from trundle.data import Example
+from trundle.data.examples import Example
 from trundle.errors import BadInput, BadModel
-from trundle.measure import measure_curve
-from trundle.measure.layers import (
-    batch_losses,
-    draw_tuples,
-    pooled_by_layer,
-    tokens_of,
+from trundle.methods.depth.curve import (
+    _batch_losses,
+    _draw_tuples,
+    _pooled_by_layer,
+    _tokens_of,
+    measure_curve,
 )
-from trundle.model import cut, without_head
 from trundle.model.anatomy import family_of
 from trundle.model.device import multiplies_bf16
-from trundle.model.surgery import Cut
+from trundle.model.heads import without_head
+from trundle.model.surgery import Cut, cut
 
 FAMILIES = list(pico.CONFIGS)
 PROMPT = "a small model: "
@@ -63,7 +63,7 @@ def test_every_layer_is_what_a_model_cut_there_gives(
     family: str, padded: Callable[[str], SentenceTransformer]
 ) -> None:
     model = padded(family)
-    ours = pooled_by_layer(model, pico.TEXTS)
+    ours = _pooled_by_layer(model, pico.TEXTS)
     assert len(ours) == pico.LAYERS
     for layers in range(1, pico.LAYERS + 1):
         small = without_head(cut(model, Cut(blocks=tuple(range(layers)))))
@@ -77,7 +77,7 @@ def test_every_layer_is_a_hidden_state_under_the_final_norm(
 ) -> None:
     """hidden_states[-1] has its norm already in the families that have one; the others must get it."""
     model = padded(family)
-    features = tokens_of(model, pico.TEXTS)
+    features = _tokens_of(model, pico.TEXTS)
     backbone: Any = model[0].model
     inputs = {name: value for name, value in features.items() if torch.is_tensor(value)}
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_every_layer_is_a_hidden_state_under_the_final_norm(
         norm = family_of(backbone.config.model_type).final_norm
         if norm is not None:
             states[:-1] = map(backbone.get_submodule(norm), states[:-1])
-        for state, ours in zip(states, pooled_by_layer(model, pico.TEXTS), strict=True):
+        for state, ours in zip(states, _pooled_by_layer(model, pico.TEXTS), strict=True):
             expected = model[1](features | {"token_embeddings": state})["sentence_embedding"]
             torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
@@ -97,8 +97,8 @@ def test_instructions_are_read_but_not_pooled(
     """By hand: the states under the prompt, the weights 1..n over the n real tokens that follow it."""
     model = padded(family)
     model[1] = Pooling(32, pooling_mode="weightedmean")
-    features = tokens_of(model, pico.TEXTS, PROMPT)
-    ours = pooled_by_layer(model, pico.TEXTS, PROMPT)[-1]
+    features = _tokens_of(model, pico.TEXTS, PROMPT)
+    ours = _pooled_by_layer(model, pico.TEXTS, PROMPT)[-1]
     with torch.no_grad():
         states = model[0](features)["token_embeddings"]
     for state, mask, vector in zip(states, features["attention_mask"], ours, strict=True):
@@ -106,7 +106,7 @@ def test_instructions_are_read_but_not_pooled(
         weights = torch.arange(1.0, len(read) + 1)
         expected = (weights[:, None] * read).sum(dim=0) / weights.sum()
         torch.testing.assert_close(vector, expected, atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(ours, pooled_by_layer(model, pico.TEXTS)[-1], atol=1e-3)
+    assert not torch.allclose(ours, _pooled_by_layer(model, pico.TEXTS)[-1], atol=1e-3)
 
 
 def test_where_the_library_weighs_tokens_otherwise(padded: Callable[[str], SentenceTransformer]) -> None:
@@ -117,7 +117,7 @@ def test_where_the_library_weighs_tokens_otherwise(padded: Callable[[str], Sente
     flatter[1] = Pooling(32, pooling_mode="weightedmean", include_prompt=False)
     for changed, equal in ((same, True), (flatter, False)):
         theirs = without_head(changed).encode(pico.TEXTS, prompt=PROMPT, convert_to_tensor=True)
-        ours = pooled_by_layer(changed, pico.TEXTS, PROMPT)[-1]
+        ours = _pooled_by_layer(changed, pico.TEXTS, PROMPT)[-1]
         assert torch.allclose(ours, theirs, atol=1e-5) is equal
 
 
@@ -127,7 +127,7 @@ def test_a_first_token_is_pooled_though_it_stands_before_the_prompt(
     model = copy.deepcopy(pico_model("bert"))
     model[1] = Pooling(32, pooling_mode="cls")
     theirs = without_head(model).encode(pico.TEXTS, prompt=PROMPT, convert_to_tensor=True)
-    torch.testing.assert_close(pooled_by_layer(model, pico.TEXTS, PROMPT)[-1], theirs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(_pooled_by_layer(model, pico.TEXTS, PROMPT)[-1], theirs, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["bert", "qwen3"])
@@ -136,16 +136,16 @@ def test_the_curve_in_half_precision(family: str, tmp_path: Path) -> None:
     model = pico.model(family, str(tmp_path))
     full = measure_curve(model, EXAMPLES)
     half = measure_curve(model.bfloat16(), EXAMPLES)
-    assert pooled_by_layer(model, pico.TEXTS).dtype == torch.float32
+    assert _pooled_by_layer(model, pico.TEXTS).dtype == torch.float32
     np.testing.assert_allclose(half.losses, full.losses, rtol=0.03)
 
 
 def test_the_curve_is_the_mean_over_batches(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pico_model("bert")
     curve = measure_curve(model, EXAMPLES, seed=2)
-    drawn = draw_tuples(EXAMPLES, 1280, seed=2)
+    drawn = _draw_tuples(EXAMPLES, 1280, seed=2)
     bf16 = multiplies_bf16(model.device)
-    halves = [batch_losses(model, half, bf16=bf16) for half in (drawn[:42], drawn[42:])]
+    halves = [_batch_losses(model, half, bf16=bf16) for half in (drawn[:42], drawn[42:])]
     expected = (halves[0] + halves[1]) / 2
     assert len(drawn) == len(EXAMPLES) == 84
     np.testing.assert_allclose(curve.losses, expected.tolist(), rtol=1e-5)
@@ -157,7 +157,7 @@ def test_the_curve_is_the_mean_over_batches(pico_model: Callable[[str], Sentence
 
 def test_tuples_of_one_source_stay_together_and_repeats_go() -> None:
     some = [Example(query=f"{number % 15}", positive="p", source="ab"[number % 2]) for number in range(60)]
-    drawn = draw_tuples(some, 1280, seed=0)
+    drawn = _draw_tuples(some, 1280, seed=0)
     assert sorted(example.query for example in drawn) == sorted(str(number) for number in range(15))
     sources = [example.source for example in drawn]
     assert sources == sorted(sources)
@@ -169,8 +169,8 @@ def test_the_model_is_left_as_it_was(pico_model: Callable[[str], SentenceTransfo
     before = [module.training for module in model.modules()]
     hooks = [len(module._forward_hooks) for module in model.modules()]  # transformers may have left its own
     with pytest.raises(BadInput, match="nothing to pool"):
-        pooled_by_layer(model, ["good", " "], PROMPT * 20)
-    pooled_by_layer(model, ["good"])
+        _pooled_by_layer(model, ["good", " "], PROMPT * 20)
+    _pooled_by_layer(model, ["good"])
     assert [module.training for module in model.modules()] == before
     assert [len(module._forward_hooks) for module in model.modules()] == hooks
 
@@ -205,7 +205,7 @@ def test_a_text_longer_than_the_model_reads_is_cut_like_the_library_does(
     model = pico_model("bert")
     long = ["fox " * 500, "dog"]
     expected = without_head(model).encode(long, convert_to_tensor=True)
-    torch.testing.assert_close(pooled_by_layer(model, long)[-1], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(_pooled_by_layer(model, long)[-1], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_damaged_weights_are_named(pico_model: Callable[[str], SentenceTransformer]) -> None:

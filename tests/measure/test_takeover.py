@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.measure import measure_moments, taken_over
-from trundle.model import copy_of, cut, has_bias, layout_of, prunable, put_map, transformer_of, weight_of
-from trundle.model.surgery import Cut
-from trundle.steps.contract import Context
-from trundle.steps.weights import take_over
+from trundle.methods.contract import Context
+from trundle.methods.weights.weights import _measure_moments, _take_over, _taken_over
+from trundle.model.heads import copy_of
+from trundle.model.layout import layout_of
+from trundle.model.matrices import has_bias, prunable, put_map, weight_of
+from trundle.model.surgery import Cut, cut, transformer_of
 
 TEXTS = pico.different_texts(24)
 
@@ -31,7 +32,7 @@ def test_it_is_numpys_least_squares(inputs: int, outputs: int, shifts: bool, see
     kept = sorted(rng.choice(inputs, rng.integers(1, inputs + 1), replace=False).tolist())
     with_one = np.hstack([states, np.ones((len(states), 1))])
     moments = torch.from_numpy(with_one.T @ with_one / len(states))
-    found, gain = taken_over(torch.from_numpy(weight), moments, kept, shifts=shifts)
+    found, gain = _taken_over(torch.from_numpy(weight), moments, kept, shifts=shifts)
     read = with_one[:, [*kept, inputs] if shifts else kept]
     best = np.linalg.lstsq(read, states @ weight.T, rcond=None)[0]
     ours = read @ np.vstack([found.T, gain[None]] if shifts else [found.T])
@@ -64,7 +65,7 @@ def test_a_neuron_that_has_a_twin_can_go(
     kept = [tuple(range(1, neurons))] * layout.layers
     before, small = vectors(model), cut(model, Cut(mlp=tuple(kept)))
     lost = (vectors(small) - before).norm(dim=1)
-    take_over(model, small, kept, TEXTS, Context(original=model))
+    _take_over(model, small, kept, TEXTS, Context(original=model))
     left = (vectors(small) - before).norm(dim=1)
     assert left.max() < 0.1 * lost.max()
 
@@ -78,9 +79,9 @@ def test_padding_counts_for_nothing(pico_model: Callable[[str], SentenceTransfor
     model = pico_model("bert")
     backbone = transformer_of(model).model
     readers = [matrix.name for matrix in prunable(layout_of(backbone)) if matrix.columns == "mlp"]
-    together = dict(measure_moments(model, ["one", "one two three one two three one two"], readers))
+    together = dict(_measure_moments(model, ["one", "one two three one two three one two"], readers))
     apart = [
-        dict(measure_moments(model, [text], readers))
+        dict(_measure_moments(model, [text], readers))
         for text in ("one", "one two three one two three one two")
     ]
     counts = [

@@ -14,22 +14,18 @@ from sentence_transformers import SentenceTransformer
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 import pico
-from trundle.measure import (
-    attention_scores,
-    best_tokens,
+from trundle.data.sampling import nearest, representatives
+from trundle.methods.vocabulary.scores import (
+    _attention_scores,
+    _best_tokens,
+    _passed_down,
+    _spilling,
+    _tfidf_scores,
     count_tokens,
-    nearest,
-    passed_down,
-    representatives,
-    spilling,
-    tfidf_scores,
     tokenised,
 )
-from trundle.model import (
-    NO_MERGES,
-    MergeTree,
-    read_vocabulary,
-)
+from trundle.model.tokenizer import NO_MERGES, MergeTree
+from trundle.model.vocabulary import read_vocabulary
 
 Models = Callable[[str], SentenceTransformer]
 
@@ -66,9 +62,9 @@ def test_tfidf_equals_scikit_learn(documents: list[list[int]], chunk: int) -> No
         for start in range(0, len(documents), chunk)
         for part in [documents[start : start + chunk]]
     ]
-    with spilling() as spill:
+    with _spilling() as spill:
         counts = count_tokens(spill.through(chunks), 9)
-        scores = tfidf_scores(spill.again(), counts)
+        scores = _tfidf_scores(spill.again(), counts)
     np.testing.assert_allclose(scores, expected, atol=1e-12)
 
 
@@ -78,7 +74,7 @@ def test_attention_is_what_the_model_gives(family: str, pico_model: Models) -> N
     model = pico_model(family)
     usual = model[0].model.config._attn_implementation
     before = model.encode(pico.TEXTS)
-    scores = attention_scores(model, pico.TEXTS, read_vocabulary(model).size)
+    scores = _attention_scores(model, pico.TEXTS, read_vocabulary(model).size)
     features = [model[0].preprocess([text])["input_ids"][0].tolist() for text in pico.TEXTS]
     received = sum(scores[number] for ids in features for number in ids)
     assert received == pytest.approx(sum(map(len, features)), rel=1e-4)
@@ -93,14 +89,14 @@ def test_attention_is_taken_on_no_more_of_a_text_than_is_measured(
     short = copy.deepcopy(pico_model("bert"))
     short.max_seq_length = 6
     size = read_vocabulary(short).size
-    expected = attention_scores(short, pico.TEXTS, size)
-    monkeypatch.setattr("trundle.measure.token_scores.LONGEST", 6)
-    np.testing.assert_array_equal(attention_scores(pico_model("bert"), pico.TEXTS, size), expected)
+    expected = _attention_scores(short, pico.TEXTS, size)
+    monkeypatch.setattr("trundle.methods.vocabulary.scores.LONGEST", 6)
+    np.testing.assert_array_equal(_attention_scores(pico_model("bert"), pico.TEXTS, size), expected)
 
 
 @pytest.mark.usefixtures("no_doubles")
 def test_attention_is_taken_on_a_device_without_doubles(pico_model: Models) -> None:
-    assert attention_scores(pico_model("bert"), pico.TEXTS, read_vocabulary(pico_model("bert")).size).any()
+    assert _attention_scores(pico_model("bert"), pico.TEXTS, read_vocabulary(pico_model("bert")).size).any()
 
 
 # choices
@@ -123,10 +119,10 @@ def test_the_best_tokens_leave_the_fewest_tokens_any_choice_can(counts: list[int
     """Against every closed choice there is: merges of a text that stay are the sum of the passed down counts."""
     found, vocab = tree(MERGES, "abcde")
     occurrences = np.array(counts, dtype=float)
-    merged_down = passed_down(occurrences, found)
+    merged_down = _passed_down(occurrences, found)
     letters = set(range(5))
     order = np.argsort(-merged_down, kind="stable").tolist()
-    chosen = best_tokens(order, letters, keep, found)
+    chosen = _best_tokens(order, letters, keep, found)
 
     def saved(kept: set[int]) -> float:
         return float(sum(merged_down[number] for number in kept - letters))
@@ -147,7 +143,7 @@ def test_passed_down_scores_count_merges() -> None:
     scores = np.zeros(len(vocab))
     scores[vocab["abcde"]] = 3
     scores[vocab["abab"]] = 2
-    down = passed_down(scores, found)
+    down = _passed_down(scores, found)
     assert {token: down[number] for token, number in vocab.items()} == {
         "abcde": 3, "abc": 3, "de": 3, "abab": 2, "ab": 3 + 4, "a": 7, "b": 7, "c": 3, "d": 3, "e": 3, "cd": 0, "cde": 0,
     }  # fmt: skip
@@ -155,8 +151,8 @@ def test_passed_down_scores_count_merges() -> None:
 
 def test_other_tokenizers_need_no_halves() -> None:
     scores = np.array([3.0, 1.0, 2.0])
-    np.testing.assert_array_equal(passed_down(scores, NO_MERGES), scores)
-    assert best_tokens([0, 2, 1], [1], 2, NO_MERGES) == [0, 1]
+    np.testing.assert_array_equal(_passed_down(scores, NO_MERGES), scores)
+    assert _best_tokens([0, 2, 1], [1], 2, NO_MERGES) == [0, 1]
 
 
 @pytest.mark.parametrize("count", [1, 7, 50, 399, 400, 1000])

@@ -10,10 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from trundle.measure import alignment, best_neurons, choose, dai, how_many, neuron_scores, two_of_four, wanda
-from trundle.measure.weight_choice import lowest, lowest_in_rows
-from trundle.measure.weight_map import BINS, PrunedMatrix, WeightMap, count_alignment
-from trundle.measure.weight_scores import on_one_scale, random_scores
+from trundle.methods.weights.scoring import (
+    _BINS,
+    PrunedMatrix,
+    _alignment,
+    _best_neurons,
+    _choose,
+    _count_alignment,
+    _dai,
+    _how_many,
+    _lowest,
+    _lowest_in_rows,
+    _neuron_scores,
+    _on_one_scale,
+    _random_scores,
+    _two_of_four,
+    _wanda,
+    _WeightMap,
+)
 
 MATRICES = arrays.arrays(
     np.float32,
@@ -26,7 +40,7 @@ MATRICES = arrays.arrays(
 def test_dai_is_the_formula_weight_by_weight() -> None:
     torch.manual_seed(0)
     weight, general, domain, s = torch.randn(3, 5), torch.rand(3, 5), torch.rand(3, 5), torch.rand(3, 1) - 0.5
-    found = dai(weight, general, domain, s, alpha=0.3, beta=0.7, gamma=0.4, scale="raw")
+    found = _dai(weight, general, domain, s, alpha=0.3, beta=0.7, gamma=0.4, scale="raw")
     for row in range(3):
         for column in range(5):
             size = abs(float(weight[row, column]))
@@ -38,24 +52,24 @@ def test_dai_is_the_formula_weight_by_weight() -> None:
 @pytest.mark.parametrize("scale", ["mean", "largest"])
 def test_one_scale_forgets_how_large_a_loss_is(scale: str) -> None:
     fisher, weight, s = torch.rand(4, 6), torch.randn(4, 6), torch.zeros(4, 1)
-    scaled = on_one_scale(fisher, scale)
+    scaled = _on_one_scale(fisher, scale)
     assert (scaled.mean() if scale == "mean" else scaled.max()) == pytest.approx(1.0)
-    assert torch.equal(on_one_scale(fisher, "raw"), fisher)
-    plain = dai(weight, fisher, fisher.flip(0), s, beta=0.5, scale=scale)
-    other = dai(weight, 1e-9 * fisher, 1e-6 * fisher.flip(0), s, beta=0.5, scale=scale)
+    assert torch.equal(_on_one_scale(fisher, "raw"), fisher)
+    plain = _dai(weight, fisher, fisher.flip(0), s, beta=0.5, scale=scale)
+    other = _dai(weight, 1e-9 * fisher, 1e-6 * fisher.flip(0), s, beta=0.5, scale=scale)
     torch.testing.assert_close(other, plain)
 
 
 def test_a_matrix_nobody_reaches_is_judged_by_magnitude() -> None:
     weight, none = torch.randn(4, 6), torch.zeros(4, 6)
-    score = dai(weight, none, none, alignment(none, none))
+    score = _dai(weight, none, none, _alignment(none, none))
     torch.testing.assert_close(score, 0.5 * weight.abs().sqrt())
 
 
 @pytest.mark.parametrize("by", ["row", "tensor"])
 def test_alignment_is_the_cosine(by: str) -> None:
     general, domain = torch.randn(4, 6), torch.randn(4, 6)
-    found = alignment(general, domain, by)
+    found = _alignment(general, domain, by)
     if by == "row":
         expected = torch.nn.functional.cosine_similarity(general, domain, dim=1)[:, None]
     else:
@@ -63,20 +77,20 @@ def test_alignment_is_the_cosine(by: str) -> None:
             1, 1
         )
     torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(alignment(general, general, by), torch.ones_like(found))
-    torch.testing.assert_close(alignment(1e-9 * general, -1e-9 * general, by), -torch.ones_like(found))
+    torch.testing.assert_close(_alignment(general, general, by), torch.ones_like(found))
+    torch.testing.assert_close(_alignment(1e-9 * general, -1e-9 * general, by), -torch.ones_like(found))
 
 
 def test_wanda_is_magnitude_times_the_input_length() -> None:
     weight, inputs = torch.randn(3, 4), torch.randn(50, 4)
     expected = weight.abs() * torch.linalg.vector_norm(inputs, dim=0)
-    torch.testing.assert_close(wanda(weight, inputs.square().sum(dim=0).sqrt()), expected)
+    torch.testing.assert_close(_wanda(weight, inputs.square().sum(dim=0).sqrt()), expected)
 
 
 @given(MATRICES, st.data())
 def test_exactly_the_lowest_go_and_the_first_of_equals(scores: np.ndarray, drawn: st.DataObject) -> None:
     count = drawn.draw(st.integers(0, scores.size))
-    gone = lowest(torch.from_numpy(scores), count).numpy()
+    gone = _lowest(torch.from_numpy(scores), count).numpy()
     expected = np.zeros(scores.size, dtype=bool)
     expected[np.argsort(scores, axis=None, kind="stable")[:count]] = True
     np.testing.assert_array_equal(gone.ravel(), expected)
@@ -86,11 +100,11 @@ def test_exactly_the_lowest_go_and_the_first_of_equals(scores: np.ndarray, drawn
 def test_a_share_is_exact_in_all_three_ways(scores: np.ndarray, share: Fraction) -> None:
     both = {"a": torch.from_numpy(scores), "b": torch.from_numpy(scores[:, ::-1].copy()) + 1}
     rows, columns = scores.shape
-    gone = {way: choose(both, share, way) for way in ("global", "tensor", "row")}
-    assert sum(int(mask.sum()) for mask in gone["global"].values()) == how_many(2 * scores.size, share)
+    gone = {way: _choose(both, share, way) for way in ("global", "tensor", "row")}
+    assert sum(int(mask.sum()) for mask in gone["global"].values()) == _how_many(2 * scores.size, share)
     for name in both:
-        assert int(gone["tensor"][name].sum()) == how_many(scores.size, share)
-        assert (gone["row"][name].sum(dim=1) == how_many(columns, share)).all()
+        assert int(gone["tensor"][name].sum()) == _how_many(scores.size, share)
+        assert (gone["row"][name].sum(dim=1) == _how_many(columns, share)).all()
     kept = torch.cat([both[name][~gone["global"][name]] for name in both])
     lost = torch.cat([both[name][gone["global"][name]] for name in both])
     assert not len(lost) or not len(kept) or lost.max() <= kept.min()
@@ -98,14 +112,14 @@ def test_a_share_is_exact_in_all_three_ways(scores: np.ndarray, share: Fraction)
 
 
 def test_a_share_is_what_a_person_means() -> None:
-    assert how_many(10, Fraction("0.3")) == 3
-    assert how_many(10, Fraction("0.7")) == 7
-    assert how_many(1536, Fraction("30/100")) == 460
+    assert _how_many(10, Fraction("0.3")) == 3
+    assert _how_many(10, Fraction("0.7")) == 7
+    assert _how_many(1536, Fraction("30/100")) == 460
 
 
 def test_two_of_four_against_a_plain_loop() -> None:
     scores = torch.randn(5, 12)
-    gone = two_of_four(scores)
+    gone = _two_of_four(scores)
     for row in range(5):
         for start in range(0, 12, 4):
             four = scores[row, start : start + 4].tolist()
@@ -116,32 +130,32 @@ def test_two_of_four_against_a_plain_loop() -> None:
 def test_neurons_sum_rows_before_and_columns_after() -> None:
     fused, down = torch.rand(6, 4), torch.rand(4, 3)
     axes = {"fused": (["mlp", "mlp"], ["hidden"]), "down": (["hidden"], ["mlp"])}
-    found = neuron_scores({"fused": fused, "down": down}, axes)
+    found = _neuron_scores({"fused": fused, "down": down}, axes)
     expected = [
         float(fused[neuron].sum() + fused[neuron + 3].sum() + down[:, neuron].sum()) for neuron in range(3)
     ]
     assert found.tolist() == pytest.approx(expected)
-    assert best_neurons(torch.tensor([3.0, 1.0, 2.0, 3.0]), 2) == (0, 3)
+    assert _best_neurons(torch.tensor([3.0, 1.0, 2.0, 3.0]), 2) == (0, 3)
 
 
 def test_rows_keep_their_own_count() -> None:
-    assert lowest_in_rows(torch.tensor([[1.0, 0.0, 2.0]]), 1).tolist() == [[False, True, False]]
+    assert _lowest_in_rows(torch.tensor([[1.0, 0.0, 2.0]]), 1).tolist() == [[False, True, False]]
 
 
 def test_the_map_counts_every_weight_once_and_survives_json() -> None:
     aligned = {"a": torch.tensor([[-1.0], [0.0], [1.0]]), "b": torch.tensor([[0.5]])}
-    found = count_alignment(aligned, {"a": 12, "b": 8})
+    found = _count_alignment(aligned, {"a": 12, "b": 8})
     assert (found.conflicting, found.specific, found.shared) == (4, 4, 12)
     assert sum(found.counts) == 20
-    assert len(found.counts) == BINS
-    drawn = WeightMap(
+    assert len(found.counts) == _BINS
+    drawn = _WeightMap(
         says="x", matrices=(PrunedMatrix(layer=0, matrix="up", weights=8, kept=4),), alignment=found
     )
-    assert WeightMap.from_json(drawn.as_json()) == drawn
+    assert _WeightMap.from_json(drawn.as_json()) == drawn
 
 
 def test_dice_fall_the_same_way_and_lie_where_the_weights_are() -> None:
     """The meta device stands for a GPU here."""
-    scores = random_scores({"a": torch.empty(2, 3), "b": torch.empty(4, 5, device="meta")}, seed=3)
+    scores = _random_scores({"a": torch.empty(2, 3), "b": torch.empty(4, 5, device="meta")}, seed=3)
     assert scores["b"].device.type == "meta"
-    assert torch.equal(scores["a"], random_scores({"a": torch.ones(2, 3)}, seed=3)["a"])
+    assert torch.equal(scores["a"], _random_scores({"a": torch.ones(2, 3)}, seed=3)["a"])

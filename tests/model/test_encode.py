@@ -15,7 +15,7 @@ from sentence_transformers.base.modules import Router
 import pico
 from trundle.errors import BadInput
 from trundle.model import encode
-from trundle.model.encode import embedder
+from trundle.model.encode import _encode, embedder, make_tokeniser
 
 TEXTS = [" ".join(words) for words in itertools.permutations(pico.TEXTS, 2)] + [
     "one more text",
@@ -65,9 +65,9 @@ def test_truncated_vectors_and_routers_take_the_librarys_way(pico_model):
 
 def test_batches_of_a_gpus_size_give_the_same_vectors(monkeypatch, pico_model):
     model = pico_model("bert")
-    tokenise = encode.make_tokeniser(model)
-    monkeypatch.setattr(encode, "GPU_CHARACTERS", 500)
-    large = encode._encode(model, tokenise, TEXTS, on_gpu=True, batch_size=2)
+    tokenise = make_tokeniser(model)
+    monkeypatch.setattr(encode, "_GPU_CHARACTERS", 500)
+    large = _encode(model, tokenise, TEXTS, on_gpu=True, batch_size=2)
     np.testing.assert_allclose(large, by_library(model, TEXTS), atol=1e-5)
 
 
@@ -110,7 +110,7 @@ def test_what_is_too_large_for_half_precision_is_encoded_in_full(family, monkeyp
         found = forward(self, features, **more)
         return found | {"token_embeddings": found["token_embeddings"] * (torch.inf if in_half else 1)}
 
-    monkeypatch.setattr(encode, "CHUNK", 10)
+    monkeypatch.setattr(encode, "_CHUNK", 10)
     monkeypatch.setattr(encode, "_on_gpu", lambda _: True)
     monkeypatch.setattr(torch, "autocast", autocast)
     monkeypatch.setattr(type(model[0]), "forward", overflowing)

@@ -8,8 +8,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 from torch import nn
 
-from trundle.model import model_digest
-from trundle.model.prompts import prompts_by_role
+from trundle.model.heads import prompts_by_role
+from trundle.model.save import model_digest
 
 
 def test_a_copy_is_the_same_model_and_a_changed_one_is_not(pico_folders: Callable[[str], Path]) -> None:

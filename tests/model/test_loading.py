@@ -15,9 +15,12 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 import pico
 from trundle.errors import BadInput, BadModel, UnknownFamily
-from trundle.export import export_model
-from trundle.model import embedder, load, shares_by_rank, static_model, static_shape, transformer_of
-from trundle.model.anatomy import BY_MODEL_TYPE, family_of
+from trundle.export.exporting import export_model
+from trundle.model.anatomy import _BY_MODEL_TYPE, family_of
+from trundle.model.encode import embedder
+from trundle.model.load import load
+from trundle.model.static import shares_by_rank, static_model, static_shape
+from trundle.model.surgery import transformer_of
 
 
 @pytest.fixture
@@ -170,7 +173,7 @@ def test_code_that_comes_with_a_model_does_not_run(folder: Path) -> None:
 def test_an_unknown_family_is_told_what_a_row_needs() -> None:
     with pytest.raises(UnknownFamily, match="add a Family to"):
         family_of("mamba")
-    assert "bert" in BY_MODEL_TYPE
+    assert "bert" in _BY_MODEL_TYPE
 
 
 def test_texts_that_are_not_texts(pico_model: Callable[[str], SentenceTransformer]) -> None:

@@ -15,11 +15,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Normalize, Pooling
 
 import pico
-from trundle.model import cut, layout_of, transformer_of
-from trundle.model.nested import NarrowModel
-from trundle.model.reorder import Orders, may_reorder_matches, reordered
-from trundle.model.selection import Selection, narrow_cut
-from trundle.model.surgery import Cut
+from trundle.methods.width.narrow import _may_reorder_matches, _NarrowModel, _Orders, _reordered
+from trundle.model.layout import layout_of
+from trundle.model.nested import Selection, narrow_cut
+from trundle.model.surgery import Cut, cut, transformer_of
 
 FAMILIES = list(pico.CONFIGS)
 SCATTERED = Selection(
@@ -52,7 +51,7 @@ def test_the_nested_forward_is_the_extracted_model(
     features = wide.preprocess(pico.TEXTS)
     what = cut_for(wide, Fraction(1, 2), how)
     with torch.no_grad():
-        nested, extracted = vectors(NarrowModel(wide, what), features), vectors(cut(wide, what), features)
+        nested, extracted = vectors(_NarrowModel(wide, what), features), vectors(cut(wide, what), features)
     torch.testing.assert_close(nested, extracted, atol=1e-5, rtol=0)
     assert not torch.allclose(nested, vectors(wide, features)[:, : nested.shape[1]], atol=1e-2)
 
@@ -66,7 +65,7 @@ def test_gradients_reach_their_part_of_the_wide_weights_and_nothing_else(
     features, what = wide.preprocess(pico.TEXTS), cut_for(wide, Fraction(1, 2), how)
     extracted = cut(wide, what)
     target = torch.randn(len(pico.TEXTS), 16, generator=torch.Generator().manual_seed(0))
-    for model in (NarrowModel(wide, what), extracted):
+    for model in (_NarrowModel(wide, what), extracted):
         (vectors(model, features) - target).square().sum().backward()
     ours = {name: gradient(weight) for name, weight in transformer_of(wide).model.named_parameters()}
     theirs = {name: gradient(weight) for name, weight in transformer_of(extracted).model.named_parameters()}
@@ -84,7 +83,7 @@ def test_gradients_add_to_those_that_are_there(pico_model: Callable[[str], Sente
     """In place, and the same as torch's own slices give in one backward pass."""
     wide = copy.deepcopy(pico_model("bert"))
     features, what = wide.preprocess(pico.TEXTS), cut_for(wide, Fraction(1, 2), SCATTERED)
-    narrow = NarrowModel(wide, what)
+    narrow = _NarrowModel(wide, what)
     alone = []
     for model in (wide, narrow):
         vectors(model, features)[:, 0].sum().backward()
@@ -104,17 +103,17 @@ def gradient(weight: torch.nn.Parameter) -> torch.Tensor:
 
 def test_it_has_no_weights_of_its_own(pico_model: Callable[[str], SentenceTransformer]) -> None:
     wide = pico_model("qwen3")
-    narrow = NarrowModel(wide, cut_for(wide, Fraction(1, 2), SELECTIONS[0]))
+    narrow = _NarrowModel(wide, cut_for(wide, Fraction(1, 2), SELECTIONS[0]))
     assert not list(narrow.parameters())
 
 
 def test_a_consecutive_part_is_a_view(pico_model: Callable[[str], SentenceTransformer]) -> None:
     wide = pico_model("bert")
-    narrow = NarrowModel(wide, cut_for(wide, Fraction(1, 2), SELECTIONS[0]))
-    from trundle.model.nested import taken
+    narrow = _NarrowModel(wide, cut_for(wide, Fraction(1, 2), SELECTIONS[0]))
+    from trundle.methods.width.narrow import _taken
 
     table = next(part for part in narrow._parts if part.name.endswith("word_embeddings.weight"))
-    assert taken(table.weight, table.kept).data_ptr() == table.weight.data_ptr()
+    assert _taken(table.weight, table.kept).data_ptr() == table.weight.data_ptr()
 
 
 def test_modules_after_the_backbone_are_parts_too(tmp_path: Path) -> None:
@@ -129,7 +128,7 @@ def test_modules_after_the_backbone_are_parts_too(tmp_path: Path) -> None:
     wide = SentenceTransformer(modules=modules, device="cpu")
     what = cut_for(wide, Fraction(1, 2), SELECTIONS[0])
     features = wide.preprocess(pico.TEXTS)
-    nested = vectors(NarrowModel(wide, what), features)
+    nested = vectors(_NarrowModel(wide, what), features)
     torch.testing.assert_close(nested, vectors(cut(wide, what), features), atol=1e-5, rtol=0)
     nested.square().sum().backward()
     assert modules[3].linear.weight.grad is not None
@@ -151,12 +150,12 @@ def test_reordering_the_insides_changes_nothing(
             tuple(shuffled("head") for _ in range(layout.sizes["kv_heads"])) for _ in range(layout.layers)
         )
 
-    orders = Orders(
+    orders = _Orders(
         mlp=tuple(shuffled("mlp") for _ in range(layout.layers)),
         values=heads(),
-        matches=heads() if may_reorder_matches(layout) else None,
+        matches=heads() if _may_reorder_matches(layout) else None,
     )
-    other = reordered(wide, orders)
+    other = _reordered(wide, orders)
     np.testing.assert_allclose(other.encode(pico.TEXTS), wide.encode(pico.TEXTS), atol=1e-5)
     weights = dict(other.named_parameters())
     assert any((weights[name] != weight).any() for name, weight in wide.named_parameters())

@@ -15,18 +15,12 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import pico
-from trundle.artifact import Lineage
 from trundle.errors import BadModel
-from trundle.model import (
-    load,
-    looks_both_ways,
-    save,
-    transformer_of,
-    with_both_ways,
-    with_modules,
-    with_pooling,
-)
-from trundle.model.pooling import ending_tokenizer
+from trundle.model.load import load
+from trundle.model.pooling import _ending_tokenizer, _looks_both_ways, with_both_ways, with_pooling
+from trundle.model.save import save
+from trundle.model.surgery import transformer_of, with_modules
+from trundle.records import Lineage
 
 PicoModel = Callable[[str], SentenceTransformer]
 END = 3
@@ -48,11 +42,11 @@ def language_model(family: str, folder: Path) -> Path:
 def test_a_language_model_becomes_an_embedder_without_its_head(family: str, mode: Any, tmp_path: Path):
     source = language_model(family, tmp_path / "lm")
     with safe_open(str(source / "model.safetensors"), "pt") as weights:
-        assert any("lm_head" in name for name in weights.keys())  # noqa: SIM118
+        assert any("lm_head" in name for name in weights.keys())
     model = load(source, pooling=mode)
     saved = save(model, tmp_path / "embedder", lineage=Lineage(source="lm"), card="")
     with safe_open(str(saved / "model.safetensors"), "pt") as weights:
-        assert not any("lm_head" in name for name in weights.keys())  # noqa: SIM118
+        assert not any("lm_head" in name for name in weights.keys())
     plain = SentenceTransformer(str(saved), device="cpu")
     np.testing.assert_allclose(plain.encode(pico.TEXTS), model.encode(pico.TEXTS), atol=1e-6)
     ends = [ids[-1] for ids in plain.tokenizer(pico.TEXTS)["input_ids"]]
@@ -73,14 +67,14 @@ def test_the_end_token_stays_when_a_text_is_cut(pico_model: PicoModel):
 
 def test_a_tokenizer_that_ends_texts_already_is_left_alone(pico_model: PicoModel):
     tokenizer = pico_model("bert").tokenizer
-    assert ending_tokenizer(tokenizer) is tokenizer
+    assert _ending_tokenizer(tokenizer) is tokenizer
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path):
     tokenizer = AutoTokenizer.from_pretrained(pico.save_backbone("llama", str(tmp_path)))
     tokenizer.eos_token = None
     with pytest.raises(BadModel, match="no end token for last-token pooling"):
-        ending_tokenizer(tokenizer)
+        _ending_tokenizer(tokenizer)
 
 
 @pytest.mark.parametrize(("mode", "library"), [("mean", "mean"), ("cls", "cls"), ("last", "lasttoken")])
@@ -103,11 +97,11 @@ def test_a_model_that_pools_in_two_ways_is_refused(pico_model: PicoModel):
 @pytest.mark.parametrize("family", sorted(pico.DECODERS))
 def test_decoders_look_both_ways_also_after_a_plain_load(pico_model: PicoModel, family: str, tmp_path: Path):
     given = pico_model(family)
-    assert not looks_both_ways(transformer_of(given).model)
+    assert not _looks_both_ways(transformer_of(given).model)
     model = with_both_ways(given)
-    assert not looks_both_ways(transformer_of(given).model)
+    assert not _looks_both_ways(transformer_of(given).model)
     saved = save(model, tmp_path / "saved", lineage=Lineage(source=family), card="")
-    assert looks_both_ways(AutoModel.from_pretrained(saved))
+    assert _looks_both_ways(AutoModel.from_pretrained(saved))
     plain = SentenceTransformer(str(saved), device="cpu")
     vectors = plain.encode(pico.TEXTS)
     np.testing.assert_allclose(vectors, model.encode(pico.TEXTS), atol=1e-6)

@@ -13,25 +13,26 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 import pico
-from trundle.data import read_corpus
+from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput, BadModel
-from trundle.export import Limits, export_model
-from trundle.measure import cost
-from trundle.model import (
+from trundle.export.exporting import export_model
+from trundle.export.parity import Limits
+from trundle.methods.catalogue import METHODS
+from trundle.model.cost import cost
+from trundle.model.heads import with_linear_head
+from trundle.model.load import load
+from trundle.model.matrices import (
     BLOCK,
+    _rounded,
     computing_on_grid,
     fits_grid,
     grid_weights,
-    load,
     on_grid,
     put_on_grid,
-    rounded,
-    with_linear_head,
 )
-from trundle.pipeline import compress
+from trundle.pipeline.compress import compress
 from trundle.recipe import single
-from trundle.runtime import Encoder
-from trundle.steps.catalogue import STEPS
+from trundle.runtime.encoder import Encoder
 
 onnx = pytest.importorskip("onnx", reason="the extra export is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra export is not installed")
@@ -44,8 +45,8 @@ WIDE = {"hidden_size": 64, "intermediate_size": 128}
 @settings(max_examples=60)
 def test_rounding_twice_is_rounding_once(seed: int, rows: int, blocks: int, scale: float) -> None:
     matrix = scale * torch.randn(rows, blocks * BLOCK, generator=torch.Generator().manual_seed(seed))
-    once = rounded(matrix)
-    assert torch.equal(rounded(once), once)
+    once = _rounded(matrix)
+    assert torch.equal(_rounded(once), once)
     _, steps = on_grid(matrix)
     # The end of the other side has no code of its own, so the largest weights there lie up to a whole step away.
     assert ((once - matrix).abs().reshape(rows, blocks, BLOCK) <= 1.01 * steps.abs()).all()
@@ -55,8 +56,8 @@ def test_zeros_stay_zeros_and_empty_blocks_are_no_trouble() -> None:
     matrix = torch.randn(4, 2 * BLOCK)
     matrix[:, ::3] = 0
     matrix[2] = 0
-    assert ((rounded(matrix) == 0) >= (matrix == 0)).all()
-    assert torch.isfinite(rounded(matrix)).all()
+    assert ((_rounded(matrix) == 0) >= (matrix == 0)).all()
+    assert torch.isfinite(_rounded(matrix)).all()
 
 
 def test_gradients_are_taken_with_rounded_weights_and_fall_on_the_exact_ones(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_a_model_that_learned_on_the_grid_is_written_without_loss(family: str, t
     options |= {"teacher": str(tmp_path / "teacher")}
     run = compress(
         str(tmp_path / "teacher"),
-        single(STEPS["align"], options),
+        single(METHODS["align"], options),
         output=tmp_path / "small",
         corpus=read_corpus([str(tmp_path / "texts.txt")], seed=0),
     )
@@ -101,7 +102,7 @@ def test_a_model_that_learned_on_the_grid_is_written_without_loss(family: str, t
     assert len(held) > pico.LAYERS
     for weight, turned in held:
         seen = weight.T if turned else weight
-        assert torch.equal(rounded(seen), seen)
+        assert torch.equal(_rounded(seen), seen)
     exported = export_model(str(tmp_path / "small"), to="onnx", size="int4", calibrate=TEXTS)
     ours = Encoder(tmp_path / "small", graph="int4").encode(TEXTS)
     np.testing.assert_allclose(ours, small.encode(TEXTS, batch_size=1), atol=2e-3)
@@ -151,14 +152,14 @@ def test_a_static_model_learns_on_the_grid_and_its_file_holds_it(tmp_path: Path)
     pico.model("bert", str(tmp_path / "backbone"), **WIDE).save_pretrained(str(folder))
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     corpus = read_corpus([str(tmp_path / "texts.txt")], seed=0)
-    compress(str(folder), single(STEPS["depth"], {"keep": 0}), output=tmp_path / "static", corpus=corpus)
+    compress(str(folder), single(METHODS["depth"], {"keep": 0}), output=tmp_path / "static", corpus=corpus)
     options = {"steps": 3, "batch_size": 8, "rounding": "int4", "teacher": str(folder)}
     run = compress(
-        str(tmp_path / "static"), single(STEPS["align"], options), output=tmp_path / "out", corpus=corpus
+        str(tmp_path / "static"), single(METHODS["align"], options), output=tmp_path / "out", corpus=corpus
     )
     learned = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     table = learned[0].embedding.weight.detach()
-    assert torch.equal(rounded(table), table)
+    assert torch.equal(_rounded(table), table)
     exported = export_model(str(tmp_path / "out"), to="onnx", size="int4", calibrate=TEXTS)
     np.testing.assert_allclose(
         Encoder(tmp_path / "out").encode(TEXTS), learned.encode(TEXTS, batch_size=1), atol=1e-5

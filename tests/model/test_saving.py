@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from trundle import artifact
-from trundle.artifact import Lineage, check_free, read_lineage, whole_folder
+from trundle import folders
 from trundle.errors import BadInput, WriteFailed
-from trundle.model import save, weight_bytes
+from trundle.folders import _exchanged, check_free, whole_folder
+from trundle.model.save import save, weight_bytes
+from trundle.records import Lineage, read_lineage
 
 LINEAGE = Lineage(source="somewhere", seed=4)
 
@@ -70,7 +71,6 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_really_full_device(pico_model: Callable[[str], SentenceTransformer], tmp_path: Path) -> None:
     """The library's own writer meets a full device in the middle of the weights."""
-    from trundle.model import saving
 
     model = pico_model("bert")
     real = SentenceTransformer.save_pretrained
@@ -114,14 +114,14 @@ def test_a_folder_is_replaced_whole(
     for name in ("out", "other"):
         (tmp_path / name).mkdir()
     (tmp_path / "out" / "config.json").write_text("{}")
-    if by_exchange and not artifact._exchanged(tmp_path / "out", tmp_path / "other"):
+    if by_exchange and not _exchanged(tmp_path / "out", tmp_path / "other"):
         pytest.skip("this system can't exchange two names")
     if by_exchange:
         assert (tmp_path / "other" / "config.json").exists()
-        artifact._exchanged(tmp_path / "out", tmp_path / "other")
+        _exchanged(tmp_path / "out", tmp_path / "other")
         monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("two renames where one exchange would do"))
     else:
-        monkeypatch.setattr(artifact, "_exchanged", lambda *_: False)
+        monkeypatch.setattr(folders, "_exchanged", lambda *_: False)
     with whole_folder(tmp_path / "out", replace=True) as scratch:
         (scratch / "new").write_text("new")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]

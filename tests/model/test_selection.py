@@ -13,16 +13,10 @@ from transformers import AutoConfig, AutoModel
 
 import pico
 from trundle.errors import ImpossibleCut
-from trundle.model import cut_backbone, layout_of
 from trundle.model.anatomy import family_of
-from trundle.model.selection import (
-    Selection,
-    by_priority,
-    default_select,
-    narrow_cut,
-    spaced,
-    spaced_pairs,
-)
+from trundle.model.layout import layout_of
+from trundle.model.nested import Selection, _spaced, _spaced_pairs, by_priority, default_select, narrow_cut
+from trundle.model.surgery import _cut_backbone
 
 ROTARY = [family for family, (kind, _) in pico.CONFIGS.items() if family_of(kind).rotary]
 
@@ -44,7 +38,7 @@ def test_rotary_selection_keeps_each_kept_pair_at_its_own_speed(family: str) -> 
     assert what.head is not None
     first, second = what.head[: half // 2], what.head[half // 2 :]
     assert [place + half for place in first] == list(second)
-    for before, after in zip(speeds(wide), speeds(cut_backbone(wide, what)), strict=True):
+    for before, after in zip(speeds(wide), speeds(_cut_backbone(wide, what)), strict=True):
         torch.testing.assert_close(after, before[list(first)])
 
 
@@ -52,20 +46,20 @@ def test_consecutive_selection_does_not() -> None:
     wide = pico.backbone("llama")
     what = narrow_cut(layout_of(wide), wide.config, Fraction(1, 2), Selection(select="consecutive"))
     assert not torch.allclose(
-        speeds(cut_backbone(wide, what))[0], speeds(wide)[0][: len(what.head or ()) // 2]
+        speeds(_cut_backbone(wide, what))[0], speeds(wide)[0][: len(what.head or ()) // 2]
     )
 
 
 def test_only_the_turned_part_of_a_head_is_kept_in_pairs() -> None:
-    assert spaced_pairs(16, 8, 8) == (0, 2, 4, 6, 8, 10, 12, 14)
-    assert spaced_pairs(16, 4, 16) == (0, 4, 8, 12)
-    assert spaced_pairs(12, 6, 8) == (0, 2, 4, 6, 8, 10)
+    assert _spaced_pairs(16, 8, 8) == (0, 2, 4, 6, 8, 10, 12, 14)
+    assert _spaced_pairs(16, 4, 16) == (0, 4, 8, 12)
+    assert _spaced_pairs(12, 6, 8) == (0, 2, 4, 6, 8, 10)
 
 
 @given(size=st.integers(1, 200), data=st.data())
 def test_spaced_positions_are_different_and_inside(size: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, size))
-    kept = spaced(size, count)
+    kept = _spaced(size, count)
     assert len(set(kept)) == count
     assert list(kept) == sorted(kept)
     assert 0 <= kept[0] <= kept[-1] < size

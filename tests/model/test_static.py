@@ -16,15 +16,19 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 
 import pico
 from trundle.errors import BadModel
-from trundle.measure import cost, predict
-from trundle.model import load, model_digest, static_model, static_table, with_linear_head
+from trundle.model.cost import cost, predict
+from trundle.model.heads import with_linear_head
+from trundle.model.load import load
+from trundle.model.save import model_digest
 from trundle.model.static import (
-    SIF,
-    frequency_weights,
+    _SIF,
+    _frequency_weights,
+    _token_vectors,
     shares_by_rank,
+    static_model,
     static_shape,
+    static_table,
     token_counts,
-    token_vectors,
 )
 
 
@@ -40,7 +44,7 @@ def test_a_token_has_the_vector_the_model_gives_it_alone(
 ) -> None:
     """For every token whose text is read as that token and nothing else."""
     model = pico_model(family)
-    vectors = token_vectors(model).numpy()
+    vectors = _token_vectors(model).numpy()
     tokenizer = model.tokenizer.backend_tokenizer
     texts, ids = [], []
     for token in range(4, tokenizer.get_vocab_size()):
@@ -62,7 +66,7 @@ def test_a_text_is_the_mean_of_its_tokens(
     shares = shares_by_rank(static_shape(model)[0])
     static_model(model, shares).save_pretrained(str(tmp_path))
     loaded = SentenceTransformer(str(tmp_path), device="cpu")
-    vectors, weights = token_vectors(model).numpy(), frequency_weights(shares)
+    vectors, weights = _token_vectors(model).numpy(), _frequency_weights(shares)
     vectors = (vectors - (shares * weights) @ vectors) * weights[:, None]
     np.testing.assert_allclose(shares @ vectors, 0, atol=1e-6)
     for text in pico.TEXTS:
@@ -85,11 +89,11 @@ def test_it_reads_as_much_of_a_text_as_the_model_did(
 @given(st.lists(st.integers(0, 10_000), min_size=2, max_size=50).filter(any))
 def test_frequent_tokens_weigh_less(counts: list[int]) -> None:
     shares = np.asarray(counts) / sum(counts)
-    weights = frequency_weights(shares)
+    weights = _frequency_weights(shares)
     order = np.argsort(shares, kind="stable")
     assert (np.diff(weights[order]) <= 1e-9 * weights.max()).all()
     assert shares @ weights == pytest.approx(1)
-    np.testing.assert_allclose(weights / weights.max(), (SIF + shares.min()) / (SIF + shares), rtol=1e-9)
+    np.testing.assert_allclose(weights / weights.max(), (_SIF + shares.min()) / (_SIF + shares), rtol=1e-9)
 
 
 def test_ranks_follow_zipf() -> None:
@@ -160,4 +164,4 @@ def test_damaged_weights_are_named(tmp_path: Path) -> None:
     with torch.no_grad():
         model[0].model.embeddings.word_embeddings.weight[17].fill_(torch.nan)
     with pytest.raises(BadModel, match="token 17"):
-        token_vectors(model)
+        _token_vectors(model)

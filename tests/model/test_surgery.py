@@ -17,18 +17,11 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 
 import pico
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.model import (
-    cut,
-    cut_backbone,
-    layout_of,
-    reinitialised,
-    shrunk,
-    static_model,
-    static_shape,
-    with_linear_head,
-)
-from trundle.model.anatomy import BY_MODEL_TYPE, family_of
-from trundle.model.surgery import Cut
+from trundle.model.anatomy import _BY_MODEL_TYPE, family_of
+from trundle.model.heads import reinitialised, with_linear_head
+from trundle.model.layout import _shrunk, layout_of
+from trundle.model.static import static_model, static_shape
+from trundle.model.surgery import Cut, _cut_backbone, cut
 
 FAMILIES = list(pico.CONFIGS)
 IDS = torch.tensor([[5, 9, 17, 30, 22, 11], [8, 40, 33, 2, 3, 6]])
@@ -45,7 +38,7 @@ def states(backbone: Any, ids: torch.Tensor = IDS) -> Any:
 def test_keeping_the_first_blocks_is_what_the_model_had_inside(family: str) -> None:
     """A cut model's output is the whole model's hidden state at that depth, under the same final norm."""
     whole = pico.backbone(family)
-    cut_model = cut_backbone(whole, Cut(blocks=(0, 1)))
+    cut_model = _cut_backbone(whole, Cut(blocks=(0, 1)))
     inside = states(whole).hidden_states[2]
     norm = family_of(whole.config.model_type).final_norm
     expected = inside if norm is None else whole.get_submodule(norm)(inside)
@@ -65,7 +58,7 @@ def test_any_blocks_equal_the_model_with_the_others_taken_out(family: str) -> No
     setattr(by_hand.config, row.layers, len(kept))
     if "layer_types" in row.per_layer:
         by_hand.config.layer_types = [whole.config.layer_types[i] for i in kept]
-    ours = states(cut_backbone(whole, Cut(blocks=kept))).last_hidden_state
+    ours = states(_cut_backbone(whole, Cut(blocks=kept))).last_hidden_state
     torch.testing.assert_close(ours, states(by_hand).last_hidden_state, atol=1e-5, rtol=1e-5)
 
 
@@ -82,7 +75,7 @@ def test_cutting_neurons_equals_silencing_them(family: str) -> None:
         if reads_neurons and parameter.block is not None:
             gone = [n for n in range(layout.sizes["mlp"]) if n not in kept[parameter.block]]
             weights[parameter.name].data.index_fill_(parameter.axes.index("mlp"), torch.tensor(gone), 0.0)
-    ours = states(cut_backbone(whole, Cut(mlp=kept))).last_hidden_state
+    ours = states(_cut_backbone(whole, Cut(mlp=kept))).last_hidden_state
     torch.testing.assert_close(ours, states(silenced).last_hidden_state, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(ours, states(whole).last_hidden_state, atol=1e-3)
 
@@ -94,7 +87,7 @@ def test_a_permutation_of_neurons_changes_nothing(family: str) -> None:
     shuffled = tuple(
         tuple(np.random.default_rng(block).permutation(size).tolist()) for block in range(pico.LAYERS)
     )
-    ours = states(cut_backbone(whole, Cut(mlp=shuffled))).last_hidden_state
+    ours = states(_cut_backbone(whole, Cut(mlp=shuffled))).last_hidden_state
     torch.testing.assert_close(ours, states(whole).last_hidden_state, atol=1e-5, rtol=1e-5)
 
 
@@ -103,7 +96,7 @@ def test_a_permutation_of_the_hidden_width_only_permutes_the_output(family: str)
     """Every place tied to the residual stream must move together, or this fails."""
     whole = pico.backbone(family)
     order = tuple(np.random.default_rng(1).permutation(layout_of(whole).sizes["hidden"]).tolist())
-    ours = states(cut_backbone(whole, Cut(hidden=order))).last_hidden_state
+    ours = states(_cut_backbone(whole, Cut(hidden=order))).last_hidden_state
     expected = states(whole).last_hidden_state[..., list(order)]
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
@@ -112,7 +105,7 @@ def test_a_permutation_of_the_hidden_width_only_permutes_the_output(family: str)
 def test_a_permutation_inside_heads_changes_nothing_without_rotary_positions(family: str) -> None:
     whole = pico.backbone(family)
     order = tuple(np.random.default_rng(2).permutation(layout_of(whole).sizes["head"]).tolist())
-    ours = states(cut_backbone(whole, Cut(head=order))).last_hidden_state
+    ours = states(_cut_backbone(whole, Cut(head=order))).last_hidden_state
     torch.testing.assert_close(ours, states(whole).last_hidden_state, atol=1e-5, rtol=1e-5)
 
 
@@ -121,7 +114,7 @@ def test_swapping_rotary_halves_in_queries_and_keys_shows_in_the_output(family: 
     """Rotary positions tie dimensions to frequencies, so a permutation inside heads is not free there."""
     whole = pico.backbone(family)
     head = layout_of(whole).sizes["head"]
-    ours = states(cut_backbone(whole, Cut(head=tuple(reversed(range(head)))))).last_hidden_state
+    ours = states(_cut_backbone(whole, Cut(head=tuple(reversed(range(head)))))).last_hidden_state
     assert not torch.allclose(ours, states(whole).last_hidden_state, atol=1e-4)
 
 
@@ -130,7 +123,7 @@ def test_vocabulary_rows_follow_their_ids(family: str) -> None:
     whole = pico.backbone(family)
     vocab = layout_of(whole).sizes["vocab"]
     kept = tuple(range(60)) if vocab > 60 else tuple(range(vocab))
-    small = cut_backbone(whole, Cut(vocab=kept))
+    small = _cut_backbone(whole, Cut(vocab=kept))
     torch.testing.assert_close(states(small).last_hidden_state, states(whole).last_hidden_state)
     assert small.config.vocab_size == len(kept)
 
@@ -151,9 +144,9 @@ def test_any_cut_has_the_predicted_shapes_and_runs(data: st.DataObject) -> None:
     )
     others = data.draw(st.sets(st.integers(1, layout.layers - 1)))
     what = Cut(blocks=(0, *sorted(others)), hidden=tuple(hidden), head=tuple(head), mlp=mlp)
-    small = cut_backbone(whole, what)
+    small = _cut_backbone(whole, what)
     after = layout_of(small)
-    predicted = shrunk(layout, blocks=what.blocks, hidden=len(hidden), head=len(head), mlp=neurons)
+    predicted = _shrunk(layout, blocks=what.blocks, hidden=len(hidden), head=len(head), mlp=neurons)
     assert {p.name: after.shape(p) for p in after.parameters} == {
         p.name: predicted.shape(p) for p in predicted.parameters
     }
@@ -228,21 +221,21 @@ def test_prompts_and_settings_travel(pico_model: Callable[[str], SentenceTransfo
 )
 def test_impossible_cuts_are_one_sentence(family: str, what: Cut, says: str) -> None:
     with pytest.raises(ImpossibleCut, match=says):
-        cut_backbone(pico.backbone(family), what)
+        _cut_backbone(pico.backbone(family), what)
 
 
 def test_per_dimension_rope_lists_refuse_a_head_cut() -> None:
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
     backbone = pico.backbone("phi3", rope_parameters=rope, original_max_position_embeddings=32)
     with pytest.raises(ImpossibleCut, match="one factor per head dimension"):
-        cut_backbone(backbone, Cut(head=tuple(range(4))))
+        _cut_backbone(backbone, Cut(head=tuple(range(4))))
 
 
 def test_a_per_layer_list_of_the_wrong_length_is_named() -> None:
     backbone = pico.backbone("qwen2")
     backbone.config.__dict__["layer_types"] = ["full_attention"] * 3
     with pytest.raises(BadModel, match="layer_types has 3 entries for 4 layers"):
-        cut_backbone(backbone, Cut(blocks=(0, 1)))
+        _cut_backbone(backbone, Cut(blocks=(0, 1)))
 
 
 def test_weights_that_do_not_fit_the_config_are_named() -> None:
@@ -253,4 +246,4 @@ def test_weights_that_do_not_fit_the_config_are_named() -> None:
 
 
 def test_every_model_type_of_the_table_has_a_pico_model() -> None:
-    assert {model_type for model_type, _ in pico.CONFIGS.values()} == set(BY_MODEL_TYPE)
+    assert {model_type for model_type, _ in pico.CONFIGS.values()} == set(_BY_MODEL_TYPE)

@@ -27,9 +27,15 @@ from transformers import (
 
 import pico
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.model.merge_tree import MergeTree
-from trundle.model.tokenizer_cut import tokenizer_content, with_tokens
-from trundle.model.tokenizer_file import basic_ids, cut_file, named_ids, tokens_by_id
+from trundle.model.tokenizer import (
+    MergeTree,
+    _basic_ids,
+    _cut_file,
+    _named_ids,
+    _tokenizer_content,
+    _tokens_by_id,
+    _with_tokens,
+)
 
 TEXTS = [
     *pico.TEXTS,
@@ -137,11 +143,11 @@ def tree_of(kind: str) -> MergeTree:
 
 def closed(kind: str, wanted: set[int]) -> list[int]:
     content = content_of(kind)
-    return sorted(tree_of(kind).with_halves(wanted | named_ids(content) | basic_ids(content)))
+    return sorted(tree_of(kind).with_halves(wanted | _named_ids(content) | _basic_ids(content)))
 
 
 def small(kind: str, kept: list[int]) -> Tokenizer:
-    return Tokenizer.from_str(json.dumps(cut_file(content_of(kind), kept)))
+    return Tokenizer.from_str(json.dumps(_cut_file(content_of(kind), kept)))
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
@@ -150,7 +156,7 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
 
 
 def some(kind: str, share: float, seed: int) -> set[int]:
-    ids = sorted(tokens_by_id(content_of(kind)))
+    ids = sorted(_tokens_by_id(content_of(kind)))
     return set(np.random.default_rng(seed).choice(ids, int(share * len(ids)), replace=False).tolist())
 
 
@@ -197,7 +203,7 @@ def test_every_kept_token_can_still_be_produced(kind: str) -> None:
         kept = closed(kind, some(kind, 0.3, seed))
         cut_one = small(kind, kept)
         for number in kept:
-            token = tokens_by_id(content_of(kind))[number]
+            token = _tokens_by_id(content_of(kind))[number]
             texts = [text for text in producers(whole(kind), token) if token in pieces(whole(kind), text)]
             tested += bool(texts)
             for text in texts:
@@ -211,7 +217,7 @@ def test_halves_of_a_token_with_several_merges_are_those_the_tokenizer_uses() ->
     """Without them, a kept token of a sentencepiece vocabulary could not be produced any more."""
     kind = "sentencepiece"
     content = content_of(kind)
-    for number, token in tokens_by_id(content).items():
+    for number, token in _tokens_by_id(content).items():
         if token not in pieces(whole(kind), token.replace("▁", " ").strip()) or len(token) < 2:
             continue
         alone = small(kind, closed(kind, {number}))
@@ -222,9 +228,9 @@ def test_without_the_halves_tokens_are_lost() -> None:
     """The test above can fail: a choice that is not closed loses many of its tokens."""
     kind = "byte-level"
     content = content_of(kind)
-    kept = sorted(some(kind, 0.3, 1) | named_ids(content) | basic_ids(content))
+    kept = sorted(some(kind, 0.3, 1) | _named_ids(content) | _basic_ids(content))
     naive = small(kind, kept)
-    tokens = tokens_by_id(content)
+    tokens = _tokens_by_id(content)
     lost = [
         number
         for number in kept
@@ -271,18 +277,18 @@ def opened(name: str, folder: Path) -> PreTrainedTokenizerBase:
 @pytest.mark.parametrize("name", CLASSES)
 def test_survives_saving_and_plain_loading(name: str, tmp_path: Path) -> None:
     tokenizer = opened(name, tmp_path / "whole")
-    content = tokenizer_content(tokenizer)
+    content = _tokenizer_content(tokenizer)
     tree = MergeTree(content)
-    wanted = named_ids(content) | basic_ids(content) | set(tokenizer.all_special_ids)
-    wanted |= set(list(tokens_by_id(content))[::3])
+    wanted = _named_ids(content) | _basic_ids(content) | set(tokenizer.all_special_ids)
+    wanted |= set(list(_tokens_by_id(content))[::3])
     kept = sorted(tree.with_halves(wanted))
-    cut_one = with_tokens(tokenizer, kept)
+    cut_one = _with_tokens(tokenizer, kept)
     cut_one.save_pretrained(tmp_path / "small")
     again = AutoTokenizer.from_pretrained(tmp_path / "small")
     assert len(again) == len(cut_one) == len(kept)
     assert again.get_vocab() == cut_one.get_vocab()
     assert type(again) is type(tokenizer)
-    assert len(tokenizer) == len(tokens_by_id(content))
+    assert len(tokenizer) == len(_tokens_by_id(content))
     assert again.model_max_length == 77
     assert again.padding_side == "left"
     for role in ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token"):
@@ -307,7 +313,7 @@ def test_settings_without_ids_stay_as_they_are() -> None:
     tokenizer.enable_truncation(40, stride=2)
     tokenizer.enable_padding(pad_id=0, pad_token="[PAD]", direction="left")
     content = json.loads(tokenizer.to_str())
-    new = cut_file(content, closed("wordpiece", set()))
+    new = _cut_file(content, closed("wordpiece", set()))
     for part in ("truncation", "padding", "normalizer", "pre_tokenizer", "decoder"):
         assert new[part] == content[part]
     tokenizer.no_truncation()
@@ -316,20 +322,20 @@ def test_settings_without_ids_stay_as_they_are() -> None:
 
 def test_ids_named_in_the_file_are_renumbered() -> None:
     content = content_of("byte-level")
-    named = sorted(named_ids(content))
-    new = cut_file(content, closed("byte-level", set()))
+    named = sorted(_named_ids(content))
+    new = _cut_file(content, closed("byte-level", set()))
     assert {added["content"] for added in new["added_tokens"]} == {
         a["content"] for a in content["added_tokens"]
     }
     assert new["added_tokens"][-1]["content"] == "<outside>"
     assert new["added_tokens"][-1]["id"] == len(closed("byte-level", set())) - 1
-    assert named[-1] == len(tokens_by_id(content)) - 1
+    assert named[-1] == len(_tokens_by_id(content)) - 1
 
 
 def test_the_original_is_not_changed() -> None:
     content = content_of("sentencepiece")
     before = json.dumps(content)
-    cut_file(content, closed("sentencepiece", set()))
+    _cut_file(content, closed("sentencepiece", set()))
     assert json.dumps(content) == before
 
 
@@ -338,13 +344,13 @@ def test_the_original_is_not_changed() -> None:
 )
 def test_impossible_choices_are_refused(kept: list[int], says: str) -> None:
     with pytest.raises(ImpossibleCut, match=says):
-        cut_file(content_of("wordpiece"), kept)
+        _cut_file(content_of("wordpiece"), kept)
 
 
 def test_unknown_tokenizer_models_are_refused() -> None:
     words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     with pytest.raises(BadModel, match="WordLevel"):
-        cut_file(json.loads(words.to_str()), [0, 1])
+        _cut_file(json.loads(words.to_str()), [0, 1])
 
 
 def test_slow_tokenizers_are_told_what_to_do() -> None:
@@ -352,19 +358,19 @@ def test_slow_tokenizers_are_told_what_to_do() -> None:
         pass
 
     with pytest.raises(BadModel, match="slow one"):
-        tokenizer_content(Slow())  # type: ignore[arg-type]
+        _tokenizer_content(Slow())  # type: ignore[arg-type]
 
 
 def test_every_kept_token_of_a_real_vocabulary_can_still_be_produced(minilm: Path) -> None:
     """All 8,000 and more: each word alone, each inner piece after the first letter that leads to it."""
     tokenizer = AutoTokenizer.from_pretrained(minilm)
-    content = tokenizer_content(tokenizer)
-    tokens, before = tokens_by_id(content), tokenizer.backend_tokenizer
-    named = named_ids(content)
-    needed = named | basic_ids(content)
+    content = _tokenizer_content(tokenizer)
+    tokens, before = _tokens_by_id(content), tokenizer.backend_tokenizer
+    named = _named_ids(content)
+    needed = named | _basic_ids(content)
     chosen = np.random.default_rng(0).choice(sorted(tokens), 8000, replace=False).tolist()
     kept = sorted({*needed, *chosen})
-    after = with_tokens(tokenizer, kept).backend_tokenizer
+    after = _with_tokens(tokenizer, kept).backend_tokenizer
     for either in (before, after):
         either.no_padding()
     produced = 0

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from pico import TEXTS
-from trundle.data import read_corpus
-from trundle.data.corpus import Corpus
-from trundle.planner import candidates as space
-from trundle.planner import halving, prospects, search
-from trundle.planner.speed import Speed
+from trundle.data.corpus import Corpus, read_corpus
+from trundle.search import budget, candidates, prospects, search
+from trundle.search.candidates import _WIDTHS
+from trundle.search.prospects import _Prospects
+from trundle.search.speed import _Speed
 
 
 @pytest.fixture
@@ -24,14 +24,14 @@ def corpus(tmp_path: Path) -> Corpus:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Seconds instead of minutes, pico vocabularies, and no timing of graphs or teachers."""
-    monkeypatch.setattr(space, "FEWEST_TOKENS", 120)
-    monkeypatch.setattr(space, "WIDTHS", space.WIDTHS[:1])
-    monkeypatch.setattr(halving, "SHORTEST_TRIAL", 0.1)
-    monkeypatch.setattr(halving, "SHORTEST_GPU_TRIAL", 0.1)
-    monkeypatch.setattr(halving, "TRIED", 3)
-    monkeypatch.setattr(search, "TRYING", 1000.0)
+    monkeypatch.setattr(candidates, "_FEWEST_TOKENS", 120)
+    monkeypatch.setattr(candidates, "_WIDTHS", _WIDTHS[:1])
+    monkeypatch.setattr(budget, "_SHORTEST_TRIAL", 0.1)
+    monkeypatch.setattr(budget, "_SHORTEST_GPU_TRIAL", 0.1)
+    monkeypatch.setattr(budget, "_TRIED", 3)
+    monkeypatch.setattr(search, "_TRYING", 1000.0)
     monkeypatch.setattr(
-        prospects, "measure_speed", lambda *_, **__: Speed(fixed=0.1, attention=1e-6, mlp=1e-6)
+        prospects, "_measure_speed", lambda *_, **__: _Speed(fixed=0.1, attention=1e-6, mlp=1e-6)
     )
-    monkeypatch.setattr(prospects.Prospects, "reading_rate", lambda _: 1e6)
+    monkeypatch.setattr(_Prospects, "reading_rate", lambda _: 1e6)
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))

@@ -5,39 +5,39 @@ from __future__ import annotations
 import pytest
 
 from trundle.errors import BadInput
-from trundle.planner import Budget, parse_budget
+from trundle.search.budget import _Budget, _parse_budget
 
 
 @pytest.mark.parametrize(
     ("words", "limits"),
     [
-        (["12MB"], Budget(bytes=12_000_000)),
-        (["1.5 gb"], Budget(bytes=1_500_000_000)),
-        (["800kB"], Budget(bytes=800_000)),
-        (["10x"], Budget(bytes=43_800_000)),
-        (["20M-params"], Budget(parameters=20_000_000)),
-        (["500k-parameters"], Budget(parameters=500_000)),
-        (["5ms"], Budget(milliseconds=5.0)),
-        (["12MB,5ms", "20M-params"], Budget(bytes=12_000_000, milliseconds=5.0, parameters=20_000_000)),
+        (["12MB"], _Budget(bytes=12_000_000)),
+        (["1.5 gb"], _Budget(bytes=1_500_000_000)),
+        (["800kB"], _Budget(bytes=800_000)),
+        (["10x"], _Budget(bytes=43_800_000)),
+        (["20M-params"], _Budget(parameters=20_000_000)),
+        (["500k-parameters"], _Budget(parameters=500_000)),
+        (["5ms"], _Budget(milliseconds=5.0)),
+        (["12MB,5ms", "20M-params"], _Budget(bytes=12_000_000, milliseconds=5.0, parameters=20_000_000)),
     ],
 )
-def test_words_are_limits(words: list[str], limits: Budget) -> None:
-    assert parse_budget(words, whole_bytes=438_000_000) == limits
+def test_words_are_limits(words: list[str], limits: _Budget) -> None:
+    assert _parse_budget(words, whole_bytes=438_000_000) == limits
 
 
 @pytest.mark.parametrize("word", ["", "small", "12", "-3MB", "0x", "12 parsecs", "5Mms2"])
 def test_what_is_no_budget_is_told_what_one_is(word: str) -> None:
     with pytest.raises(BadInput, match="12MB, 10x, 20M-params or 5ms"):
-        parse_budget([word], whole_bytes=1)
+        _parse_budget([word], whole_bytes=1)
 
 
 def test_the_same_limit_twice_is_a_contradiction() -> None:
     with pytest.raises(BadInput, match="12MB and 10x both limit the bytes; keep one"):
-        parse_budget(["12MB", "10x"], whole_bytes=1000)
+        _parse_budget(["12MB", "10x"], whole_bytes=1000)
 
 
 def test_all_limits_hold_and_an_unknown_speed_is_no_reason_to_refuse() -> None:
-    limits = Budget(bytes=10, parameters=10, milliseconds=1.0)
+    limits = _Budget(bytes=10, parameters=10, milliseconds=1.0)
     assert limits.allows(file_bytes=10, parameters=10, milliseconds=1.0)
     assert limits.allows(file_bytes=10, parameters=10)
     assert not limits.allows(file_bytes=11, parameters=10)
@@ -46,7 +46,7 @@ def test_all_limits_hold_and_an_unknown_speed_is_no_reason_to_refuse() -> None:
 
 
 def test_what_is_over_a_limit_is_told_by_how_much() -> None:
-    limits = Budget(bytes=12_000_000, parameters=10, milliseconds=5.0)
+    limits = _Budget(bytes=12_000_000, parameters=10, milliseconds=5.0)
     assert limits.exceeded(file_bytes=12_000_100, parameters=1011, milliseconds=6.25) == (
         "the file has 12.0001 MB, over the budget of 12 MB",
         "there are 1,011 parameters, over the budget of 10",

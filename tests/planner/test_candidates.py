@@ -11,17 +11,19 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from pico import TEXTS
-from trundle.data import read_corpus
+from trundle.data.corpus import read_corpus
 from trundle.errors import ImpossibleCut
-from trundle.measure import cost
-from trundle.model import cut_with_map, load, read_vocabulary
-from trundle.pipeline import compress
-from trundle.planner import candidates as space
-from trundle.planner.budget import Budget
-from trundle.planner.candidates import edge, list_candidates, smallest
+from trundle.methods.contract import Context
+from trundle.methods.vocabulary import VOCABULARY, VocabularyOptions
+from trundle.model.cost import cost
+from trundle.model.load import load
+from trundle.model.token_map import cut_with_map
+from trundle.model.vocabulary import read_vocabulary
+from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
-from trundle.steps.contract import Context
-from trundle.steps.vocabulary import STEP, VocabularyOptions
+from trundle.search import candidates
+from trundle.search.budget import _Budget
+from trundle.search.candidates import _edge, _list_candidates, _promise, _smallest
 
 WIDTH = 32
 
@@ -29,7 +31,7 @@ WIDTH = 32
 @pytest.fixture
 def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pico models have a few hundred tokens in all."""
-    monkeypatch.setattr(space, "FEWEST_TOKENS", 120)
+    monkeypatch.setattr(candidates, "_FEWEST_TOKENS", 120)
 
 
 @pytest.mark.usefixtures("few_tokens")
@@ -37,7 +39,7 @@ def test_what_is_predicted_is_what_the_steps_make(
     pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = pico_folders("bert")
-    found = list_candidates(load(folder), str(folder), dimensions=WIDTH, precision="float32")
+    found = _list_candidates(load(folder), str(folder), dimensions=WIDTH, precision="float32")
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(f"{text} {number}" for text in TEXTS for number in range(30)))
     cut = [
@@ -63,9 +65,9 @@ def test_what_is_predicted_is_what_the_steps_make(
 @pytest.mark.usefixtures("few_tokens")
 def test_the_edge_fits_and_is_beaten_by_nothing(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pico_model("bert")
-    found = list_candidates(model, "pico", dimensions=WIDTH, precision="int8")
-    limit = Budget(parameters=int(0.6 * cost(model).parameters))
-    kept = edge(found, limit, {"pico": lambda _: 1.0})
+    found = _list_candidates(model, "pico", dimensions=WIDTH, precision="int8")
+    limit = _Budget(parameters=int(0.6 * cost(model).parameters))
+    kept = _edge(found, limit, {"pico": lambda _: 1.0})
     assert kept
     assert all(each.cost.parameters <= (limit.parameters or 0) for each in kept)
     fitting = [each for each in found if each.cost.parameters <= (limit.parameters or 0)]
@@ -82,37 +84,37 @@ def test_the_edge_fits_and_is_beaten_by_nothing(pico_model: Callable[[str], Sent
 
 
 def test_names_and_steps_say_only_what_changes(pico_model: Callable[[str], SentenceTransformer]) -> None:
-    found = list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int8")
+    found = _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int8")
     whole = next(each for each in found if set(each.kept) == {Fraction(1)})
     assert whole.name == "4 of 4 layers, int8"
     assert whole.untouched
     assert whole.cost.parameters == cost(pico_model("bert")).parameters
-    backbone = list_candidates(
+    backbone = _list_candidates(
         pico_model("bert"), "pico", dimensions=WIDTH, precision="int8", is_teacher=False
     )
     same = next(each for each in backbone if each.kept == whole.kept)
     assert same.steps() == []
     assert same.cost.parameters == whole.cost.parameters + WIDTH * WIDTH + WIDTH
-    assert smallest(found).bytes == min(each.bytes for each in found)
+    assert _smallest(found).bytes == min(each.bytes for each in found)
 
 
 def test_a_vocabulary_counts_by_what_it_covers(pico_model: Callable[[str], SentenceTransformer]) -> None:
-    found = list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int8")
+    found = _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int8")
     whole = next(each for each in found if set(each.kept) == {Fraction(1)})
-    assert space.promise(whole, lambda _: 1.0) == 1.0
-    assert space.promise(whole, lambda _: 0.5) < space.promise(whole, lambda _: 0.9) < 1.0
+    assert _promise(whole, lambda _: 1.0) == 1.0
+    assert _promise(whole, lambda _: 0.5) < _promise(whole, lambda _: 0.9) < 1.0
 
 
 def test_int4_comes_behind_a_vocabulary_that_covers_nearly_all(
     pico_model: Callable[[str], SentenceTransformer],
 ) -> None:
     whole, rounded = (
-        list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision=precision)[0]
+        _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision=precision)[0]
         for precision in ("int8", "int4")
     )
     assert whole.kept[:-1] == rounded.kept[:-1]
-    assert space.promise(whole, lambda _: 0.99) > space.promise(rounded, lambda _: 1.0)
-    assert space.promise(whole, lambda _: 0.9) < space.promise(rounded, lambda _: 1.0)
+    assert _promise(whole, lambda _: 0.99) > _promise(rounded, lambda _: 1.0)
+    assert _promise(whole, lambda _: 0.9) < _promise(rounded, lambda _: 1.0)
 
 
 @pytest.mark.parametrize("family", ["bert", "xlm-roberta", "gpt2"])
@@ -122,34 +124,34 @@ def test_no_vocabulary_is_proposed_that_its_step_refuses(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(space, "FEWEST_TOKENS", 1)
+    monkeypatch.setattr(candidates, "_FEWEST_TOKENS", 1)
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(TEXTS))
     model = pico_model(family)
     context = Context(original=model, source=None, corpus=read_corpus([str(texts)], seed=0))
-    found = list_candidates(model, "pico", dimensions=WIDTH, precision="int8")
+    found = _list_candidates(model, "pico", dimensions=WIDTH, precision="int8")
     least = min(each.tokens for each in found)
     assert least < read_vocabulary(model).size
-    assert len(STEP.plan(model, VocabularyOptions(keep=least), context).kept) <= least
+    assert len(VOCABULARY.plan(model, VocabularyOptions(keep=least), context).kept) <= least
     with pytest.raises(ImpossibleCut, match="must stay"):
-        STEP.plan(model, VocabularyOptions(keep=least - 1), context)
+        VOCABULARY.plan(model, VocabularyOptions(keep=least - 1), context)
 
 
 def test_mapped_tokens_are_not_cut_again(
     pico_model: Callable[[str], SentenceTransformer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "FEWEST_TOKENS", 1)
+    monkeypatch.setattr(candidates, "_FEWEST_TOKENS", 1)
     whole = pico_model("bert")
     kept = range(150)
     mapped = cut_with_map(whole, kept, [min(number, 149) for number in range(read_vocabulary(whole).size)])
-    found = list_candidates(mapped, "pico", dimensions=WIDTH, precision="int8")
+    found = _list_candidates(mapped, "pico", dimensions=WIDTH, precision="int8")
     assert {each.tokens for each in found} == {150}
 
 
 def test_a_narrow_candidate_is_mapped_by_as_many_texts_as_it_learns_from(
     pico_model: Callable[[str], SentenceTransformer],
 ) -> None:
-    found = list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int8")
+    found = _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int8")
     narrow = next(each for each in found if each.width != 1 and each.layers == 4 and each.neurons == 48)
     assert narrow.steps() == [{"width": {"extract": "1/2"}}]
     assert narrow.steps(texts=2000) == [{"width": {"extract": "1/2", "texts": 2000}}]

@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from told import Told
-from trundle.data import read_corpus
-from trundle.data.corpus import Corpus
+from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, MissingExtra
-from trundle.model import load
-from trundle.planner import compress_to_budget, halving, prospects
-from trundle.planner.speed import Speed
+from trundle.model.load import load
 from trundle.progress import SILENT
+from trundle.search import prospects
+from trundle.search.budget import _proof_texts, _texts_within
+from trundle.search.prospects import _of_all_lengths, _Prospects, _raised
+from trundle.search.search import compress_to_budget
+from trundle.search.speed import _Speed
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
@@ -40,8 +42,8 @@ def test_where_time_counts_four_bits_are_multiplied_in_int8(
     pico_folders: Callable[[str], Path], corpus: Corpus
 ) -> None:
     folder = str(pico_folders("bert"))
-    whole = prospects.Prospects(source=folder, bases={folder: load(folder)}, corpus=corpus, progress=SILENT)
-    fast, slow = (Speed(fixed=fixed, attention=1e-6, mlp=1e-6) for fixed in (0.1, 0.5))
+    whole = _Prospects(source=folder, bases={folder: load(folder)}, corpus=corpus, progress=SILENT)
+    fast, slow = (_Speed(fixed=fixed, attention=1e-6, mlp=1e-6) for fixed in (0.1, 0.5))
     speeds = {(folder, "int8"): fast, (folder, "float32"): slow}
     for timed, precision, speed_of_it in ((False, "int4", slow), (True, "int4+int8", fast)):
         found = whole.candidates(speeds, timed=timed)
@@ -63,8 +65,8 @@ def test_what_is_called_the_smallest_can_be_had(pico_folders: Callable[[str], Pa
 
 @given(st.floats(1e-6, 1e6))
 def test_raised_figures_have_three_digits_and_are_never_less(value: float) -> None:
-    assert value <= float(prospects.raised(value)) * (1 + 1e-8)
-    assert float(prospects.raised(value)) <= value * 1.011
+    assert value <= float(_raised(value)) * (1 + 1e-8)
+    assert float(_raised(value)) <= value * 1.011
 
 
 @pytest.mark.usefixtures("quick")
@@ -79,7 +81,7 @@ def test_a_time_can_only_be_asked_for_where_graphs_are_timed(
 def test_the_teacher_is_timed_on_few_texts_too(pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / "few.txt").write_text("\n".join(f"text number {number}" for number in range(12)))
     folder = str(pico_folders("bert"))
-    few = prospects.Prospects(
+    few = _Prospects(
         source=folder,
         bases={folder: load(folder)},
         corpus=read_corpus([str(tmp_path / "few.txt")], seed=0),
@@ -91,7 +93,7 @@ def test_the_teacher_is_timed_on_few_texts_too(pico_folders: Callable[[str], Pat
 @given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=200), count=st.integers(1, 300))
 def test_texts_of_all_lengths_are_timed_among_their_like(lengths: list[int], count: int) -> None:
     texts = ["x" * length for length in lengths]
-    groups = prospects.of_all_lengths(texts, count)
+    groups = _of_all_lengths(texts, count)
     timed = [len(text) for group in groups for text in group]
     assert timed == sorted(timed)
     assert not Counter(timed) - Counter(lengths), "none is timed twice"
@@ -113,8 +115,8 @@ def test_times_of_a_busy_machine_are_called_rough_once(
     pico_folders: Callable[[str], Path], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = Told()
-    busy = Speed(fixed=0.1, attention=1e-6, mlp=1e-6, undisturbed=False)
-    monkeypatch.setattr(prospects, "measure_speed", lambda *_, **__: busy)
+    busy = _Speed(fixed=0.1, attention=1e-6, mlp=1e-6, undisturbed=False)
+    monkeypatch.setattr(prospects, "_measure_speed", lambda *_, **__: busy)
     folder = str(pico_folders("bert"))
     compress_to_budget(folder, ["2x"], output=None, corpus=corpus, dry_run=True, progress=told)
     assert sum("the machine was busy" in line for line in told.lines) == 1
@@ -126,11 +128,11 @@ def test_times_of_a_busy_machine_are_called_rough_once(
 )
 def test_a_slow_teacher_answers_fewer_texts(seconds: float, rate: float, texts: int) -> None:
     """Enough for a sound linear map where twice the time allows it; else the time counts, down to the fewest."""
-    assert halving.texts_within(seconds, rate) == texts
+    assert _texts_within(seconds, rate) == texts
 
 
 @pytest.mark.parametrize(
     ("texts", "proved"), [(0, 2000), (200, 200), (2000, 400), (9000, 1800), (50_000, 2000)]
 )
 def test_a_slow_teacher_proves_by_fewer_texts(texts: int, proved: int) -> None:
-    assert halving.proof_texts(texts) == proved
+    assert _proof_texts(texts) == proved

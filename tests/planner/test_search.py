@@ -13,15 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trundle.artifact import read_lineage
-from trundle.data import find_targets
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
-from trundle.measure import cost
-from trundle.model import load
-from trundle.planner import candidates as space
-from trundle.planner import compress_to_budget, halving, prospects, search, trials
-from trundle.runtime import Encoder
+from trundle.model.cost import cost
+from trundle.model.load import load
+from trundle.progress import SILENT
+from trundle.records import read_lineage
+from trundle.runtime.encoder import Encoder
+from trundle.search import budget, candidates, search, trials
+from trundle.search.budget import _CLOSING, _Rung, _Timetable
+from trundle.search.candidates import _list_candidates
+from trundle.search.outcome import _Tried
+from trundle.search.prospects import _Prospects
+from trundle.search.search import _PLANNING_FILE, compress_to_budget
+from trundle.search.trials import _Trials
+from trundle.teacher.targets import find_targets
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
@@ -30,8 +36,8 @@ pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 def test_the_best_that_fits_is_trained_exported_and_written(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trials, "OVERTIME", 1000.0)
-    monkeypatch.setattr(trials, "HOPELESS", math.inf)
+    monkeypatch.setattr(trials, "_OVERTIME", 1000.0)
+    monkeypatch.setattr(trials, "_HOPELESS", math.inf)
     folder, output = pico_folders("bert"), tmp_path / "small"
     limit = int(0.6 * cost(load(folder)).parameters)
     outcome = compress_to_budget(str(folder), [f"{limit}-params"], output=output, corpus=corpus, minutes=0.1)
@@ -47,7 +53,7 @@ def test_the_best_that_fits_is_trained_exported_and_written(
     assert small.encode(["a text"]).shape == large.encode(["a text"]).shape
     assert cost(small).parameters == outcome.chosen.candidate.cost.parameters <= limit
     assert Encoder(output).encode("a text").shape == (32,)
-    planning = json.loads((output / search.PLANNING_FILE).read_text())
+    planning = json.loads((output / _PLANNING_FILE).read_text())
     assert planning["chosen"] == outcome.chosen.candidate.name
     assert len(planning["candidates"]) == len(outcome.tried)
     lineage = read_lineage(output)
@@ -75,7 +81,7 @@ def test_where_no_layer_fits_a_static_model_does(
 def test_when_the_time_for_trials_is_gone_the_best_so_far_is_taken(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "TRYING", -1.0)
+    monkeypatch.setattr(search, "_TRYING", -1.0)
     words = [f"{cost(load(pico_folders('bert'))).file_bytes // 2}B"]
     outcome = compress_to_budget(
         str(pico_folders("bert")), words, output=tmp_path / "small", corpus=corpus, minutes=0.1
@@ -90,8 +96,8 @@ def test_when_the_time_for_trials_is_gone_the_best_so_far_is_taken(
 def test_a_model_that_fits_once_it_is_int8_is_only_exported(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trundle.measure.costs.GRAPH_BYTES_PER_LAYER", 0)
-    monkeypatch.setattr("trundle.measure.costs.SMALLEST_INT8", 0)
+    monkeypatch.setattr("trundle.model.cost._GRAPH_BYTES_PER_LAYER", 0)
+    monkeypatch.setattr("trundle.model.cost._SMALLEST_INT8", 0)
     folder, output = pico_folders("bert"), tmp_path / "small"
     outcome = compress_to_budget(str(folder), ["2x"], output=output, corpus=corpus, minutes=0.1)
     assert outcome.chosen.candidate.untouched
@@ -122,8 +128,8 @@ def test_an_occupied_folder_for_the_pair_is_refused_at_once(
 def test_a_model_that_is_only_exported_makes_no_pair(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trundle.measure.costs.GRAPH_BYTES_PER_LAYER", 0)
-    monkeypatch.setattr("trundle.measure.costs.SMALLEST_INT8", 0)
+    monkeypatch.setattr("trundle.model.cost._GRAPH_BYTES_PER_LAYER", 0)
+    monkeypatch.setattr("trundle.model.cost._SMALLEST_INT8", 0)
     with pytest.raises(BadInput, match=r"once it is int8, .* leave --pair out, or ask for less"):
         compress_to_budget(
             str(pico_folders("bert")), ["2x"], output=tmp_path / "small", corpus=corpus, pair=True
@@ -150,11 +156,11 @@ def test_another_model_in_the_same_folder_is_tried_anew(
 ) -> None:
     places: list[Path] = []
 
-    def stop(self: trials.Trials, *_: object, **__: object) -> None:
+    def stop(self: _Trials, *_: object, **__: object) -> None:
         places.append(self.work)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trials.Trials, "contest", stop)
+    monkeypatch.setattr(_Trials, "contest", stop)
     folder = tmp_path / "model"
     for changed in (False, False, True):
         model = load(pico_folders("bert"))
@@ -170,10 +176,10 @@ def test_another_model_in_the_same_folder_is_tried_anew(
 def test_a_narrow_candidate_is_mapped_by_the_vectors_it_learns_from(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "WIDTHS", (Fraction(1), Fraction(1, 2)))
+    monkeypatch.setattr(candidates, "_WIDTHS", (Fraction(1), Fraction(1, 2)))
     folder = str(pico_folders("bert"))
-    found = space.list_candidates(load(folder), folder, dimensions=32, precision="int8")
-    contest = trials.Trials(
+    found = _list_candidates(load(folder), folder, dimensions=32, precision="int8")
+    contest = _Trials(
         source=folder,
         corpus=corpus,
         texts=200,
@@ -181,12 +187,12 @@ def test_a_narrow_candidate_is_mapped_by_the_vectors_it_learns_from(
         work=tmp_path / "work",
         seed=0,
         trust_remote_code=False,
-        progress=search.SILENT,
+        progress=SILENT,
     )
     narrow = next(each for each in found if each.width != 1)
     tried = contest.contest(
-        [search.Tried(candidate=narrow)],
-        halving.Timetable(labelling=0, rungs=(halving.Rung(candidates=1, seconds=0.5),), finishing=0),
+        [_Tried(candidate=narrow)],
+        _Timetable(labelling=0, rungs=(_Rung(candidates=1, seconds=0.5),), finishing=0),
         until=0,
     )
     assert tried[0].distances
@@ -201,10 +207,10 @@ def test_one_that_was_not_tried_has_the_teacher_to_wait_for(
 ) -> None:
     """Where trials went before, that time has gone already."""
     rate, asked = 50.0, []
-    monkeypatch.setattr(halving, "TRIED", 1)
-    monkeypatch.setattr(prospects.Prospects, "reading_rate", lambda _: rate)
+    monkeypatch.setattr(budget, "_TRIED", 1)
+    monkeypatch.setattr(_Prospects, "reading_rate", lambda _: rate)
 
-    def noted(self: trials.Trials, best: search.Tried, *_: object, **__: object) -> None:
+    def noted(self: _Trials, best: _Tried, *_: object, **__: object) -> None:
         asked.append((self.texts, self.mapped, best.distances))
         raise KeyboardInterrupt
 
@@ -212,8 +218,8 @@ def test_one_that_was_not_tried_has_the_teacher_to_wait_for(
         asked.append((gone, closing))
         return 0.1
 
-    monkeypatch.setattr(trials.Trials, "finish", noted)
-    monkeypatch.setattr(search, "time_left", left)
+    monkeypatch.setattr(_Trials, "finish", noted)
+    monkeypatch.setattr(search, "_time_left", left)
     with pytest.raises(KeyboardInterrupt):
         compress_to_budget(
             str(pico_folders("bert")), ["2x"], output=tmp_path / "small", corpus=corpus, minutes=0.1
@@ -221,12 +227,12 @@ def test_one_that_was_not_tried_has_the_teacher_to_wait_for(
     (gone, closing), (texts, mapped, distances) = asked
     assert distances == ()
     assert gone >= (texts + mapped) / rate
-    assert closing >= halving.CLOSING
+    assert closing >= _CLOSING
 
 
 def test_a_map_is_fitted_once_and_then_kept() -> None:
     unused: Any = None
-    contest = trials.Trials(
+    contest = _Trials(
         source="large",
         corpus=unused,
         texts=900,
@@ -234,7 +240,7 @@ def test_a_map_is_fitted_once_and_then_kept() -> None:
         work=Path(),
         seed=0,
         trust_remote_code=False,
-        progress=search.SILENT,
+        progress=SILENT,
     )
     cut = SimpleNamespace(
         base="large",
@@ -244,7 +250,7 @@ def test_a_map_is_fitted_once_and_then_kept() -> None:
         untouched=False,
         steps=lambda **_: [{"depth": {"keep": 2}}],
     )
-    tried = search.Tried(candidate=cut)  # type: ignore[arg-type]
+    tried = _Tried(candidate=cut)  # type: ignore[arg-type]
     first, later = (contest._recipe(tried, rounds, {"steps": 5}).calls[-1].options for rounds in (0, 1))
     assert (first.start, first.start_texts) == ("ridge", 300)  # type: ignore[attr-defined]
     assert (later.start, later.start_texts) == ("keep", None)  # type: ignore[attr-defined]

@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 
-from trundle.cli import budgeting
+from trundle.cli.budget import _show
 from trundle.data.corpus import Corpus
 from trundle.errors import BadModel
-from trundle.measure import cost
-from trundle.model import load, weight_bytes
-from trundle.planner import compress_to_budget, halving, prospects, search, shipping
-from trundle.planner.budget import Budget
-from trundle.planner.candidates import Candidate, list_candidates
-from trundle.planner.speed import Speed, Timed
+from trundle.model.cost import cost
+from trundle.model.load import load
+from trundle.model.save import weight_bytes
+from trundle.progress import SILENT
+from trundle.search import budget, prospects, search
+from trundle.search.budget import _Budget
+from trundle.search.candidates import _Candidate, _list_candidates
+from trundle.search.search import _PLANNING_FILE, _ship, compress_to_budget
+from trundle.search.speed import _export_graph, _Speed, _Timed
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
@@ -27,38 +30,38 @@ GATE = (
     "int8 loses too much on these texts (cosine 0.9; with 3 of 6 products in float cosine 0.95), so nothing was "
     "written; use --half, or allow more with --max-cosine-loss and --max-agreement-loss"
 )
-SPEED = Speed(fixed=0.1, attention=1e-6, mlp=1e-6)
+SPEED = _Speed(fixed=0.1, attention=1e-6, mlp=1e-6)
 
 
 @pytest.fixture
 def shipped(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Budget], tuple[Candidate, Path, dict[str, Any]]]:
+) -> Callable[[_Budget], tuple[_Candidate, Path, dict[str, Any]]]:
     """A model whose int8 graph is refused, shipped within some limits."""
-    plain = shipping.export_graph
+    plain = _export_graph
 
     def refuse(folder: Path, precision: Any, **options: Any) -> int:
         if precision == "int8":
             raise BadModel(GATE)
         return plain(folder, precision, **options)
 
-    monkeypatch.setattr(shipping, "export_graph", refuse)
+    monkeypatch.setattr(search, "_export_graph", refuse)
     output = tmp_path / "small"
     shutil.copytree(pico_folders("bert"), output)
-    candidate = list_candidates(load(output), "pico", dimensions=32, precision="int8")[0]
+    candidate = _list_candidates(load(output), "pico", dimensions=32, precision="int8")[0]
     speeds = {("pico", "float32"): SPEED, ("pico", "int8"): SPEED}
 
-    def ship(limits: Budget) -> tuple[Candidate, Path, dict[str, Any]]:
-        made = shipping.ship(candidate, output, corpus, limits=limits, speeds=speeds, progress=search.SILENT)
+    def ship(limits: _Budget) -> tuple[_Candidate, Path, dict[str, Any]]:
+        made = _ship(candidate, output, corpus, limits=limits, speeds=speeds, progress=SILENT)
         return candidate, output, made
 
     return ship
 
 
 def test_a_float_graph_takes_the_place_of_one_that_is_refused(
-    shipped: Callable[[Budget], tuple[Candidate, Path, dict[str, Any]]],
+    shipped: Callable[[_Budget], tuple[_Candidate, Path, dict[str, Any]]],
 ) -> None:
-    _, output, made = shipped(Budget(parameters=10**6))
+    _, output, made = shipped(_Budget(parameters=10**6))
     assert made["bytes"] == (output / "onnx" / "model.onnx").stat().st_size
     assert made["milliseconds"] > 0
     assert made["no_graph"] == (
@@ -79,13 +82,13 @@ def test_products_that_lose_too_much_in_int8_are_done_in_float(
             raise BadModel("int4+int8 loses too much; use --int4 alone")
         return 7
 
-    monkeypatch.setattr(shipping, "export_graph", export_graph)
-    monkeypatch.setattr(shipping, "time_queries", lambda _: [Timed(milliseconds=0.3, undisturbed=True)])
+    monkeypatch.setattr(search, "_export_graph", export_graph)
+    monkeypatch.setattr(search, "_time_queries", lambda _: [_Timed(milliseconds=0.3, undisturbed=True)])
     folder = pico_folders("bert")
-    candidate = list_candidates(load(folder), "pico", dimensions=32, precision="int4+int8")[0]
+    candidate = _list_candidates(load(folder), "pico", dimensions=32, precision="int4+int8")[0]
     speeds = {("pico", "float32"): SPEED, ("pico", "int8"): SPEED}
-    limits = Budget(milliseconds=1000.0)
-    made = shipping.ship(candidate, folder, corpus, limits=limits, speeds=speeds, progress=search.SILENT)
+    limits = _Budget(milliseconds=1000.0)
+    made = _ship(candidate, folder, corpus, limits=limits, speeds=speeds, progress=SILENT)
     assert asked == ["int4+int8", "int4"]
     assert made["bytes"] == 7
     assert "the int4 graph fits as well" in made["no_graph"]
@@ -93,9 +96,9 @@ def test_products_that_lose_too_much_in_int8_are_done_in_float(
 
 @pytest.mark.parametrize("over", ["bytes", "milliseconds"])
 def test_no_graph_is_forced_into_a_budget_it_does_not_fit(
-    over: str, shipped: Callable[[Budget], tuple[Candidate, Path, dict[str, Any]]]
+    over: str, shipped: Callable[[_Budget], tuple[_Candidate, Path, dict[str, Any]]]
 ) -> None:
-    limits = Budget(bytes=100_000) if over == "bytes" else Budget(milliseconds=0.05)
+    limits = _Budget(bytes=100_000) if over == "bytes" else _Budget(milliseconds=0.05)
     _, output, made = shipped(limits)
     assert not (output / "onnx").exists()
     assert made["bytes"] == weight_bytes(output)
@@ -107,9 +110,9 @@ def test_no_graph_is_forced_into_a_budget_it_does_not_fit(
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One candidate, trained for a second."""
-    monkeypatch.setattr(halving, "SHORTEST_TRIAL", 0.1)
-    monkeypatch.setattr(halving, "TRIED", 1)
-    monkeypatch.setattr(prospects, "measure_speed", lambda *_, **__: SPEED)
+    monkeypatch.setattr(budget, "_SHORTEST_TRIAL", 0.1)
+    monkeypatch.setattr(budget, "_TRIED", 1)
+    monkeypatch.setattr(prospects, "_measure_speed", lambda *_, **__: SPEED)
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
 
 
@@ -120,12 +123,12 @@ def test_the_plan_is_written_before_anything_is_exported(
     def cut_short(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(search, "ship", cut_short)
+    monkeypatch.setattr(search, "_ship", cut_short)
     folder, output = pico_folders("bert"), tmp_path / "small"
     words = [f"{cost(load(folder)).parameters // 2}-params"]
     with pytest.raises(KeyboardInterrupt):
         compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.02)
-    planning = json.loads((output / search.PLANNING_FILE).read_text())
+    planning = json.loads((output / _PLANNING_FILE).read_text())
     assert planning["candidates"][0]["outcome"] == "chosen"
     assert planning["measured"]["parameters"] == cost(load(output)).parameters
     assert planning["measured"]["bytes"] is None
@@ -140,7 +143,7 @@ def test_what_is_over_the_budget_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(
-        search, "ship", lambda *_, **__: {"bytes": 3_000_000, "milliseconds": 99.0, "no_graph": None}
+        search, "_ship", lambda *_, **__: {"bytes": 3_000_000, "milliseconds": 99.0, "no_graph": None}
     )
     folder, output = pico_folders("bert"), tmp_path / "small"
     words = [f"{cost(load(folder)).parameters // 2}-params", "2MB", "50ms"]
@@ -150,8 +153,8 @@ def test_what_is_over_the_budget_is_told(
         "a query takes 99 ms, over the budget of 50 ms",
     )
     assert outcome.remarks == told
-    assert json.loads((output / search.PLANNING_FILE).read_text())["remarks"] == list(told)
-    budgeting.show(outcome)
+    assert json.loads((output / _PLANNING_FILE).read_text())["remarks"] == list(told)
+    _show(outcome)
     assert "A query takes 99 ms, over the budget of 50 ms." in capsys.readouterr().out
     untimed = replace(outcome, bytes=1, milliseconds=None, no_graph="there is no graph")
     assert untimed.remarks == ("there is no graph", "no query was timed, so 50 ms a query is not proven")

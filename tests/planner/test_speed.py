@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trundle.measure import cost, predict_static
-from trundle.model import cut, layout_of, load, transformer_of
-from trundle.planner import candidates as space
-from trundle.planner import speed
-from trundle.planner.speed import Speed, fit
+from trundle.model.cost import cost, predict_static
+from trundle.model.layout import layout_of
+from trundle.model.load import load
+from trundle.model.surgery import cut, transformer_of
+from trundle.search import speed
+from trundle.search.candidates import _list_candidates
+from trundle.search.speed import _fit, _measure_speed, _Speed, _Timed, _timed_cuts
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
@@ -25,15 +27,14 @@ def test_what_was_timed_on_a_busy_machine_is_not_kept(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def timed(folders: Sequence[Path]) -> list[speed.Timed]:
+    def timed(folders: Sequence[Path]) -> list[_Timed]:
         return [
-            speed.Timed(milliseconds=2.0 + n, undisturbed=undisturbed or n != 1)
-            for n, _ in enumerate(folders)
+            _Timed(milliseconds=2.0 + n, undisturbed=undisturbed or n != 1) for n, _ in enumerate(folders)
         ]
 
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path))
-    monkeypatch.setattr(speed, "time_queries", timed)
-    found = speed.measure_speed(load(pico_folders("bert")), "float32")
+    monkeypatch.setattr(speed, "_time_queries", timed)
+    found = _measure_speed(load(pico_folders("bert")), "float32")
     assert found.undisturbed == undisturbed
     assert found.static == 6.0  # the fifth graph: no other tells how long a model without layers takes
     assert found.milliseconds(predict_static(load(pico_folders("bert")))) == 6.0
@@ -43,21 +44,21 @@ def test_what_was_timed_on_a_busy_machine_is_not_kept(
 @pytest.mark.parametrize("layer", [0.0, 0.2])
 def test_speed_is_told_from_what_was_timed(layer: float, pico_folders: Callable[[str], Path]) -> None:
     model = load(pico_folders("bert"))
-    real = Speed(fixed=0.5, attention=2e-6, mlp=3e-6, layer=layer)
-    cuts = speed.timed_cuts(layout_of(transformer_of(model).model))
+    real = _Speed(fixed=0.5, attention=2e-6, mlp=3e-6, layer=layer)
+    cuts = _timed_cuts(layout_of(transformer_of(model).model))
     costs = [cost(cut(model, what)) for what in cuts]
     assert len(costs) == 4
-    told = fit(costs, [real.milliseconds(each) for each in costs])
-    for each in space.list_candidates(model, "", dimensions=32, precision="float32"):
+    told = _fit(costs, [real.milliseconds(each) for each in costs])
+    for each in _list_candidates(model, "", dimensions=32, precision="float32"):
         np.testing.assert_allclose(told.milliseconds(each.cost), real.milliseconds(each.cost), rtol=1e-3)
 
 
 def test_a_model_that_cant_be_narrow_is_timed_all_the_same(pico_folders: Callable[[str], Path]) -> None:
     layout = layout_of(transformer_of(load(pico_folders("bert"))).model)
     odd = replace(layout, sizes={**layout.sizes, "head": 1})
-    assert len(speed.timed_cuts(odd)) == 3
-    few = speed.timed_cuts(layout)[:3]
-    real = Speed(fixed=0.5, attention=2e-6, mlp=3e-6)
+    assert len(_timed_cuts(odd)) == 3
+    few = _timed_cuts(layout)[:3]
+    real = _Speed(fixed=0.5, attention=2e-6, mlp=3e-6)
     model = load(pico_folders("bert"))
     costs = [cost(cut(model, what)) for what in few]
-    assert fit(costs, [real.milliseconds(each) for each in costs]).layer == 0
+    assert _fit(costs, [real.milliseconds(each) for each in costs]).layer == 0

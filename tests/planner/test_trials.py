@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.planner import halving
-from trundle.planner.halving import plan_time
-from trundle.planner.outcome import Tried
-from trundle.planner.trials import Trials
 from trundle.progress import SILENT
+from trundle.search import budget
+from trundle.search.budget import _plan_time
+from trundle.search.outcome import _Tried
+from trundle.search.trials import _Trials
 
 PACE = 2.0
 """Steps a second where a trial goes by the clock."""
@@ -31,11 +31,11 @@ NEAR = 0.02
 
 def contest(
     monkeypatch: pytest.MonkeyPatch, distances: dict[str, Sequence[float]]
-) -> tuple[list[Tried], list[str]]:
+) -> tuple[list[_Tried], list[str]]:
     """An hour is enough for all rounds; what each candidate reaches in them is given, or nothing where it is refused."""
     asked: list[str] = []
 
-    def trial(_self: Trials, tried: Tried, number: int, seconds: float, steps: int | None) -> Tried:
+    def trial(_self: _Trials, tried: _Tried, number: int, seconds: float, steps: int | None) -> _Tried:
         asked.append(tried.candidate.name)
         if len(distances[tried.candidate.name]) <= number:
             raise ImpossibleCut(f"{tried.candidate.name} can't be cut")
@@ -49,15 +49,15 @@ def contest(
         )
         return replace(tried, distances=(*tried.distances, reached), steps=(*tried.steps, made))
 
-    monkeypatch.setattr(Trials, "_trial", trial)
+    monkeypatch.setattr(_Trials, "_trial", trial)
     entered = [named(name) for name in distances]
-    found = some_trials().contest(entered, plan_time(60, len(entered), rate=RATE), until=math.inf)
+    found = some_trials().contest(entered, _plan_time(60, len(entered), rate=RATE), until=math.inf)
     return found, asked
 
 
-def some_trials() -> Trials:
+def some_trials() -> _Trials:
     unused: Any = None
-    return Trials(
+    return _Trials(
         source="",
         corpus=unused,
         texts=0,
@@ -69,8 +69,8 @@ def some_trials() -> Trials:
     )
 
 
-def named(name: str) -> Tried:
-    return Tried(candidate=SimpleNamespace(name=name))  # type: ignore[arg-type]
+def named(name: str) -> _Tried:
+    return _Tried(candidate=SimpleNamespace(name=name))  # type: ignore[arg-type]
 
 
 def test_the_better_half_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +86,9 @@ def test_the_better_half_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_make_as_many_steps_as_the_first_has_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the others are; and twice as many where they have twice the time."""
-    monkeypatch.setattr(halving, "TRIED", 4)
+    monkeypatch.setattr(budget, "_TRIED", 4)
     found, _ = contest(monkeypatch, {"a": [], "b": [0.53, 0.50], "c": [0.52, 0.51], "d": [0.55], "e": [0.56]})
-    first, second = (round(PACE * rung.seconds) for rung in plan_time(60, 4, rate=RATE).rungs)
+    first, second = (round(PACE * rung.seconds) for rung in _plan_time(60, 4, rate=RATE).rungs)
     assert second == 2 * first
     assert {each.candidate.name: each.steps for each in found} == {
         "a": (),
@@ -101,7 +101,7 @@ def test_all_make_as_many_steps_as_the_first_has_time_for(monkeypatch: pytest.Mo
 
 def test_one_that_is_near_enough_sets_no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = contest(monkeypatch, {"a": [0.01], "b": [0.5], "c": [0.4]})
-    first = round(PACE * plan_time(60, 3, rate=RATE).rungs[0].seconds)
+    first = round(PACE * _plan_time(60, 3, rate=RATE).rungs[0].seconds)
     assert {each.candidate.name: each.steps for each in found} == {"a": (0,), "b": (first,), "c": (first,)}
 
 
@@ -113,7 +113,7 @@ def test_the_hopeless_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_one_that_is_refused_is_a_row_and_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(halving, "TRIED", 2)
+    monkeypatch.setattr(budget, "_TRIED", 2)
     found, asked = contest(monkeypatch, {"a": [], "b": [0.6], "c": [0.5], "d": [0.4]})
     assert asked == ["a", "b", "c"], "the third comes in for the first, and two are enough"
     assert [(each.candidate.name, each.outcome) for each in found] == [
@@ -140,12 +140,12 @@ def test_where_all_are_refused_the_first_sentence_is_the_end(monkeypatch: pytest
 def test_the_next_best_is_finished_where_the_best_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     able = {"c"}
 
-    def finish(_self: Trials, chosen: Tried, seconds: float, *_: object, **__: object) -> str:
+    def finish(_self: _Trials, chosen: _Tried, seconds: float, *_: object, **__: object) -> str:
         if chosen.candidate.name not in able:
             raise BadModel(f"{chosen.candidate.name} is no good")
         return f"{chosen.candidate.name} in {seconds} s"
 
-    monkeypatch.setattr(Trials, "finish", finish)
+    monkeypatch.setattr(_Trials, "finish", finish)
     ranked = [named("a"), replace(named("b"), outcome="refused: no"), named("c"), named("d")]
     run, found = some_trials().finish_best(ranked, lambda _: 3.0, Path(), replace_output=False, pair=False)
     assert str(run) == "c in 3.0 s"

@@ -10,18 +10,23 @@ from typing import Any
 import pytest
 
 from told import Told
-from trundle.claims import own_folder
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
-from trundle.measure import cost
-from trundle.model import load
-from trundle.planner import compress_to_budget, prospects, search, trials
-from trundle.runtime import Encoder
+from trundle.folders import own_folder
+from trundle.model.cost import cost
+from trundle.model.load import load
+from trundle.pipeline.compress import compress
+from trundle.runtime.encoder import Encoder
+from trundle.search import search, trials
+from trundle.search.outcome import Outcome
+from trundle.search.prospects import _Prospects
+from trundle.search.search import compress_to_budget
+from trundle.search.trials import _Trials
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
 
-Searching = Callable[..., search.Outcome]
+Searching = Callable[..., Outcome]
 pytestmark = pytest.mark.usefixtures("quick")
 
 
@@ -31,7 +36,7 @@ def searching(pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Pat
     folder = pico_folders("bert")
     whole = cost(load(folder)).file_bytes
 
-    def go(*, share: float = 0.5, output: Path = tmp_path / "small", **options: Any) -> search.Outcome:
+    def go(*, share: float = 0.5, output: Path = tmp_path / "small", **options: Any) -> Outcome:
         words = [f"{int(share * whole)}B"]
         return compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1, **options)
 
@@ -47,13 +52,13 @@ def test_a_search_that_was_stopped_goes_on_from_its_trials(
 ) -> None:
     output = tmp_path / "small"
     with monkeypatch.context() as patch:
-        patch.setattr(trials.Trials, "finish", stopped)
-        patch.setattr(trials.Trials, "_may_try", lambda _self, _tried, number, _until: number == 0)
+        patch.setattr(_Trials, "finish", stopped)
+        patch.setattr(_Trials, "_may_try", lambda _self, _tried, number, _until: number == 0)
         with pytest.raises(KeyboardInterrupt):
             searching()
     assert not output.exists()
     made: list[str] = []
-    plain = trials.compress
+    plain = compress
     monkeypatch.setattr(trials, "compress", lambda *a, **k: made.append(str(k["output"])) or plain(*a, **k))
     outcome = searching()
     assert made == [str(output)]  # and no second round, for which there was no time then
@@ -66,7 +71,7 @@ def test_a_last_training_that_was_stopped_goes_on_for_the_time_it_had(
     searching: Searching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its checkpoint is kept by its options, and the time that is left is another one."""
-    plain, asked = trials.compress, []
+    plain, asked = compress, []
 
     def stopped_at_last(*given: Any, **named: Any) -> Any:
         if named["output"] != tmp_path / "small":
@@ -76,7 +81,7 @@ def test_a_last_training_that_was_stopped_goes_on_for_the_time_it_had(
 
     monkeypatch.setattr(trials, "compress", stopped_at_last)
     for left in (1.7, 0.4):
-        monkeypatch.setattr(search, "time_left", lambda *_, seconds=left: seconds)
+        monkeypatch.setattr(search, "_time_left", lambda *_, seconds=left: seconds)
         with pytest.raises(KeyboardInterrupt):
             searching()
     first, second = asked
@@ -88,9 +93,9 @@ def test_a_search_that_was_stopped_behind_its_training_only_exports(
     searching: Searching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "small"
-    monkeypatch.setattr("trundle.stages.KEPT_AFTER", 0.0)
+    monkeypatch.setattr("trundle.pipeline.stages._KEPT_AFTER", 0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(search, "ship", stopped)
+        patch.setattr(search, "_ship", stopped)
         with pytest.raises(KeyboardInterrupt):
             searching()
     weights = (output / "model.safetensors").read_bytes()
@@ -104,7 +109,7 @@ def test_a_search_that_was_stopped_behind_its_training_only_exports(
     ):  # nor this one, once somebody else has written there
         searching()
     os.utime(lineage, ns=(written.st_atime_ns, written.st_mtime_ns))
-    monkeypatch.setattr("trundle.steps.align.learn", stopped)
+    monkeypatch.setattr("trundle.methods.align.align.learn", stopped)
     outcome = searching()
     assert (output / "model.safetensors").read_bytes() == weights
     assert Encoder(output).encode("a text").shape == (32,)
@@ -122,14 +127,14 @@ def test_a_search_that_goes_on_learns_from_as_many_texts(
     """However fast the machine is then: the teacher's vectors are kept by their number."""
     asked, kinds = [], []
 
-    def noted(self: trials.Trials, *_: object, **__: object) -> None:
+    def noted(self: _Trials, *_: object, **__: object) -> None:
         asked.append(self.texts)
         kinds.append(self.fresh)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trials.Trials, "contest", noted)
+    monkeypatch.setattr(_Trials, "contest", noted)
     for rate, fresh in ((150, False), (300, False), (300, True)):
-        monkeypatch.setattr(prospects.Prospects, "reading_rate", lambda _, found=rate: float(found))
+        monkeypatch.setattr(_Prospects, "reading_rate", lambda _, found=rate: float(found))
         with pytest.raises(KeyboardInterrupt):
             searching(fresh=fresh)
     assert asked[0] == asked[1] < asked[2]
@@ -142,7 +147,7 @@ def test_the_same_search_twice_at_a_time_shares_no_trials(
     works: list[Path] = []
     told = Told()
 
-    def noted(self: trials.Trials, *_: object, **__: object) -> None:
+    def noted(self: _Trials, *_: object, **__: object) -> None:
         works.append(self.work)
         raise KeyboardInterrupt
 
@@ -150,7 +155,7 @@ def test_the_same_search_twice_at_a_time_shares_no_trials(
         with pytest.raises(KeyboardInterrupt):
             searching(output=tmp_path / name, progress=told)
 
-    monkeypatch.setattr(trials.Trials, "contest", noted)
+    monkeypatch.setattr(_Trials, "contest", noted)
     search_once("one")
     with own_folder(works[0], if_taken=pytest.fail):
         search_once("two")

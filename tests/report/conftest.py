@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import pico
-from trundle.data import read_corpus
-from trundle.pipeline import compress
+from trundle.data.corpus import read_corpus
+from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
-from trundle.report.records import Report
-from trundle.reporting import make_report
+from trundle.report.records import _Report
+from trundle.report.report import make_report
 
 RECIPE = """
 steps:
@@ -118,7 +118,7 @@ def bare_folder(tmp_path_factory: pytest.TempPathFactory, pico_folders: Callable
 
 
 @pytest.fixture(scope="session")
-def full_report(run_folder: Path, bare_folder: Path, texts_file: Path) -> Report:
+def full_report(run_folder: Path, bare_folder: Path, texts_file: Path) -> _Report:
     """Two runs of one teacher, measured; not raced, which takes long and is tested where bench is."""
     return make_report([run_folder, bare_folder], data=[str(texts_file)], speed=False)
 

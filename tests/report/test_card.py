@@ -6,8 +6,8 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard
 
-from trundle.artifact import Lineage
-from trundle.report.card import model_card, pair_card
+from trundle.pipeline.card import _model_card, _pair_card
+from trundle.records import Lineage
 
 STEP = {
     "step": "align",
@@ -36,7 +36,7 @@ def lineage(**changes: object) -> Lineage:
 
 
 def test_the_hub_reads_the_facts() -> None:
-    data = ModelCard(model_card("small: model", lineage(), similarity="cosine")).data
+    data = ModelCard(_model_card("small: model", lineage(), similarity="cosine")).data
     assert data.library_name == "sentence-transformers"
     assert data.pipeline_tag == "sentence-similarity"
     assert data.base_model == "sentence-transformers/all-MiniLM-L6-v2"
@@ -54,26 +54,26 @@ def test_the_hub_reads_the_facts() -> None:
 
 def test_a_card_survives_the_hub_library(tmp_path: Path) -> None:
     """What its library writes back says the same."""
-    card = ModelCard(model_card("small", lineage(), similarity="cosine"))
+    card = ModelCard(_model_card("small", lineage(), similarity="cosine"))
     card.save(tmp_path / "README.md")
     again = ModelCard.load(tmp_path / "README.md")
     assert again.data.to_dict() == card.data.to_dict()
 
 
 def test_nothing_of_this_machine_is_in_it() -> None:
-    text = model_card("small", lineage(source="/home/me/models/cut", parent=None), similarity="cosine")
+    text = _model_card("small", lineage(source="/home/me/models/cut", parent=None), similarity="cosine")
     assert "/home" not in text
     assert "/data" not in text
     assert ModelCard(text).data.base_model == "cut"
 
 
 def test_a_model_aligned_to_itself_says_so() -> None:
-    text = model_card("small", lineage(space="the original"), similarity="cosine")
+    text = _model_card("small", lineage(space="the original"), similarity="cosine")
     assert "in that model's own vector space" in text
 
 
 def test_without_measures_there_are_no_results() -> None:
-    data = ModelCard(model_card("small", lineage(scores={}), similarity="cosine")).data
+    data = ModelCard(_model_card("small", lineage(scores={}), similarity="cosine")).data
     assert data.eval_results is None
     assert "model-index" not in data.to_dict()
 
@@ -86,7 +86,7 @@ def test_a_pair_names_both() -> None:
         scores={},
         parent={"source": "org/student", "space": "big/teacher", "scores": {"cosine to big/teacher": 0.5}},
     )
-    data = ModelCard(pair_card("both", made, similarity="cosine")).data
+    data = ModelCard(_pair_card("both", made, similarity="cosine")).data
     assert data.base_model == ["org/student", "big/teacher"]
     assert data.to_dict()["base_model_relation"] == "merge"
     assert [result.metric_value for result in data.eval_results or []] == [0.5]

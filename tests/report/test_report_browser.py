@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trundle.report.records import Report
-from trundle.reporting import write_report
+from trundle.report.records import _Report
+from trundle.report.report import write_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -29,7 +29,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def address(full_report: Report, tmp_path_factory: pytest.TempPathFactory) -> str:
+def address(full_report: _Report, tmp_path_factory: pytest.TempPathFactory) -> str:
     place, _ = write_report(full_report, tmp_path_factory.mktemp("page") / "report.html")
     return Path(place).as_uri()
 
@@ -70,7 +70,7 @@ def test_it_fits_the_screen(browser: Any, address: str, width: int, scheme: str)
     page.close()
 
 
-def test_one_query_is_shown_at_a_time(opened: Any, full_report: Report) -> None:
+def test_one_query_is_shown_at_a_time(opened: Any, full_report: _Report) -> None:
     queries = [search.query for search in full_report.of(full_report.runs[0]).searches]
     shown = opened.locator("#searches blockquote:visible")
     assert shown.all_text_contents() == queries[:1]
@@ -80,7 +80,7 @@ def test_one_query_is_shown_at_a_time(opened: Any, full_report: Report) -> None:
     assert shown.all_text_contents() == queries[1:2]
 
 
-def test_the_other_run_can_be_chosen(opened: Any, full_report: Report) -> None:
+def test_the_other_run_can_be_chosen(opened: Any, full_report: _Report) -> None:
     assert opened.locator("#recipe .lineage:visible").count() == 1
     opened.locator("#recipe select").first.select_option(label="bare")
     shown = opened.locator("#recipe .lineage:visible").text_content()
@@ -111,7 +111,7 @@ def test_printed_it_shows_every_choice(opened: Any) -> None:
     assert not opened.locator("nav").is_visible()
 
 
-def test_without_scripts_nothing_is_hidden(browser: Any, address: str, full_report: Report) -> None:
+def test_without_scripts_nothing_is_hidden(browser: Any, address: str, full_report: _Report) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(address)

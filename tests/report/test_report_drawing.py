@@ -10,20 +10,29 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trundle.report.axes import LEFT, RIGHT, WIDTH, Axis, Plot, around, around_log, round_step, spread
-from trundle.report.budget import _block
-from trundle.report.facts import _ratio
-from trundle.report.figures import count, megabytes, milliseconds, one_line, percent, short, times
-from trundle.report.overview import frontier
-from trundle.report.records import Candidate, Planning, Rung
+from trundle.report.axes import (
+    _LEFT,
+    _RIGHT,
+    _WIDTH,
+    _around,
+    _around_log,
+    _Axis,
+    _Plot,
+    _round_step,
+    _spread,
+)
+from trundle.report.markup import _count, _megabytes, _milliseconds, _one_line, _percent, _short, _times
+from trundle.report.overview import _frontier, _ratio
+from trundle.report.planning import _block
+from trundle.report.records import _Candidate, _Planning, _Rung
 
 values = st.floats(1e-3, 1e9)
 
 
 @given(st.lists(values, min_size=1, max_size=9), st.booleans())
 def test_values_lie_within_their_axis(found: list[float], log: bool) -> None:
-    low, high = around_log(found) if log else around(found)
-    axis = Axis(label="", low=low, high=high, log=log)
+    low, high = _around_log(found) if log else _around(found)
+    axis = _Axis(label="", low=low, high=high, log=log)
     assert all(-1e-9 <= axis.share(value) <= 1 + 1e-9 for value in found)
     assert all(low * (1 - 1e-9) <= tick <= high * (1 + 1e-9) for tick in axis.ticks() if tick > 0)
 
@@ -32,13 +41,13 @@ def test_values_lie_within_their_axis(found: list[float], log: bool) -> None:
 def test_an_axis_has_some_ticks_but_not_many(one: float, other: float) -> None:
     low, high = sorted((one, other))
     assume(high > low * 1.01)
-    assert 1 <= len(Axis(label="", low=low, high=high).ticks()) <= 11
-    assert 1 <= len(Axis(label="", low=low, high=high, log=True).ticks()) <= 14
+    assert 1 <= len(_Axis(label="", low=low, high=high).ticks()) <= 11
+    assert 1 <= len(_Axis(label="", low=low, high=high, log=True).ticks()) <= 14
 
 
 @given(values)
 def test_steps_are_round(span: float) -> None:
-    step = round_step(span)
+    step = _round_step(span)
     assert (
         step / 10 ** math.floor(math.log10(step) + 1e-9) == pytest.approx(1) or str(f"{step:e}")[0] in "125"
     )
@@ -47,32 +56,32 @@ def test_steps_are_round(span: float) -> None:
 
 @given(st.lists(st.floats(0, 300), min_size=1, max_size=12), st.floats(1, 20))
 def test_names_are_moved_apart_and_keep_their_order(places: list[float], gap: float) -> None:
-    moved = spread(sorted(places), gap)
+    moved = _spread(sorted(places), gap)
     assert all(b - a >= gap - 1e-6 for a, b in itertools.pairwise(moved))
     assert sum(moved) == pytest.approx(sum(places), abs=1e-6)
 
 
 def test_names_far_apart_are_not_moved() -> None:
-    assert spread([10, 50, 90], 16) == [10, 50, 90]
+    assert _spread([10, 50, 90], 16) == [10, 50, 90]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12))
 def test_the_frontier_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
-    best = set(frontier(points))
+    best = set(_frontier(points))
     for point in points:
         beaten = any(other[0] <= point[0] and other[1] >= point[1] and other != point for other in points)
         assert (point in best) == (not beaten)
 
 
 def test_marks_stand_where_their_values_are() -> None:
-    plot = Plot(
+    plot = _Plot(
         title="a & b",
-        across=Axis(label="x <", low=1, high=100, log=True),
-        up=Axis(label="", low=0, high=1),
+        across=_Axis(label="x <", low=1, high=100, log=True),
+        up=_Axis(label="", low=0, high=1),
     )
     plot.dot((10, 0.5), "c0", says='10 < "20"')
     drawn = plot.svg()
-    middle = (LEFT + WIDTH - RIGHT) / 2
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
     assert f'cx="{middle:.1f}"' in drawn
     assert "<title>10 &lt; &quot;20&quot;</title>" in drawn
     assert 'aria-label="a &amp; b"' in drawn
@@ -80,7 +89,7 @@ def test_marks_stand_where_their_values_are() -> None:
 
 
 def test_a_name_without_room_stays_near_its_mark() -> None:
-    plot = Plot(title="", across=Axis(label="", low=0, high=1), up=Axis(label="", low=0, high=1))
+    plot = _Plot(title="", across=_Axis(label="", low=0, high=1), up=_Axis(label="", low=0, high=1))
     for number in range(40):
         plot.dot((0.05 * (number % 8), 0.4 + 0.04 * (number // 8)), "run0")
     plot.name((0.05, 0.48), "together", "run0")
@@ -90,7 +99,7 @@ def test_a_name_without_room_stays_near_its_mark() -> None:
 
 
 def test_names_of_close_marks_do_not_cover_each_other() -> None:
-    plot = Plot(title="", across=Axis(label="", low=0, high=1), up=Axis(label="", low=0, high=1))
+    plot = _Plot(title="", across=_Axis(label="", low=0, high=1), up=_Axis(label="", low=0, high=1))
     for point in ((0.5, 0.5), (0.5, 0.52), (0.51, 0.5)):
         plot.dot(point, "c0")
     for number, point in enumerate(((0.5, 0.5), (0.5, 0.52), (0.51, 0.5))):
@@ -102,21 +111,21 @@ def test_names_of_close_marks_do_not_cover_each_other() -> None:
 @pytest.mark.parametrize(
     ("written", "wanted"),
     [
-        (megabytes(11_834_000), "11.8 MB"),
-        (megabytes(437_967_672), "438 MB"),
-        (megabytes(2_100_000_000), "2.10 GB"),
-        (megabytes(42_000), "42.0 kB"),
-        (megabytes(None), "–"),
-        (count(109_486_464), "109M"),
-        (count(8_000), "8,000"),
-        (milliseconds(0.8234), "0.823 ms"),
-        (milliseconds(34.21), "34.2 ms"),
-        (percent(0.7342), "73.4%"),
-        (times(438, 23), "19.0×"),
-        (times(None, 23), "–"),
-        (short(1234.5), "1,234"),
-        (one_line("a\n b   c", 9), "a b c"),
-        (one_line("abcdefghij", 5), "abcd…"),
+        (_megabytes(11_834_000), "11.8 MB"),
+        (_megabytes(437_967_672), "438 MB"),
+        (_megabytes(2_100_000_000), "2.10 GB"),
+        (_megabytes(42_000), "42.0 kB"),
+        (_megabytes(None), "–"),
+        (_count(109_486_464), "109M"),
+        (_count(8_000), "8,000"),
+        (_milliseconds(0.8234), "0.823 ms"),
+        (_milliseconds(34.21), "34.2 ms"),
+        (_percent(0.7342), "73.4%"),
+        (_times(438, 23), "19.0×"),
+        (_times(None, 23), "–"),
+        (_short(1234.5), "1,234"),
+        (_one_line("a\n b   c", 9), "a b c"),
+        (_one_line("abcdefghij", 5), "abcd…"),
     ],
 )
 def test_figures_have_sensible_digits(written: str, wanted: str) -> None:
@@ -133,13 +142,13 @@ def test_what_grew_is_not_called_a_fraction_smaller(
 
 
 def test_steps_have_whole_ticks() -> None:
-    axis = Axis(label="steps", low=0, high=2, whole=True)
+    axis = _Axis(label="steps", low=0, high=2, whole=True)
     assert axis.ticks() == [0, 1, 2]
 
 
-def one_tried(name: str, rungs: int) -> Candidate:
-    rung = Rung(steps=4, distance=0.04)
-    return Candidate(
+def one_tried(name: str, rungs: int) -> _Candidate:
+    rung = _Rung(steps=4, distance=0.04)
+    return _Candidate(
         name=name,
         parameters=1,
         bytes=1,
@@ -159,7 +168,7 @@ def one_tried(name: str, rungs: int) -> Candidate:
 )
 def test_trials_are_told_and_a_race_is_drawn(rungs: tuple[int, int], says: str, drawn: bool) -> None:
     nothing = {"bytes": 1.0, "parameters": None, "milliseconds": None}
-    plan = Planning(
+    plan = _Planning(
         budget=nothing,
         teacher=nothing,
         candidates=tuple(map(one_tried, "ab", rungs)),

@@ -12,17 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 
 import pico
-from trundle.bench import BenchResult
-from trundle.bench.machine import this_machine
-from trundle.bench.results import ModelFigures, Settings
-from trundle.bench.summary import of_rounds
+from trundle.bench.results import BenchResult, _ModelFigures, _of_rounds, _Settings
+from trundle.bench.workload import this_machine
 from trundle.errors import BadInput
-from trundle.evaluate import compare, find_tasks
-from trundle.model import embedder, load
-from trundle.report.page import page
-from trundle.report.reading import read_runs
-from trundle.report.records import Report
-from trundle.reporting import find_tasks_in, make_report
+from trundle.evaluate.comparison import compare
+from trundle.evaluate.scoring import find_tasks
+from trundle.model.encode import embedder
+from trundle.model.load import load
+from trundle.report.page import _page
+from trundle.report.reading import _read_runs
+from trundle.report.records import _Report
+from trundle.report.report import _find_tasks_in, make_report
 
 
 @pytest.fixture(scope="module")
@@ -62,19 +62,19 @@ def test_tasks_are_scored_as_evaluate_scores_them(run_folder: Path, tasks_folder
     quality = report.quality(run)
     assert quality is not None
     assert quality.share_standard == next(share.share for share in found.shares if share.mode == "standard")
-    html = page(report)
+    html = _page(report)
     assert "Tasks with labels" in html
     assert 'id="searches"' not in html
 
 
 def test_a_task_may_be_named_by_its_own_path(tasks_folder: Path) -> None:
-    assert [task.name for task in find_tasks_in([str(tasks_folder / "sts" / "alike.parquet")])] == ["alike"]
-    assert {task.name for task in find_tasks_in([str(tasks_folder)])} == {"alike", "find"}
+    assert [task.name for task in _find_tasks_in([str(tasks_folder / "sts" / "alike.parquet")])] == ["alike"]
+    assert {task.name for task in _find_tasks_in([str(tasks_folder)])} == {"alike", "find"}
     with pytest.raises(BadInput, match="is not a path to a task"):
-        find_tasks_in([str(tasks_folder / "nothing")])
+        _find_tasks_in([str(tasks_folder / "nothing")])
 
 
-def test_what_is_shown_is_what_was_measured(full_report: Report) -> None:
+def test_what_is_shown_is_what_was_measured(full_report: _Report) -> None:
     for run in full_report.runs:
         found = full_report.of(run)
         assert found.quality is not None
@@ -100,12 +100,12 @@ def test_too_few_texts_are_refused(run_folder: Path, tmp_path: Path) -> None:
 def test_an_exported_graph_is_what_is_measured(run_folder: Path, texts_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra export")
     pytest.importorskip("onnx", reason="needs the extra export")
-    from trundle.export import export_model
+    from trundle.export.exporting import export_model
 
     folder = tmp_path / "exported"
     shutil.copytree(run_folder, folder)
     export_model(str(folder), to="onnx")
-    run, plain = read_runs([folder, run_folder])
+    run, plain = _read_runs([folder, run_folder])
     assert (plain.form.engine, run.form.engine) == ("torch", "onnx-float32")
     assert [form.engine for form in run.forms] == ["torch", "onnx-float32"]
     assert run.form.bytes == sum(file.stat().st_size for file in (folder / "onnx").iterdir())
@@ -114,16 +114,16 @@ def test_an_exported_graph_is_what_is_measured(run_folder: Path, texts_file: Pat
     assert graph is not None
     assert torch is not None
     assert graph.cosine == pytest.approx(torch.cosine, abs=1e-4)
-    html = page(report)
+    html = _page(report)
     assert "trundle.runtime import Encoder" in html
     assert "onnx-float32" in html
 
 
-def figures(model: str, latency: float) -> ModelFigures:
-    once = of_rounds([latency])
-    measured = {field.name: once for field in fields(ModelFigures) if field.type == "Measured"}
-    counted = {field.name: 1 for field in fields(ModelFigures) if "int" in str(field.type)}
-    return ModelFigures(model=model, engine="torch", device="cpu", **measured, **counted)  # type: ignore[arg-type]
+def figures(model: str, latency: float) -> _ModelFigures:
+    once = _of_rounds([latency])
+    measured = {field.name: once for field in fields(_ModelFigures) if field.type == "Measured"}
+    counted = {field.name: 1 for field in fields(_ModelFigures) if "int" in str(field.type)}
+    return _ModelFigures(model=model, engine="torch", device="cpu", **measured, **counted)  # type: ignore[arg-type]
 
 
 def test_a_race_that_was_run_is_not_run_again(
@@ -132,7 +132,7 @@ def test_a_race_that_was_run_is_not_run_again(
     teacher = str(pico_folders("bert"))
     raced = BenchResult(
         models=(figures(teacher, 0.004), figures(str(bare_folder), 0.002)),
-        settings=Settings(**{field.name: 1 for field in fields(Settings)}),  # type: ignore[arg-type]
+        settings=_Settings(**{field.name: 1 for field in fields(_Settings)}),  # type: ignore[arg-type]
         machine=this_machine(),
         other_cores=0.0,
         versions={},

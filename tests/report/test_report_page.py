@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from trundle.report.axes import HEIGHT
-from trundle.report.figures import megabytes, percent
-from trundle.report.overview import overview
-from trundle.report.page import page
-from trundle.report.records import Quality, Report
-from trundle.reporting import make_report, write_report
+from trundle.report.axes import _HEIGHT
+from trundle.report.markup import _megabytes, _percent
+from trundle.report.overview import _overview
+from trundle.report.page import _page
+from trundle.report.records import _Quality, _Report
+from trundle.report.report import make_report, write_report
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 LEADS_OUT = {"src", "href", "action", "poster", "srcset", "data", "xlink:href", "formaction"}
@@ -62,8 +62,8 @@ def read(html: str) -> Reader:
 
 
 @pytest.fixture(scope="module")
-def drawn(full_report: Report) -> Reader:
-    return read(page(full_report))
+def drawn(full_report: _Report) -> Reader:
+    return read(_page(full_report))
 
 
 def test_every_section_is_there(drawn: Reader) -> None:
@@ -73,12 +73,12 @@ def test_every_section_is_there(drawn: Reader) -> None:
     assert len(drawn.ids) == len(set(drawn.ids))
 
 
-def test_nothing_leads_out_of_the_page(drawn: Reader, full_report: Report) -> None:
+def test_nothing_leads_out_of_the_page(drawn: Reader, full_report: _Report) -> None:
     for tag, name, value in drawn.attributes:
         if name in LEADS_OUT:
             assert (value or "").startswith("#"), (tag, name, value)
         assert not name.startswith("on"), (tag, name)
-    html = page(full_report)
+    html = _page(full_report)
     assert not re.search(r"@import|url\(|<link|<iframe|<base", html)
     own = "".join(re.findall(r"<(?:script|style)>(.*?)</(?:script|style)>", html, flags=re.DOTALL))
     assert "//" not in own
@@ -108,10 +108,10 @@ def test_texts_stay_texts(drawn: Reader) -> None:
     assert "There is no int8 graph, <i>alas." in text, "what the search had to remark is shown, too"
 
 
-def test_json_is_what_is_drawn(full_report: Report, tmp_path: Path, drawn: Reader) -> None:
+def test_json_is_what_is_drawn(full_report: _Report, tmp_path: Path, drawn: Reader) -> None:
     html, beside = write_report(full_report, tmp_path / "page.html")
-    assert html.read_text(encoding="utf-8") == page(full_report)
-    assert page(TypeAdapter(Report).validate_json(beside.read_text(encoding="utf-8"))) == page(full_report)
+    assert html.read_text(encoding="utf-8") == _page(full_report)
+    assert _page(TypeAdapter(_Report).validate_json(beside.read_text(encoding="utf-8"))) == _page(full_report)
     found = json.loads(beside.read_text(encoding="utf-8"))
     text = "".join(drawn.text)
     rings = [
@@ -120,8 +120,8 @@ def test_json_is_what_is_drawn(full_report: Report, tmp_path: Path, drawn: Reade
     assert len(rings) == sum(len(one["projection"]["texts"]) for one in found["measured"].values())
     for run in found["runs"]:
         measured = found["measured"][run["name"]]
-        assert megabytes(run["form"]["bytes"]) in text
-        assert percent(measured["quality"]["agreement_asymmetric"]) in text
+        assert _megabytes(run["form"]["bytes"]) in text
+        assert _percent(measured["quality"]["agreement_asymmetric"]) in text
         for one in [*measured["nearest"], *measured["farthest"]]:
             assert one["text"] in text
         for search in measured["searches"]:
@@ -142,7 +142,7 @@ def test_json_is_what_is_drawn(full_report: Report, tmp_path: Path, drawn: Reade
 
 
 def test_a_bare_run_has_only_what_it_has(bare_folder: Path) -> None:
-    reader = read(page(make_report([bare_folder])))
+    reader = read(_page(make_report([bare_folder])))
     assert [name for name in reader.ids if name != "tip"] == ["overview", "recipe", "use"]
     text = "".join(reader.text)
     assert "Give --data TEXTS to see" in text
@@ -151,28 +151,28 @@ def test_a_bare_run_has_only_what_it_has(bare_folder: Path) -> None:
     assert "figure" not in reader.tags
 
 
-def test_the_page_says_what_would_bring_the_rest_only_where_something_is_absent(full_report: Report) -> None:
-    text = "".join(read(page(full_report)).text)
+def test_the_page_says_what_would_bring_the_rest_only_where_something_is_absent(full_report: _Report) -> None:
+    text = "".join(read(_page(full_report)).text)
     assert "--data" not in text
     assert "--tasks" in text
 
 
-def test_same_report_same_bytes(full_report: Report) -> None:
-    assert page(full_report) == page(full_report)
+def test_same_report_same_bytes(full_report: _Report) -> None:
+    assert _page(full_report) == _page(full_report)
 
 
-def test_agreement_of_a_search_with_the_teacher_is_counted(full_report: Report) -> None:
+def test_agreement_of_a_search_with_the_teacher_is_counted(full_report: _Report) -> None:
     run = full_report.runs[0]
     search = full_report.of(run).searches[0]
     shared = len(set(search.teacher.documents) & set(search.asymmetric.documents))
-    assert f"({shared}/10)" in page(full_report)
+    assert f"({shared}/10)" in _page(full_report)
 
 
-def test_a_run_above_its_teacher_is_inside_the_picture(full_report: Report) -> None:
+def test_a_run_above_its_teacher_is_inside_the_picture(full_report: _Report) -> None:
     run = full_report.runs[0]
-    better = replace(full_report.of(run), quality=Quality(measured="tasks", share_standard=1.05))
-    drawn = overview(replace(full_report, measured={run.name: better}))
+    better = replace(full_report.of(run), quality=_Quality(measured="tasks", share_standard=1.05))
+    drawn = _overview(replace(full_report, measured={run.name: better}))
     assert drawn is not None
     heights = [float(found) for found in re.findall(r'cy="(-?[\d.]+)"', drawn.body)]
     assert heights
-    assert all(0 < height < HEIGHT for height in heights)
+    assert all(0 < height < _HEIGHT for height in heights)

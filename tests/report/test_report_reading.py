@@ -14,18 +14,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
-from trundle.artifact import Lineage
 from trundle.errors import BadInput
-from trundle.evaluate import Fidelity
-from trundle.pipeline import headline
-from trundle.report.reading import count_ids, kept_quality, read_runs, short_names, teacher_of
-from trundle.report.side_files import PLANNING_FILE, read_planning, read_training, thinned, weigh
-from trundle.reporting import check_output, make_report
-from trundle.steps.vocabulary import read_ranges, write_ranges
+from trundle.evaluate.fidelity import Fidelity
+from trundle.methods.vocabulary import _read_ranges, _write_ranges
+from trundle.pipeline.compress import _headline
+from trundle.records import Lineage
+from trundle.report.reading import (
+    _PLANNING_FILE,
+    _count_ids,
+    _kept_quality,
+    _read_planning,
+    _read_runs,
+    _read_training,
+    _teacher_of,
+    _thinned,
+    _weigh,
+    short_names,
+)
+from trundle.report.report import check_output, make_report
 
 
 def test_a_run_tells_what_its_steps_did(run_folder: Path) -> None:
-    (run,) = read_runs([run_folder])
+    (run,) = _read_runs([run_folder])
     assert [step.step for step in run.steps] == ["vocabulary", "depth", "align"]
     assert run.coverage is not None
     assert run.coverage.kept == 120
@@ -46,7 +56,7 @@ def test_the_weights_are_weighed_without_opening_the_model(
     pico_folders: Callable[[str], Path], pico_model: Callable[[str], SentenceTransformer]
 ) -> None:
     folder = pico_folders("bert")
-    size, parameters = weigh(folder)
+    size, parameters = _weigh(folder)
     assert parameters == sum(weight.numel() for weight in pico_model("bert").parameters())
     assert size == sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
 
@@ -65,11 +75,11 @@ def test_what_compress_keeps_is_read_back() -> None:
         closest=(),
         farthest=(),
     )
-    kept = kept_quality(headline(near))
+    kept = _kept_quality(_headline(near))
     assert kept is not None
     assert (kept.k, kept.cosine, kept.distance) == (7, 0.9, 0.4)
     assert (kept.agreement_asymmetric, kept.agreement_standard) == (0.8, 0.6)
-    assert kept_quality({"something else": 1.0}) is None
+    assert _kept_quality({"something else": 1.0}) is None
 
 
 def test_whose_space_a_model_is_in() -> None:
@@ -78,10 +88,10 @@ def test_whose_space_a_model_is_in() -> None:
         "space": "teacher",
         "parent": {"source": "big", "space": None, "parent": None},
     }
-    assert teacher_of(aligned) == "teacher"
-    assert teacher_of({"source": "small", "space": None, "parent": aligned}) == "teacher"
-    assert teacher_of({"source": "big", "space": "the original", "parent": None}) == "big"
-    assert teacher_of({"source": "big", "space": None, "parent": None}) == "big"
+    assert _teacher_of(aligned) == "teacher"
+    assert _teacher_of({"source": "small", "space": None, "parent": aligned}) == "teacher"
+    assert _teacher_of({"source": "big", "space": "the original", "parent": None}) == "big"
+    assert _teacher_of({"source": "big", "space": None, "parent": None}) == "big"
 
 
 def test_a_model_made_in_stages_stays_in_the_space_of_its_source() -> None:
@@ -89,7 +99,7 @@ def test_a_model_made_in_stages_stays_in_the_space_of_its_source() -> None:
     large = Lineage(source="largest", space="the original")
     stage = Lineage(source="large", space="the original", parent=asdict(large))
     whole = Lineage(source="stage", space="large", parent=asdict(stage)).after_parent()
-    assert teacher_of(asdict(whole)) == "large"
+    assert _teacher_of(asdict(whole)) == "large"
 
 
 def test_candidates_of_two_models_are_told_apart(tmp_path: Path) -> None:
@@ -106,8 +116,8 @@ def test_candidates_of_two_models_are_told_apart(tmp_path: Path) -> None:
         "predicted": nothing,
         "measured": nothing,
     }
-    (tmp_path / PLANNING_FILE).write_text(json.dumps(content))
-    plan = read_planning(tmp_path)
+    (tmp_path / _PLANNING_FILE).write_text(json.dumps(content))
+    plan = _read_planning(tmp_path)
     assert plan is not None
     assert [each.name for each in plan.candidates] == ["6 layers, of large", "6 layers, of small"]
     assert plan.chosen == "6 layers, of small"
@@ -115,14 +125,14 @@ def test_candidates_of_two_models_are_told_apart(tmp_path: Path) -> None:
 
 @given(st.sets(st.integers(0, 500)))
 def test_ids_are_counted_as_the_step_writes_them(ids: set[int]) -> None:
-    written = write_ranges(tuple(sorted(ids)))
-    assert count_ids(written) == len(ids)
-    assert read_ranges(written) == tuple(sorted(ids))
+    written = _write_ranges(tuple(sorted(ids)))
+    assert _count_ids(written) == len(ids)
+    assert _read_ranges(written) == tuple(sorted(ids))
 
 
 @given(st.lists(st.integers(), min_size=1), st.integers(2, 50))
 def test_thinning_keeps_both_ends(values: list[int], most: int) -> None:
-    left = thinned(values, most)
+    left = _thinned(values, most)
     assert len(left) == min(len(values), most)
     assert (left[0], left[-1]) == (values[0], values[-1])
 
@@ -136,28 +146,28 @@ def test_folders_that_are_no_runs(
     tmp_path: Path, pico_folders: Callable[[str], Path], another_run: Path
 ) -> None:
     with pytest.raises(BadInput, match="there is no folder"):
-        read_runs([tmp_path / "nowhere"])
+        _read_runs([tmp_path / "nowhere"])
     with pytest.raises(BadInput, match=r"has no trundle\.json"):
-        read_runs([pico_folders("bert")])
+        _read_runs([pico_folders("bert")])
     with pytest.raises(BadInput, match="at least one folder"):
-        read_runs([])
+        _read_runs([])
     lineage = json.loads((another_run / "trundle.json").read_text())
     (another_run / "trundle.json").write_text(json.dumps(lineage | {"format": 99}))
     with pytest.raises(BadInput, match="another version"):
-        read_runs([another_run])
+        _read_runs([another_run])
     (another_run / "trundle.json").write_text(json.dumps({"format": 1}))
     with pytest.raises(BadInput, match="can't be read as a run"):
-        read_runs([another_run])
+        _read_runs([another_run])
 
 
 def test_damaged_files_are_named(another_run: Path) -> None:
     (another_run / "align.jsonl").write_text("{")
     with pytest.raises(BadInput, match=r"align\.jsonl is damaged"):
-        read_training(another_run, "align")
+        _read_training(another_run, "align")
     (another_run / "align.jsonl").unlink()
     (another_run / "planning.json").write_text("[]")
     with pytest.raises(BadInput, match=r"planning\.json is damaged"):
-        read_runs([another_run])
+        _read_runs([another_run])
 
 
 def test_teachers_that_are_not_here(run_folder: Path, another_run: Path, texts_file: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from trundle.export import export_model
+from trundle.export.exporting import export_model
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,9 @@ from sentence_transformers.util.quantization import quantize_embeddings
 
 import pico
 from trundle.errors import BadInput, BadModel
-from trundle.runtime import Encoder, Graph
-from trundle.runtime.engines import choose, may_overflow
+from trundle.runtime.description import Graph
+from trundle.runtime.encoder import Encoder
+from trundle.runtime.engines import _choose, _may_overflow
 
 TEXTS = [f"{text} {number}" for number in range(40) for text in (*pico.TEXTS, "fox " * number)]
 
@@ -101,9 +102,9 @@ def test_the_library_that_is_faster_on_the_processor_comes_first(
         for precision in ("float32", "int8")
         for engine in ("onnx", "openvino")
     ]
-    assert choose(graphs, None, Path(), print).path == f"{engine}-int8"
-    assert choose(graphs, "float32", Path(), print).path == f"{engine}-float32"
-    assert choose(graphs, "openvino", Path(), print).path == "openvino-int8"
+    assert _choose(graphs, None, Path(), print).path == f"{engine}-int8"
+    assert _choose(graphs, "float32", Path(), print).path == f"{engine}-float32"
+    assert _choose(graphs, "openvino", Path(), print).path == "openvino-int8"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_the_library_that_is_faster_on_the_processor_comes_first(
 )
 def test_int8_that_can_overflow_is_known(bits: int, flags: str, warned: bool) -> None:
     graph = Graph(path="x", engine="onnx", precision="int8", facts={"bits of a weight": bits})
-    assert may_overflow(graph, flags) == warned
+    assert _may_overflow(graph, flags) == warned
 
 
 def test_the_order_of_texts_changes_nothing(encoder: Encoder) -> None:

@@ -11,12 +11,14 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.artifact import read_lineage
-from trundle.bench.engines import engines_of
+from trundle.bench.engines import _engines_of
 from trundle.errors import BadInput, BadModel
-from trundle.export import Limits, export_model, open_encoder
-from trundle.pairing import save_pair
-from trundle.runtime import Encoder
+from trundle.export.exporting import export_model
+from trundle.export.open import open_encoder
+from trundle.export.parity import Limits
+from trundle.pipeline.pair import _save_pair
+from trundle.records import read_lineage
+from trundle.runtime.encoder import Encoder
 
 CALIBRATION = [f"{text} {number}" for number in range(7) for text in pico.TEXTS]
 
@@ -29,7 +31,7 @@ def pair(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
     teacher = SentenceTransformer(str(pico_folders("mpnet")), device="cpu")
     student.prompts, student.max_seq_length = {"query": "how do I "}, 9
     teacher.prompts, teacher.default_prompt_name = {"document": "the ", "other": "so "}, "other"
-    save_pair(student, teacher, names=("small", "big"), output=folder)
+    _save_pair(student, teacher, names=("small", "big"), output=folder)
     return folder
 
 
@@ -77,7 +79,7 @@ def test_graphs_join_the_pair_and_each_other(pair: Path, tmp_path: Path) -> None
     assert sorted(folder.rglob("*")) == before
     wide = Limits(cosine=1, agreement=1)
     export_model(str(folder), to="onnx", size="int8", calibrate=CALIBRATION, limits=wide)
-    assert engines_of(str(folder)) == ["torch", "onnx-float32", "onnx-int8"]
+    assert _engines_of(str(folder)) == ["torch", "onnx-float32", "onnx-int8"]
     assert Encoder(folder).graph.precision == "int8"
     check_sides(Encoder(folder, graph="onnx-float32"), folder)
 

@@ -10,8 +10,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.data import pieces
-from trundle.export import export_model
+from trundle.export.exporting import export_model
+from trundle.scale import pieces
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +38,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_ROWS", 60)
+    monkeypatch.setattr(pieces, "_PIECE_ROWS", 60)
 
 
 @pytest.fixture(scope="session")

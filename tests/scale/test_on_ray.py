@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import pico
-from trundle.data.shard_records import recorded
 from trundle.errors import BadInput, BadModel
-from trundle.scale import Asked, build_alone
+from trundle.scale.local import Asked, build_alone
+from trundle.teacher.shards import recorded
 
 SHARD = 8
 pytestmark = [
@@ -49,7 +49,7 @@ def kill_a_worker(store: Path, killed: list[int]) -> None:
 def test_a_cluster_that_loses_a_worker_makes_the_store_of_one_process(
     cluster: None, graph: Path, tables: Path, tmp_path: Path
 ) -> None:
-    from trundle.scale import build_on_ray
+    from trundle.scale.ray import build_on_ray
 
     asked = Asked(model=str(graph), runtime=True, threads=1)
     one = build_alone([str(tables)], asked, tmp_path / "one", shard_size=SHARD)
@@ -82,24 +82,23 @@ def test_a_cluster_that_loses_a_worker_makes_the_store_of_one_process(
 def test_what_goes_wrong_on_a_cluster_is_one_sentence(
     cluster: None, graph: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trundle.scale import cluster as connection
-    from trundle.scale import on_ray
+    from trundle.scale import ray
+    from trundle.scale.cluster import _connected, ray
+    from trundle.scale.local import _open_teacher
 
     asked = Asked(model=str(graph), runtime=True)
     pq.write_table(pa.table({"text": [*pico.TEXTS, ""]}), tmp_path / "bad.parquet")
     sources = [str(tables), str(tmp_path / "bad.parquet")]
     with pytest.raises(BadInput, match=r"a worker on .* row 8 has no text in column 'text'"):
-        on_ray.build_on_ray(sources, asked, tmp_path / "new")
+        ray.build_on_ray(sources, asked, tmp_path / "new")
 
-    real = on_ray.open_teacher
+    real = _open_teacher
     monkeypatch.setattr(
-        on_ray, "open_teacher", lambda asked: real(asked.model_copy(update={"model": str(graph)}))
+        ray, "_open_teacher", lambda asked: real(asked.model_copy(update={"model": str(graph)}))
     )
     with pytest.raises(BadModel, match=r"a worker on .* can't open .*gone: there is no folder"):
-        on_ray.build_on_ray(
-            [str(tables)], Asked(model=str(tmp_path / "gone"), runtime=True), tmp_path / "other"
-        )
+        ray.build_on_ray([str(tables)], Asked(model=str(tmp_path / "gone"), runtime=True), tmp_path / "other")
     for address, says in (("127.0.0.1:1", "nobody answers at 127.0.0.1:1"), ("somewhere", "write HOST:PORT")):
-        monkeypatch.setattr(connection.ray, "is_initialized", lambda: False)
-        with pytest.raises(BadInput, match=says), connection.connected(address):
+        monkeypatch.setattr(ray, "is_initialized", lambda: False)
+        with pytest.raises(BadInput, match=says), _connected(address):
             pass

@@ -10,13 +10,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trundle.data import labelling
-from trundle.data.labelling import build_targets, text_key
 from trundle.data.texts import Text
-from trundle.embedder import plain
-from trundle.scale import survey as surveying
-from trundle.scale.stretches import stretch_length
-from trundle.scale.survey import Survey, bits_between
+from trundle.embedder import _plain
+from trundle.scale import survey as survey_module
+from trundle.scale.survey import _bits_between, _stretch_length, _Survey
+from trundle.teacher import labelling
+from trundle.teacher.labelling import build_targets, text_key
 
 texts = st.builds(Text, text=st.text("ab", min_size=1, max_size=7), kind=st.sampled_from(["query", None]))
 
@@ -34,12 +33,12 @@ def test_shards_are_those_of_one_process(pieces, shard_size, characters, random)
         TemporaryDirectory() as one,
         TemporaryDirectory() as scratch,
         patch.object(labelling, "SHARD_CHARACTERS", characters),
-        patch.object(surveying, "SHARD_CHARACTERS", characters),
-        patch.object(surveying, "BUCKET_TEXTS", 7),
+        patch.object(survey_module, "SHARD_CHARACTERS", characters),
+        patch.object(survey_module, "_BUCKET_TEXTS", 7),
     ):
-        teacher = plain("ones", lambda asked: np.ones((len(asked), 2), dtype=np.float32))
+        teacher = _plain("ones", lambda asked: np.ones((len(asked), 2), dtype=np.float32))
         targets = build_targets(everything, teacher, teacher_id="ones", folder=one, shard_size=shard_size)
-        survey = Survey(Path(scratch), pieces=len(pieces), rows=len(everything))
+        survey = _Survey(Path(scratch), pieces=len(pieces), rows=len(everything))
         order = list(range(len(pieces)))
         random.shuffle(order)
         for number in order:
@@ -48,15 +47,15 @@ def test_shards_are_those_of_one_process(pieces, shard_size, characters, random)
             survey.add(number, hashes, lengths)
         repeats = survey.repeats()
         cuts = list(survey.cuts(repeats, shard_size))
-        kept = np.flatnonzero(bits_between(repeats, 0, len(everything)) == 0)
+        kept = np.flatnonzero(_bits_between(repeats, 0, len(everything)) == 0)
         assert [everything[place] for place in kept] == targets.chosen(range(len(targets)))
         assert [cut.kept for cut in cuts] == [shard.count for shard in targets.manifest.shards]
         begin = 0
         for cut in cuts:
-            assert int((bits_between(repeats, begin, cut.end) == 0).sum()) == cut.kept
+            assert int((_bits_between(repeats, begin, cut.end) == 0).sum()) == cut.kept
             begin = cut.end
-        assert int(bits_between(repeats, 0, len(everything)).sum()) == targets.manifest.repeats
+        assert int(_bits_between(repeats, 0, len(everything)).sum()) == targets.manifest.repeats
 
 
 def test_a_stretch_is_long_where_there_is_much_to_do() -> None:
-    assert [stretch_length(shards, 4) for shards in (1, 16, 40, 10_000)] == [1, 1, 2, 16]
+    assert [_stretch_length(shards, 4) for shards in (1, 16, 40, 10_000)] == [1, 1, 2, 16]

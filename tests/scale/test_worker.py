@@ -8,53 +8,52 @@ from pathlib import Path
 
 import pytest
 
-from trundle.data.labelling import begun
-from trundle.data.pieces import list_pieces
-from trundle.data.shard_records import read_record, recorded
-from trundle.data.shards import Manifest
-from trundle.data.targets import open_targets
 from trundle.errors import BadInput, BadModel
-from trundle.scale import Asked, build_alone, deaths, everywhere, worker
-from trundle.scale.stretches import Stretch, cut_stretches
-from trundle.scale.survey import Survey
-from trundle.scale.worker import Job, ShardWriter, survey_piece
+from trundle.scale import worker
+from trundle.scale.local import _MOST, Asked, _forget, build_alone, everywhere
+from trundle.scale.pieces import _list_pieces
+from trundle.scale.survey import _cut_stretches, _Stretch, _Survey
+from trundle.scale.worker import _check_stretch, _Job, _ShardWriter, _survey_piece
+from trundle.teacher.labelling import begun
+from trundle.teacher.shards import Manifest, read_record, recorded
+from trundle.teacher.targets import open_targets
 
 SHARD = 50
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
 
 @pytest.fixture
-def work(tables: Path, tmp_path: Path) -> list[tuple[Stretch, bytes]]:
-    pieces = list_pieces([str(tables)])
+def work(tables: Path, tmp_path: Path) -> list[tuple[_Stretch, bytes]]:
+    pieces = _list_pieces([str(tables)])
     assert len(pieces) > 6
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    survey = Survey(scratch, pieces=len(pieces), rows=0)
+    survey = _Survey(scratch, pieces=len(pieces), rows=0)
     for number, piece in enumerate(pieces):
-        survey.add(number, *survey_piece(piece))
+        survey.add(number, *_survey_piece(piece))
     repeats = survey.repeats()
     cuts = list(survey.cuts(repeats, SHARD))
-    return list(cut_stretches(pieces, survey.starts, cuts, repeats, 3))
+    return list(_cut_stretches(pieces, survey.starts, cuts, repeats, 3))
 
 
 @pytest.fixture
-def job(graph: Path, tmp_path: Path) -> Job:
+def job(graph: Path, tmp_path: Path) -> _Job:
     """A store that is begun."""
-    from trundle.scale.teachers import open_teacher
+    from trundle.scale.local import _open_teacher
 
     asked = Asked(model=str(graph), runtime=True, threads=1)
-    teacher = open_teacher(asked)
+    teacher = _open_teacher(asked)
     prompts = dict(teacher.prompts)
     wanted = Manifest(teacher=teacher.identity, prompts=prompts, dtype="float16", shard_size=SHARD)
     begun(tmp_path / "store", wanted)
-    return Job(asked=asked, identity=teacher.identity, folder=str(tmp_path / "store"), dtype="float16")
+    return _Job(asked=asked, identity=teacher.identity, folder=str(tmp_path / "store"), dtype="float16")
 
 
 def test_any_order_makes_the_store_of_one_process(
-    work: list[tuple[Stretch, bytes]], job: Job, tables: Path, tmp_path: Path
+    work: list[tuple[_Stretch, bytes]], job: _Job, tables: Path, tmp_path: Path
 ) -> None:
     one = build_alone([str(tables)], job.asked, tmp_path / "one", shard_size=SHARD)
-    store, writer = Path(job.folder), ShardWriter(job)
+    store, writer = Path(job.folder), _ShardWriter(job)
     answers = [writer.write(*stretch).checked() for stretch in reversed(work)]
     assert sum(answer.labelled for answer in answers) == len(one)
     assert sum(answer.texts for answer in answers) == len(one) + one.manifest.repeats
@@ -66,7 +65,7 @@ def test_any_order_makes_the_store_of_one_process(
 
     damaged = store / "00004.vectors.npy"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
-    again = [ShardWriter(job).write(*stretch).checked().labelled for stretch in work]
+    again = [_ShardWriter(job).write(*stretch).checked().labelled for stretch in work]
     assert sum(again) == one.manifest.shards[4].count, "only what is damaged is made again"
     taken_up = build_alone([str(tables)], job.asked, store, shard_size=SHARD)
     assert taken_up.manifest == one.manifest
@@ -76,9 +75,9 @@ def test_any_order_makes_the_store_of_one_process(
 
 
 def test_one_process_takes_up_what_workers_have_finished(
-    work: list[tuple[Stretch, bytes]], job: Job, tables: Path, tmp_path: Path
+    work: list[tuple[_Stretch, bytes]], job: _Job, tables: Path, tmp_path: Path
 ) -> None:
-    ShardWriter(job).write(*work[0]).checked()
+    _ShardWriter(job).write(*work[0]).checked()
     finished = {path: path.stat().st_mtime_ns for path in Path(job.folder).glob("*.vectors.npy")}
     assert len(finished) == 3
     build_alone([str(tables)], job.asked, job.folder, shard_size=SHARD)
@@ -86,20 +85,20 @@ def test_one_process_takes_up_what_workers_have_finished(
     assert len(open_targets(job.folder)) > 3 * SHARD
 
 
-def test_other_texts_in_a_finished_shard_are_refused(work: list[tuple[Stretch, bytes]], job: Job) -> None:
-    ShardWriter(job).write(*work[0]).checked()
+def test_other_texts_in_a_finished_shard_are_refused(work: list[tuple[_Stretch, bytes]], job: _Job) -> None:
+    _ShardWriter(job).write(*work[0]).checked()
     moved = work[1][0].model_copy(update={"first": 0})
     with pytest.raises(BadInput, match="was made from other texts"):
-        ShardWriter(job).write(moved, work[1][1]).checked()
+        _ShardWriter(job).write(moved, work[1][1]).checked()
     with pytest.raises(BadInput, match="was made from other texts"):
-        worker.check_stretch(Path(job.folder), moved, work[1][1]).checked()
+        _check_stretch(Path(job.folder), moved, work[1][1]).checked()
     for stretch in work[:2]:
-        worker.check_stretch(Path(job.folder), *stretch).checked()
+        _check_stretch(Path(job.folder), *stretch).checked()
 
 
 def test_what_a_worker_lacks_is_one_sentence(
-    work: list[tuple[Stretch, bytes]],
-    job: Job,
+    work: list[tuple[_Stretch, bytes]],
+    job: _Job,
     graph: Path,
     pico_folders: Callable[[str], Path],
     tmp_path: Path,
@@ -123,13 +122,13 @@ def test_what_a_worker_lacks_is_one_sentence(
         ),
     ):
         with pytest.raises(error, match=says) as caught:
-            ShardWriter(changed).write(*work[0]).checked()
+            _ShardWriter(changed).write(*work[0]).checked()
         assert str(caught.value).startswith("a worker on ")
         assert "\n" not in str(caught.value)
 
 
 def test_a_stretch_that_kills_its_workers_is_given_up(
-    work: list[tuple[Stretch, bytes]], job: Job, monkeypatch: pytest.MonkeyPatch
+    work: list[tuple[_Stretch, bytes]], job: _Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
         pass
@@ -137,16 +136,16 @@ def test_a_stretch_that_kills_its_workers_is_given_up(
     def die(*_: object) -> None:
         raise Killed
 
-    writer = ShardWriter(job)
+    writer = _ShardWriter(job)
     with monkeypatch.context() as patch:
         patch.setattr(worker, "encode_by_role", die)
-        for _ in range(deaths.MOST):
+        for _ in range(_MOST):
             with pytest.raises(Killed):
                 writer.write(*work[0])
     with pytest.raises(BadInput, match="10 workers have died at this one after the other"):
         writer.write(*work[0]).checked()
     assert writer.write(*work[1]).checked().labelled
-    deaths.forget(Path(job.folder))
+    _forget(Path(job.folder))
     assert writer.write(*work[0]).checked().labelled
 
 

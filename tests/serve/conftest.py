@@ -12,10 +12,9 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 from sentence_transformers import SentenceTransformer
 
 from live import Gated, Live, running
-from trundle.export import export_model
-from trundle.runtime import Encoder
-from trundle.serve import Served
-from trundle.serve.models import Model
+from trundle.export.exporting import export_model
+from trundle.runtime.encoder import Encoder
+from trundle.serve.models import _Model, _Served
 
 
 def exported_folder(source: Path, folder: Path, prompts: dict[str, str]) -> Path:
@@ -49,17 +48,17 @@ def teacher(teacher_folder: Path) -> Encoder:
 
 
 @pytest.fixture(scope="session")
-def alone(student: Encoder) -> Served:
-    return Served(student=Model(name="small", encoder=student))
+def alone(student: Encoder) -> _Served:
+    return _Served(student=_Model(name="small", encoder=student))
 
 
 @pytest.fixture(scope="session")
-def pair(student: Encoder, teacher: Encoder) -> Served:
-    return Served(student=Model(name="small", encoder=student), teacher=Model(name="big", encoder=teacher))
+def pair(student: Encoder, teacher: Encoder) -> _Served:
+    return _Served(student=_Model(name="small", encoder=student), teacher=_Model(name="big", encoder=teacher))
 
 
 @pytest.fixture(scope="session")
-def server(pair: Served) -> Iterator[Live]:
+def server(pair: _Served) -> Iterator[Live]:
     with running(pair) as live:
         yield live
 

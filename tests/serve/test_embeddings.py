@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pico
 from live import Live, running
-from trundle.runtime import Encoder
-from trundle.serve import Served, Settings
+from trundle.runtime.encoder import Encoder
+from trundle.serve.models import _Served
+from trundle.serve.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def test_queries_by_the_student_documents_by_the_teacher(
     assert not np.allclose(student.encode_query(text), student.encode(text), atol=1e-3)
 
 
-def test_a_model_alone_answers_for_both_sides(alone: Served, student: Encoder) -> None:
+def test_a_model_alone_answers_for_both_sides(alone: _Served, student: Encoder) -> None:
     with running(alone, Settings(page=False)) as live:
         answer = live.embed(input="an index", input_type="document")
         np.testing.assert_allclose(given(answer)[0], student.encode_document("an index"), atol=1e-5)
@@ -161,7 +162,7 @@ def test_health_and_figures(server: Live) -> None:
     assert grown["trundle_tokens_total", "small"] > 9
 
 
-def test_token_limit(alone: Served) -> None:
+def test_token_limit(alone: _Served) -> None:
     with running(alone, Settings(most_tokens=20)) as live:
         assert live.embed(input="a few words").status == 200
         answer = live.embed(input=["many more words than before"] * 10)

@@ -17,10 +17,9 @@ import pytest
 
 from live import Answer, Gated, Live, eventually, raw, running
 from trundle.errors import BadInput
-from trundle.runtime import Encoder
-from trundle.serve import Served, Settings
-from trundle.serve.models import Model
-from trundle.serve.settings import read_keys
+from trundle.runtime.encoder import Encoder
+from trundle.serve.models import _Model, _Served
+from trundle.serve.settings import Settings, read_keys
 
 HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
@@ -41,7 +40,7 @@ def in_background(live: Live, answers: list[Answer], **content: Any) -> threadin
 
 
 def test_a_full_queue_says_when_to_come_again(gated: Gated) -> None:
-    served = Served(student=Model(name="small", encoder=gated))
+    served = _Served(student=_Model(name="small", encoder=gated))
     with running(served, Settings(waiting=4, most_texts=4)) as live:
         answers: list[Answer] = []
         threads = []
@@ -62,7 +61,7 @@ def test_a_full_queue_says_when_to_come_again(gated: Gated) -> None:
 
 
 def test_requests_of_many_clients_are_run_together(gated: Gated) -> None:
-    served = Served(student=Model(name="small", encoder=gated))
+    served = _Served(student=_Model(name="small", encoder=gated))
     with running(served) as live:
         answers: list[Answer] = []
         threads = []
@@ -81,7 +80,7 @@ def test_requests_of_many_clients_are_run_together(gated: Gated) -> None:
 
 
 def test_a_request_that_takes_too_long(gated: Gated) -> None:
-    served = Served(student=Model(name="small", encoder=gated))
+    served = _Served(student=_Model(name="small", encoder=gated))
     with running(served, Settings(timeout=0.3)) as live:
         late = live.embed(input="late")
         assert late.status == 504
@@ -91,7 +90,7 @@ def test_a_request_that_takes_too_long(gated: Gated) -> None:
 
 
 def test_a_client_that_hangs_up_is_not_computed_for(gated: Gated) -> None:
-    served = Served(student=Model(name="small", encoder=gated))
+    served = _Served(student=_Model(name="small", encoder=gated))
     with running(served) as live:
         answers: list[Answer] = []
         held = []
@@ -110,7 +109,7 @@ def test_a_client_that_hangs_up_is_not_computed_for(gated: Gated) -> None:
     assert sum(gated.ran) == 2
 
 
-def test_slow_and_broken_clients(alone: Served) -> None:
+def test_slow_and_broken_clients(alone: _Served) -> None:
     with running(alone, Settings(body_timeout=1.5)) as live:
         slow = raw(live.port, HEAD + b"Content-Length: 1000\r\n\r\n{")
         answer = b"".join(iter(lambda: slow.recv(4096), b""))
@@ -128,7 +127,7 @@ def test_slow_and_broken_clients(alone: Served) -> None:
         assert live.embed(input="still").status == 200
 
 
-def test_a_body_of_unknown_length_is_cut_off(alone: Served) -> None:
+def test_a_body_of_unknown_length_is_cut_off(alone: _Served) -> None:
     with running(alone, Settings(most_bytes=10_000, body_timeout=1.5)) as live:
         connection = raw(live.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
         chunk = b"%x\r\n%s\r\n" % (4096, b"a" * 4096)
@@ -139,7 +138,7 @@ def test_a_body_of_unknown_length_is_cut_off(alone: Served) -> None:
         connection.close()
 
 
-def test_keys(alone: Served) -> None:
+def test_keys(alone: _Served) -> None:
     keys = ("first-key-123", "second-key-456")
     with running(alone, Settings(keys=keys)) as live:
         body = {"input": "a"}
@@ -177,7 +176,7 @@ def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Path) -> None:
         Settings(waiting=10, most_texts=20)
 
 
-def test_other_origins_are_let_in_only_when_asked_for(alone: Served, server: Live) -> None:
+def test_other_origins_are_let_in_only_when_asked_for(alone: _Served, server: Live) -> None:
     origin = {"Origin": "https://example.org"}
     assert "access-control-allow-origin" not in server.get("/health", origin).headers
     with running(alone, Settings(cors=("https://example.org",))) as live:
@@ -193,7 +192,7 @@ def test_a_failing_model_is_told_without_the_text(
         raise RuntimeError("my secret text")
 
     monkeypatch.setattr(gated, "vectors_of", fail)
-    with running(Served(student=Model(name="small", encoder=gated))) as live:
+    with running(_Served(student=_Model(name="small", encoder=gated))) as live:
         answer = live.embed(input="my secret text")
         assert answer.status == 500
         assert "secret" not in answer.body.decode()

@@ -12,9 +12,9 @@ from sentence_transformers import SentenceTransformer
 import pico
 from told import Told
 from trundle.errors import BadInput, BadModel
-from trundle.export import open_encoder
-from trundle.pairing import save_pair
-from trundle.serve import open_served
+from trundle.export.open import open_encoder
+from trundle.pipeline.pair import _save_pair
+from trundle.serve.models import open_served
 
 
 def test_a_folder_without_a_graph_is_exported_once(pico_folders: Callable[[str], Path]) -> None:
@@ -33,7 +33,7 @@ def test_a_pair_is_taken_apart(pico_folders: Callable[[str], Path], tmp_path: Pa
     teacher = SentenceTransformer(str(pico_folders("mpnet")), device="cpu")
     student.prompts = {"query": "how do I "}
     teacher.prompts = {"document": "the "}
-    save_pair(student, teacher, names=("small", "big"), output=tmp_path / "both")
+    _save_pair(student, teacher, names=("small", "big"), output=tmp_path / "both")
     progress = Told()
     served = open_served(str(tmp_path / "both"), progress=progress)
     assert [model.name for model in served.models] == ["both", "both-teacher"]

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from live import Live, running
-from trundle.serve import Served, Settings
-from trundle.serve.corpora import with_overlap
-from trundle.serve.passages import LONGEST, split_passages
+from trundle.serve.corpora import _LONGEST, _split_passages, _with_overlap
+from trundle.serve.models import _Served
+from trundle.serve.settings import Settings
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 expect.set_options(timeout=30_000)  # the server reads the documentation of many packages meanwhile
 
@@ -153,7 +153,7 @@ def test_phone_width(browser: Browser, server: Live, story: Path) -> None:
     context.close()
 
 
-def test_a_key_is_asked_for(browser: Browser, alone: Served) -> None:
+def test_a_key_is_asked_for(browser: Browser, alone: _Served) -> None:
     with running(alone, Settings(keys=("a-key-for-the-page",))) as live:
         context = browser.new_context()
         page = context.new_page()
@@ -182,19 +182,19 @@ def test_the_pages_routes_refuse_what_they_cannot_use(server: Live) -> None:
 
 
 def test_passages() -> None:
-    assert split_passages(STORY) == STORY.split("\n\n")
-    assert split_passages("first line of it\nsecond line of it\n") == [
+    assert _split_passages(STORY) == STORY.split("\n\n")
+    assert _split_passages("first line of it\nsecond line of it\n") == [
         "first line of it",
         "second line of it",
     ]
     long = "This is a sentence of some words. " * 100
-    pieces = split_passages(long)
-    assert all(len(piece) <= LONGEST for piece in pieces)
+    pieces = _split_passages(long)
+    assert all(len(piece) <= _LONGEST for piece in pieces)
     numbered = " ".join(f"Sentence number {number} has some words." for number in range(100))
-    assert " ".join(split_passages(numbered)) == numbered
-    unbroken = split_passages("x" * 2000)
-    assert all(len(piece) <= LONGEST for piece in unbroken)
-    assert split_passages("") == []
+    assert " ".join(_split_passages(numbered)) == numbered
+    unbroken = _split_passages("x" * 2000)
+    assert all(len(piece) <= _LONGEST for piece in unbroken)
+    assert _split_passages("") == []
 
 
 def test_overlap_counts_shared_places() -> None:
@@ -202,6 +202,6 @@ def test_overlap_counts_shared_places() -> None:
         {"results": [{"place": 1}, {"place": 2}]},
         {"results": [{"place": 2}, {"place": 3}]},
     ]
-    second = with_overlap(columns)[1]
+    second = _with_overlap(columns)[1]
     assert second["overlap"] == 0.5
     assert [result["teacher_rank"] for result in second["results"]] == [2, None]

@@ -12,17 +12,18 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 import pico
-import trundle.train as train
-from trundle.data import Text
 from trundle.data.corpus import Corpus
+from trundle.data.texts import Text
 from trundle.errors import BadInput
-from trundle.measure import cost
-from trundle.model import embedder
-from trundle.recipe import make_options
-from trundle.steps.align import AlignPlan, settings_for
-from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import Context
-from trundle.steps.teacher import find_teacher
+from trundle.methods.align import AlignPlan
+from trundle.methods.align.align import settings_for
+from trundle.methods.catalogue import METHODS
+from trundle.methods.contract import Context
+from trundle.model.cost import cost
+from trundle.model.encode import embedder
+from trundle.recipe import _make_options
+from trundle.teacher.teacher import find_teacher
+from trundle.train.ridge import fit_ridge
 
 Models = Callable[[str], SentenceTransformer]
 
@@ -45,25 +46,25 @@ def corpus() -> Corpus:
     ],
 )
 def test_the_length_of_the_training_is_told_whole(options: dict[str, Any], says: str) -> None:
-    asked = make_options(STEPS["align"], options)
+    asked = _make_options(METHODS["align"], options)
     plan = AlignPlan(options=asked, teacher="large", inputs=8, outputs=16, normalise=True)
     assert str(plan) == f"8 → 16 into the space of large, {says}"
 
 
 def test_only_a_distance_can_be_near_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trundle.steps.align.ENOUGH", 0.02)
-    options = [make_options(STEPS["align"], {"steps": 5, "loss": loss}) for loss in ("leaf", "distilbert")]
+    monkeypatch.setattr("trundle.methods.align.align._ENOUGH", 0.02)
+    options = [_make_options(METHODS["align"], {"steps": 5, "loss": loss}) for loss in ("leaf", "distilbert")]
     assert [settings_for(one, 10, 1, 0, normalised=True).enough for one in options] == [0.02, None]
     assert settings_for(options[0], 10, 1, 0, normalised=False).enough is None, "a distance in unknown units"
 
 
 def test_a_teacher_with_truncate_dim_has_vectors_of_any_length(pico_model: Models) -> None:
     """The library cuts after it normalises, so a student that normalises would be in another space."""
-    teacher, step = copy.deepcopy(pico_model("bert")), STEPS["align"]
+    teacher, step = copy.deepcopy(pico_model("bert")), METHODS["align"]
     teacher.truncate_dim = 8
     context = Context(original=teacher, corpus=corpus())
     model = pico_model("mpnet")
-    student = step.apply(model, step.plan(model, make_options(step, {"steps": 0}), context), context).model
+    student = step.apply(model, step.plan(model, _make_options(step, {"steps": 0}), context), context).model
     lengths = np.linalg.norm(student.encode(pico.TEXTS), axis=1)
     assert student.get_embedding_dimension() == 8
     assert np.abs(lengths - 1).max() > 1e-3
@@ -73,7 +74,7 @@ def test_a_ridge_start_is_fitted_on_as_many_texts_as_are_asked_for(
     pico_model: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted: list[int] = []
-    plain, step = train.fit_ridge, STEPS["align"]
+    plain, step = fit_ridge, METHODS["align"]
 
     def noted(inputs: Any, *given: Any, **named: Any) -> Any:
         fitted.append(len(inputs))
@@ -83,17 +84,17 @@ def test_a_ridge_start_is_fitted_on_as_many_texts_as_are_asked_for(
     model = pico_model("mpnet")
     context = Context(original=pico_model("bert"), corpus=corpus())
     for options in ({"steps": 0}, {"steps": 0, "start_texts": 40}):
-        step.apply(model, step.plan(model, make_options(step, options), context), context)
+        step.apply(model, step.plan(model, _make_options(step, options), context), context)
     assert fitted == [60, 40]
 
 
 def test_the_forecast_knows_the_pooling_that_will_be(pico_model: Models) -> None:
     """A model that pools in two ways has vectors twice as wide as their mean alone."""
-    bert, step = copy.deepcopy(pico_model("bert")), STEPS["align"]
+    bert, step = copy.deepcopy(pico_model("bert")), METHODS["align"]
     pooling = Pooling(32, pooling_mode=("cls", "mean"), include_prompt=False)
     model = SentenceTransformer(modules=[bert[0], pooling], device="cpu")
     context = Context(original=pico_model("mpnet"), corpus=corpus())
-    plan = step.plan(model, make_options(step, {"steps": 0, "pooling": "mean"}), context)
+    plan = step.plan(model, _make_options(step, {"steps": 0, "pooling": "mean"}), context)
     made = step.apply(model, plan, context).model
     assert step.forecast(model, plan).as_json() == cost(made).as_json()
     assert not made[1].include_prompt
@@ -103,7 +104,7 @@ def test_two_models_of_one_endpoint_are_two_teachers(
     pico_model: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "trundle.steps.teacher.data.endpoint_teacher", lambda _, name: embedder(pico_model(name), name=name)
+        "trundle.teacher.teacher.endpoint_teacher", lambda _, name: embedder(pico_model(name), name=name)
     )
     context = Context(original=pico_model("bert"), corpus=corpus())
     found = [
@@ -114,9 +115,9 @@ def test_two_models_of_one_endpoint_are_two_teachers(
 
 
 def test_a_truncated_model_does_not_keep_its_head(pico_model: Models) -> None:
-    student, step = copy.deepcopy(pico_model("bert")), STEPS["align"]
+    student, step = copy.deepcopy(pico_model("bert")), METHODS["align"]
     teacher = copy.deepcopy(student)
     student.truncate_dim = teacher.truncate_dim = 8
     context = Context(original=teacher, corpus=corpus())
     with pytest.raises(BadInput, match="truncate_dim, which training does not see; use start: ridge"):
-        step.plan(student, make_options(step, {"start": "keep"}), context)
+        step.plan(student, _make_options(step, {"start": "keep"}), context)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import pico
-from trundle.data import read_corpus
-from trundle.pipeline import compress
+from trundle.data.corpus import read_corpus
+from trundle.methods.align import align
+from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
-from trundle.steps import align
 
 
 @pytest.mark.parametrize(("keep", "rate"), [(0, 1e-3), (2, 1e-4)])

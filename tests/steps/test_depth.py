@@ -15,16 +15,17 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.data import Example
 from trundle.data.corpus import Corpus, read_corpus
+from trundle.data.examples import Example
 from trundle.errors import BadInput, BadRecipe, ImpossibleCut
-from trundle.measure import measure_curve
-from trundle.recipe import make_options
-from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import Context
-from trundle.steps.depth import DepthPlan, layers_left, spread
+from trundle.methods.catalogue import METHODS
+from trundle.methods.contract import Context
+from trundle.methods.depth import DepthPlan, _layers_left
+from trundle.methods.depth.curve import measure_curve
+from trundle.methods.depth.depth import _spread
+from trundle.recipe import _make_options
 
-DEPTH = STEPS["depth"]
+DEPTH = METHODS["depth"]
 EXAMPLES = [
     Example(query=f"{text} {number}", positive=f"{number} {text}")
     for number in range(12)
@@ -40,7 +41,7 @@ CORPUS = Corpus(
 
 
 def planned(model: SentenceTransformer, corpus: Corpus | None = None, **options: Any) -> DepthPlan:
-    plan = DEPTH.plan(model, make_options(DEPTH, options), Context(original=model, corpus=corpus, seed=1))
+    plan = DEPTH.plan(model, _make_options(DEPTH, options), Context(original=model, corpus=corpus, seed=1))
     assert isinstance(plan, DepthPlan)
     return plan
 
@@ -78,7 +79,7 @@ def test_a_decoder_keeps_its_first_layers(
 @given(layers=st.integers(1, 60), data=st.data())
 def test_spread_layers_are_even(layers: int, data: st.DataObject) -> None:
     keep = data.draw(st.integers(1, layers))
-    kept = spread(keep, layers)
+    kept = _spread(keep, layers)
     assert len(kept) == keep
     assert list(kept) == sorted(set(kept))
     assert kept[0] == 0
@@ -89,12 +90,12 @@ def test_spread_layers_are_even(layers: int, data: st.DataObject) -> None:
 
 @given(layers=st.integers(1, 200), percent=st.integers(0, 99))
 def test_a_share_is_exact(layers: int, percent: int) -> None:
-    assert layers_left(layers, Fraction(percent, 100)) == layers * (100 - percent) // 100
+    assert _layers_left(layers, Fraction(percent, 100)) == layers * (100 - percent) // 100
 
 
 def test_the_share_that_floating_point_gets_wrong() -> None:
     assert int(10 * (1 - 0.9)) == 0
-    assert layers_left(10, Fraction("0.9")) == 1
+    assert _layers_left(10, Fraction("0.9")) == 1
 
 
 @pytest.mark.parametrize("pick", ["small", "large"])
@@ -144,7 +145,7 @@ def test_wishes_that_contradict(
 )
 def test_options_that_can_not_be_read(options: dict[str, Any]) -> None:
     with pytest.raises(BadRecipe, match=r"^depth\."):
-        make_options(DEPTH, options)
+        _make_options(DEPTH, options)
 
 
 def test_a_special_first_layer_must_stay(pico_model: Callable[[str], SentenceTransformer]) -> None:

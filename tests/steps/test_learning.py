@@ -12,8 +12,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from trundle.errors import BadInput
-from trundle.steps.contract import Context
-from trundle.steps.learning import learn
+from trundle.methods.contract import Context
+from trundle.methods.training import learn
 
 
 def test_a_gpu_that_runs_full_names_the_mend(
@@ -22,7 +22,7 @@ def test_a_gpu_that_runs_full_names_the_mend(
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 46.00 MiB")
 
-    monkeypatch.setattr("trundle.steps.learning.train.train", full, raising=False)
+    monkeypatch.setattr("trundle.methods.training.train", full, raising=False)
     model = pico_model("bert")
     task = SimpleNamespace(batches=None, validation=None)
     context = Context(original=model, cache=tmp_path)

@@ -12,17 +12,18 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from told import Told
-from trundle.data import read_corpus
+from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput, ImpossibleCut, UserError
-from trundle.measure import WeightMap
-from trundle.model import cut, is_two_of_four, layout_of, prunable, transformer_of, weight_of
-from trundle.model.surgery import Cut
-from trundle.pipeline import compress
-from trundle.recipe import make_options, parse_recipe, read_recipe
-from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import Applied, Context
+from trundle.methods.catalogue import METHODS
+from trundle.methods.contract import Applied, Context
+from trundle.methods.weights.scoring import _WeightMap
+from trundle.model.layout import layout_of
+from trundle.model.matrices import prunable, weight_of
+from trundle.model.surgery import Cut, cut, transformer_of
+from trundle.pipeline.compress import compress
+from trundle.recipe import _make_options, parse_recipe, read_recipe
 
-TOOL = STEPS["weights"]
+TOOL = METHODS["weights"]
 
 
 def write(path: Path, rows: Iterator[dict[str, str]]) -> str:
@@ -47,7 +48,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 def prune(model: SentenceTransformer, told: Told | None = None, **options: Any) -> Applied:
     context = Context(original=model, seed=1, progress=told or Told())
     options = {"samples": 20, "batch_size": 8} | options
-    return TOOL.apply(model, TOOL.plan(model, make_options(TOOL, options), context), context)
+    return TOOL.apply(model, TOOL.plan(model, _make_options(TOOL, options), context), context)
 
 
 def weights(model: SentenceTransformer, *, attention: bool = False) -> dict[str, torch.Tensor]:
@@ -138,7 +139,7 @@ def test_a_map_is_left_in_the_folder(
     pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
 ) -> None:
     small = prune(pico_model("bert"), sparsity="50%", **files)
-    drawn = WeightMap.from_json(json.loads(small.files["weights.json"]))
+    drawn = _WeightMap.from_json(json.loads(small.files["weights.json"]))
     assert {(one.layer, one.matrix) for one in drawn.matrices} == {
         (layer, name) for layer in range(pico.LAYERS) for name in ("intermediate.dense", "output.dense")
     }
@@ -270,7 +271,7 @@ def test_lora_width_and_align_keep_zeros_too(
 
 
 def _opened(folder: Path) -> SentenceTransformer:
-    from trundle.model import load
+    from trundle.model.load import load
 
     return load(folder)
 

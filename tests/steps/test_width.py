@@ -19,16 +19,16 @@ from transformers import AutoModel
 import pico
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadModel, BadRecipe, ImpossibleCut
-from trundle.measure import measure_importance
-from trundle.model import load, transformer_of
-from trundle.pipeline import compress
-from trundle.recipe import make_options, parse_recipe, single
-from trundle.runs import Run
-from trundle.steps.catalogue import STEPS
-from trundle.steps.contract import Context
-from trundle.steps.width import WidthPlan
+from trundle.methods.catalogue import METHODS
+from trundle.methods.contract import Context
+from trundle.methods.width import WidthPlan
+from trundle.methods.width.sizes import _measure_importance
+from trundle.model.load import load
+from trundle.model.surgery import transformer_of
+from trundle.pipeline.compress import Run, compress
+from trundle.recipe import _make_options, parse_recipe, single
 
-WIDTH = STEPS["width"]
+WIDTH = METHODS["width"]
 ALIGNED: dict[str, Any] = {"widths": "1/2,1/4", "steps": 3, "batch_size": 8}
 
 
@@ -57,7 +57,7 @@ def planned(
     model: SentenceTransformer, corpus: Corpus | None, source: str | None = None, **options: Any
 ) -> WidthPlan:
     context = Context(original=model, corpus=corpus, source=source)
-    plan = WIDTH.plan(model, make_options(WIDTH, options), context)
+    plan = WIDTH.plan(model, _make_options(WIDTH, options), context)
     assert isinstance(plan, WidthPlan)
     return plan
 
@@ -272,7 +272,7 @@ def test_importance_keeps_what_flows(pico_model: Callable[[str], SentenceTransfo
     with torch.no_grad():
         block.mlp.c_proj.weight[5] = 0.0
         block.attn.c_proj.weight[2] = 0.0
-    found = measure_importance(model, pico.TEXTS)
+    found = _measure_importance(model, pico.TEXTS)
     orders = found.orders([(0, 1, 2, 3)])
     assert orders.mlp[1][-1] == 5
     assert orders.values[1][0][-1] == 2
@@ -324,4 +324,4 @@ def test_what_there_is_nothing_to_learn_from(pico_model: Callable[[str], Sentenc
     with pytest.raises(BadInput, match="importance is measured on texts"):
         planned(pico_model("bert"), None, extract="1/2", select="importance")
     with pytest.raises(BadRecipe, match="widths can't be"):
-        make_options(WIDTH, {"widths": "half"})
+        _make_options(WIDTH, {"widths": "half"})

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trundle.errors import BadInput
-from trundle.train.batches import Batches, ByLength, Indices, load_part, share
+from trundle.train.batches import Batches, ByLength, Indices, _load_part, _share
 
 LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=400)
 
@@ -44,9 +44,9 @@ def test_shares_are_disjoint_and_complete(size: int, processes: int):
     batch = np.arange(100, 100 + size)
     if size < processes:
         with pytest.raises(BadInput, match="larger batch"):
-            share(batch, rank=0, processes=processes)
+            _share(batch, rank=0, processes=processes)
         return
-    shares = [share(batch, rank=rank, processes=processes) for rank in range(processes)]
+    shares = [_share(batch, rank=rank, processes=processes) for rank in range(processes)]
     assert all(len(part) for part in shares)
     assert sorted(np.concatenate(shares).tolist()) == batch.tolist()
 
@@ -55,7 +55,7 @@ def test_shares_are_disjoint_and_complete(size: int, processes: int):
 def test_weighted_means_of_the_parts_are_the_mean_of_the_batch(size: int, processes: int):
     values = np.random.default_rng(size).normal(size=size)
     batches = Batches(order=ByLength(np.ones(size), batch_size=size), load=lambda texts: values[texts].mean())
-    loaded = [load_part(batches, 0, rank=rank, processes=processes) for rank in range(processes)]
+    loaded = [_load_part(batches, 0, rank=rank, processes=processes) for rank in range(processes)]
     assert np.mean([each.part * each.weight for each in loaded]) == pytest.approx(values.mean())
 
 

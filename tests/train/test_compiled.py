@@ -10,17 +10,22 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from apart import apart, weights_of
-from trundle.data import Example
+from trundle.data.examples import Example
 from trundle.errors import BadInput
-from trundle.model import copy_of, transformer_of
-from trundle.train import Lora, Prompts, TrainSettings, add_adapters, compiled_blocks, make_contrast, train
+from trundle.methods.contrast.adapters import _add_adapters, _Lora
+from trundle.model.heads import copy_of
+from trundle.model.surgery import transformer_of
+from trundle.train.blocks import compiled_blocks
+from trundle.train.contrastive import make_contrast
+from trundle.train.loop import TrainSettings, train
+from trundle.train.tuples import Prompts
 
 EXAMPLES = [Example(query=text, positive=text[::-1]) for text in pico.TEXTS]
 
 
 def learned(model: SentenceTransformer, *, compiled: bool) -> SentenceTransformer:
     student = copy_of(model)
-    adapted = add_adapters(student, Lora(rank=2, dropout=0.0), seed=0)
+    adapted = _add_adapters(student, _Lora(rank=2, dropout=0.0), seed=0)
     task = make_contrast(student, EXAMPLES, (), prompts={"": Prompts()}, batch_size=4)
     settings = TrainSettings(steps=6, learning_rate=0.01, dropout=False)
     if compiled:

@@ -19,14 +19,15 @@ from sentence_transformers.sentence_transformer.losses import (
 from torch import Tensor
 
 import pico
-from trundle.data import Example
+from trundle.data.examples import Example
 from trundle.errors import BadInput
-from trundle.model import layout_of, transformer_of
-from trundle.train.adapters import Lora, add_adapters
+from trundle.methods.contrast.adapters import _add_adapters, _Lora
+from trundle.model.layout import layout_of
+from trundle.model.surgery import transformer_of
 from trundle.train.blocks import recomputed_blocks
-from trundle.train.contrast_task import Contrast, make_contrast
+from trundle.train.contrastive import Contrast, make_contrast
 from trundle.train.loop import TrainSettings, train
-from trundle.train.tuple_batches import Prompts, make_tuple_loader, relate
+from trundle.train.tuples import Prompts, _make_tuple_loader, relate
 
 PicoModel = Callable[[str], SentenceTransformer]
 WORDS = sorted(set(" ".join(pico.TEXTS).split()))
@@ -128,7 +129,7 @@ def test_caching_changes_no_gradient_even_with_dropout_and_checkpointing(
 def test_caching_changes_no_gradient_in_half_precision(pico_model: PicoModel, lora: bool):
     model, examples = copy.deepcopy(pico_model("llama")), some_examples(12, 1)
     if lora:
-        add_adapters(model, Lora(rank=4, alpha=8), seed=3)
+        _add_adapters(model, _Lora(rank=4, alpha=8), seed=3)
     task = contrast(model, examples, mini_batch=4)
     kept = Contrast(**{**vars(task), "cached": False})
     batch = task.batches.load(np.asarray([0, 2, 4, 6, 8, 10]))
@@ -200,7 +201,7 @@ def test_prompts_are_read_and_pooled_as_the_model_does_itself(tmp_path: Path, po
     model[1].include_prompt, model[1].pooling_mode = False, pooling
     examples = [Example(query=text, positive=text[::-1], source="a") for text in pico.TEXTS]
     prompts = Prompts(query="ask the index about this: ", document="a short document: ")
-    load = make_tuple_loader(model, examples, {"a": prompts}, chunk=3)
+    load = _make_tuple_loader(model, examples, {"a": prompts}, chunk=3)
     batch = load(np.arange(len(examples)))
     task = contrast(model, examples)
     with torch.no_grad():
@@ -215,7 +216,7 @@ def test_a_text_of_which_only_the_prompt_is_left_is_named(tmp_path: Path):
     model = pico.model("llama", str(tmp_path))
     model[1].include_prompt, model.max_seq_length = False, 8
     long = Prompts(query="a prompt that is so long that nothing else fits into eight tokens")
-    load = make_tuple_loader(model, some_examples(4), {"a": long, "b": long}, chunk=3)
+    load = _make_tuple_loader(model, some_examples(4), {"a": long, "b": long}, chunk=3)
     with pytest.raises(BadInput, match="nothing is left to pool beside its prompt"):
         load(np.arange(2))
 
@@ -238,7 +239,7 @@ def test_adapters_are_on_every_linear_and_leave_no_trace(pico_model: PicoModel, 
     model = copy.deepcopy(pico_model(family))
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     vectors = model.encode(pico.TEXTS)
-    adapted = add_adapters(model, Lora(rank=4, alpha=8), seed=3)
+    adapted = _add_adapters(model, _Lora(rank=4, alpha=8), seed=3)
     np.testing.assert_array_equal(model.encode(pico.TEXTS), vectors)
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     per_layer = {"bert": 6, "modernbert": 4, "phi3": 4, "gpt2": 4}[family]
@@ -263,7 +264,7 @@ def test_a_resumed_run_ends_with_the_same_bits(pico_model: PicoModel, tmp_path: 
 
     def run(name: str, stop_at: int | None = None) -> dict[str, Tensor]:
         model = copy.deepcopy(pico_model("bert"))
-        adapted = add_adapters(model, Lora(rank=4, alpha=8, dropout=0.2), seed=1) if lora else None
+        adapted = _add_adapters(model, _Lora(rank=4, alpha=8, dropout=0.2), seed=1) if lora else None
         task = contrast(model, some_examples(40), mini_batch=4)
 
         steps = itertools.count(1)

@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 
 from trundle.errors import BadInput
-from trundle.train.contrastive import angle, cosine, infonce
+from trundle.train.contrastive import _angle, _cosine, _infonce
 
 PicoModel = Callable[[str], SentenceTransformer]
 
@@ -35,12 +35,12 @@ def test_infonce_is_the_ranking_loss_of_the_library(
     theirs = MultipleNegativesRankingLoss(pico_model("bert"), scale=1 / temperature)
     expected = theirs.compute_loss_from_embeddings([queries, positive, *hard], None)
     (slope,) = torch.autograd.grad(expected, queries)
-    found = infonce(queries, torch.cat([positive, *hard]), torch.arange(8), temperature=temperature)
+    found = _infonce(queries, torch.cat([positive, *hard]), torch.arange(8), temperature=temperature)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, queries)[0], slope)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(cosine, CoSENTLoss), (angle, AnglELoss)])
+@pytest.mark.parametrize(("ours", "theirs"), [(_cosine, CoSENTLoss), (_angle, AnglELoss)])
 @pytest.mark.parametrize("labels", [[1.0, 0.0, 1.0, 0.0, 0.0], [0.1, 0.9, 0.4, 0.4, 0.7], [1.0] * 5])
 def test_orders_of_pairs_are_those_of_the_library(pico_model: PicoModel, ours, theirs, labels: list[float]):
     left, right, given_labels = vectors(5, 1).requires_grad_(), vectors(5, 2), torch.tensor(labels)
@@ -57,7 +57,7 @@ def test_excluded_documents_are_as_if_they_were_not_there():
     excluded[:, 4] = True
     answers = torch.arange(3)
     torch.testing.assert_close(
-        infonce(queries, documents, answers, excluded=excluded), infonce(queries, documents[:4], answers)
+        _infonce(queries, documents, answers, excluded=excluded), _infonce(queries, documents[:4], answers)
     )
 
 
@@ -67,19 +67,19 @@ def test_lengths_of_vectors_do_not_count(scale: float, seed: int):
     queries, documents, labels = vectors(4, seed), vectors(4, seed + 100), torch.tensor([1.0, 0.0, 1.0, 0.0])
     answers = torch.arange(4)
     torch.testing.assert_close(
-        infonce(queries * scale, documents, answers), infonce(queries, documents, answers)
+        _infonce(queries * scale, documents, answers), _infonce(queries, documents, answers)
     )
-    for loss in (angle, cosine):
+    for loss in (_angle, _cosine):
         torch.testing.assert_close(loss(queries, documents * scale, labels), loss(queries, documents, labels))
 
 
 def test_autocast_does_not_round_the_scores():
     queries, documents, answers = vectors(4, 1), vectors(4, 2), torch.arange(4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = infonce(queries, documents, answers)
-    assert found == infonce(queries, documents, answers)
+        found = _infonce(queries, documents, answers)
+    assert found == _infonce(queries, documents, answers)
 
 
 def test_the_angle_needs_an_even_width():
     with pytest.raises(BadInput, match="15 is odd"):
-        angle(vectors(2, 1, width=15), vectors(2, 2, width=15), torch.tensor([0.0, 1.0]))
+        _angle(vectors(2, 1, width=15), vectors(2, 2, width=15), torch.tensor([0.0, 1.0]))

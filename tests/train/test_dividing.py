@@ -14,18 +14,17 @@ from torch import Tensor
 
 import pico
 from apart import apart, weights_of
-from trundle.model.tokenise import make_tokeniser
-from trundle.train.alignment import Alignment, Batch, make_divider
-from trundle.train.batches import Batches, ByLength, Indices
-from trundle.train.dividing import Divider
+from trundle.model.encode import make_tokeniser
+from trundle.train.alignment import Alignment, _Batch, _make_divider
+from trundle.train.batches import Batches, ByLength, Indices, _Divider
 from trundle.train.loop import TrainSettings, train
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 46.00 MiB")
 TEXTS = [" ".join(pico.TEXTS[number % 3].split()[: 1 + number % 7]) for number in range(24)]
 
 
-def numbers(say: Callable[[str], None] = lambda _: None) -> Divider[list[int]]:
-    return Divider(
+def numbers(say: Callable[[str], None] = lambda _: None) -> _Divider[list[int]]:
+    return _Divider(
         texts=len, size=sum, halves=lambda one: (one[: len(one) // 2], one[len(one) // 2 :]), say=say
     )
 
@@ -58,14 +57,14 @@ def trained(
     """Three steps of eight texts in a memory that has room for so many tokens."""
     vectors, tokenise = torch.from_numpy(teacher.encode(TEXTS)), make_tokeniser(student)
 
-    def load(positions: Indices) -> Batch:
+    def load(positions: Indices) -> _Batch:
         return tokenise([TEXTS[number] for number in positions]), vectors[positions]
 
     order = ByLength([len(text) for text in TEXTS], batch_size=8)
-    batches = Batches(order=order, load=load, divider=make_divider(told.append))
+    batches = Batches(order=order, load=load, divider=_make_divider(told.append))
     task = Alignment(student=student, batches=batches, validation=None)
 
-    def objective(batch: Batch) -> Tensor:
+    def objective(batch: _Batch) -> Tensor:
         if batch[0]["input_ids"].numel() > most:
             raise FULL
         return task.objective(batch)
@@ -104,5 +103,5 @@ def test_one_text_that_has_no_room_ends_it(
 
 def test_tokens_that_lie_in_one_row_cant_be_cut() -> None:
     flat = {"input_ids": torch.arange(9), "offsets": torch.tensor([0, 4])}
-    divider = make_divider(lambda _: None)
+    divider = _make_divider(lambda _: None)
     assert not divider.give_way((flat, torch.zeros(2, 3)))

@@ -10,11 +10,14 @@ from sentence_transformers import SentenceTransformer
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 import pico
-from trundle.data import Example
+from trundle.data.examples import Example
 from trundle.errors import BadInput
-from trundle.model import copy_of, layout_of, prunable, transformer_of
-from trundle.train import Prompts, measure_gradients, measure_norms
-from trundle.train.fisher import batches_of
+from trundle.methods.weights.gradients import _batches_of, _measure_gradients, _measure_norms
+from trundle.model.heads import copy_of
+from trundle.model.layout import layout_of
+from trundle.model.matrices import prunable
+from trundle.model.surgery import transformer_of
+from trundle.train.tuples import Prompts
 
 SAMPLES = [
     Example(query=text, positive=f"{text} again", negatives=(pico.TEXTS[number - 1],) if number % 2 else ())
@@ -34,7 +37,7 @@ def by_autograd(
     weights = [transformer_of(model).model.get_parameter(f"{name}.weight") for name in names]
     squares = {name: torch.zeros_like(weight) for name, weight in zip(names, weights, strict=True)}
     means = {name: torch.zeros_like(weight) for name, weight in zip(names, weights, strict=True)}
-    for batch in batches_of(SAMPLES, 3):
+    for batch in _batches_of(SAMPLES, 3):
         for one in batch:
             own = [one.positive, *one.negatives[:1]]
             rivals = [
@@ -62,7 +65,7 @@ def test_sums_are_those_of_single_samples(
     matrices = prunable(layout_of(transformer_of(model).model), attention=True)
     names = [matrix.name for matrix in matrices]
     squares, means = by_autograd(model, names)
-    found = measure_gradients(model, SAMPLES, names, prompts=PROMPTS, batch_size=3)
+    found = _measure_gradients(model, SAMPLES, names, prompts=PROMPTS, batch_size=3)
     assert found.samples == len(SAMPLES)
     # A fresh pico ModernBERT gives all texts nearly one vector: what is left of its gradients is mostly rounding.
     near = 2e-2 if family == "modernbert" else 1e-4
@@ -82,7 +85,7 @@ def test_the_model_is_left_as_it_was(pico_model: Callable[[str], SentenceTransfo
     hooks = [
         len(module._forward_hooks) for module in model.modules()
     ]  # transformers may have some of its own
-    measure_gradients(model, SAMPLES, ["encoder.layer.0.output.dense"], prompts=PROMPTS)
+    _measure_gradients(model, SAMPLES, ["encoder.layer.0.output.dense"], prompts=PROMPTS)
     assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
     assert all((weight == before[name]).all() for name, weight in model.state_dict().items())
     assert [len(module._forward_hooks) for module in model.modules()] == hooks
@@ -92,7 +95,7 @@ def test_dropout_views_differ_and_repeat(pico_model: Callable[[str], SentenceTra
     model, name = copy_of(pico_model("bert")), "encoder.layer.0.output.dense"
     twice = [Example(query=text, positive=text) for text in pico.TEXTS]
     one, two, other = (
-        measure_gradients(model, twice, [name], prompts=PROMPTS, dropout_seed=seed).fisher[name]
+        _measure_gradients(model, twice, [name], prompts=PROMPTS, dropout_seed=seed).fisher[name]
         for seed in (1, 1, 2)
     )
     assert torch.equal(one, two)
@@ -104,7 +107,7 @@ def test_broken_gradients_name_the_batch(pico_model: Callable[[str], SentenceTra
     with torch.no_grad():
         transformer_of(model).model.embeddings.word_embeddings.weight.fill_(float("nan"))
     with pytest.raises(BadInput, match=r"finance batch 1, which begins with 'the quick"):
-        measure_gradients(model, SAMPLES, ["encoder.layer.0.output.dense"], prompts=PROMPTS, label="finance")
+        _measure_gradients(model, SAMPLES, ["encoder.layer.0.output.dense"], prompts=PROMPTS, label="finance")
 
 
 def test_norms_are_those_of_all_real_tokens(pico_model: Callable[[str], SentenceTransformer]) -> None:
@@ -121,11 +124,11 @@ def test_norms_are_those_of_all_real_tokens(pico_model: Callable[[str], Sentence
     handle.remove()
     expected = torch.cat(seen).square().sum(dim=0).sqrt()
     torch.testing.assert_close(
-        measure_norms(model, SAMPLES, [name], prompts=PROMPTS)[name], expected, atol=1e-4, rtol=1e-4
+        _measure_norms(model, SAMPLES, [name], prompts=PROMPTS)[name], expected, atol=1e-4, rtol=1e-4
     )
 
 
 def test_batches_never_mix_sources_nor_leave_one_alone() -> None:
     samples = [Example(query=str(number), positive="x", source="ab"[number > 4]) for number in range(9)]
-    sizes = [(len(batch), {one.source for one in batch}) for batch in batches_of(samples, 2)]
+    sizes = [(len(batch), {one.source for one in batch}) for batch in _batches_of(samples, 2)]
     assert sizes == [(2, {"a"}), (3, {"a"}), (2, {"b"}), (2, {"b"})]

@@ -11,10 +11,8 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.errors import BadInput
-from trundle.model import Cut, cut
-from trundle.model.surgery import transformer_of
-from trundle.train.imitation import Imitation, Imitator, Inside, check_imitation
-from trundle.train.losses import uniform_layers
+from trundle.methods.align.imitation import _check_imitation, _Imitation, _Imitator, _Inside, _uniform_layers
+from trundle.model.surgery import Cut, cut, transformer_of
 
 
 def features(model: SentenceTransformer) -> dict[str, torch.Tensor]:
@@ -28,7 +26,7 @@ def hooks_of(model: SentenceTransformer) -> int:
 @pytest.mark.parametrize("family", pico.CONFIGS)
 def test_states_are_the_librarys_hidden_states(family, pico_model):
     model = copy.deepcopy(pico_model(family))
-    inside = Inside(model)
+    inside = _Inside(model)
     given = features(model)
     backbone = transformer_of(model).model
     fields = {name: given[name] for name in ("input_ids", "attention_mask")}
@@ -49,7 +47,7 @@ def test_scores_are_the_ones_bert_turns_into_attention(pico_model):
     model = copy.deepcopy(pico_model("bert"))
     backbone = transformer_of(model).model
     backbone.set_attn_implementation("eager")
-    inside = Inside(model)
+    inside = _Inside(model)
     given = features(model)
     with torch.no_grad():
         attention = backbone(
@@ -61,19 +59,19 @@ def test_scores_are_the_ones_bert_turns_into_attention(pico_model):
         torch.testing.assert_close(ours, attention[block])
 
 
-@pytest.mark.parametrize("name", get_args(Imitation))
+@pytest.mark.parametrize("name", get_args(_Imitation))
 @pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert", "qwen2", "phi3", "gpt2"])
 def test_the_teacher_itself_has_nothing_to_learn_and_a_part_of_it_has(name, family, pico_model):
     teacher = pico_model(family)
     before = hooks_of(teacher)
     given = features(teacher)
     same = copy.deepcopy(teacher)
-    imitator = Imitator(name, same, teacher)
+    imitator = _Imitator(name, same, teacher)
     assert float(imitator(given, same(dict(given))).detach()) == pytest.approx(0.0, abs=1e-5)
     imitator.close()
 
     shallow = cut(teacher, Cut(blocks=(0, 1)))
-    imitator = Imitator(name, shallow, teacher)
+    imitator = _Imitator(name, shallow, teacher)
     loss = imitator(given, shallow(dict(given)))
     loss.backward()
     imitator.close()
@@ -86,14 +84,14 @@ def test_the_teacher_itself_has_nothing_to_learn_and_a_part_of_it_has(name, fami
 
 
 def test_uniform_layers_end_at_the_last():
-    assert uniform_layers(3, 12) == (4, 8, 12)
+    assert _uniform_layers(3, 12) == (4, 8, 12)
 
 
 def test_models_that_can_not_be_compared_are_refused(pico_model):
     teacher = pico_model("mpnet")
     half = cut(teacher, Cut(hidden=tuple(range(0, 32, 2)), head=tuple(range(0, 8, 2))))
     with pytest.raises(BadInput, match="tokenizers differ"):
-        check_imitation("minilm", pico_model("roberta"), teacher)
+        _check_imitation("minilm", pico_model("roberta"), teacher)
     with pytest.raises(BadInput, match="hidden width"):
-        check_imitation("distilbert", half, teacher)
-    check_imitation("minilm", half, teacher)
+        _check_imitation("distilbert", half, teacher)
+    _check_imitation("minilm", half, teacher)

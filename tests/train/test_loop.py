@@ -15,13 +15,12 @@ from torch import Tensor
 import pico
 from told import Told
 from trundle.errors import BadInput
-from trundle.model.tokenise import make_tokeniser
+from trundle.model.encode import make_tokeniser
+from trundle.train.alignment import _leaf
 from trundle.train.batches import Batches, ByLength, Indices
-from trundle.train.checkpoint import write_checkpoint
-from trundle.train.learner import Learner, precision_for
-from trundle.train.loop import TrainResult, TrainSettings, train
-from trundle.train.losses import leaf
-from trundle.train.schedule import linear
+from trundle.train.checkpoint import _write_checkpoint
+from trundle.train.learner import _Learner, linear, precision_for
+from trundle.train.loop import TrainSettings, _TrainResult, train
 
 WORDS = " ".join(pico.TEXTS).split()
 Batch = tuple[dict[str, Any], Tensor]
@@ -55,11 +54,11 @@ class Toy:
         if torch.is_grad_enabled():
             self.steps += 1
             self.each_step(self.steps)
-        return leaf(self.model(features)["sentence_embedding"], target)
+        return _leaf(self.model(features)["sentence_embedding"], target)
 
     def train(
         self, settings: TrainSettings, each_step: Callable[[int], None] = lambda _step: None, **more: Any
-    ) -> TrainResult:
+    ) -> _TrainResult:
         """`each_step` is told the number of each step while it is made."""
         self.each_step = each_step
         more = {"validation": self.batches(some_texts(20, seed=1))} | more
@@ -416,7 +415,7 @@ def test_a_run_with_nothing_left_to_learn_makes_no_step(toy: Callable[[], Toy], 
 
 def test_a_checkpoint_made_on_the_cpu_is_gone_on_with_on_a_gpu(toy: Callable[[], Toy]) -> None:
     made = toy()
-    learner = Learner(
+    learner = _Learner(
         made.model, [made.objective], precision="fp32", weight_decay=0.0, clip_norm=None, dropout=False
     )
     before, state = made.weights(), learner.state()
@@ -433,6 +432,6 @@ def test_a_stray_file_among_the_checkpoints_stays(tmp_path: Path) -> None:
     stray = tmp_path / "checkpoints" / ".DS_Store"
     stray.parent.mkdir()
     stray.touch()
-    write_checkpoint(tmp_path, 1, {})
-    write_checkpoint(tmp_path, 2, {})
+    _write_checkpoint(tmp_path, 1, {})
+    _write_checkpoint(tmp_path, 2, {})
     assert sorted(place.name for place in stray.parent.iterdir()) == [".DS_Store", "step-000000002"]

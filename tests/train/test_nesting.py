@@ -15,11 +15,15 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from apart import apart, weights_of
-from trundle.data import Example
-from trundle.model import NarrowModel, Selection, layout_of, narrow_cut, transformer_of
-from trundle.train import Nest, Prompts, TrainSettings, make_contrast, make_nesting, train
-from trundle.train.contrastive import angle, infonce
-from trundle.train.nesting import drawn_sizes
+from trundle.data.examples import Example
+from trundle.methods.width.narrow import _NarrowModel
+from trundle.methods.width.training import _drawn_sizes, _make_nesting, _Nest
+from trundle.model.layout import layout_of
+from trundle.model.nested import Selection, narrow_cut
+from trundle.model.surgery import transformer_of
+from trundle.train.contrastive import _angle, _infonce, make_contrast
+from trundle.train.loop import TrainSettings, train
+from trundle.train.tuples import Prompts
 
 EXAMPLES = [
     Example(query=f"{text} {n}", positive=f"{n} {text}", negatives=(f"not {n}",), source="a")
@@ -28,17 +32,17 @@ EXAMPLES = [
 ]
 
 
-def nest_of(model: SentenceTransformer) -> Nest:
+def nest_of(model: SentenceTransformer) -> _Nest:
     wide = copy.deepcopy(model)
     backbone = transformer_of(wide).model
     how = Selection(select="consecutive", mlp=True)
     cuts = [
         narrow_cut(layout_of(backbone), backbone.config, Fraction(share), how) for share in ("1/2", "1/4")
     ]
-    return Nest(wide, [NarrowModel(wide, what) for what in cuts])
+    return _Nest(wide, [_NarrowModel(wide, what) for what in cuts])
 
 
-def contrast_for(nest: Nest, **settings: int) -> object:
+def contrast_for(nest: _Nest, **settings: int) -> object:
     return make_contrast(
         nest.wide,
         EXAMPLES,
@@ -53,7 +57,7 @@ def contrast_for(nest: Nest, **settings: int) -> object:
 def test_the_joint_loss_is_the_paper_s(pico_model: Callable[[str], SentenceTransformer]) -> None:
     """λ·Σ_j L_j + (1 − λ)·L_full with L = 20·L_cl + L_angle, computed here from each model's vectors."""
     nest = nest_of(pico_model("bert")).eval()
-    nesting = make_nesting(nest, contrast_for(nest), student_weight=0.7)  # type: ignore[arg-type]
+    nesting = _make_nesting(nest, contrast_for(nest), student_weight=0.7)  # type: ignore[arg-type]
     batch = nesting.batches.load(nesting.batches.order.batch(0))
     tuples = batch[0]
 
@@ -63,8 +67,8 @@ def test_the_joint_loss_is_the_paper_s(pico_model: Callable[[str], SentenceTrans
             for chunks in (tuples.queries, tuples.documents)
         )
         left, right = queries[tuples.pairs[:, 0]], documents[tuples.pairs[:, 1]]
-        ranking = infonce(queries, documents, tuples.answers, excluded=tuples.excluded)
-        return 20 * ranking + angle(left, right, tuples.labels)
+        ranking = _infonce(queries, documents, tuples.answers, excluded=tuples.excluded)
+        return 20 * ranking + _angle(left, right, tuples.labels)
 
     expected = 0.3 * loss(nest.wide) + 0.7 * sum(loss(model) for model in nest.narrow)
     found = sum(objective(batch) for objective in nesting.objectives)
@@ -77,7 +81,7 @@ def test_objectives_one_after_the_other_give_the_gradients_of_their_sum(
     weights = []
     for together in (False, True):
         nest = nest_of(pico_model("llama"))
-        nesting = make_nesting(nest, contrast_for(nest), student_weight=0.9)  # type: ignore[arg-type]
+        nesting = _make_nesting(nest, contrast_for(nest), student_weight=0.9)  # type: ignore[arg-type]
 
         def joint(batch: object, nesting: object = nesting) -> torch.Tensor:
             return torch.stack([one(batch) for one in nesting.objectives]).sum()  # type: ignore[attr-defined]
@@ -94,7 +98,7 @@ def test_objectives_one_after_the_other_give_the_gradients_of_their_sum(
 
 def test_a_size_that_is_not_drawn_is_not_computed(pico_model: Callable[[str], SentenceTransformer]) -> None:
     nest = nest_of(pico_model("bert"))
-    nesting = make_nesting(nest, contrast_for(nest), student_weight=1.0)  # type: ignore[arg-type]
+    nesting = _make_nesting(nest, contrast_for(nest), student_weight=1.0)  # type: ignore[arg-type]
     batch = nesting.batches.load(nesting.batches.order.batch(0))
     whole, half, _ = (objective(batch) for objective in nesting.objectives)
     assert not whole.requires_grad
@@ -106,9 +110,9 @@ def test_the_narrowest_is_always_drawn_and_the_others_count_as_before_on_average
     narrow: int, data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(2, narrow))
-    drawn = [drawn_sizes(narrow, count, np.asarray([number]), seed=1) for number in range(50)]
+    drawn = [_drawn_sizes(narrow, count, np.asarray([number]), seed=1) for number in range(50)]
     for one in drawn:
         assert one[-1] == 1.0
         assert sum(weight > 0 for weight in one) == count
         assert sum(one) == pytest.approx(narrow)
-    assert drawn_sizes(narrow, count, np.asarray([7]), seed=1) == drawn[7]
+    assert _drawn_sizes(narrow, count, np.asarray([7]), seed=1) == drawn[7]

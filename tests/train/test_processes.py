@@ -17,10 +17,10 @@ from accelerate import PartialState
 from torch import Tensor, nn
 
 from trundle.errors import WriteFailed
+from trundle.train.alignment import _batches_of_shares
 from trundle.train.batches import Batches, ByLength, Indices
-from trundle.train.checkpoint import write_checkpoint
-from trundle.train.loop import TrainResult, TrainSettings, train
-from trundle.train.own_texts import batches_of_shares
+from trundle.train.checkpoint import _write_checkpoint
+from trundle.train.loop import TrainSettings, _TrainResult, train
 
 Batch = tuple[Tensor, Tensor]
 TEXTS = 45
@@ -47,11 +47,11 @@ def material() -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
-def learn_from_shares(net: Net, rank: int, processes: int) -> TrainResult:
+def learn_from_shares(net: Net, rank: int, processes: int) -> _TrainResult:
     """One batch an epoch, so that all texts meet whoever holds them; every third counts twice."""
     begin, end = (TEXTS * number // processes for number in (rank, rank + 1))
     inputs, targets = (part[begin:end] for part in material())
-    batches = batches_of_shares(
+    batches = _batches_of_shares(
         np.arange(begin, end),
         lambda texts: (inputs[texts], targets[texts]),
         batch_size=2 * TEXTS,
@@ -68,7 +68,7 @@ def learn_from_shares(net: Net, rank: int, processes: int) -> TrainResult:
     return train(net, objective, batches, settings, validation=batches)
 
 
-def learn(net: Net, folder: Path, *, dropout: bool, resume: bool = False) -> TrainResult:
+def learn(net: Net, folder: Path, *, dropout: bool, resume: bool = False) -> _TrainResult:
     """Batches of 7 and 8 texts, so that two processes get unlike shares."""
     inputs, targets = material()
 
@@ -191,12 +191,12 @@ def test_two_processes_do_what_one_does(tmp_path: Path):
 
 def test_a_full_disk_is_one_sentence_and_keeps_the_last_checkpoint(tmp_path: Path):
     resource = pytest.importorskip("resource", reason="file size limits are a Unix thing")
-    write_checkpoint(tmp_path, 10, {"weights": torch.zeros(10)})
+    _write_checkpoint(tmp_path, 10, {"weights": torch.zeros(10)})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
         with pytest.raises(WriteFailed, match="free some space"):
-            write_checkpoint(tmp_path, 20, {"weights": torch.zeros(100_000)})
+            _write_checkpoint(tmp_path, 20, {"weights": torch.zeros(100_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [place.name for place in (tmp_path / "checkpoints").iterdir()] == ["step-000000010"]

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import pico
-from trundle.data import Text, build_targets
-from trundle.embedder import plain
-from trundle.train import alignment, resident
-from trundle.train.alignment import _loader
-from trundle.train.resident import fits, make_resident
+from trundle.data.texts import Text
+from trundle.embedder import _plain
+from trundle.teacher.labelling import build_targets
+from trundle.train import alignment
+from trundle.train.alignment import _fits, _loader, _make_resident, _Resident, make_alignment
 
 KINDS = ("query", "document", None)
 
@@ -29,7 +29,7 @@ def make_targets(folder: Path, *, scale: float = 1.0, dtype: str = "float16"):
         Text(text=f"{text} {number}", kind=KINDS[number % 3]) for number in range(20) for text in pico.TEXTS
     ]
     random = np.random.default_rng(0)
-    teacher = plain(
+    teacher = _plain(
         "teacher", lambda asked: (scale * random.normal(size=(len(asked), 16))).astype(np.float32)
     )
     return build_targets(texts, teacher, teacher_id="random", folder=folder, dtype=dtype)
@@ -37,10 +37,10 @@ def make_targets(folder: Path, *, scale: float = 1.0, dtype: str = "float16"):
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "qwen2", "gpt2"])
 def test_a_resident_batch_is_the_batch_that_is_read(family, pico_model, targets, monkeypatch):
-    monkeypatch.setattr(resident, "CHUNK", 33)
+    monkeypatch.setattr(alignment, "_CHUNK", 33)
     model = copy.deepcopy(pico_model(family))
     model.prompts = {"query": "asked: ", "document": "said: "}
-    held = make_resident(model, targets, torch.device("cpu"))
+    held = _make_resident(model, targets, torch.device("cpu"))
     assert held is not None
     load = _loader(model, targets)
     for positions in (np.array([3]), np.array([0, 139, 7, 7, 64]), np.arange(140)):
@@ -61,28 +61,28 @@ def test_each_process_fills_the_device_of_its_own_student(pico_model, targets, m
 
     def make(model, targets, device, *, progress):
         asked.append(device)
-        return make_resident(model, targets, torch.device("cpu"), progress=progress)
+        return _make_resident(model, targets, torch.device("cpu"), progress=progress)
 
     monkeypatch.setattr(type(student), "device", torch.device("cuda", 1))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", free)
-    monkeypatch.setattr(alignment, "make_resident", make)
-    task = alignment.make_alignment(student, targets, None, batch_size=4)
+    monkeypatch.setattr(alignment, "_make_resident", make)
+    task = make_alignment(student, targets, None, batch_size=4)
     assert asked == [torch.device("cuda", 1)] * 2
-    assert task.batches.load.__func__ is resident.Resident.load
+    assert task.batches.load.__func__ is _Resident.load
 
 
 def test_only_what_surely_fits_is_held(targets):
-    assert fits(targets, 1 << 30)
-    assert not fits(targets, 4 * len(targets) * targets.width * 2 - 1)
+    assert _fits(targets, 1 << 30)
+    assert not _fits(targets, 4 * len(targets) * targets.width * 2 - 1)
 
 
 def test_numbers_that_are_stored_in_full_are_held_in_full(pico_model, tmp_path):
     """Vectors too large for half precision are stored as float32, as the one sentence about them says."""
     large = make_targets(tmp_path, scale=1e5, dtype="float32")
-    held = make_resident(pico_model("bert"), large, torch.device("cpu"))
+    held = _make_resident(pico_model("bert"), large, torch.device("cpu"))
     positions = np.arange(len(large))
     np.testing.assert_array_equal(held.load(positions)[1].numpy(), large.vectors(positions))
     needed = 4 * int(large.lengths.sum()) + 4 * len(large) * large.width
-    assert fits(large, 4 * needed + 4)
-    assert not fits(large, 4 * needed)
+    assert _fits(large, 4 * needed + 4)
+    assert not _fits(large, 4 * needed)

@@ -7,7 +7,7 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from trundle.errors import BadInput
-from trundle.train.ridge import fit_ridge, mean_cosine, strongest_good
+from trundle.train.ridge import _mean_cosine, _strongest_good, fit_ridge
 
 RNG = np.random.default_rng(5)
 INPUTS = RNG.normal(size=(300, 12)).astype(np.float32) + 3
@@ -42,9 +42,9 @@ def test_noise_asks_for_a_stronger_penalty() -> None:
 
 def test_a_rounding_error_does_not_choose_between_equals() -> None:
     strengths = [1e-6, 1e-3, 1.0, 10.0]
-    assert strongest_good([0.9, 0.9 + 1e-12, 0.9 - 1e-12, 0.5], strengths) == 2
-    assert strongest_good([0.9 + 1e-12, 0.9, 0.9, 0.5], strengths) == 2
-    assert strongest_good([0.95, 0.9, 0.9, 0.5], strengths) == 0
+    assert _strongest_good([0.9, 0.9 + 1e-12, 0.9 - 1e-12, 0.5], strengths) == 2
+    assert _strongest_good([0.9 + 1e-12, 0.9, 0.9, 0.5], strengths) == 2
+    assert _strongest_good([0.95, 0.9, 0.9, 0.5], strengths) == 0
 
 
 def test_constant_inputs_do_no_harm() -> None:
@@ -63,7 +63,7 @@ def test_too_few_rows_and_rows_that_do_not_match() -> None:
 
 def test_mean_cosine_counts_a_zero_row_as_nothing() -> None:
     one = np.array([[1.0, 0.0], [0.0, 0.0]])
-    assert mean_cosine(one, np.array([[2.0, 0.0], [1.0, 1.0]])) == pytest.approx(0.5)
+    assert _mean_cosine(one, np.array([[2.0, 0.0], [1.0, 1.0]])) == pytest.approx(0.5)
 
 
 def test_what_is_nearly_the_same_space_is_left_nearly_as_it_is() -> None:
@@ -75,7 +75,7 @@ def test_what_is_nearly_the_same_space_is_left_nearly_as_it_is() -> None:
     found, plain = fit_ridge(new, targets, seed=0), fit_ridge(new, targets, seed=0, near_identity=[])
     assert found.identity > 0
     assert found.held_out_cosine > 0.99 > plain.held_out_cosine
-    np.testing.assert_allclose(mean_cosine(found(new), targets), mean_cosine(new, targets), atol=0.005)
+    np.testing.assert_allclose(_mean_cosine(found(new), targets), _mean_cosine(new, targets), atol=0.005)
 
 
 def test_another_space_of_the_same_width_is_mapped_as_any_other() -> None:

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.train.schedule import constant, leaf_cycles, learning_rate, linear, steps_that_fit
+from trundle.train.learner import _constant, _learning_rate, _steps_that_fit, leaf_cycles, linear
 
 
 def leaf_rates(epoch_steps: int, steps: int) -> list[float]:
     shape = leaf_cycles(epoch_steps)
-    return [learning_rate(step, steps, peak=1e-4, warmup=0, shape=shape) for step in range(steps)]
+    return [_learning_rate(step, steps, peak=1e-4, warmup=0, shape=shape) for step in range(steps)]
 
 
 def test_leaf_as_published_is_three_saws_of_ten_stairs():
@@ -57,19 +57,19 @@ def test_warmup_and_linear_equal_torchs_own_schedulers():
         expected.append(theirs.get_last_lr()[0])
         optimizer.step()
         theirs.step()
-    ours = [learning_rate(step, 15, peak=1.0, warmup=5, shape=linear(end=0.25)) for step in range(15)]
+    ours = [_learning_rate(step, 15, peak=1.0, warmup=5, shape=linear(end=0.25)) for step in range(15)]
     assert ours == pytest.approx(expected)
 
 
 def test_a_run_too_short_for_its_warmup_warms_up_for_half_of_it():
-    rates = [learning_rate(step, 4, peak=1.0, warmup=100, shape=constant) for step in range(4)]
+    rates = [_learning_rate(step, 4, peak=1.0, warmup=100, shape=_constant) for step in range(4)]
     assert rates == [0.5, 1.0, 1.0, 1.0]
 
 
 def test_one_step_has_the_peak_rate():
-    assert learning_rate(0, 1, peak=0.3, warmup=10, shape=linear()) == 0.3
+    assert _learning_rate(0, 1, peak=0.3, warmup=10, shape=linear()) == 0.3
 
 
 def test_steps_that_fit():
-    assert steps_that_fit(20, seconds_left=10.0, seconds_per_step=0.5) == 40
-    assert steps_that_fit(20, seconds_left=-3.0, seconds_per_step=0.5) == 20
+    assert _steps_that_fit(20, seconds_left=10.0, seconds_per_step=0.5) == 40
+    assert _steps_that_fit(20, seconds_left=-3.0, seconds_per_step=0.5) == 20

@@ -9,18 +9,15 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.data import Example
-from trundle.model import block_weights, copy_of, transformer_of
-from trundle.train import (
-    Lora,
-    Prompts,
-    TrainSettings,
-    add_adapters,
-    count_zeros,
-    make_contrast,
-    train,
-    zeros_kept,
-)
+from trundle.data.examples import Example
+from trundle.methods.contrast.adapters import _add_adapters, _Lora
+from trundle.model.heads import copy_of
+from trundle.model.matrices import block_weights
+from trundle.model.surgery import transformer_of
+from trundle.train.blocks import _count_zeros, zeros_kept
+from trundle.train.contrastive import make_contrast
+from trundle.train.loop import TrainSettings, train
+from trundle.train.tuples import Prompts
 
 EXAMPLES = [Example(query=text, positive=text[::-1]) for text in pico.TEXTS]
 
@@ -54,14 +51,14 @@ def test_zeros_stay_and_the_rest_moves(family: str, pico_model: Callable[[str], 
     for name, weight in block_weights(model):
         assert torch.equal(weight.detach() == 0, before[name]), name
         assert (weight.detach() != old[name]).any(), name
-    assert count_zeros(model) == sum(int(mask.sum()) for mask in before.values())
+    assert _count_zeros(model) == sum(int(mask.sum()) for mask in before.values())
 
 
 def test_without_it_they_would_fill_up(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pruned(pico_model("bert"))
-    zeros = count_zeros(model)
+    zeros = _count_zeros(model)
     learn(model, steps=1)
-    assert count_zeros(model) < zeros / 100  # a gradient may round to nothing here or there
+    assert _count_zeros(model) < zeros / 100  # a gradient may round to nothing here or there
 
 
 def with_few_zeros(model: SentenceTransformer) -> SentenceTransformer:
@@ -78,17 +75,17 @@ def test_a_few_zeros_are_no_pruning_unless_it_is_said(
 ) -> None:
     for wanted, left in ((None, False), (True, True)):
         model = with_few_zeros(pico_model("bert"))
-        zeros = count_zeros(model)
+        zeros = _count_zeros(model)
         with zeros_kept(model, wanted):
             learn(model, steps=1)
-        assert (count_zeros(model) == zeros) is left
+        assert (_count_zeros(model) == zeros) is left
 
 
 def test_lora_corrects_nothing_beside_a_few_zeros(pico_model: Callable[[str], SentenceTransformer]) -> None:
     few, many = with_few_zeros(pico_model("bert")), pruned(pico_model("bert"))
-    assert add_adapters(copy_of(few), Lora(rank=2), seed=0, keep_zeros=True).after_merge
-    assert not add_adapters(few, Lora(rank=2), seed=0).after_merge
-    assert add_adapters(many, Lora(rank=2), seed=0).after_merge
+    assert _add_adapters(copy_of(few), _Lora(rank=2), seed=0, keep_zeros=True).after_merge
+    assert not _add_adapters(few, _Lora(rank=2), seed=0).after_merge
+    assert _add_adapters(many, _Lora(rank=2), seed=0).after_merge
 
 
 def test_no_momentum_gathers_on_a_zero(pico_model: Callable[[str], SentenceTransformer]) -> None:
@@ -115,7 +112,7 @@ def test_lora_leaves_zeros_alone_and_trains_what_is_merged(
     model = pruned(pico_model(family))
     before = masks(model)
     hooks = [len(module._forward_hooks) for module in transformer_of(model).model.modules()]
-    adapted = add_adapters(model, Lora(rank=2, alpha=4), seed=0)
+    adapted = _add_adapters(model, _Lora(rank=2, alpha=4), seed=0)
     learn(model)
     model.eval()
     while_training = model.encode(pico.TEXTS)
@@ -130,7 +127,7 @@ def test_lora_leaves_zeros_alone_and_trains_what_is_merged(
 
 def test_lora_may_be_told_to_fill_them(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pruned(pico_model("bert"))
-    zeros = count_zeros(model)
-    adapted = add_adapters(model, Lora(rank=2, alpha=4), seed=0, keep_zeros=False)
+    zeros = _count_zeros(model)
+    adapted = _add_adapters(model, _Lora(rank=2, alpha=4), seed=0, keep_zeros=False)
     learn(model)
-    assert count_zeros(adapted.merge()) < zeros / 100
+    assert _count_zeros(adapted.merge()) < zeros / 100

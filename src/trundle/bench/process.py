@@ -18,28 +18,30 @@ from typing import IO, Any, Self
 
 from trundle.errors import BadModel, TrundleError, UserError
 
-COMMAND = (sys.executable, "-P", "-m", "trundle.bench.worker")
+_COMMAND = (sys.executable, "-P", "-m", "trundle.bench.worker")
 """-P: a file in the user's folder must not stand in for a library of the same name."""
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
-class Worker:
+class _Worker:
     """One worker process. Leaving the `with` block ends it, whatever happened inside."""
 
-    def __init__(self, label: str, *, threads: int, timeout: float, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self, label: str, *, threads: int, timeout: float, command: Sequence[str] = _COMMAND
+    ) -> None:
         self.label = label
         self._timeout = timeout
         self._answers: SimpleQueue[str] = SimpleQueue()
         # A file, as a pipe that nobody reads would fill up and block the worker.
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        self._stderr = tempfile.TemporaryFile()
         self.started = time.perf_counter()
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))},
+            env={**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(threads))},
             text=True,
             encoding="utf-8",
             start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the workers

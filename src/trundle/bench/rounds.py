@@ -12,26 +12,24 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
-from trundle.artifact import versions
-from trundle.bench.engines import engines_of
-from trundle.bench.machine import this_machine, usable_cores
-from trundle.bench.process import Worker
-from trundle.bench.results import BenchResult, ModelFigures, Settings
-from trundle.bench.summary import of_rounds, of_samples, rotated
-from trundle.bench.workload import Workload, mean_words, workload
+from trundle.bench.engines import _engines_of
+from trundle.bench.process import _Worker
+from trundle.bench.results import BenchResult, _ModelFigures, _of_rounds, _of_samples, _rotated, _Settings
+from trundle.bench.workload import _mean_words, _usable_cores, _Workload, this_machine, workload
 from trundle.errors import BadInput
 from trundle.progress import SILENT, Progress
+from trundle.records import versions
 
-PAUSE = 0.25
+_PAUSE = 0.25
 """Seconds between turns: thread pools spin for up to 0.2 s after their work before they go to sleep."""
 
-Number = TypeVar("Number", int, float)
+_Number = TypeVar("_Number", int, float)
 
-MEASURES = (("throughput", "short"), ("latency", "short"), ("throughput", "long"), ("latency", "long"))
+_MEASURES = (("throughput", "short"), ("latency", "short"), ("throughput", "long"), ("latency", "long"))
 
 
 @dataclass(kw_only=True)
-class Contestant:
+class _Contestant:
     """A model in the race, and the answers its workers have given so far."""
 
     model: str
@@ -71,27 +69,27 @@ def bench(
     if not models:
         raise BadInput("there is no model to bench; give at least one folder or hub name")
     work = workload(texts)
-    settings = Settings(
+    settings = _Settings(
         rounds=_positive("rounds", rounds),
         seconds=_positive("seconds", seconds),
         starts=_positive("starts", starts),
         batch_size=_positive("batch_size", batch_size),
-        threads=usable_cores() if threads is None else _positive("threads", threads),
-        pause=PAUSE,
+        threads=_usable_cores() if threads is None else _positive("threads", threads),
+        pause=_PAUSE,
         timeout=_positive("timeout", timeout),
         texts_given=texts is not None,
         texts_fingerprint=work.fingerprint(),
         short_texts=len(work.short),
-        short_mean_words=mean_words(work.short),
+        short_mean_words=_mean_words(work.short),
         long_texts=len(work.long),
-        long_mean_words=mean_words(work.long),
+        long_mean_words=_mean_words(work.long),
     )
     contestants = [
-        Contestant(model=model, engine=engine)
+        _Contestant(model=model, engine=engine)
         for model in models
-        for engine in (engines_of(model) if all_engines else ["torch"])
+        for engine in (_engines_of(model) if all_engines else ["torch"])
     ]
-    race(contestants, work, settings, progress)
+    _race(contestants, work, settings, progress)
     return BenchResult(
         models=tuple(_figures(contestant) for contestant in contestants),
         settings=settings,
@@ -101,9 +99,11 @@ def bench(
     )
 
 
-def race(contestants: Sequence[Contestant], work: Workload, settings: Settings, progress: Progress) -> None:
+def _race(
+    contestants: Sequence[_Contestant], work: _Workload, settings: _Settings, progress: Progress
+) -> None:
     """Collect everybody's answers; every worker is gone when this returns or fails."""
-    total = len(contestants) * (1 + settings.starts + settings.rounds * len(MEASURES))
+    total = len(contestants) * (1 + settings.starts + settings.rounds * len(_MEASURES))
     with (
         tempfile.TemporaryDirectory(prefix="trundle-bench-") as scratch,
         progress.task("bench", total) as advance,
@@ -115,9 +115,9 @@ def race(contestants: Sequence[Contestant], work: Workload, settings: Settings, 
             same = [contestant for contestant in contestants if contestant.engine == engine]
             _warm_disk(same, texts, settings)
             advance(len(same))
-        workers: dict[int, Worker] = {}
+        workers: dict[int, _Worker] = {}
         for start in range(settings.starts):
-            for index in rotated(len(contestants), start):
+            for index in _rotated(len(contestants), start):
                 if index in workers:
                     workers.pop(index).close()
                 worker = running.enter_context(_worker(contestants[index], settings))
@@ -126,10 +126,10 @@ def race(contestants: Sequence[Contestant], work: Workload, settings: Settings, 
                 advance(1)
         for index, contestant in enumerate(contestants):
             workers[index].ask({"ask": "warm"})
-            contestant.answers = {measure: [] for measure in MEASURES}
+            contestant.answers = {measure: [] for measure in _MEASURES}
         for turn in range(settings.rounds):
-            for ask, kind in MEASURES:
-                for index in rotated(len(contestants), turn):
+            for ask, kind in _MEASURES:
+                for index in _rotated(len(contestants), turn):
                     time.sleep(settings.pause)
                     answer = workers[index].ask({"ask": ask, "kind": kind, "seconds": settings.seconds})
                     contestants[index].answers[ask, kind].append(answer)
@@ -138,7 +138,7 @@ def race(contestants: Sequence[Contestant], work: Workload, settings: Settings, 
             contestant.memory = workers[index].ask({"ask": "memory"})
 
 
-def _warm_disk(contestants: Sequence[Contestant], texts: Path, settings: Settings) -> None:
+def _warm_disk(contestants: Sequence[_Contestant], texts: Path, settings: _Settings) -> None:
     """Open each model once in a worker whose times do not count.
 
     Otherwise whoever starts first pays for reading the libraries from disk, or even for a download. It also
@@ -150,11 +150,11 @@ def _warm_disk(contestants: Sequence[Contestant], texts: Path, settings: Setting
             worker.ask(_open_request(contestant, texts, settings))
 
 
-def _worker(contestant: Contestant, settings: Settings) -> Worker:
-    return Worker(contestant.label, threads=settings.threads, timeout=settings.timeout)
+def _worker(contestant: _Contestant, settings: _Settings) -> _Worker:
+    return _Worker(contestant.label, threads=settings.threads, timeout=settings.timeout)
 
 
-def _open_request(contestant: Contestant, texts: Path, settings: Settings) -> dict[str, Any]:
+def _open_request(contestant: _Contestant, texts: Path, settings: _Settings) -> dict[str, Any]:
     return {
         "ask": "open",
         "model": contestant.model,
@@ -165,7 +165,7 @@ def _open_request(contestant: Contestant, texts: Path, settings: Settings) -> di
     }
 
 
-def _open(contestant: Contestant, worker: Worker, texts: Path, settings: Settings) -> None:
+def _open(contestant: _Contestant, worker: _Worker, texts: Path, settings: _Settings) -> None:
     """Load the model in its own fresh process and note how long it took."""
     answer = worker.ask(_open_request(contestant, texts, settings))
     contestant.starts.append(time.perf_counter() - worker.started)
@@ -173,7 +173,7 @@ def _open(contestant: Contestant, worker: Worker, texts: Path, settings: Setting
     contestant.facts = answer["facts"]
 
 
-def _figures(contestant: Contestant) -> ModelFigures:
+def _figures(contestant: _Contestant) -> _ModelFigures:
     """The answers of all rounds, summed up."""
 
     def rates(kind: str) -> list[float]:
@@ -183,7 +183,7 @@ def _figures(contestant: Contestant) -> ModelFigures:
         return [answer["samples"] for answer in contestant.answers["latency", kind]]
 
     facts = contestant.facts
-    return ModelFigures(
+    return _ModelFigures(
         model=contestant.model,
         engine=contestant.engine,
         device=facts["device"],
@@ -192,20 +192,20 @@ def _figures(contestant: Contestant) -> ModelFigures:
         parameters=facts["parameters"],
         weights_bytes=facts["weights_bytes"],
         folder_bytes=facts["folder_bytes"],
-        start_seconds=of_rounds(contestant.starts),
-        load_seconds=of_rounds(contestant.loads),
-        short_texts_per_second=of_rounds(rates("short")),
-        long_texts_per_second=of_rounds(rates("long")),
-        short_latency_p50=of_samples(samples("short"), 50),
-        short_latency_p95=of_samples(samples("short"), 95),
-        long_latency_p50=of_samples(samples("long"), 50),
-        long_latency_p95=of_samples(samples("long"), 95),
+        start_seconds=_of_rounds(contestant.starts),
+        load_seconds=_of_rounds(contestant.loads),
+        short_texts_per_second=_of_rounds(rates("short")),
+        long_texts_per_second=_of_rounds(rates("long")),
+        short_latency_p50=_of_samples(samples("short"), 50),
+        short_latency_p95=_of_samples(samples("short"), 95),
+        long_latency_p50=_of_samples(samples("long"), 50),
+        long_latency_p95=_of_samples(samples("long"), 95),
         peak_memory_bytes=contestant.memory["peak"],
         bare_memory_bytes=contestant.memory["bare"],
     )
 
 
-def _other_cores(contestants: Sequence[Contestant]) -> float | None:
+def _other_cores(contestants: Sequence[_Contestant]) -> float | None:
     """How busy the rest of the machine was during the turns, on average."""
     answers = [
         answer for contestant in contestants for turns in contestant.answers.values() for answer in turns
@@ -214,7 +214,7 @@ def _other_cores(contestants: Sequence[Contestant]) -> float | None:
     return fmean(seen) if seen else None
 
 
-def _positive(name: str, value: Number) -> Number:
+def _positive(name: str, value: _Number) -> _Number:
     if not (value > 0 and math.isfinite(value)):
         raise BadInput(f"{name} is {value}; give a number above zero")
     return value

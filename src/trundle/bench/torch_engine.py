@@ -6,15 +6,16 @@ from pathlib import Path
 
 import torch
 
-from trundle.bench.engines import Opened
-from trundle.model import embedder, load
+from trundle.bench.engines import _Opened
+from trundle.model.encode import embedder
+from trundle.model.load import load
 
 
-def open_model(model: str, *, threads: int, batch_size: int) -> Opened:
+def _open_model(model: str, *, threads: int, batch_size: int) -> _Opened:
     """Open a folder or hub name; torch is told its threads, as it need not follow the environment."""
     torch.set_num_threads(threads)
     opened = load(model)
-    return Opened(
+    return _Opened(
         embedder=embedder(opened, name=model, batch_size=batch_size),
         parameters=sum(parameter.numel() for parameter in opened.parameters()),
         max_tokens=_limit(opened.max_seq_length),

@@ -20,14 +20,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TextIO
 
-from trundle.bench.engines import ENGINES, Opened, OpenModel, bytes_on_disk, opener
-from trundle.bench.machine import cpu_clock, other_cores
+from trundle.bench.engines import _ENGINES, _bytes_on_disk, _Opened, _opener, _OpenModel
+from trundle.bench.workload import _cpu_clock, _other_cores
 from trundle.errors import BadModel, UserError
 
-Vectorise = Callable[[Sequence[str]], object]
+_Vectorise = Callable[[Sequence[str]], object]
 
 
-def peak_memory() -> int:
+def _peak_memory() -> int:
     """The most memory this process has had resident, in bytes.
 
     Linux: VmHWM, as ru_maxrss of a new process starts at what its parent had.
@@ -39,7 +39,9 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def throughput(encode: Vectorise, texts: Sequence[str], batch_size: int, seconds: float) -> tuple[int, float]:
+def _throughput(
+    encode: _Vectorise, texts: Sequence[str], batch_size: int, seconds: float
+) -> tuple[int, float]:
     """Texts done and seconds taken: whole batches until the time is over, at least one."""
     batches = cycle([texts[start : start + batch_size] for start in range(0, len(texts), batch_size)])
     done, started = 0, time.perf_counter()
@@ -52,7 +54,7 @@ def throughput(encode: Vectorise, texts: Sequence[str], batch_size: int, seconds
             return done, taken
 
 
-def latencies(encode: Vectorise, texts: Sequence[str], seconds: float) -> list[float]:
+def _latencies(encode: _Vectorise, texts: Sequence[str], seconds: float) -> list[float]:
     """Seconds per call with one text at a time, until the time is over, at least one."""
     samples = []
     over = time.perf_counter() + seconds
@@ -66,15 +68,15 @@ def latencies(encode: Vectorise, texts: Sequence[str], seconds: float) -> list[f
     return samples
 
 
-class Desk:
+class _Desk:
     """One worker's model and texts, and the answer to each kind of request."""
 
-    def __init__(self, find_opener: Callable[[str], OpenModel], bare_memory: int) -> None:
+    def __init__(self, find_opener: Callable[[str], _OpenModel], bare_memory: int) -> None:
         self._find_opener = find_opener
         self._bare_memory = bare_memory
         self._batch_size = 0
         self._texts: Mapping[str, list[str]] = {}
-        self._encode: Mapping[str, Vectorise] = {}
+        self._encode: Mapping[str, _Vectorise] = {}
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Do what is asked."""
@@ -87,15 +89,15 @@ class Desk:
                     self._encode[kind](texts[:1])
                 return {}
             case {"ask": "throughput", "kind": kind, "seconds": seconds}:
-                before = cpu_clock()
-                done, taken = throughput(self._encode[kind], self._texts[kind], self._batch_size, seconds)
-                return {"texts": done, "seconds": taken, "other_cores": other_cores(before, cpu_clock())}
+                before = _cpu_clock()
+                done, taken = _throughput(self._encode[kind], self._texts[kind], self._batch_size, seconds)
+                return {"texts": done, "seconds": taken, "other_cores": _other_cores(before, _cpu_clock())}
             case {"ask": "latency", "kind": kind, "seconds": seconds}:
-                before = cpu_clock()
-                samples = latencies(self._encode[kind], self._texts[kind], seconds)
-                return {"samples": samples, "other_cores": other_cores(before, cpu_clock())}
+                before = _cpu_clock()
+                samples = _latencies(self._encode[kind], self._texts[kind], seconds)
+                return {"samples": samples, "other_cores": _other_cores(before, _cpu_clock())}
             case {"ask": "memory"}:
-                return {"peak": peak_memory(), "bare": self._bare_memory}
+                return {"peak": _peak_memory(), "bare": self._bare_memory}
         raise ValueError(f"unknown request {request!r}")
 
     def _open(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +114,7 @@ class Desk:
         return {"load_seconds": loaded, "facts": _facts(opened, engine, int(first.shape[1]))}
 
 
-def _facts(opened: Opened, engine: str, dimensions: int) -> dict[str, Any]:
+def _facts(opened: _Opened, engine: str, dimensions: int) -> dict[str, Any]:
     """What does not change from round to round."""
     folder = opened.folder
     return {
@@ -120,15 +122,15 @@ def _facts(opened: Opened, engine: str, dimensions: int) -> dict[str, Any]:
         "dimensions": dimensions,
         "max_tokens": opened.max_tokens,
         "device": opened.device,
-        "weights_bytes": bytes_on_disk(folder, ENGINES[engine].weights) if folder else None,
-        "folder_bytes": bytes_on_disk(folder, ("*",)) if folder else None,
+        "weights_bytes": _bytes_on_disk(folder, _ENGINES[engine].weights) if folder else None,
+        "folder_bytes": _bytes_on_disk(folder, ("*",)) if folder else None,
     }
 
 
-def serve(requests: TextIO, replies: TextIO, find_opener: Callable[[str], OpenModel]) -> None:
+def _serve(requests: TextIO, replies: TextIO, find_opener: Callable[[str], _OpenModel]) -> None:
     """Answer one request after the other; ends only with the process, when the requests end."""
     waiting: SimpleQueue[str] = SimpleQueue()
-    desk = Desk(find_opener, peak_memory())
+    desk = _Desk(find_opener, _peak_memory())
     threading.Thread(target=_listen, args=(requests, waiting), daemon=True).start()
     while True:
         line = waiting.get()
@@ -161,7 +163,7 @@ def _sentence(error: Exception) -> str:
     return " ".join(said.split())[:500]
 
 
-def private_streams() -> tuple[TextIO, TextIO]:
+def _private_streams() -> tuple[TextIO, TextIO]:
     """Requests and replies on descriptors nobody else knows; from now on stdin is empty and stdout is stderr."""
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -174,8 +176,8 @@ def private_streams() -> tuple[TextIO, TextIO]:
 
 def main() -> None:
     """Serve the parent that started this process."""
-    requests, replies = private_streams()
-    serve(requests, replies, opener)
+    requests, replies = _private_streams()
+    _serve(requests, replies, _opener)
 
 
 if __name__ == "__main__":

@@ -8,30 +8,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 import random
 import re
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
+from pathlib import Path
 
 from trundle.errors import BadInput
 
-SHORT_WORDS = range(6, 10)
-LONG_WORDS = range(165, 196, 5)
-SHORT_TEXTS = 256
-LONG_TEXTS = 64
-LONGEST_WORD = 30
-PIECE = 2
+_SHORT_WORDS = range(6, 10)
+_LONG_WORDS = range(165, 196, 5)
+_SHORT_TEXTS = 256
+_LONG_TEXTS = 64
+_LONGEST_WORD = 30
+_PIECE = 2
 """A longer run is a script without spaces, or no language at all: it counts as words of this many characters."""
 
-PATTERNS = (
+_PATTERNS = (
     "The {adjective} {noun} {verb} the {noun} {where}.",
     "When a {noun} {verb} the {adjective} {noun}, the {noun} {verb} it {where}.",
     "Most people think that the {noun} {verb} some {adjective} {noun}.",
     "How often does one {noun} change what the {adjective} {noun} costs {where}?",
     "In that year the {noun} with the {noun} {verb} every {adjective} {noun} {where}.",
 )
-WORDS = {
+_WORDS = {
     "noun": (
         "bank book bridge child city company country doctor engine family farmer field garden house "
         "island language law letter market model morning music paper patient plan price problem river "
@@ -55,7 +59,7 @@ WORDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class _Workload:
     """The texts of one bench."""
 
     short: tuple[str, ...]
@@ -70,16 +74,16 @@ class Workload:
         return hashlib.sha256(self.as_json().encode()).hexdigest()
 
 
-def workload(texts: Iterable[str] | None = None) -> Workload:
+def workload(texts: Iterable[str] | None = None) -> _Workload:
     """Short and long texts cut from `texts`, or from made-up English; the same input gives the same texts."""
     words = _invented_words() if texts is None else _given_words(texts)
-    return Workload(
-        short=_cut(words, islice(cycle(SHORT_WORDS), SHORT_TEXTS)),
-        long=_cut(words, islice(cycle(LONG_WORDS), LONG_TEXTS)),
+    return _Workload(
+        short=_cut(words, islice(cycle(_SHORT_WORDS), _SHORT_TEXTS)),
+        long=_cut(words, islice(cycle(_LONG_WORDS), _LONG_TEXTS)),
     )
 
 
-def mean_words(texts: tuple[str, ...]) -> float:
+def _mean_words(texts: tuple[str, ...]) -> float:
     """How long texts are on average."""
     return sum(len(text.split()) for text in texts) / len(texts)
 
@@ -91,7 +95,7 @@ def _cut(words: Iterator[str], counts: Iterable[int]) -> tuple[str, ...]:
 
 def _given_words(texts: Iterable[str]) -> Iterator[str]:
     """The words of the user's texts, from the start again when they run out."""
-    enough = SHORT_TEXTS * max(SHORT_WORDS) + LONG_TEXTS * max(LONG_WORDS)
+    enough = _SHORT_TEXTS * max(_SHORT_WORDS) + _LONG_TEXTS * max(_LONG_WORDS)
     words = list(islice((word for text in texts for word in _split(text)), enough))
     if not words:
         raise BadInput(
@@ -104,16 +108,76 @@ def _split(text: object) -> Iterator[str]:
     if not isinstance(text, str):
         raise BadInput(f"a text to bench with is a {type(text).__name__}, not a string; convert it first")
     for word in text.split():
-        if len(word) <= LONGEST_WORD:
+        if len(word) <= _LONGEST_WORD:
             yield word
         else:
-            yield from (word[start : start + PIECE] for start in range(0, len(word), PIECE))
+            yield from (word[start : start + _PIECE] for start in range(0, len(word), _PIECE))
 
 
 def _invented_words() -> Iterator[str]:
     """An endless stream of plain English sentences, word by word."""
-    choices = {kind: words.split("|" if "|" in words else None) for kind, words in WORDS.items()}
+    choices = {kind: words.split("|" if "|" in words else None) for kind, words in _WORDS.items()}
     dice = random.Random(0)
     while True:
-        sentence = re.sub(r"{(\w+)}", lambda gap: dice.choice(choices[gap[1]]), dice.choice(PATTERNS))
+        sentence = re.sub(r"{(\w+)}", lambda gap: dice.choice(choices[gap[1]]), dice.choice(_PATTERNS))
         yield from sentence.split()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Machine:
+    """The machine as far as it decides about speed."""
+
+    cpu: str
+    cores: int
+    usable_cores: int
+    memory_bytes: int
+    system: str
+
+
+def this_machine() -> _Machine:
+    """The machine this process runs on."""
+    return _Machine(
+        cpu=_cpu_name(),
+        cores=os.cpu_count() or 1,
+        usable_cores=_usable_cores(),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        system=platform.platform(),
+    )
+
+
+def _usable_cores() -> int:
+    """The cores this process may run on, which in a container can be fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CpuClock:
+    """How much work was done so far, by this process and by the whole machine (None where it does not tell)."""
+
+    wall: float
+    own: float
+    machine: float | None
+
+
+def _cpu_clock() -> _CpuClock:
+    """Read the clocks; two readings tell who worked in between."""
+    stat = Path("/proc/stat")
+    if not stat.is_file():
+        return _CpuClock(wall=time.perf_counter(), own=time.process_time(), machine=None)
+    user, nice, system, _idle, _waiting, *rest = map(int, stat.read_text().split("\n", 1)[0].split()[1:9])
+    busy = (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+    return _CpuClock(wall=time.perf_counter(), own=time.process_time(), machine=busy)
+
+
+def _other_cores(before: _CpuClock, after: _CpuClock) -> float | None:
+    """How many cores others kept busy between two readings."""
+    if before.machine is None or after.machine is None:
+        return None
+    others = (after.machine - before.machine) - (after.own - before.own)
+    return max(0.0, others / (after.wall - before.wall))
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.is_file() else None
+    return found[1] if found else platform.processor() or platform.machine()

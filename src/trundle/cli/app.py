@@ -8,11 +8,14 @@ from typing import Annotated
 
 import typer
 
-from trundle.artifact import versions
-from trundle.cli import comparing, exporting, indexing, reporting, serving, targeting, verbs
-from trundle.cli.step_verbs import step_verb
+from trundle.cli import index, targets
+from trundle.cli.deploy import export, report, serve
+from trundle.cli.evaluate import evaluate, pair
+from trundle.cli.main_commands import bench, compress, demo, inspect, recipes
+from trundle.cli.methods import _step_verb
 from trundle.errors import TrundleError, UserError
-from trundle.steps.catalogue import STEPS
+from trundle.methods.catalogue import METHODS
+from trundle.records import versions
 
 app = typer.Typer(
     name="trundle",
@@ -22,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-STOPPED = 130
+_STOPPED = 130
 """What a shell calls the end of a program by Ctrl-C."""
 
 
@@ -33,7 +36,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def every_verb(
+def _every_verb(
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop."),
@@ -43,22 +46,22 @@ def every_verb(
 
 
 for verb in (
-    verbs.demo,
-    verbs.inspect,
-    verbs.compress,
-    verbs.recipes,
-    comparing.evaluate,
-    comparing.pair,
-    verbs.bench,
-    exporting.export,
-    reporting.report,
-    serving.serve,
+    demo,
+    inspect,
+    compress,
+    recipes,
+    evaluate,
+    pair,
+    bench,
+    export,
+    report,
+    serve,
 ):
     app.command()(verb)
-app.add_typer(indexing.app, name="index")
-app.add_typer(targeting.app, name="targets")
-for step in STEPS.values():
-    app.command(name=step.name, rich_help_panel="Steps, each alone")(step_verb(step))
+app.add_typer(index.app, name="index")
+app.add_typer(targets.app, name="targets")
+for step in METHODS.values():
+    app.command(name=step.name, rich_help_panel="Steps, each alone")(_step_verb(step))
 
 
 def main() -> None:
@@ -66,7 +69,7 @@ def main() -> None:
     try:
         app()
     except SystemExit as end:
-        if end.code == STOPPED:
+        if end.code == _STOPPED:
             sys.stderr.write(
                 "trundle: stopped; what was finished is kept, and the same command goes on from there\n"
             )

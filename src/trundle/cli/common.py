@@ -7,42 +7,43 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trundle.cli import console, figures
+from trundle.cli.console import _calm_libraries, _show, _show_json, _show_table, _terminal
+from trundle.cli.tables import _besides, _fidelity, _judged, _outlook, _run
 from trundle.errors import BadInput
-from trundle.processes import is_first
+from trundle.progress import is_first
 
 if TYPE_CHECKING:
+    from trundle.pipeline.compress import Run
     from trundle.recipe import Recipe
-    from trundle.runs import Run
 
-Model = Annotated[str, typer.Argument(help="A model folder or hub name.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the result.")]
-Data = Annotated[
+_Model = Annotated[str, typer.Argument(help="A model folder or hub name.")]
+_Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the result.")]
+_Data = Annotated[
     list[str] | None,
     typer.Option(
         "--data", "-d", help="Texts: .txt .jsonl .csv .tsv .parquet, a folder, or 'environment'; repeatable."
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Same seed, same bytes.", min=0, max=2**31 - 1)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Plan and forecast only; write nothing.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")]
-Pair = Annotated[
+_Seed = Annotated[int, typer.Option(help="Same seed, same bytes.", min=0, max=2**31 - 1)]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Plan and forecast only; write nothing.")]
+_Force = Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")]
+_Pair = Annotated[
     bool,
     typer.Option(
         "--pair", help="Also write OUTPUT-pair: one model, queries by the result, documents by its teacher."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
-Verbose = Annotated[
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+_Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Show what the libraries underneath say, and tracebacks.")
 ]
-TrustRemoteCode = Annotated[
+_TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
 ]
 
 
-def carry_out(
+def _carry_out(
     model: str,
     recipe: Recipe,
     *,
@@ -61,12 +62,12 @@ def carry_out(
     """Run a recipe and show what came of it."""
     if output is None and not dry_run:
         raise BadInput("say where the result goes with -o FOLDER, or only look with --dry-run")
-    console.calm_libraries(verbose=verbose)
+    _calm_libraries(verbose=verbose)
     from trundle.data.corpus import read_corpus
-    from trundle.pipeline import compress
-    from trundle.report.card import how_to_open
+    from trundle.pipeline.card import how_to_open
+    from trundle.pipeline.compress import compress
 
-    progress = console.terminal(quiet=quiet or as_json or not is_first())
+    progress = _terminal(quiet=quiet or as_json or not is_first())
     run = compress(
         model,
         recipe,
@@ -83,35 +84,35 @@ def carry_out(
     if not is_first():
         return
     if as_json:
-        console.show_json(run.as_json())
+        _show_json(run.as_json())
         return
-    console.show_table(figures.run(run))
+    _show_table(_run(run))
     if dry_run:
-        console.show()
-        console.show(figures.outlook(run))
+        _show()
+        _show(_outlook(run))
     if run.fidelity is not None:
-        console.show()
-        console.show_table(figures.fidelity(run.fidelity))
+        _show()
+        _show_table(_fidelity(run.fidelity))
     if run.judged:
-        console.show()
-        console.show_table(figures.judged(run.judged))
+        _show()
+        _show_table(_judged(run.judged))
     if run.output is not None:
-        console.show()
+        _show()
         call = how_to_open(str(run.output), needs_trundle=run.needs_trundle)
-        console.show(f"Written to {run.output}: {call} opens it.")
+        _show(f"Written to {run.output}: {call} opens it.")
         if run.only_cut:
-            console.show(
+            _show(
                 f"It is cut and not yet healed: trundle align {run.output} --teacher {run.source} --data TEXTS -o HEALED"
             )
     if run.besides:
-        console.show()
-        console.show_table(figures.besides(run))
-    show_pair(run)
+        _show()
+        _show_table(_besides(run))
+    _show_pair(run)
 
 
-def show_pair(run: Run) -> None:
+def _show_pair(run: Run) -> None:
     """Where the pair is, if one was made."""
     if run.pair is not None:
-        console.show(
+        _show(
             f"Written to {run.pair}: its encode_query is the small model's, its encode_document the teacher's."
         )

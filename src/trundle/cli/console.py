@@ -17,16 +17,16 @@ from rich.table import Table
 
 from trundle.progress import SILENT, Advance, Progress
 
-QUIETER_LIBRARIES = {
+_QUIETER_LIBRARIES = {
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "true",
 }
 
-BAR_WIDTH = 24
+_BAR_WIDTH = 24
 
 
-class Terminal:
+class _Terminal:
     """Progress for a person: bars with time left while work goes on, and the lines worth keeping."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Terminal:
         """A bar that goes away when the work is done."""
         columns = (
             TextColumn("  {task.description}"),
-            BarColumn(bar_width=BAR_WIDTH),
+            BarColumn(bar_width=_BAR_WIDTH),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
@@ -53,31 +53,31 @@ class Terminal:
         self._console.print(line, markup=False, style="dim")
 
 
-def terminal(*, quiet: bool) -> Progress:
+def _terminal(*, quiet: bool) -> Progress:
     """Where long work reports to."""
-    return SILENT if quiet else Terminal()
+    return SILENT if quiet else _Terminal()
 
 
-def calm_libraries(*, verbose: bool) -> None:
+def _calm_libraries(*, verbose: bool) -> None:
     """Keep other libraries' bars and warnings off the screen, unless they are asked for."""
     if verbose:
         return
-    for name, value in QUIETER_LIBRARIES.items():
+    for name, value in _QUIETER_LIBRARIES.items():
         os.environ.setdefault(name, value)
     warnings.simplefilter("ignore")
 
 
-def show_json(content: Mapping[str, Any] | Sequence[Any]) -> None:
+def _show_json(content: Mapping[str, Any] | Sequence[Any]) -> None:
     """One JSON document on stdout."""
     sys.stdout.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def show(line: str = "") -> None:
+def _show(line: str = "") -> None:
     """A line of the result."""
     _stdout().print(line)
 
 
-def show_table(
+def _show_table(
     rows: Sequence[Sequence[str]], *, title: str | None = None, texts: Sequence[int] = (0,)
 ) -> None:
     """Rows with a heading; the columns named in `texts` are read from the left, the others are figures."""
@@ -100,8 +100,44 @@ def _stdout() -> Console:
     return console
 
 
-def bar(share: float, width: int = BAR_WIDTH) -> str:
+def _bar(share: float, width: int = _BAR_WIDTH) -> str:
     """A share of a whole as a bar of eighths."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width)
+
+
+_ROWS = 13
+_WIDEST = 3
+_COLUMNS = 96
+_THIRDS = len("▔─▁")
+"""Each row shows three heights."""
+
+
+def _curve(losses: Sequence[float], marks: Mapping[int, str]) -> list[str]:
+    """Losses as short strokes over their layers, 1 to L; the marked ones are bold, and named below the axis."""
+    low, high = min(losses), max(losses)
+    step = max(1, min(_WIDEST, _COLUMNS // len(losses)))
+    grid = [[" "] * (step * len(losses)) for _ in range(_ROWS)]
+    for layer, loss in enumerate(losses, start=1):
+        share = (high - loss) / (high - low) if high > low else 0.5
+        row, third = divmod(round(share * (_ROWS * _THIRDS - 1)), _THIRDS)
+        stroke = ("▀■▄" if layer in marks else "▔─▁")[third]
+        grid[row][step * (layer - 1) : step * layer] = stroke * max(1, step - 1) + " " * (step > 1)
+    names = {0: f"{high:.3f}", _ROWS // 2: f"{(low + high) / 2:.3f}", _ROWS - 1: f"{low:.3f}"}
+    wide = max(map(len, names.values()))
+    lines = [f"{names.get(row, ''):>{wide}} ┤ {''.join(cells)}".rstrip() for row, cells in enumerate(grid)]
+    lines.append(f"{'':>{wide}} └─{'─' * (step * len(losses))}")
+    margin = " " * (wide + 3)
+    ends = "1" if len(losses) == 1 else f"1{len(losses):>{step * (len(losses) - 1)}}"
+    return [*lines, margin + ends, *(margin + line for line in _names(marks, step, len(losses)))]
+
+
+def _names(marks: Mapping[int, str], step: int, layers: int) -> list[str]:
+    """Each mark on a line of its own, with an arrow under its layer."""
+    lines = []
+    for layer, name in sorted(marks.items()):
+        place, words = step * (layer - 1), f"{name}: {layer}"
+        fits_before = 2 * layer > layers and len(words) < place
+        lines.append(f"{words:>{place - 1}} ↑" if fits_before else f"{' ' * place}↑ {words}")
+    return lines

@@ -14,65 +14,65 @@ from random import Random
 from trundle.data.texts import Text
 from trundle.errors import BadInput
 
-SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(])")
-SENTENCE_WORDS = range(4, 60)
-SENTENCES_PER_TEXT = 2
-SPAN_WORDS = (4, 24)
-LONG_ENOUGH = 12
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(])")
+_SENTENCE_WORDS = range(4, 60)
+_SENTENCES_PER_TEXT = 2
+_SPAN_WORDS = (4, 24)
+_LONG_ENOUGH = 12
 """Words a text must have before pieces are cut from it."""
-JOINED = 3
-SHORT = 12
-WORD = re.compile(r"[A-Za-z][A-Za-z'-]{2,}")
+_JOINED = 3
+_SHORT = 12
+_WORD = re.compile(r"[A-Za-z][A-Za-z'-]{2,}")
 
 
-def sentences(text: Text, random: Random) -> Iterator[Text]:
+def _sentences(text: Text, random: Random) -> Iterator[Text]:
     """A few whole sentences of a longer text."""
-    found = [part.strip() for part in SENTENCE_END.split(text.text)]
-    usable = [part for part in found if len(part.split()) in SENTENCE_WORDS]
+    found = [part.strip() for part in _SENTENCE_END.split(text.text)]
+    usable = [part for part in found if len(part.split()) in _SENTENCE_WORDS]
     if len(found) > 1:
-        for part in random.sample(usable, min(SENTENCES_PER_TEXT, len(usable))):
+        for part in random.sample(usable, min(_SENTENCES_PER_TEXT, len(usable))):
             yield Text(text=part, kind="document")
 
 
-def spans(text: Text, random: Random) -> Iterator[Text]:
+def _spans(text: Text, random: Random) -> Iterator[Text]:
     """A run of words from anywhere in a longer text: what a query often is."""
     words = text.text.split()
-    if len(words) > LONG_ENOUGH:
-        size = random.randint(SPAN_WORDS[0], min(SPAN_WORDS[1], len(words) - 1))
+    if len(words) > _LONG_ENOUGH:
+        size = random.randint(_SPAN_WORDS[0], min(_SPAN_WORDS[1], len(words) - 1))
         start = random.randrange(len(words) - size + 1)
         yield Text(text=" ".join(words[start : start + size]), kind="query")
 
 
-def prefixes(text: Text, random: Random) -> Iterator[Text]:
+def _prefixes(text: Text, random: Random) -> Iterator[Text]:
     """The beginning of a text, as somebody who is still typing has it."""
     words = text.text.split()
     if len(words) >= 4:
-        size = random.randint(2, min(SPAN_WORDS[1], len(words) - 1))
+        size = random.randint(2, min(_SPAN_WORDS[1], len(words) - 1))
         yield Text(text=" ".join(words[:size]), kind=text.kind)
 
 
-def words(text: Text, random: Random) -> Iterator[Text]:
+def _words(text: Text, random: Random) -> Iterator[Text]:
     """One word of the text by itself."""
-    found = WORD.findall(text.text)
+    found = _WORD.findall(text.text)
     if found:
         yield Text(text=random.choice(found), kind="query")
 
 
-PIECES: dict[str, Callable[[Text, Random], Iterator[Text]]] = {
-    "sentences": sentences,
-    "spans": spans,
-    "prefixes": prefixes,
-    "words": words,
+_PIECES: dict[str, Callable[[Text, Random], Iterator[Text]]] = {
+    "sentences": _sentences,
+    "spans": _spans,
+    "prefixes": _prefixes,
+    "words": _words,
 }
-JOINS = "joins"
-AUGMENTATIONS = (*PIECES, JOINS)
+_JOINS = "joins"
+_AUGMENTATIONS = (*_PIECES, _JOINS)
 
 
 def check_augmentations(names: Sequence[str]) -> tuple[str, ...]:
     """The names, if each is known."""
     for name in names:
-        if name not in AUGMENTATIONS:
-            raise BadInput(f"there is no augmentation {name!r}; there is {', '.join(AUGMENTATIONS)}")
+        if name not in _AUGMENTATIONS:
+            raise BadInput(f"there is no augmentation {name!r}; there is {', '.join(_AUGMENTATIONS)}")
     return tuple(names)
 
 
@@ -84,16 +84,16 @@ def augmented(
     allowed: Callable[[str], bool] = lambda _text: True,
 ) -> Iterator[Text]:
     """Every text, and after it what is made from it and is allowed."""
-    chosen = [PIECES[name] for name in PIECES if name in names]
+    chosen = [_PIECES[name] for name in _PIECES if name in names]
     waiting: list[str] = []
     for text in texts:
         yield text
         if chosen:
             random = Random(_seed_of(text, seed))
             yield from (piece for make in chosen for piece in make(text, random) if allowed(piece.text))
-        if JOINS in names and len(text.text.split()) <= SHORT:
+        if _JOINS in names and len(text.text.split()) <= _SHORT:
             waiting.append(text.text)
-            if len(waiting) == JOINED:
+            if len(waiting) == _JOINED:
                 joined = " ".join(waiting)
                 if allowed(joined):
                     yield Text(text=joined, kind="document")

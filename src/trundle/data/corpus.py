@@ -16,22 +16,21 @@ from functools import cache
 from typing import Any, Literal
 
 from trundle.data.environment import Documented, environment_pairs, split_by_package
-from trundle.data.labelled import LabelledRow, read_labelled
-from trundle.data.sampling import Fingerprinted, draw, held_out
+from trundle.data.examples import Example, LabelledRow, _read_examples, _read_labelled
+from trundle.data.sampling import _Fingerprinted, _held_out, distinct, draw, sample
 from trundle.data.texts import Text, read_texts
-from trundle.data.tuples import Example, read_examples
 from trundle.errors import BadInput
 from trundle.progress import SILENT, Progress
 
 ENVIRONMENT = "environment"
 HELD_OUT_SHARE = 0.15
-ENOUGH_HELD_OUT = 16_000
+_ENOUGH_HELD_OUT = 16_000
 """Of a large corpus no more than about this many texts are kept from training."""
-FEW_HELD_OUT, LARGEST_SHARE = 320, 0.25
+_FEW_HELD_OUT, _LARGEST_SHARE = 320, 0.25
 """Of a small one about this many are, so that a measurement means something, up to this share of it."""
 
 Part = Literal["train", "validation", "held_out"]
-MOST_KEPT_FIRST: tuple[Part, ...] = ("held_out", "validation", "train")
+_MOST_KEPT_FIRST: tuple[Part, ...] = ("held_out", "validation", "train")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +76,8 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
         return read_texts(source)
 
     @cache
-    def first_reading() -> tuple[tuple[Mapping[str, Any], ...], KeptBack]:
-        back = KeptBack(seed)
+    def first_reading() -> tuple[tuple[Mapping[str, Any], ...], _KeptBack]:
+        back = _KeptBack(seed)
         facts = []
         for source in sources:
             if source == ENVIRONMENT:
@@ -99,7 +98,7 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
         return frozenset(text.text for text in as_texts(others))
 
     def may_train_on(text: str) -> bool:
-        return part_of(text, share(), seed) == "train" and text not in kept_back_documentation()
+        return _part_of(text, share(), seed) == "train" and text not in kept_back_documentation()
 
     def train() -> Iterator[Text]:
         for source in sources:
@@ -112,43 +111,43 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
                 yield from as_texts(documented()[wanted])
             else:
                 texts = first_reading()[1].texts(source)
-                yield from (text for text in texts if part_of(text.text, share(), seed) == wanted)
+                yield from (text for text in texts if _part_of(text.text, share(), seed) == wanted)
 
     def examples() -> Iterator[Example]:
         for source in sources:
-            read = as_examples(documented()["train"]) if source == ENVIRONMENT else read_examples(source)
-            yield from trainable(read, may_train_on)
+            read = _as_examples(documented()["train"]) if source == ENVIRONMENT else _read_examples(source)
+            yield from _trainable(read, may_train_on)
 
     def validation_examples() -> Iterator[Example]:
         def may_choose_by(text: str) -> bool:
-            return part_of(text, share(), seed) != "held_out"
+            return _part_of(text, share(), seed) != "held_out"
 
         for source in sources:
             if source == ENVIRONMENT:
-                yield from as_examples(documented()["validation"])
+                yield from _as_examples(documented()["validation"])
             else:
                 asked = (
                     example
-                    for example in read_examples(source)
-                    if part_of(example.query, share(), seed) == "validation"
+                    for example in _read_examples(source)
+                    if _part_of(example.query, share(), seed) == "validation"
                 )
-                yield from trainable(asked, may_choose_by)
+                yield from _trainable(asked, may_choose_by)
 
     def held_out_examples() -> Iterator[Example]:
         for source in sources:
             if source == ENVIRONMENT:
-                yield from as_examples(documented()["held_out"])
+                yield from _as_examples(documented()["held_out"])
             else:
-                read = read_examples(source)
-                yield from (one for one in read if part_of(one.query, share(), seed) == "held_out")
+                read = _read_examples(source)
+                yield from (one for one in read if _part_of(one.query, share(), seed) == "held_out")
 
     def labelled(wanted: Part) -> Iterator[LabelledRow]:
         for source in sources:
             if source == ENVIRONMENT:
                 raise BadInput(f"{ENVIRONMENT} has texts without labels; give a file with a text and a label")
-            for row in read_labelled(source):
-                parts = {part_of(text, share(), seed) for text in row.texts}
-                if wanted == next(part for part in MOST_KEPT_FIRST if part in parts):
+            for row in _read_labelled(source):
+                parts = {_part_of(text, share(), seed) for text in row.texts}
+                if wanted == next(part for part in _MOST_KEPT_FIRST if part in parts):
                     yield row
 
     return Corpus(
@@ -164,7 +163,7 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
     )
 
 
-class KeptBack:
+class _KeptBack:
     """Collects the texts that are not trained on while they stream by, before anybody knows how many there will be.
 
     The share kept back only ever falls with the number of texts, and what is within a small share is within a larger
@@ -179,12 +178,12 @@ class KeptBack:
     @property
     def share(self) -> float:
         """What share of the texts so far is kept back."""
-        return kept_back(self.count)
+        return _kept_back(self.count)
 
     def watching(self, source: str, texts: Iterable[Text]) -> Iterator[Text]:
         """Pass a source's texts through."""
         found = self._found.setdefault(source, [])
-        full = 2 * ENOUGH_HELD_OUT
+        full = 2 * _ENOUGH_HELD_OUT
         for text in texts:
             self.count += 1
             drawn = draw(text.text, self._seed)
@@ -192,7 +191,7 @@ class KeptBack:
                 found.append((drawn, text))
                 if len(found) >= full:
                     found[:] = [(drawn, text) for drawn, text in found if drawn < self.share]
-                    full = 2 * max(len(found), ENOUGH_HELD_OUT)
+                    full = 2 * max(len(found), _ENOUGH_HELD_OUT)
             yield text
 
     def texts(self, source: str) -> Iterator[Text]:
@@ -200,17 +199,17 @@ class KeptBack:
         return (text for drawn, text in self._found[source] if drawn < self.share)
 
 
-def kept_back(texts: int) -> float:
+def _kept_back(texts: int) -> float:
     """What share of so many texts is not trained on."""
     texts = max(texts, 1)
-    return min(max(HELD_OUT_SHARE, FEW_HELD_OUT / texts), LARGEST_SHARE, ENOUGH_HELD_OUT / texts)
+    return min(max(HELD_OUT_SHARE, _FEW_HELD_OUT / texts), _LARGEST_SHARE, _ENOUGH_HELD_OUT / texts)
 
 
-def part_of(text: str, share: float, seed: int) -> Part:
+def _part_of(text: str, share: float, seed: int) -> Part:
     """Which part a text belongs to; half of what is kept back validates, half measures."""
-    if not held_out(text, share, seed):
+    if not _held_out(text, share, seed):
         return "train"
-    return "validation" if held_out(text, 0.5, seed + 1) else "held_out"
+    return "validation" if _held_out(text, 0.5, seed + 1) else "held_out"
 
 
 def as_texts(pairs: Iterable[Documented]) -> Iterator[Text]:
@@ -220,13 +219,13 @@ def as_texts(pairs: Iterable[Documented]) -> Iterator[Text]:
         yield Text(text=pair.document, kind="document")
 
 
-def as_examples(pairs: Iterable[Documented]) -> Iterator[Example]:
+def _as_examples(pairs: Iterable[Documented]) -> Iterator[Example]:
     """A documented name as a labelled tuple."""
     for pair in pairs:
         yield Example(query=pair.query, positive=pair.document, source=ENVIRONMENT)
 
 
-def trainable(examples: Iterable[Example], may_use: Callable[[str], bool]) -> Iterator[Example]:
+def _trainable(examples: Iterable[Example], may_use: Callable[[str], bool]) -> Iterator[Example]:
     """The tuples whose query and positive are free to use, without the negatives that are not."""
     for example in examples:
         if may_use(example.query) and may_use(example.positive):
@@ -235,7 +234,53 @@ def trainable(examples: Iterable[Example], may_use: Callable[[str], bool]) -> It
 
 def texts_facts(source: str, texts: Iterable[Text]) -> Mapping[str, Any]:
     """How many texts a source has, and a fingerprint of them."""
-    stream = Fingerprinted(f"{text.kind or 'text'} {text.text}" for text in texts)
+    stream = _Fingerprinted(f"{text.kind or 'text'} {text.text}" for text in texts)
     for _ in stream:
         pass
     return {"source": source, "texts": stream.count, "fingerprint": stream.fingerprint}
+
+
+_Lineages = Iterable[Mapping[str, Any] | None]
+
+
+def unseen_texts(
+    sources: Sequence[str], lineages: _Lineages, count: int, *, seed: int = 0, progress: Progress = SILENT
+) -> list[Text]:
+    """At most `count` texts that none of the models with these lineages has learned from."""
+    learned = [part for lineage in lineages for part in _generations(lineage)]
+    streams = (_of_source(source, learned, seed, progress) for source in sources)
+    texts = (text for stream in streams for text in stream)
+    return sample(distinct(texts, key=lambda text: text.text), count, seed=seed)
+
+
+def _generations(lineage: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """A lineage and those of the models it was made from, where texts were used."""
+    while lineage is not None:
+        if lineage.get("data"):
+            yield lineage
+        lineage = lineage.get("parent")
+
+
+def _of_source(
+    source: str, learned: Sequence[Mapping[str, Any]], seed: int, progress: Progress
+) -> Iterator[Text]:
+    if source == ENVIRONMENT:
+        # Its parts are whole packages; which ones is a matter of the seed alone.
+        seeds = [part["seed"] for part in learned if ENVIRONMENT in {fact["source"] for fact in part["data"]}]
+        yield from read_corpus([source], seed=seeds[0] if seeds else seed, progress=progress).held_out()
+        return
+    fingerprint = texts_facts(source, read_texts(source))["fingerprint"]
+    kept = [_was_kept(part) for part in learned if fingerprint in _fingerprints(part)]
+    if kept:
+        progress.say(f"{source}: learned from, so only what was held out then is measured on")
+    yield from (text for text in read_texts(source) if all(held(text.text) for held in kept))
+
+
+def _fingerprints(lineage: Mapping[str, Any]) -> set[str]:
+    return {fact["fingerprint"] for fact in lineage["data"]}
+
+
+def _was_kept(lineage: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Whether a text was held out when the model with this lineage was made."""
+    share = _kept_back(sum(int(fact["texts"]) for fact in lineage["data"]))
+    return lambda text: _part_of(text, share, int(lineage["seed"])) == "held_out"

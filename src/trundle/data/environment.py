@@ -21,14 +21,14 @@ from pathlib import Path, PurePath
 from trundle.errors import BadInput
 from trundle.progress import SILENT, Progress
 
-QUERY_WORDS = range(3, 31)
-LEAST_DOCUMENT_WORDS = 8
-LONGEST_DOCUMENT = 800
-GENERIC = 3
+_QUERY_WORDS = range(3, 31)
+_LEAST_DOCUMENT_WORDS = 8
+_LONGEST_DOCUMENT = 800
+_GENERIC = 3
 """A summary that this many things share says too little to find any of them."""
 
-OURSELVES = "trundle"
-SKIPPED_FOLDERS = frozenset(
+_OURSELVES = "trundle"
+_SKIPPED_FOLDERS = frozenset(
     (
         "test",
         "tests",
@@ -42,26 +42,26 @@ SKIPPED_FOLDERS = frozenset(
         "dist-packages",
     )
 )
-SUMMARY = re.compile(rb'"""[^"]{10,400}?\n[ \t]*\n[ \t]*[^\s"]')
-BYTES_PER_SUMMARY = 4000
+_SUMMARY = re.compile(rb'"""[^"]{10,400}?\n[ \t]*\n[ \t]*[^\s"]')
+_BYTES_PER_SUMMARY = 4000
 """A file with fewer summaries than one in so many bytes costs more to parse than it gives."""
-SKIPPED_FILE = re.compile(r"test_.*|.*_test|conftest|setup")
+_SKIPPED_FILE = re.compile(r"test_.*|.*_test|conftest|setup")
 
-BAD_QUERY = re.compile(
+_BAD_QUERY = re.compile(
     r"^[^\w(\"']|[\\{}|<>=]|https?:|[:;,]$|\b(and|are|as|by|for|from|if|in|is|of|or|that|the|to|where|with)$"
 )
-LEGAL = re.compile(r"copyright|all rights reserved|permission is hereby", re.IGNORECASE)
-NOT_A_SUMMARY = re.compile(r"[\w.]+\(.*\)(\s*->.*)?|!!!.*|\.\..*", re.DOTALL)
+_LEGAL = re.compile(r"copyright|all rights reserved|permission is hereby", re.IGNORECASE)
+_NOT_A_SUMMARY = re.compile(r"[\w.]+\(.*\)(\s*->.*)?|!!!.*|\.\..*", re.DOTALL)
 
-NOT_PROSE = re.compile(
+_NOT_PROSE = re.compile(
     r"\.\. *(\[|_|\||(code|code-block|sourcecode|testcode|testsetup|doctest|plot|math|image|figure|ipython|literalinclude"
     r"|versionadded|versionchanged|deprecated|module|currentmodule|autosummary|toctree) *::).*|:r?type\b.*"
 )
-HEADING = re.compile(r"[#* ]*(Usage|Examples?|References)[:.* ]*", re.IGNORECASE)
-UNDERLINE = re.compile(r"([-=~^*#+_.`'\"])\1{2,}")
-FIELD = re.compile(r":(?:param|arg|argument|keyword|ivar|cvar)\b *([^:]*):")
-RETURNS = re.compile(r":(?:returns?|yields?):")
-INLINE = (
+_HEADING = re.compile(r"[#* ]*(Usage|Examples?|References)[:.* ]*", re.IGNORECASE)
+_UNDERLINE = re.compile(r"([-=~^*#+_.`'\"])\1{2,}")
+_FIELD = re.compile(r":(?:param|arg|argument|keyword|ivar|cvar)\b *([^:]*):")
+_RETURNS = re.compile(r":(?:returns?|yields?):")
+_INLINE = (
     (re.compile(r":(?:\w+:)+`~?\.?([^`<]*?)(?: *<[^`]*>)?`"), r"\1"),  # :class:`~a.b <c>` → a.b
     (re.compile(r"`([^`<]+?) *<[^`>]*>`_+"), r"\1"),  # `words <address>`_ → words
     (re.compile(r"\[([^\][]*)\]\([^)\s]*\)"), r"\1"),  # [words](address) → words
@@ -73,7 +73,7 @@ INLINE = (
     (re.compile(r"</?(?:Tip|br|p|b|i|code|pre|a)\b[^<>]*>"), ""),
     (re.compile(r"\s+"), " "),
 )
-WORD = re.compile(r"[a-z]+")
+_WORD = re.compile(r"[a-z]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ class Documented:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Package:
+class _Package:
     """A package on disk: its Python files, relative to the folder that imports start from."""
 
     name: str
@@ -95,23 +95,23 @@ class Package:
     files: tuple[PurePath, ...]
 
 
-def installed_packages(path: Sequence[str] | None = None) -> list[Package]:
+def installed_packages(path: Sequence[str] | None = None) -> list[_Package]:
     """The packages installed in the running environment, or in the folders of `path`, by name."""
-    found: dict[str, Package] = {}
+    found: dict[str, _Package] = {}
     for distribution in distributions() if path is None else distributions(path=list(path)):
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
-        if name and name != OURSELVES and name not in found:
+        if name and name != _OURSELVES and name not in found:
             files = tuple(PurePath(file) for file in distribution.files or () if file.suffix == ".py")
-            found[name] = Package(name=name, folder=Path(str(distribution.locate_file(""))), files=files)
+            found[name] = _Package(name=name, folder=Path(str(distribution.locate_file(""))), files=files)
     return [found[name] for name in sorted(found)]
 
 
-def standard_library() -> Package:
+def standard_library() -> _Package:
     """The library that comes with Python, as a package called "python"."""
     folder = Path(sysconfig.get_path("stdlib"))
     top = [entry for entry in folder.iterdir() if _is_public_code(PurePath(entry.name))]
     files = (file for entry in top for file in (entry.rglob("*.py") if entry.is_dir() else (entry,)))
-    return Package(
+    return _Package(
         name="python",
         folder=folder,
         files=tuple(file.relative_to(folder) for file in files if file.suffix == ".py"),
@@ -120,7 +120,7 @@ def standard_library() -> Package:
 
 def environment_pairs(
     *,
-    packages: Sequence[Package] | None = None,
+    packages: Sequence[_Package] | None = None,
     limit_per_package: int = 700,
     progress: Progress = SILENT,
 ) -> list[Documented]:
@@ -138,7 +138,7 @@ def environment_pairs(
             pairs = islice(_unrepeated(_counted(_package_pairs(package), shared)), limit_per_package)
             found.extend(sorted(pairs, key=lambda pair: (pair.name, pair.query)))
             advance(1)
-    return list(_unrepeated(pair for pair in found if shared[_words(pair.query)] < GENERIC))
+    return list(_unrepeated(pair for pair in found if shared[_words(pair.query)] < _GENERIC))
 
 
 def split_by_package(
@@ -174,7 +174,7 @@ def _digest(text: str) -> bytes:
 
 def _words(text: str) -> str:
     """A text reduced to its letters, so that copies with other numbers and marks count as the same."""
-    return " ".join(WORD.findall(text.lower()))
+    return " ".join(_WORD.findall(text.lower()))
 
 
 def _counted(pairs: Iterable[Documented], shared: Counter[str]) -> Iterator[Documented]:
@@ -198,21 +198,21 @@ def _is_public_code(file: PurePath) -> bool:
     """Whether a file is part of what its package offers: not a test, not a copy of another package."""
     folders = file.parts[:-1] if file.suffix == ".py" else file.parts
     return not (
-        any(folder.startswith(("_", ".")) or folder.lower() in SKIPPED_FOLDERS for folder in folders)
-        or SKIPPED_FILE.fullmatch(file.stem)
+        any(folder.startswith(("_", ".")) or folder.lower() in _SKIPPED_FOLDERS for folder in folders)
+        or _SKIPPED_FILE.fullmatch(file.stem)
     )
 
 
-def _package_pairs(package: Package) -> Iterator[Documented]:
+def _package_pairs(package: _Package) -> Iterator[Documented]:
     files = [file for file in package.files if _is_public_code(file)]
     for file in sorted(files, key=lambda file: _digest(file.as_posix())):
         try:
             source = (package.folder / file).read_bytes()
         except OSError:
             continue
-        if len(SUMMARY.findall(source)) * BYTES_PER_SUMMARY >= len(source):
+        if len(_SUMMARY.findall(source)) * _BYTES_PER_SUMMARY >= len(source):
             for name, docstring in _docstrings(source, file):
-                pair = documented(package.name, name, docstring)
+                pair = _documented(package.name, name, docstring)
                 if pair is not None:
                     yield pair
 
@@ -250,26 +250,30 @@ def _below(node: ast.AST, name: str, *, named: bool) -> Iterator[tuple[str, str]
             yield from _below(child, name, named=False)
 
 
-def documented(package: str, name: str, docstring: str) -> Documented | None:
+def _documented(package: str, name: str, docstring: str) -> Documented | None:
     """A docstring as a pair, or None where its summary makes no good query or there is too little beside it."""
     paragraphs = docstring.split("\n\n")
-    while paragraphs and NOT_A_SUMMARY.fullmatch(paragraphs[0].strip()):
+    while paragraphs and _NOT_A_SUMMARY.fullmatch(paragraphs[0].strip()):
         paragraphs.pop(0)
     query = _plain(_prose(paragraphs[:1]))
-    if BAD_QUERY.search(query) or len(query.split()) not in QUERY_WORDS:
+    if _BAD_QUERY.search(query) or len(query.split()) not in _QUERY_WORDS:
         return None
     document = _plain(_prose(paragraphs[1:]))
-    if len(_words(document).split()) < LEAST_DOCUMENT_WORDS or LEGAL.search(query) or LEGAL.search(document):
+    if (
+        len(_words(document).split()) < _LEAST_DOCUMENT_WORDS
+        or _LEGAL.search(query)
+        or _LEGAL.search(document)
+    ):
         return None
     document = f"{name}: {document}"
-    if len(document) > LONGEST_DOCUMENT:
-        document = document[:LONGEST_DOCUMENT].rpartition(" ")[0]
+    if len(document) > _LONGEST_DOCUMENT:
+        document = document[:_LONGEST_DOCUMENT].rpartition(" ")[0]
     return Documented(package=package, name=name, query=query, document=document)
 
 
 def _plain(text: str) -> str:
     """Text without the marks of reStructuredText and Markdown."""
-    for pattern, replacement in INLINE:
+    for pattern, replacement in _INLINE:
         text = pattern.sub(replacement, text)
     return text.strip()
 
@@ -293,12 +297,12 @@ def _prose_lines(lines: Iterable[str]) -> Iterator[str]:
             block = None
         if fenced or doctest or block is not None or not bare:
             continue
-        if NOT_PROSE.fullmatch(bare):
+        if _NOT_PROSE.fullmatch(bare):
             block = indent
             continue
-        if UNDERLINE.fullmatch(bare) or HEADING.fullmatch(bare):
+        if _UNDERLINE.fullmatch(bare) or _HEADING.fullmatch(bare):
             continue
         if bare.endswith("::") and not bare.startswith(".."):
             block = indent
             bare = bare.removesuffix(":")
-        yield RETURNS.sub("Returns:", FIELD.sub(r"\1:", bare.lstrip("#")))
+        yield _RETURNS.sub("Returns:", _FIELD.sub(r"\1:", bare.lstrip("#")))

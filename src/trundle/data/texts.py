@@ -21,14 +21,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from trundle.data.source import Row, Source, parse_sources, read_rows
+from trundle.data.files import _parse_sources, _read_rows, _Row, _Source
 from trundle.errors import BadInput
 
 Kind = Literal["query", "document", "definition"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-IMPLIED: dict[str, Kind | None] = {
+_IMPLIED: dict[str, Kind | None] = {
     "query": "query",
     "question": "query",
     "anchor": "query",
@@ -42,9 +42,9 @@ IMPLIED: dict[str, Kind | None] = {
     "sentence1": None,
     "sentence2": None,
 }
-PLAIN = ("text", "sentence", "content", "body", "abstract", "description", "title")
+_PLAIN = ("text", "sentence", "content", "body", "abstract", "description", "title")
 
-NEGATIVE = re.compile(r"negative(s|_(?P<number>[0-9]+))?")
+_NEGATIVE = re.compile(r"negative(s|_(?P<number>[0-9]+))?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class Text:
 
 def read_texts(sources: str | Sequence[str]) -> Iterator[Text]:
     """Stream all texts of some sources, in order; a source that is not there is refused at once."""
-    return _texts(parse_sources(sources))
+    return _texts(_parse_sources(sources))
 
 
 def checked_text(value: Any, column: str, place: str) -> str:
@@ -75,13 +75,13 @@ def checked_text(value: Any, column: str, place: str) -> str:
     return value
 
 
-def negative_columns(columns: Sequence[str]) -> list[str]:
+def _negative_columns(columns: Sequence[str]) -> list[str]:
     """The columns of negatives: negative, negatives, then the numbered ones by number."""
-    matches = [match for match in map(NEGATIVE.fullmatch, columns) if match]
+    matches = [match for match in map(_NEGATIVE.fullmatch, columns) if match]
     return [match.string for match in sorted(matches, key=lambda match: int(match["number"] or -1))]
 
 
-def checked_negatives(value: Any, column: str, place: str) -> tuple[str, ...]:
+def _checked_negatives(value: Any, column: str, place: str) -> tuple[str, ...]:
     """The negatives in one value: none (null, or an empty field), one, or a list of them."""
     if value is None or value == "":
         return ()
@@ -90,11 +90,11 @@ def checked_negatives(value: Any, column: str, place: str) -> tuple[str, ...]:
     )
 
 
-def _texts(sources: Sequence[Source]) -> Iterator[Text]:
-    return texts_of(row for source in sources for row in read_rows(source, may_hold_texts))
+def _texts(sources: Sequence[_Source]) -> Iterator[Text]:
+    return texts_of(row for source in sources for row in _read_rows(source, may_hold_texts))
 
 
-def texts_of(rows: Iterable[Row]) -> Iterator[Text]:
+def texts_of(rows: Iterable[_Row]) -> Iterator[Text]:
     """The texts of rows that may come from several tables."""
     plans: dict[tuple[str, ...], dict[str, Kind | None]] = {}
     for row in rows:
@@ -105,15 +105,17 @@ def texts_of(rows: Iterable[Row]) -> Iterator[Text]:
 
 def may_hold_texts(column: str) -> bool:
     """Whether a column is worth reading."""
-    return column in IMPLIED or column in PLAIN or column == "kind" or NEGATIVE.fullmatch(column) is not None
+    return (
+        column in _IMPLIED or column in _PLAIN or column == "kind" or _NEGATIVE.fullmatch(column) is not None
+    )
 
 
-def _plan(row: Row) -> dict[str, Kind | None]:
+def _plan(row: _Row) -> dict[str, Kind | None]:
     """Which columns of a table hold texts, and of what kind."""
-    plan = {column: kind for column, kind in IMPLIED.items() if column in row.columns}
-    plan.update(dict.fromkeys(negative_columns(row.columns), "document"))
+    plan = {column: kind for column, kind in _IMPLIED.items() if column in row.columns}
+    plan.update(dict.fromkeys(_negative_columns(row.columns), "document"))
     if all(kind == "query" for kind in plan.values()):
-        plain = next((column for column in PLAIN if column in row.columns), None)
+        plain = next((column for column in _PLAIN if column in row.columns), None)
         plan.update({plain: "document" if plan else None} if plain else {})
     if not plan:
         there = ", ".join(row.columns) or "none"
@@ -124,7 +126,7 @@ def _plan(row: Row) -> dict[str, Kind | None]:
     return plan
 
 
-def _row_texts(row: Row, plan: dict[str, Kind | None]) -> Iterator[Text]:
+def _row_texts(row: _Row, plan: dict[str, Kind | None]) -> Iterator[Text]:
     stated = row.values.get("kind") or None
     if stated is not None and stated not in KINDS:
         raise BadInput(
@@ -132,8 +134,8 @@ def _row_texts(row: Row, plan: dict[str, Kind | None]) -> Iterator[Text]:
             "or name the text column alone, as in FILE::text=COLUMN"
         )
     for column, implied in plan.items():
-        if NEGATIVE.fullmatch(column):
-            for text in checked_negatives(row.values[column], column, row.place):
+        if _NEGATIVE.fullmatch(column):
+            for text in _checked_negatives(row.values[column], column, row.place):
                 yield Text(text=text, kind=stated or implied)
         else:
             yield Text(text=checked_text(row.values[column], column, row.place), kind=stated or implied)

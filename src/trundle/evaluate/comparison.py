@@ -20,13 +20,22 @@ from trundle.evaluate.fidelity import (
     measure_fidelity,
     queries_and_documents,
 )
-from trundle.evaluate.inheritance import Inheritance, Score, by_agreement, by_tasks, inherited
-from trundle.evaluate.scoring import Mode, Result, evaluate, of_mode
-from trundle.evaluate.shortening import CALIBRATION_FILE, Ranges, measure_ranges, usual_dimensions
+from trundle.evaluate.scoring import Result, _Mode, _of_mode, evaluate
+from trundle.evaluate.shortening import (
+    Inheritance,
+    _by_agreement,
+    _by_tasks,
+    _measure_inheritance,
+    _Ranges,
+    _Score,
+    _usual_dimensions,
+    measure_ranges,
+)
 from trundle.evaluate.tasks import Task
 from trundle.progress import SILENT, Progress
+from trundle.records import CALIBRATION_FILE
 
-PROBE = "How wide is a vector?"
+_PROBE = "How wide is a vector?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +44,7 @@ class Share:
 
     model: str
     teacher: str
-    mode: Mode
+    mode: _Mode
     over: str
     """all, or retrieval: the tasks in which the two modes differ."""
     tasks: int
@@ -60,7 +69,7 @@ class Shorten:
     """
 
     dimensions: tuple[int, ...] = ()
-    ranges: Mapping[str, Ranges] = field(default_factory=dict)
+    ranges: Mapping[str, _Ranges] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +152,7 @@ def compare(
         models=tuple(model.name for model in models),
         teacher=None if teacher is None else teacher.name,
         results=results,
-        shares=() if teacher is None else shares_of(results),
+        shares=() if teacher is None else _shares_of(results),
         fidelity=tuple(fidelity),
         inheritance=tuple(inheritance),
         notes=tuple(notes),
@@ -154,10 +163,10 @@ def _sorted_out(models: Sequence[Embedder], teacher: Embedder | None) -> tuple[l
     """The models that can search the teacher's index, and why the others can't."""
     if teacher is None:
         return [], []
-    width = teacher.text([PROBE]).shape[1]
+    width = teacher.text([_PROBE]).shape[1]
     notes, near = [], []
     for model in models:
-        own = model.text([PROBE]).shape[1]
+        own = model.text([_PROBE]).shape[1]
         if own == width:
             near.append(model)
         else:
@@ -170,7 +179,7 @@ def _sorted_out(models: Sequence[Embedder], teacher: Embedder | None) -> tuple[l
 
 def _check_shorten(shorten: Shorten, models: Sequence[Embedder], teacher: Embedder) -> None:
     """Refuse what can't be done to these vectors, before anything is encoded."""
-    width = teacher.text([PROBE]).shape[1]
+    width = teacher.text([_PROBE]).shape[1]
     for wanted in shorten.dimensions:
         if not 1 <= wanted <= width:
             raise BadInput(f"vectors of {width} numbers can't be cut to {wanted}; choose from 1 to {width}")
@@ -194,19 +203,19 @@ def _inherited(
 ) -> list[Inheritance]:
     """What is left of shortened vectors, by the tasks and by agreement on the texts."""
     master, pupil = (memory.remember(one, f"{one.name}: encoding") for one in (teacher, model))
-    measured: dict[str, Score] = {}
+    measured: dict[str, _Score] = {}
     if tasks:
         chosen = [task for task in tasks if task.has_documents] or list(tasks)
         names = ", ".join(task.name for task in chosen)
-        measured[f"mean of {names}" if len(chosen) > 1 else names] = by_tasks(chosen)
+        measured[f"mean of {names}" if len(chosen) > 1 else names] = _by_tasks(chosen)
     if texts:
-        measured[f"agreement@{AGREEMENT_AT} with whole vectors of the teacher"] = by_agreement(
+        measured[f"agreement@{AGREEMENT_AT} with whole vectors of the teacher"] = _by_agreement(
             master, *queries_and_documents(texts)
         )
     ranges, calibration = _calibration(model, teacher, shorten, memory)
-    dimensions = shorten.dimensions or usual_dimensions(len(ranges.lowest))
+    dimensions = shorten.dimensions or _usual_dimensions(len(ranges.lowest))
     return [
-        inherited(
+        _measure_inheritance(
             pupil,
             master,
             score,
@@ -220,7 +229,7 @@ def _inherited(
     ]
 
 
-def _calibration(model: Embedder, teacher: Embedder, shorten: Shorten, memory: Memory) -> tuple[Ranges, str]:
+def _calibration(model: Embedder, teacher: Embedder, shorten: Shorten, memory: Memory) -> tuple[_Ranges, str]:
     """The ranges to coarsen with, and where they come from."""
     kept = shorten.ranges.get(model.name)
     if kept is not None:
@@ -230,7 +239,7 @@ def _calibration(model: Embedder, teacher: Embedder, shorten: Shorten, memory: M
     return ranges, f"{ranges.vectors:,} of the measured vectors: the model's folder keeps no ranges"
 
 
-def shares_of(results: Sequence[Sequence[Result]]) -> tuple[Share, ...]:
+def _shares_of(results: Sequence[Sequence[Result]]) -> tuple[Share, ...]:
     """Means of both modes over all tasks, and over those with documents where there are others too.
 
     The first row is the teacher's.
@@ -242,10 +251,10 @@ def shares_of(results: Sequence[Sequence[Result]]) -> tuple[Share, ...]:
     for row in results[1:]:
         apart = {(result.kind, result.task) for result in row if result.mode == "asymmetric"}
         groups = {"all": set(theirs)} | ({"retrieval": apart} if apart and apart != set(theirs) else {})
-        modes: tuple[Mode, ...] = ("standard", "asymmetric") if apart else ("standard",)
+        modes: tuple[_Mode, ...] = ("standard", "asymmetric") if apart else ("standard",)
         for over, keys in groups.items():
             for mode in modes:
-                ours = [result for result in of_mode(row, mode) if (result.kind, result.task) in keys]
+                ours = [result for result in _of_mode(row, mode) if (result.kind, result.task) in keys]
                 found.append(
                     Share(
                         model=row[0].model,

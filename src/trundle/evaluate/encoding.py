@@ -10,7 +10,7 @@ from trundle.embedder import Embedder, Encode, Vectors
 from trundle.errors import BadInput, BadModel
 from trundle.progress import SILENT, Progress
 
-TEXTS_AT_ONCE = 2048
+_TEXTS_AT_ONCE = 2048
 
 
 class Memory:
@@ -47,8 +47,8 @@ class Memory:
             # Longest first, as sentence-transformers sorts within one call: slices pad no more than the whole.
             new = sorted({text for text in texts if text not in table}, key=lambda text: (-len(text), text))
             with self._progress.task(label, len(new)) as advance:
-                for start in range(0, len(new), TEXTS_AT_ONCE):
-                    part = new[start : start + TEXTS_AT_ONCE]
+                for start in range(0, len(new), _TEXTS_AT_ONCE):
+                    part = new[start : start + _TEXTS_AT_ONCE]
                     table.update(zip(part, checked(encode(part), part, name), strict=True))
                     advance(len(part))
             rows = [table[text] for text in texts]
@@ -78,7 +78,7 @@ def checked(vectors: Vectors, texts: Sequence[str], name: str) -> Vectors:
     return array
 
 
-def check_same_width(queries: Vectors, documents: Vectors, name: str) -> None:
+def _check_same_width(queries: Vectors, documents: Vectors, name: str) -> None:
     """Refuse two spaces of differing widths: one cannot be searched with vectors of the other."""
     if queries.shape[1] != documents.shape[1]:
         raise BadInput(

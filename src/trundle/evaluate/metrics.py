@@ -10,34 +10,40 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import pearsonr, spearmanr
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import accuracy_score, average_precision_score, f1_score, v_measure_score
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    f1_score,
+    matthews_corrcoef,
+    v_measure_score,
+)
 
 from trundle.embedder import Vectors
-from trundle.evaluate.ranking import unit
+from trundle.evaluate.retrieval import unit
 
-SAMPLES_PER_LABEL = 8
-EXPERIMENTS = 10
-CLASSIFIER_ITERATIONS = 100
-CLUSTERING_BATCH = 500
+_SAMPLES_PER_LABEL = 8
+_EXPERIMENTS = 10
+_CLASSIFIER_ITERATIONS = 100
+_CLUSTERING_BATCH = 500
 
 
-def paired_cosines(left: Vectors, right: Vectors) -> NDArray[np.float32]:
+def _paired_cosines(left: Vectors, right: Vectors) -> NDArray[np.float32]:
     """Cosine of each row with its partner; rounded to single precision so that copies of a pair tie."""
     cosines: NDArray[np.float32] = np.einsum("ij,ij->i", unit(left), unit(right)).astype(np.float32)
     return cosines
 
 
-def similarity_measures(left: Vectors, right: Vectors, scores: Sequence[float]) -> dict[str, float]:
+def _similarity_measures(left: Vectors, right: Vectors, scores: Sequence[float]) -> dict[str, float]:
     """Spearman and Pearson correlation of cosine with the scores people gave.
 
     Where every cosine is the same (a collapsed model) there is no correlation: that is a 0, not a NaN.
     """
-    cosines = paired_cosines(left, right).astype(np.float64)
+    cosines = _paired_cosines(left, right).astype(np.float64)
     gold = np.asarray(scores, dtype=np.float64)
     if np.ptp(cosines) == 0 or np.ptp(gold) == 0:
         return {"spearman": 0.0, "pearson": 0.0}
@@ -47,13 +53,13 @@ def similarity_measures(left: Vectors, right: Vectors, scores: Sequence[float]) 
     }
 
 
-def pair_measures(left: Vectors, right: Vectors, labels: Sequence[float]) -> dict[str, float]:
+def _pair_measures(left: Vectors, right: Vectors, labels: Sequence[float]) -> dict[str, float]:
     """Average precision of cosine as a detector of the pairs labelled 1."""
-    return {"ap": float(average_precision_score(labels, paired_cosines(left, right)))}
+    return {"ap": float(average_precision_score(labels, _paired_cosines(left, right)))}
 
 
-def few_shot_samples(
-    labels: Sequence[str], *, seed: int, per_label: int = SAMPLES_PER_LABEL, experiments: int = EXPERIMENTS
+def _few_shot_samples(
+    labels: Sequence[str], *, seed: int, per_label: int = _SAMPLES_PER_LABEL, experiments: int = _EXPERIMENTS
 ) -> list[list[int]]:
     """Rows to train on in each experiment: the first few of every label after a shuffle.
 
@@ -74,7 +80,7 @@ def few_shot_samples(
     return samples
 
 
-def classification_measures(
+def _classification_measures(
     train: Vectors,
     train_labels: Sequence[str],
     test: Vectors,
@@ -87,7 +93,7 @@ def classification_measures(
     labels, gold = np.split(numbers, [len(train_labels)])
     accuracies, f1s = [], []
     for sample in samples:
-        classifier = LogisticRegression(max_iter=CLASSIFIER_ITERATIONS)
+        classifier = LogisticRegression(max_iter=_CLASSIFIER_ITERATIONS)
         with warnings.catch_warnings():
             # The number of steps is part of the measure; whether they were enough is no news to the caller.
             warnings.simplefilter("ignore", ConvergenceWarning)
@@ -98,9 +104,39 @@ def classification_measures(
     return {"accuracy": float(np.mean(accuracies)), "f1": float(np.mean(f1s))}
 
 
-def clustering_measures(vectors: Vectors, labels: Sequence[str], *, seed: int) -> dict[str, float]:
+def _clustering_measures(vectors: Vectors, labels: Sequence[str], *, seed: int) -> dict[str, float]:
     """V-measure of mini-batch k-means with as many clusters as there are labels."""
     model = MiniBatchKMeans(
-        n_clusters=len(set(labels)), batch_size=CLUSTERING_BATCH, n_init="auto", random_state=seed
+        n_clusters=len(set(labels)), batch_size=_CLUSTERING_BATCH, n_init="auto", random_state=seed
     )
     return {"v_measure": float(v_measure_score(list(labels), model.fit(vectors).labels_))}
+
+
+def class_measures(answers: Sequence[float], right: Sequence[float], classes: int) -> dict[str, float]:
+    """Accuracy, F1 and Matthews correlation. Of two classes, F1 is the second's, as in GLUE; of more, their mean.
+
+    Where one class is all that is ever answered, Matthews correlation is 0.
+    """
+    f1 = (
+        f1_score(right, answers, pos_label=1, zero_division=0.0)
+        if classes == 2
+        else f1_score(right, answers, average="macro", zero_division=0.0)
+    )
+    return {
+        "accuracy": float(accuracy_score(right, answers)),
+        "f1": float(f1),
+        "matthews": float(matthews_corrcoef(right, answers)),
+    }
+
+
+def number_measures(answers: ArrayLike, right: ArrayLike) -> dict[str, float]:
+    """Pearson and Spearman correlation, 0 where there is none to speak of, and the mean distance."""
+    given, gold = np.asarray(answers, dtype=np.float64), np.asarray(right, dtype=np.float64)
+    distance = float(np.abs(given - gold).mean())
+    if len(gold) < 2 or np.ptp(given) == 0 or np.ptp(gold) == 0:
+        return {"pearson": 0.0, "spearman": 0.0, "distance": distance}
+    return {
+        "pearson": float(pearsonr(gold, given).statistic),
+        "spearman": float(spearmanr(gold, given).statistic),
+        "distance": distance,
+    }

@@ -12,8 +12,8 @@ from typing import Any
 
 from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput, MissingExtra
-from trundle.evaluate.encoding import check_same_width
-from trundle.evaluate.tasks import Scores
+from trundle.evaluate.encoding import _check_same_width
+from trundle.evaluate.tasks import _Scores
 
 try:
     import mteb
@@ -26,7 +26,7 @@ try:
 except ImportError as error:
     raise MissingExtra("a task of mteb", "eval") from error
 
-KINDS = {
+_KINDS = {
     "STS": "sts",
     "Retrieval": "retrieval",
     "Classification": "classification",
@@ -35,7 +35,7 @@ KINDS = {
 }
 
 
-class MtebEncoder(AbsEncoder):  # type: ignore[misc]
+class _MtebEncoder(AbsEncoder):  # type: ignore[misc]
     """An embedder as mteb wants to see one; mteb says for each batch which role the texts have."""
 
     def __init__(self, embedder: Embedder) -> None:
@@ -56,9 +56,9 @@ class MtebEncoder(AbsEncoder):  # type: ignore[misc]
         self,
         inputs: Iterable[Mapping[str, list[str]]],
         *,
-        task_metadata: Any,  # noqa: ARG002
-        hf_split: str,  # noqa: ARG002
-        hf_subset: str,  # noqa: ARG002
+        task_metadata: Any,
+        hf_split: str,
+        hf_subset: str,
         prompt_type: Any = None,
         **_unused: Any,
     ) -> Vectors:
@@ -68,18 +68,18 @@ class MtebEncoder(AbsEncoder):  # type: ignore[misc]
         vectors = self._roles[prompt_type](texts)
         if self._first is None:
             self._first = vectors[:1]
-        check_same_width(self._first, vectors, self._name)
+        _check_same_width(self._first, vectors, self._name)
         return vectors
 
 
 @dataclass(frozen=True, kw_only=True)
-class MtebTask:
+class _MtebTask:
     """One task of mteb."""
 
     task: AbsTask
 
     @classmethod
-    def named(cls, name: str, *, split: str = "test") -> MtebTask:
+    def named(cls, name: str, *, split: str = "test") -> _MtebTask:
         """The task mteb knows by this name; one without a test split is run on the splits it has."""
         try:
             task = mteb.get_task(name)
@@ -106,7 +106,7 @@ class MtebTask:
     def kind(self) -> str:
         """Our word for mteb's type, or mteb's own in lower case."""
         kind = str(self.task.metadata.type)
-        return KINDS.get(kind, kind.lower())
+        return _KINDS.get(kind, kind.lower())
 
     @property
     def has_documents(self) -> bool:
@@ -114,10 +114,10 @@ class MtebTask:
         parts = self.task.metadata.tasks if isinstance(self.task, AbsTaskAggregate) else [self.task]
         return any(isinstance(part, AbsTaskRetrieval) for part in parts)
 
-    def run(self, embedder: Embedder, *, seed: int) -> Scores:  # noqa: ARG002
+    def run(self, embedder: Embedder, *, seed: int) -> _Scores:
         """Let mteb run it. mteb fixes its own seed, which is the one the scores name."""
         metadata = self.task.metadata
-        encoder = MtebEncoder(embedder)
+        encoder = _MtebEncoder(embedder)
         try:
             found = mteb.evaluate(encoder, self.task, cache=None, co2_tracker=False, show_progress_bar=False)
             result = found.task_results[0]
@@ -127,7 +127,7 @@ class MtebTask:
             ) from error
         main = metadata.main_score
         score = float(result.get_score())
-        return Scores(
+        return _Scores(
             main=main,
             measures={**_flat(result.scores), main: score if math.isfinite(score) else 0.0},
             split=", ".join(result.scores),

@@ -8,27 +8,32 @@ cosine orders as the Hamming distance does.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trundle.artifact import CALIBRATION_FILE as CALIBRATION_FILE
-from trundle.embedder import Embedder, Encode, Vectors
+from trundle.embedder import Embedder, Encode, Vectors, asymmetric
 from trundle.errors import BadInput
+from trundle.evaluate.fidelity import AGREEMENT_AT, _agreement
+from trundle.evaluate.retrieval import nearest
+from trundle.evaluate.scoring import _SEED
+from trundle.evaluate.tasks import Task
+from trundle.progress import SILENT, Progress
+from trundle.records import CALIBRATION_FILE as CALIBRATION_FILE
 
-Precision = Literal["float32", "int8", "binary"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-STEPS = 255
-SMALLEST_SHARE = 16
+_Precision = Literal["float32", "int8", "binary"]
+_PRECISIONS: tuple[_Precision, ...] = get_args(_Precision)
+_STEPS = 255
+_SMALLEST_SHARE = 16
 """By default vectors are cut to no less than this part of their width."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ranges:
+class _Ranges:
     """The lowest and highest value of each dimension, over so many vectors of a teacher."""
 
     lowest: NDArray[np.float32]
@@ -42,7 +47,7 @@ class Ranges:
         return json.dumps({"teacher": self.teacher, "vectors": self.vectors, **numbers}) + "\n"
 
 
-def measure_ranges(blocks: Iterable[Vectors], teacher: str) -> Ranges:
+def measure_ranges(blocks: Iterable[Vectors], teacher: str) -> _Ranges:
     """The ranges of vectors that come in blocks."""
     lowest, highest, count = None, None, 0
     for block in blocks:
@@ -52,12 +57,12 @@ def measure_ranges(blocks: Iterable[Vectors], teacher: str) -> Ranges:
         count += len(block)
     if lowest is None or highest is None:
         raise BadInput("there are no vectors to take ranges from; give at least one")
-    return Ranges(
+    return _Ranges(
         lowest=lowest.astype(np.float32), highest=highest.astype(np.float32), vectors=count, teacher=teacher
     )
 
 
-def read_ranges(folder: str | Path) -> Ranges | None:
+def read_ranges(folder: str | Path) -> _Ranges | None:
     """The ranges kept in a model's folder, or None where there are none."""
     path = Path(folder) / CALIBRATION_FILE
     if not path.is_file():
@@ -65,7 +70,7 @@ def read_ranges(folder: str | Path) -> Ranges | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         lowest, highest = (np.asarray(content[key], dtype=np.float32) for key in ("lowest", "highest"))
-        ranges = Ranges(
+        ranges = _Ranges(
             lowest=lowest, highest=highest, vectors=int(content["vectors"]), teacher=str(content["teacher"])
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -75,7 +80,7 @@ def read_ranges(folder: str | Path) -> Ranges | None:
     return ranges
 
 
-def shortened(vectors: Vectors, dimensions: int, precision: Precision, ranges: Ranges) -> Vectors:
+def _shortened(vectors: Vectors, dimensions: int, precision: _Precision, ranges: _Ranges) -> Vectors:
     """What is left of vectors after being kept so, as numbers that can be compared."""
     kept = vectors[:, :dimensions]
     if precision == "float32":
@@ -83,27 +88,27 @@ def shortened(vectors: Vectors, dimensions: int, precision: Precision, ranges: R
     if precision == "binary":
         return np.where(kept > 0, np.float32(1), np.float32(-1))
     lowest, step = _steps(dimensions, ranges)
-    return (lowest + (to_bytes(kept, ranges).astype(np.float32) + 128.5) * step).astype(np.float32)
+    return (lowest + (_to_bytes(kept, ranges).astype(np.float32) + 128.5) * step).astype(np.float32)
 
 
-def to_bytes(vectors: Vectors, ranges: Ranges) -> NDArray[np.int8]:
+def _to_bytes(vectors: Vectors, ranges: _Ranges) -> NDArray[np.int8]:
     """The int8 codes of vectors; ranges are cut to their width."""
     lowest, step = _steps(vectors.shape[1], ranges)
-    codes: NDArray[np.int8] = (np.clip(np.floor((vectors - lowest) / step), 0, STEPS) - 128).astype(np.int8)
+    codes: NDArray[np.int8] = (np.clip(np.floor((vectors - lowest) / step), 0, _STEPS) - 128).astype(np.int8)
     return codes
 
 
-def _steps(dimensions: int, ranges: Ranges) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _steps(dimensions: int, ranges: _Ranges) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     lowest = ranges.lowest[:dimensions]
-    step = (ranges.highest[:dimensions] - lowest) / STEPS
+    step = (ranges.highest[:dimensions] - lowest) / _STEPS
     return lowest, np.where(step == 0, np.float32(1), step)
 
 
-def with_shortened(embedder: Embedder, dimensions: int, precision: Precision, ranges: Ranges) -> Embedder:
+def _with_shortened(embedder: Embedder, dimensions: int, precision: _Precision, ranges: _Ranges) -> Embedder:
     """The same model with an index that keeps less."""
 
     def through(encode: Encode) -> Encode:
-        return lambda texts: shortened(encode(texts), dimensions, precision, ranges)
+        return lambda texts: _shortened(encode(texts), dimensions, precision, ranges)
 
     return Embedder(
         name=f"{embedder.name} ({dimensions} × {precision})",
@@ -113,12 +118,116 @@ def with_shortened(embedder: Embedder, dimensions: int, precision: Precision, ra
     )
 
 
-def bytes_of(dimensions: int, precision: Precision) -> int:
+def _bytes_of(dimensions: int, precision: _Precision) -> int:
     """What one vector takes in an index."""
     return {"float32": 4 * dimensions, "int8": dimensions, "binary": -(-dimensions // 8)}[precision]
 
 
-def usual_dimensions(width: int) -> tuple[int, ...]:
+def _usual_dimensions(width: int) -> tuple[int, ...]:
     """The whole width, and the powers of two below it."""
     powers = (2**power for power in reversed(range(width.bit_length())))
-    return width, *(power for power in powers if width / SMALLEST_SHARE <= power < width)
+    return width, *(power for power in powers if width / _SMALLEST_SHARE <= power < width)
+
+
+_Score = Callable[[Embedder], dict[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """One way to keep vectors, and what searches in them score.
+
+    Scores are the teacher's alone, those of the student's queries in the teacher's index, and the student's alone;
+    `kept` is each as a share of its own with whole vectors.
+    """
+
+    dimensions: int
+    precision: _Precision
+    bytes: int
+    scores: dict[str, float]
+    kept: dict[str, float | None]
+    tasks: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inheritance:
+    """All ways to keep vectors, for one student."""
+
+    student: str
+    teacher: str
+    measure: str
+    calibration: str
+    rows: tuple[_Kept, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+
+def _measure_inheritance(
+    student: Embedder,
+    teacher: Embedder,
+    score: _Score,
+    *,
+    measure: str,
+    dimensions: Sequence[int],
+    ranges: _Ranges,
+    calibration: str,
+    progress: Progress = SILENT,
+) -> Inheritance:
+    """Score both models, and the student in the teacher's index, for each way to keep vectors.
+
+    `score` gives a figure for each task; whole float32 vectors are always measured, as what the others are a share of.
+    """
+    width = len(ranges.lowest)
+    ways = [
+        (size, precision) for size in sorted({width, *dimensions}, reverse=True) for precision in _PRECISIONS
+    ]
+    rows: list[_Kept] = []
+    with progress.task(f"shortened vectors, {student.name}", len(ways)) as advance:
+        for size, precision in ways:
+            master, pupil = (_with_shortened(model, size, precision, ranges) for model in (teacher, student))
+            figures = {
+                "teacher": score(master),
+                "asymmetric": score(asymmetric(pupil, master)),
+                "student": score(pupil),
+            }
+            means = {who: sum(found.values()) / len(found) for who, found in figures.items()}
+            whole = rows[0].scores if rows else means
+            rows.append(
+                _Kept(
+                    dimensions=size,
+                    precision=precision,
+                    bytes=_bytes_of(size, precision),
+                    scores=means,
+                    kept={who: mean / whole[who] if whole[who] else None for who, mean in means.items()},
+                    tasks=figures,
+                )
+            )
+            advance(1)
+    return Inheritance(
+        student=student.name, teacher=teacher.name, measure=measure, calibration=calibration, rows=tuple(rows)
+    )
+
+
+def _by_tasks(tasks: Sequence[Task], *, seed: int = _SEED) -> _Score:
+    """Each task's main score."""
+
+    def score(model: Embedder) -> dict[str, float]:
+        found = {task.name: task.run(model, seed=seed) for task in tasks}
+        return {name: scores.measures[scores.main] for name, scores in found.items()}
+
+    return score
+
+
+def _by_agreement(
+    teacher: Embedder, queries: Sequence[str], documents: Sequence[str], *, k: int = AGREEMENT_AT
+) -> _Score:
+    """The share of the documents the whole teacher finds first that are found as well."""
+    asked, held = list(dict.fromkeys(queries)), list(dict.fromkeys(documents))
+    truth = nearest(teacher.query(asked), teacher.document(held), k)
+
+    def score(model: Embedder) -> dict[str, float]:
+        found = nearest(model.query(asked), model.document(held), k)
+        return {f"agreement@{k}": _agreement(truth, found)}
+
+    return score

@@ -5,6 +5,7 @@ A pair becomes two such folders in one, `query` and `document`; both are made be
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -16,18 +17,21 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from tokenizers import Tokenizer
 
-from trundle.artifact import check_free, keep_records, swap_folders, whole_folder, write_whole
 from trundle.errors import BadInput, BadModel, WriteFailed
-from trundle.export.describing import describe, place_tokenizer, write_standalone
-from trundle.export.graph import OPSET
-from trundle.export.loss import Limits
-from trundle.export.parity import PROBES, Parity, check_tokens, torch_vectors
-from trundle.export.shrinking import Making, make_float, make_int4, make_int8
-from trundle.export.tracing import trace
-from trundle.model import is_pair, load, one_route
+from trundle.export.graph import _OPSET
+from trundle.export.parity import _PROBES, Limits, _check_tokens, _Parity, _torch_vectors
+from trundle.export.shrinking import _make_float, _make_int4, _make_int8, _Making
+from trundle.export.tracing import _trace
+from trundle.folders import check_free, swap_folders, whole_folder, write_whole
+from trundle.model.heads import is_pair, normalises, one_route
+from trundle.model.load import load
+from trundle.model.static import static_table
 from trundle.progress import SILENT, Progress
-from trundle.runtime.describe import (
+from trundle.records import keep_records
+from trundle.runtime.description import (
     FILE,
     SIDES,
     Description,
@@ -39,9 +43,102 @@ from trundle.runtime.describe import (
 from trundle.runtime.engines import is_x86
 from trundle.runtime.tokens import Reader
 
+_TOKENIZER = "tokenizer.json"
+_OWN_TOKENIZER = "encoder_tokenizer.json"
+"""For a model that changes its tokenizer as it is opened, so that the file in its folder does not tell all."""
+
+_MARK = "marked place"
+
+_UNLIMITED = 1_000_000
+"""Tokens of a text that a model without a limit reads; the rest is left out."""
+
+_NOT_TOKENIZING = {"padding", "truncation"}
+"""How the tokenizer was last asked to fill up and cut; the runtime asks in its own way."""
+
+
+def _describe(model: SentenceTransformer) -> Description:
+    """Everything but the graphs."""
+    if any(isinstance(module, Pooling) and not module.include_prompt for module in model) and any(
+        model.prompts.values()
+    ):
+        raise BadModel(
+            "the model leaves its prompts out of pooling, which a graph of token ids can't know; "
+            "set include_prompt to true"
+        )
+    static = static_table(model)
+    width = model.get_embedding_dimension()
+    longest = (
+        model.max_seq_length
+        if static is None
+        else (static.tokenizer.truncation or {}).get("max_length", _UNLIMITED)
+    )
+    if width is None or longest is None:
+        raise BadModel(
+            "the model does not say how wide its vectors are and how many tokens it takes; set both"
+        )
+    before, after = _chat_frame(model)
+    if (before or after) and any(model.prompts.values()):
+        raise BadModel(
+            "the model has both a chat template and prompts, which can't be told to a graph; remove its prompts"
+        )
+    return Description(
+        before=before,
+        after=after,
+        dimensions=width,
+        normalised=normalises(model),
+        max_tokens=longest,
+        special_tokens=static is None,
+        pad_id=0 if static is not None else int(model.tokenizer.pad_token_id or 0),
+        prompts={name: prompt or "" for name, prompt in model.prompts.items()},
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        default_prompt=model.default_prompt_name,
+    )
+
+
+def _chat_frame(model: SentenceTransformer) -> tuple[str, str]:
+    """What the model's chat template puts before and after a text; nothing where it has none."""
+    features = model.preprocess([_MARK])
+    if features.get("modality") != "message":
+        return "", ""
+    rendered = str(model.tokenizer.decode(features["input_ids"][0].tolist()))
+    before, mark, after = rendered.partition(_MARK)
+    if not mark:
+        raise BadModel("the model's chat template changes the text itself; remove chat_template.jinja")
+    return before, after
+
+
+def _place_tokenizer(model: SentenceTransformer, folder: Path) -> str:
+    """The name of a file in `folder` that reads texts as the model does; written if there is none yet."""
+    own = model.tokenizer
+    backend = own if isinstance(own, Tokenizer) else getattr(own, "backend_tokenizer", None)
+    if backend is None:
+        raise BadModel(
+            "the model's tokenizer is not one of the tokenizers library; save it as tokenizer.json"
+        )
+    content = _what_it_does(json.loads(backend.to_str()))
+    for name in (_TOKENIZER, _OWN_TOKENIZER):
+        path = folder / name
+        if path.is_file() and _what_it_does(json.loads(path.read_text(encoding="utf-8"))) == content:
+            return name
+    name = _OWN_TOKENIZER if (folder / _TOKENIZER).is_file() else _TOKENIZER
+    (folder / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    return name
+
+
+def _what_it_does(tokenizer: dict[str, Any]) -> dict[str, Any]:
+    return {key: None if key in _NOT_TOKENIZING else value for key, value in tokenizer.items()}
+
+
+def _write_standalone(model: SentenceTransformer, folder: Path) -> None:
+    """The standard folder without its torch weights: what a machine that only encodes needs."""
+    model.save_pretrained(str(folder), create_model_card=False, safe_serialization=True)
+    for weights in folder.rglob("*.safetensors*"):
+        weights.unlink()
+
+
 Size = Literal["full", "half", "int8", "int4", "int4+int8"]
 
-PLACES: dict[tuple[EngineName, Size], tuple[str, Precision]] = {
+_PLACES: dict[tuple[EngineName, Size], tuple[str, Precision]] = {
     ("onnx", "full"): ("onnx/model.onnx", "float32"),
     ("onnx", "half"): ("onnx/model_fp16.onnx", "float16"),
     ("onnx", "int8"): ("onnx/model_quantized.onnx", "int8"),
@@ -52,7 +149,7 @@ PLACES: dict[tuple[EngineName, Size], tuple[str, Precision]] = {
     ("openvino", "int8"): ("openvino/openvino_model_qint8_quantized.xml", "int8"),
 }
 """Where sentence-transformers, fastembed, text-embeddings-inference and transformers.js look."""
-MEASURED: tuple[Size, ...] = ("int8", "int4", "int4+int8")
+_MEASURED: tuple[Size, ...] = ("int8", "int4", "int4+int8")
 """Those that lose something. The last is stored in int4 and multiplied in int8."""
 
 
@@ -62,7 +159,7 @@ class Exported:
 
     folder: Path
     graph: Graph
-    parity: Parity
+    parity: _Parity
     file_bytes: int
     float_bytes: int
     """What the weights weigh in float32."""
@@ -104,14 +201,14 @@ def export_model(
     calibrated on every second text of `calibrate` and measured on the others; it is refused beyond `limits`.
     `try_both` traces with both of torch's tracers and keeps the faster graph.
     """
-    if (to, size) not in PLACES:
+    if (to, size) not in _PLACES:
         raise BadInput(f"{size} is not written for {to}; use --to onnx")
     if (to, size) == ("openvino", "int8") and not is_x86(platform.machine()):
         raise BadInput(
             "openvino's int8 fails on some graphs on this kind of processor; use --to onnx, which is faster here, or export on x86"
         )
-    home, place = Path(source).expanduser(), PLACES[to, size][0]
-    if size in MEASURED and not calibrate:
+    home, place = Path(source).expanduser(), _PLACES[to, size][0]
+    if size in _MEASURED and not calibrate:
         raise BadInput(f"{size} is measured on texts like yours; give them with --calibrate texts.txt")
     if output is None:
         if not home.is_dir():
@@ -124,7 +221,7 @@ def export_model(
     else:
         check_free(output, replace=force)
     model = load(source, trust_remote_code=trust_remote_code, device="cpu").float().eval()
-    order = Order(
+    order = _Order(
         to=to,
         size=size,
         calibrate=tuple(calibrate),
@@ -137,7 +234,7 @@ def export_model(
         return export_into(home, model, order, progress)
     with whole_folder(output, replace=force) as scratch:
         if not is_pair(model):
-            write_standalone(model, scratch)
+            _write_standalone(model, scratch)
         exported = export_into(scratch, model, order, progress)
         keep_records(home, scratch)
     return _moved(exported, scratch, Path(output))
@@ -154,7 +251,7 @@ def _moved(exported: Exported, scratch: Path, output: Path) -> Exported:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class _Order:
     """What was asked for."""
 
     to: EngineName
@@ -165,33 +262,33 @@ class Order:
     try_both: bool
 
 
-def _export_into(home: Path, model: SentenceTransformer, order: Order, progress: Progress) -> Exported:
+def _export_into(home: Path, model: SentenceTransformer, order: _Order, progress: Progress) -> Exported:
     """Make the graph in a scratch folder inside `home`, check it there, and put it in place by renames."""
-    description = replace(describe(model), tokenizer=place_tokenizer(model, home))
+    description = replace(_describe(model), tokenizer=_place_tokenizer(model, home))
     reader = Reader(home, description)
-    probes = [text for text, ids in zip(PROBES, reader.read(PROBES), strict=True) if ids]
-    check_tokens(model, reader.read, probes)
-    place, precision = PLACES[order.to, order.size]
+    probes = [text for text, ids in zip(_PROBES, reader.read(_PROBES), strict=True) if ids]
+    _check_tokens(model, reader.read, probes)
+    place, precision = _PLACES[order.to, order.size]
     with _scratch(home) as scratch:
         shutil.copy(home / description.tokenizer, scratch / description.tokenizer)
         path = scratch / place
         path.parent.mkdir()
-        making = Making(
+        making = _Making(
             model=model,
             folder=scratch,
             description=description,
-            graph=Graph(path=place, engine=order.to, precision=precision, facts={"opset": OPSET}),
+            graph=Graph(path=place, engine=order.to, precision=precision, facts={"opset": _OPSET}),
             traced=scratch / "traced" / "model.onnx",
             progress=progress,
         )
-        facts = trace(making.tracing(probes, torch_vectors(model, probes)), try_both=order.try_both)
+        facts = _trace(making.tracing(probes, _torch_vectors(model, probes)), try_both=order.try_both)
         making = making.with_facts(facts)
         if order.size in ("int8", "int4+int8"):
-            made = make_int8(making, order.calibrate, limits=order.limits, older_cpus=order.older_cpus)
+            made = _make_int8(making, order.calibrate, limits=order.limits, older_cpus=order.older_cpus)
         elif order.size == "int4":
-            made = make_int4(making, order.calibrate, limits=order.limits)
+            made = _make_int4(making, order.calibrate, limits=order.limits)
         else:
-            made = make_float(making, probes, half=order.size == "half")
+            made = _make_float(making, probes, half=order.size == "half")
         size = sum(file.stat().st_size for file in path.parent.iterdir())
         _put_in_place(home, path.parent, description, made.graph)
     return Exported(
@@ -203,7 +300,7 @@ def _export_into(home: Path, model: SentenceTransformer, order: Order, progress:
     )
 
 
-def _export_sides(home: Path, pair: SentenceTransformer, order: Order, progress: Progress) -> Exported:
+def _export_sides(home: Path, pair: SentenceTransformer, order: _Order, progress: Progress) -> Exported:
     """A folder for each side of a pair, beside graphs they may have already; both or neither."""
     made = []
     with _scratch(home) as scratch:
@@ -212,7 +309,7 @@ def _export_sides(home: Path, pair: SentenceTransformer, order: Order, progress:
             if (home / side / FILE).is_file():
                 shutil.copytree(home / side, scratch / side)
             else:
-                write_standalone(model, scratch / side)
+                _write_standalone(model, scratch / side)
             made.append(_export_into(scratch / side, model, order, progress))
         for side in SIDES:
             swap_folders(scratch / side, home / side)

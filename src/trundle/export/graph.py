@@ -22,20 +22,51 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor, nn
 
 from trundle.errors import BadModel
-from trundle.export import large
-from trundle.model import static_table, token_rows, transformer_of
+from trundle.export.parity import onnx
+from trundle.model.matrices import token_rows
+from trundle.model.static import static_table
+from trundle.model.surgery import transformer_of
 
-OPSET = 18
+_LARGEST_IN_ONE_FILE = 1_800_000_000
+"""Bytes; the format itself ends at 2 GB."""
+
+
+def _save_onnx(model: onnx.ModelProto, path: Path) -> None:
+    """Write a graph to `path`, with its weights in `path`_data if they are large."""
+    if model.ByteSize() <= _LARGEST_IN_ONE_FILE:
+        onnx.save(model, path)
+        return
+    data = path.with_name(f"{path.name}_data")
+    data.unlink(missing_ok=True)  # the library would append to it
+    onnx.save(
+        model,
+        path,
+        save_as_external_data=True,
+        all_tensors_to_one_file=True,
+        location=data.name,
+        size_threshold=0,
+    )
+
+
+def _gather_weights(path: Path) -> None:
+    """Put weights that a tracer scattered over many files beside `path` into one."""
+    model = onnx.load(path)
+    for file in path.parent.iterdir():
+        file.unlink()
+    _save_onnx(model, path)
+
+
+_OPSET = 18
 """Old enough for fastembed, transformers.js and text-embeddings-inference as they are installed today."""
 
-SENTENCES, TOKENS = "sentence_embedding", "token_embeddings"
-OUTPUTS = (SENTENCES, TOKENS)
+_SENTENCES, _TOKENS = "sentence_embedding", "token_embeddings"
+_OUTPUTS = (_SENTENCES, _TOKENS)
 """Clients that pool by themselves take the second; for everyone else the first is all there is."""
 
-Tracer = Literal["torchscript", "dynamo"]
+_Tracer = Literal["torchscript", "dynamo"]
 
 
-class Whole(nn.Module):
+class _Whole(nn.Module):
     """A SentenceTransformer as a function of tensors alone."""
 
     def __init__(self, model: SentenceTransformer, *, with_types: bool = False) -> None:
@@ -51,10 +82,10 @@ class Whole(nn.Module):
         if token_type_ids is not None:
             features["token_type_ids"] = token_type_ids
         done = self.model(features)
-        return done[SENTENCES], done[TOKENS]
+        return done[_SENTENCES], done[_TOKENS]
 
 
-class WholeStatic(Whole):
+class _WholeStatic(_Whole):
     """A static model as a function of padded rows of ids, where the model itself takes all texts end to end."""
 
     def __init__(self, model: SentenceTransformer, table: StaticEmbedding) -> None:
@@ -65,30 +96,30 @@ class WholeStatic(Whole):
         self,
         input_ids: Tensor,
         attention_mask: Tensor,
-        token_type_ids: Tensor | None = None,  # noqa: ARG002
+        token_type_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Vectors of texts, and of their tokens."""
         rows = nn.functional.embedding(input_ids, self.table.embedding.weight)
         counted = attention_mask[:, :, None].to(rows.dtype)
-        done = {SENTENCES: (rows * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)}
+        done = {_SENTENCES: (rows * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)}
         for module in list(self.model)[1:]:
             done = module(done)
-        return done[SENTENCES], rows
+        return done[_SENTENCES], rows
 
 
-def whole(model: SentenceTransformer) -> Whole:
+def _whole(model: SentenceTransformer) -> _Whole:
     """The model ready to be traced; it shares its weights with `model`."""
     if (table := static_table(model)) is not None:
-        return WholeStatic(model, table).eval()
+        return _WholeStatic(model, table).eval()
     backbone = getattr(model[0], "model", None)
     if not isinstance(backbone, nn.Module):
         raise BadModel("a model without a transformer inside can't be exported; use it as it is")
     types = inspect.signature(backbone.forward).parameters.get("token_type_ids")
     tokenizer_gives = "token_type_ids" in getattr(model.tokenizer, "model_input_names", ())
-    return Whole(model, with_types=types is not None and tokenizer_gives).eval()
+    return _Whole(model, with_types=types is not None and tokenizer_gives).eval()
 
 
-def example_inputs(graph: Whole, *, texts: int = 2, tokens: int = 8) -> tuple[Tensor, ...]:
+def _example_inputs(graph: _Whole, *, texts: int = 2, tokens: int = 8) -> tuple[Tensor, ...]:
     """Made-up ids: two rows, the second shorter, so that tracing sees padding."""
     vocabulary = token_rows(graph.model)
     ids = torch.arange(texts * tokens).reshape(texts, tokens) % max(1, vocabulary - 10) + min(
@@ -100,11 +131,11 @@ def example_inputs(graph: Whole, *, texts: int = 2, tokens: int = 8) -> tuple[Te
     return (ids, mask, types)[: len(graph.input_names)]
 
 
-def write_onnx(graph: Whole, path: Path, *, tracer: Tracer) -> None:
+def _write_onnx(graph: _Whole, path: Path, *, tracer: _Tracer) -> None:
     """Trace `graph` into `path`; weights over 2 GB go into a file beside it."""
-    names, example = list(graph.input_names), example_inputs(graph)
+    names, example = list(graph.input_names), _example_inputs(graph)
     weights = sum(weight.numel() * weight.element_size() for weight in graph.parameters())
-    outside = weights > large.LARGEST_IN_ONE_FILE
+    outside = weights > _LARGEST_IN_ONE_FILE
     with warnings.catch_warnings(), torch.no_grad(), redirect_stdout(StringIO()), _quiet_logs():
         warnings.filterwarnings("ignore")  # tracers warn of every branch they see, and of themselves
         if tracer == "dynamo":
@@ -114,30 +145,32 @@ def write_onnx(graph: Whole, path: Path, *, tracer: Tracer) -> None:
                 example,
                 str(path),
                 input_names=names,
-                output_names=list(OUTPUTS),
-                opset_version=OPSET,
+                output_names=list(_OUTPUTS),
+                opset_version=_OPSET,
                 dynamo=True,
                 dynamic_shapes=tuple(any_size for _ in names),
                 external_data=outside,
             )
         else:
-            axes = {name: {0: "batch", 1: "tokens"} for name in [*names, TOKENS]} | {SENTENCES: {0: "batch"}}
+            axes = {name: {0: "batch", 1: "tokens"} for name in [*names, _TOKENS]} | {
+                _SENTENCES: {0: "batch"}
+            }
             torch.onnx.export(
                 graph,
                 example,
                 str(path),
                 input_names=names,
-                output_names=list(OUTPUTS),
-                opset_version=OPSET,
+                output_names=list(_OUTPUTS),
+                opset_version=_OPSET,
                 dynamo=False,
                 dynamic_axes=axes,
             )
     if outside:
-        large.gather_weights(path)
+        _gather_weights(path)
 
 
 @contextmanager
-def plain_attention(model: SentenceTransformer) -> Iterator[None]:
+def _plain_attention(model: SentenceTransformer) -> Iterator[None]:
     """Attention as two products and a softmax while the block runs: the form that runtimes know how to fuse.
 
     The form torch prefers is traced with a search for NaN in every row, which costs as much as the softmax itself. A static

@@ -17,25 +17,23 @@ import torch
 from numpy.typing import NDArray
 
 from trundle.embedder import Vectors
-from trundle.export.large import save_onnx
-from trundle.export.onnx_file import with_int8_products
-from trundle.export.packages import onnx
-from trundle.export.stored import second_is_turned
-from trundle.export.tables import is_large_matrix, with_int8_tables
-from trundle.model import BLOCK, fits_grid, on_grid
+from trundle.export.graph import _save_onnx
+from trundle.export.int8 import _is_large_matrix, _second_is_turned, _with_int8_products, _with_int8_tables
+from trundle.export.parity import onnx
+from trundle.model.matrices import BLOCK, fits_grid, on_grid
 
-FOUR = "four"
-SIXTEENTH = "sixteenth"
-QUANTISED, TURNED = "_quantized", "_Transposed"
+_FOUR = "four"
+_SIXTEENTH = "sixteenth"
+_QUANTISED, _TURNED = "_quantized", "_Transposed"
 """What onnxruntime's quantiser adds to the name of a matrix it has rounded, or turned before."""
 
 
-def write_int4(traced: Path, path: Path, *, tokens: int) -> None:
+def _write_int4(traced: Path, path: Path, *, tokens: int) -> None:
     """Tables of so many rows and all large products in int4, other tables in int8."""
-    save_onnx(with_int8_tables(with_int4(onnx.load(traced), tokens=tokens)), path)
+    _save_onnx(_with_int8_tables(_with_int4(onnx.load(traced), tokens=tokens)), path)
 
 
-def write_int4_with_int8_products(
+def _write_int4_with_int8_products(
     traced: Path, path: Path, *, tokens: int, keep: Sequence[str], older_cpus: bool
 ) -> None:
     """The same, but all products except those to `keep` are computed in int8."""
@@ -43,24 +41,24 @@ def write_int4_with_int8_products(
     floats = {
         each.name: onnx.numpy_helper.to_array(each)
         for each in model.graph.initializer
-        if is_large_matrix(each)
+        if _is_large_matrix(each)
     }
-    quantised = with_int8_products(model, path.parent, keep=keep, older_cpus=older_cpus)
-    opened = with_rounded_matrices(quantised, floats)
-    save_onnx(with_int8_tables(with_int4(opened, tokens=tokens)), path)
+    quantised = _with_int8_products(model, path.parent, keep=keep, older_cpus=older_cpus)
+    opened = _with_rounded_matrices(quantised, floats)
+    _save_onnx(_with_int8_tables(_with_int4(opened, tokens=tokens)), path)
 
 
-def with_rounded_matrices(model: onnx.ModelProto, floats: Mapping[str, Vectors]) -> onnx.ModelProto:
+def _with_rounded_matrices(model: onnx.ModelProto, floats: Mapping[str, Vectors]) -> onnx.ModelProto:
     """The matrices of int8 products stored in four bits, and rounded to int8 by the scales of the graph when it is opened."""
     stored = {each.name: each for each in model.graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         name = node.input[1] if node.op_type == "MatMulInteger" else ""
-        weight = name.removesuffix(QUANTISED)
-        matrix = floats.get(weight.removesuffix(TURNED))
+        weight = name.removesuffix(_QUANTISED)
+        matrix = floats.get(weight.removesuffix(_TURNED))
         if matrix is not None and name in stored:
             numbers, scales = (onnx.numpy_helper.to_array(stored[each]) for each in (name, f"{weight}_scale"))
-            columns = as_it_stands(matrix, numbers, scales)
+            columns = _as_it_stands(matrix, numbers, scales)
             if columns is not None and fits_grid(*columns.T.shape):
                 model.graph.initializer.remove(stored.pop(name))
                 codes, scale, shape = _stored_matrix(model, f"{weight}_grid", columns.T, turned=False)
@@ -76,7 +74,7 @@ def with_rounded_matrices(model: onnx.ModelProto, floats: Mapping[str, Vectors])
     return model
 
 
-def as_it_stands(matrix: Vectors, numbers: NDArray[np.int8], scales: Vectors) -> Vectors | None:
+def _as_it_stands(matrix: Vectors, numbers: NDArray[np.int8], scales: Vectors) -> Vectors | None:
     """The matrix or its transpose, whichever these int8 numbers are of; the quantiser turns some and does not always say so."""
     return next(
         (
@@ -88,9 +86,9 @@ def as_it_stands(matrix: Vectors, numbers: NDArray[np.int8], scales: Vectors) ->
     )
 
 
-def with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:
+def _with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:
     """The graph with its token table and the matrices it multiplies by on the grid of four bits."""
-    floats = {each.name: each for each in model.graph.initializer if is_large_matrix(each)}
+    floats = {each.name: each for each in model.graph.initializer if _is_large_matrix(each)}
     opened: set[str] = set()
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -100,7 +98,7 @@ def with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:
             continue
         matrix = floats.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
         if matrix is not None and matrix.name not in opened:
-            turned = second_is_turned(node)
+            turned = _second_is_turned(node)
             shape = tuple(matrix.dims) if turned else tuple(reversed(matrix.dims))
             if fits_grid(*shape):
                 content = _taken(model, matrix, opened)
@@ -112,13 +110,13 @@ def with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:
                     _node("Reshape", [f"{matrix.name}_blocks", whole], matrix.name),
                 ]
         nodes.append(node)
-    _store(model, {FOUR: np.array(4, dtype=np.uint8), SIXTEENTH: np.array(1 / 16, dtype=np.float32)})
+    _store(model, {_FOUR: np.array(4, dtype=np.uint8), _SIXTEENTH: np.array(1 / 16, dtype=np.float32)})
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     return model
 
 
-def packed(matrix: Vectors) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
+def _packed(matrix: Vectors) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
     """Codes as (rows, blocks, 16) bytes, and scales as (rows, blocks, 1)."""
     codes, scales = on_grid(torch.tensor(matrix))
     halves = codes.numpy().astype(np.int8).view(np.uint8) & 15
@@ -138,7 +136,7 @@ def _taken(model: onnx.ModelProto, tensor: onnx.TensorProto, opened: set[str]) -
 def _opened_rows(model: onnx.ModelProto, node: onnx.NodeProto, table: Vectors) -> list[onnx.NodeProto]:
     """Look up codes and scales, then open what was looked up."""
     name, ids, out = node.input[0], node.input[1], node.output[0]
-    codes, scales = packed(table)
+    codes, scales = _packed(table)
     _store(
         model, {f"{name}_int4": codes, f"{name}_scale": scales, f"{name}_width": np.array([table.shape[1]])}
     )
@@ -156,7 +154,7 @@ def _stored_matrix(
     model: onnx.ModelProto, name: str, matrix: Vectors, *, turned: bool
 ) -> tuple[str, str, str]:
     """A matrix of (outputs, inputs), laid down the way it is multiplied by; the names of codes, scales and shape."""
-    codes, scales = packed(matrix)
+    codes, scales = _packed(matrix)
     if not turned:
         codes, scales = codes.transpose(1, 2, 0), scales.transpose(1, 2, 0)
     shape = np.array(matrix.shape if turned else matrix.T.shape, dtype=np.int64)
@@ -173,15 +171,15 @@ def _opened(codes: str, scales: str, out: str, *, axis: int, over: str | None = 
     single, signed = onnx.TensorProto.FLOAT, onnx.TensorProto.INT8
     factor = f"{out}_factor" if over is None else f"{out}_part"
     nodes = [
-        _node("BitShift", [codes, FOUR], f"{out}_first", direction="LEFT"),
-        _node("BitShift", [codes, FOUR], f"{out}_upper", direction="RIGHT"),
-        _node("BitShift", [f"{out}_upper", FOUR], f"{out}_second", direction="LEFT"),
+        _node("BitShift", [codes, _FOUR], f"{out}_first", direction="LEFT"),
+        _node("BitShift", [codes, _FOUR], f"{out}_upper", direction="RIGHT"),
+        _node("BitShift", [f"{out}_upper", _FOUR], f"{out}_second", direction="LEFT"),
         _node("Cast", [f"{out}_first"], f"{out}_first_codes", to=signed),
         _node("Cast", [f"{out}_second"], f"{out}_second_codes", to=signed),
         _node("Concat", [f"{out}_first_codes", f"{out}_second_codes"], f"{out}_both", axis=axis),
         _node("Cast", [f"{out}_both"], f"{out}_sixteenfold", to=single),
         _node("Cast", [scales], f"{out}_scale", to=single),
-        _node("Mul", [f"{out}_scale", SIXTEENTH], factor),
+        _node("Mul", [f"{out}_scale", _SIXTEENTH], factor),
     ]
     if over is not None:
         nodes.append(_node("Div", [factor, over], f"{out}_factor"))

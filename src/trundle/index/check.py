@@ -17,23 +17,23 @@ import numpy as np
 from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput
 from trundle.evaluate.encoding import checked
-from trundle.evaluate.ranking import Positions, nearest, unit
-from trundle.index.contract import Readable, Sample
+from trundle.evaluate.retrieval import Positions, nearest, unit
+from trundle.index.contract import _Readable, _Sample
 from trundle.progress import SILENT, Progress
 
-AT = 10
-LEAST_TEXTS = 50
+_AT = 10
+_LEAST_TEXTS = 50
 """Among fewer texts, agreement says little more than chance."""
-LONGEST_QUERY = 160
-COMPARED = 32
+_LONGEST_QUERY = 160
+_COMPARED = 32
 """Texts by which it is checked whether the teacher built the index."""
-SAME_MODEL = 0.98
-SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|\n")
-ENOUGH, HALF = 0.8, 0.5
+_SAME_MODEL = 0.98
+_SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|\n")
+_ENOUGH, _HALF = 0.8, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class _Check:
     """What was found."""
 
     index: str
@@ -55,7 +55,7 @@ class Check:
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
-        return asdict(self) | {"at": AT, "says": list(self.says())}
+        return asdict(self) | {"at": _AT, "says": list(self.says())}
 
     def says(self) -> tuple[str, ...]:
         """The same in plain words."""
@@ -66,9 +66,9 @@ class Check:
             f"Of the ten texts that {self.teacher or 'the stored vectors'} would find, it finds "
             f"{10 * self.agreement:.1f}; the best of them is among its ten for {self.first:.0%} of the queries.",
         ]
-        if self.agreement >= ENOUGH:
+        if self.agreement >= _ENOUGH:
             lines.append("It can take over the queries of this index: nothing need be embedded again.")
-        elif self.agreement >= HALF:
+        elif self.agreement >= _HALF:
             lines.append(
                 "It works on this index, with other results here and there; aligning it longer on texts like "
                 "these brings it closer, without embedding anything again."
@@ -78,7 +78,7 @@ class Check:
                 "It is not in the space of this index, or not near enough: align it with trundle align on texts "
                 "like these before it takes over."
             )
-        if self.built_by_teacher is not None and self.built_by_teacher < SAME_MODEL:
+        if self.built_by_teacher is not None and self.built_by_teacher < _SAME_MODEL:
             lines.append(
                 f"Take care: {self.teacher} gives other vectors for these texts than the stored ones (cosine "
                 f"{self.built_by_teacher:.3f}), so it did not build this index as it is, or with another prompt."
@@ -87,7 +87,7 @@ class Check:
 
 
 def check_index(
-    index: Readable,
+    index: _Readable,
     student: Embedder,
     *,
     teacher: Embedder | None = None,
@@ -96,14 +96,14 @@ def check_index(
     most_queries: int = 200,
     seed: int = 0,
     progress: Progress = SILENT,
-) -> Check:
+) -> _Check:
     """Measure how far the student agrees with the teacher on what is stored; nothing is written."""
     if queries and teacher is None:
         raise BadInput("for your own queries the teacher must be asked, too; name it with --teacher")
     drawn = index.sample(texts, seed)
-    if len(drawn.texts) < LEAST_TEXTS:
+    if len(drawn.texts) < _LEAST_TEXTS:
         raise BadInput(
-            f"{index.name} holds {len(drawn.texts)} texts, and among fewer than {LEAST_TEXTS} agreement says nothing; "
+            f"{index.name} holds {len(drawn.texts)} texts, and among fewer than {_LEAST_TEXTS} agreement says nothing; "
             "check an index that is in use"
         )
     if teacher is None:
@@ -113,7 +113,7 @@ def check_index(
         own: list[int] | None = list(range(len(asked)))
         source = "its own texts, whole; their stored vectors stand in for the teacher"
     else:
-        asked = list(dict.fromkeys(queries))[:most_queries] or opening_words(drawn.texts)[:most_queries]
+        asked = list(dict.fromkeys(queries))[:most_queries] or _opening_words(drawn.texts)[:most_queries]
         ours = _vectors(student, "query", asked, progress)
         theirs = _vectors(teacher, "query", asked, progress)
         own = None
@@ -124,9 +124,9 @@ def check_index(
                 f"{name} gives vectors of {vectors.shape[1]} numbers and {index.name} stores "
                 f"{drawn.vectors.shape[1]}; bring the student into the teacher's space with trundle align"
             )
-    truth = nearest(theirs, drawn.vectors, AT, left_out=own)
-    found = nearest(ours, drawn.vectors, AT, left_out=own)
-    return Check(
+    truth = nearest(theirs, drawn.vectors, _AT, left_out=own)
+    found = nearest(ours, drawn.vectors, _AT, left_out=own)
+    return _Check(
         index=index.name,
         student=student.name,
         teacher=None if teacher is None else teacher.name,
@@ -134,31 +134,31 @@ def check_index(
         total=drawn.total,
         queries=len(asked),
         queries_from=source,
-        agreement=shared(truth, found),
+        agreement=_shared(truth, found),
         first=float(np.mean((found == truth[:, :1]).any(axis=1))),
         cosine=float(np.einsum("ij,ij->i", unit(ours), unit(theirs)).mean()),
         built_by_teacher=None if teacher is None else _built_by(teacher, drawn, progress),
     )
 
 
-def shared(truth: Positions, found: Positions) -> float:
+def _shared(truth: Positions, found: Positions) -> float:
     """Mean share of each row of `truth` that is in the same row of `found`."""
     return float((truth[:, :, None] == found[:, None, :]).any(axis=2).mean())
 
 
-def opening_words(texts: Sequence[str]) -> list[str]:
+def _opening_words(texts: Sequence[str]) -> list[str]:
     """The first sentence of each text, at most so many characters: what somebody might type to find it."""
     found = []
     for text in texts:
-        sentence = SENTENCE_END.split(text.strip(), maxsplit=1)[0]
-        if len(sentence) > LONGEST_QUERY:
-            sentence = sentence[:LONGEST_QUERY].rsplit(" ", 1)[0]
+        sentence = _SENTENCE_END.split(text.strip(), maxsplit=1)[0]
+        if len(sentence) > _LONGEST_QUERY:
+            sentence = sentence[:_LONGEST_QUERY].rsplit(" ", 1)[0]
         found.append(sentence)
     return list(dict.fromkeys(words for words in found if words))
 
 
-def _built_by(teacher: Embedder, drawn: Sample, progress: Progress) -> float:
-    some = list(drawn.texts[:COMPARED])
+def _built_by(teacher: Embedder, drawn: _Sample, progress: Progress) -> float:
+    some = list(drawn.texts[:_COMPARED])
     again = _vectors(teacher, "document", some, progress)
     return float(np.einsum("ij,ij->i", unit(again), unit(drawn.vectors[: len(some)])).mean())
 

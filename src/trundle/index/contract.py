@@ -10,21 +10,21 @@ from typing import Literal, Protocol
 from trundle.embedder import Vectors
 from trundle.errors import BadInput
 
-Precision = Literal["float", "int8", "binary"]
-KEY_BYTES = 16
-OVERSAMPLE = 10
+_Precision = Literal["float", "int8", "binary"]
+_KEY_BYTES = 16
+_OVERSAMPLE = 10
 """Candidates per wanted result that are looked at again with full vectors."""
-EXACT_UP_TO = 50_000
+_EXACT_UP_TO = 50_000
 """A set of this many texts is searched whole; beyond it a graph is built."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class _Facts:
     """What a store must be told once."""
 
     model: str
     dimensions: int
-    precision: Precision = "float"
+    precision: _Precision = "float"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +33,16 @@ class Wanted:
 
     model: str
     dimensions: int
-    precision: Precision | None = None
+    precision: _Precision | None = None
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> _Facts:
         """What a new store is told."""
-        return Facts(model=self.model, dimensions=self.dimensions, precision=self.precision or "float")
+        return _Facts(model=self.model, dimensions=self.dimensions, precision=self.precision or "float")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class _Found:
     """One text that was found, with its cosine to the query."""
 
     text: str
@@ -50,7 +50,7 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class _Sample:
     """Some texts of a store with their vectors, and how many texts it has in all."""
 
     texts: tuple[str, ...]
@@ -58,7 +58,7 @@ class Sample:
     total: int
 
 
-class Readable(Protocol):
+class _Readable(Protocol):
     """A store that is only looked at: also one that somebody else filled."""
 
     @property
@@ -71,7 +71,7 @@ class Readable(Protocol):
         """Numbers in a vector."""
         ...
 
-    def sample(self, count: int, seed: int) -> Sample:
+    def sample(self, count: int, seed: int) -> _Sample:
         """Up to `count` texts drawn evenly."""
         ...
 
@@ -80,11 +80,11 @@ class Readable(Protocol):
         ...
 
 
-class Store(Readable, Protocol):
+class _Store(_Readable, Protocol):
     """A store of ours: it can be added to and searched."""
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> _Facts:
         """What it was told when it was made."""
         ...
 
@@ -104,12 +104,12 @@ class Store(Readable, Protocol):
         """Make what large sets need to be searched fast."""
         ...
 
-    def search(self, queries: Vectors, k: int) -> list[list[Found]]:
+    def search(self, queries: Vectors, k: int) -> list[list[_Found]]:
         """The k nearest texts of each query by cosine, best first."""
         ...
 
 
-def agreed(there: Facts, wanted: Wanted, name: str) -> Facts:
+def _agreed(there: _Facts, wanted: Wanted, name: str) -> _Facts:
     """The facts of a store that may be added to, or a refusal: two models' vectors don't go into one index."""
     same = there.model == wanted.model and there.dimensions == wanted.dimensions
     if not same or wanted.precision not in (None, there.precision):
@@ -120,6 +120,6 @@ def agreed(there: Facts, wanted: Wanted, name: str) -> Facts:
     return there
 
 
-def key_of(text: str) -> bytes:
+def _key_of(text: str) -> bytes:
     """What tells a text from all others."""
-    return blake2b(text.encode("utf-8"), digest_size=KEY_BYTES).digest()
+    return blake2b(text.encode("utf-8"), digest_size=_KEY_BYTES).digest()

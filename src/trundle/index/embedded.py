@@ -23,60 +23,76 @@ from typing import Any
 
 import numpy as np
 
-import trundle.index as room
-import trundle.index.codes as bits
-from trundle.artifact import check_free, write_whole
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, WriteFailed
-from trundle.index.codes import Codes
-from trundle.index.contract import EXACT_UP_TO, OVERSAMPLE, Facts, Found, Sample, Wanted, agreed, key_of
+from trundle.folders import check_free, write_whole
+from trundle.index.codes import (
+    _code_width,
+    _Codes,
+    _encode_codes,
+    _open_graph,
+    _rescored,
+    _Rows,
+    _scan,
+    _write_graph,
+)
+from trundle.index.contract import (
+    _EXACT_UP_TO,
+    _OVERSAMPLE,
+    Wanted,
+    _agreed,
+    _Facts,
+    _Found,
+    _key_of,
+    _Sample,
+)
 from trundle.progress import SILENT, Progress
 
-MARK = "index.json"
-FORMAT = 1
-TEXTS, VECTORS, GRAPH = "texts.sqlite", "vectors.f32", "graph.usearch"
-LOOKED_UP_AT_ONCE = 500
-TABLE = (
+_MARK = "index.json"
+_FORMAT = 1
+_TEXTS, _VECTORS, _GRAPH = "texts.sqlite", "vectors.f32", "graph.usearch"
+_LOOKED_UP_AT_ONCE = 500
+_TABLE = (
     "CREATE TABLE IF NOT EXISTS texts (id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, text TEXT NOT NULL)"
 )
 
 
-def create_embedded(folder: Path, wanted: Wanted) -> None:
+def _create_embedded(folder: Path, wanted: Wanted) -> None:
     """An empty store; one that is there already must be of the same kind."""
-    if (folder / MARK).is_file():
-        agreed(read_facts(folder), wanted, str(folder))
+    if (folder / _MARK).is_file():
+        _agreed(_read_facts(folder), wanted, str(folder))
         return
     check_free(folder)
-    write_whole(folder / MARK, json.dumps(asdict(wanted.facts) | {"format": FORMAT}, indent=2) + "\n")
+    write_whole(folder / _MARK, json.dumps(asdict(wanted.facts) | {"format": _FORMAT}, indent=2) + "\n")
 
 
-def read_facts(folder: Path) -> Facts:
+def _read_facts(folder: Path) -> _Facts:
     """What the store was told when it was made."""
-    path = folder / MARK
+    path = folder / _MARK
     if not path.is_file():
         raise BadInput(f"{folder} is no index; build one with trundle index build")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content.pop("format") != FORMAT:
+        if content.pop("format") != _FORMAT:
             raise BadInput(f"{path} was written by another version of trundle; build the index again")
-        return Facts(**content)
+        return _Facts(**content)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadInput(f"{path} is damaged ({error}); build the index again") from error
 
 
-class EmbeddedStore:
+class _EmbeddedStore:
     """An open store. One process may add to it while others search what was there when they opened it."""
 
-    def __init__(self, folder: Path, *, exact_up_to: int = EXACT_UP_TO, progress: Progress = SILENT) -> None:
+    def __init__(self, folder: Path, *, exact_up_to: int = _EXACT_UP_TO, progress: Progress = SILENT) -> None:
         self._folder = folder
-        self._facts = read_facts(folder)
+        self._facts = _read_facts(folder)
         self._exact_up_to = exact_up_to
         self._progress = progress
         with self._explained():
-            self._texts = sqlite3.connect(folder / TEXTS, isolation_level=None, timeout=5)
+            self._texts = sqlite3.connect(folder / _TEXTS, isolation_level=None, timeout=5)
             self._texts.execute("PRAGMA journal_mode=WAL")
             self._texts.execute("PRAGMA synchronous=FULL")
-            self._texts.execute(TABLE)
+            self._texts.execute(_TABLE)
         self._load()
 
     @property
@@ -85,7 +101,7 @@ class EmbeddedStore:
         return str(self._folder)
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> _Facts:
         """What it was told when it was made."""
         return self._facts
 
@@ -101,10 +117,10 @@ class EmbeddedStore:
 
     def missing(self, texts: Sequence[str]) -> list[str]:
         """Those that are not stored yet, each once."""
-        keys = {key_of(text): text for text in texts}
+        keys = {_key_of(text): text for text in texts}
         wanted = list(keys)
-        for start in range(0, len(wanted), LOOKED_UP_AT_ONCE):
-            part = wanted[start : start + LOOKED_UP_AT_ONCE]
+        for start in range(0, len(wanted), _LOOKED_UP_AT_ONCE):
+            part = wanted[start : start + _LOOKED_UP_AT_ONCE]
             marks = ",".join("?" * len(part))
             with self._explained():
                 there = self._texts.execute(f"SELECT key FROM texts WHERE key IN ({marks})", part).fetchall()
@@ -119,10 +135,10 @@ class EmbeddedStore:
             self._texts.execute("BEGIN IMMEDIATE")
             try:
                 first = self.count()
-                _write_at(self._folder / VECTORS, first, vectors.astype("<f4", copy=False))
+                _write_at(self._folder / _VECTORS, first, vectors.astype("<f4", copy=False))
                 if precision != "float":
-                    _write_at(self._codes_path, first, bits.encode_codes(vectors, precision))
-                rows = ((first + place, key_of(text), text) for place, text in enumerate(texts))
+                    _write_at(self._codes_path, first, _encode_codes(vectors, precision))
+                rows = ((first + place, _key_of(text), text) for place, text in enumerate(texts))
                 self._texts.executemany("INSERT INTO texts VALUES (?, ?, ?)", rows)
                 self._texts.execute("COMMIT")
             except BaseException:
@@ -136,25 +152,25 @@ class EmbeddedStore:
         total = len(self._codes)
         if total > self._exact_up_to and (self._found is None or self._found[0] < total):
             with self._explained():
-                room.write_graph(
-                    self._folder / GRAPH, self._codes, self._facts.precision, self.dimensions, self._progress
+                _write_graph(
+                    self._folder / _GRAPH, self._codes, self._facts.precision, self.dimensions, self._progress
                 )
             self._load()
 
-    def search(self, queries: Vectors, k: int) -> list[list[Found]]:
+    def search(self, queries: Vectors, k: int) -> list[list[_Found]]:
         """The k nearest texts of each query by cosine, best first."""
-        found = [bits.rescored(query, self._vectors, self._candidates(query, k), k) for query in queries]
+        found = [_rescored(query, self._vectors, self._candidates(query, k), k) for query in queries]
         return [
-            [Found(text=text, score=score) for text, (_, score) in zip(self._read(row), row, strict=True)]
+            [_Found(text=text, score=score) for text, (_, score) in zip(self._read(row), row, strict=True)]
             for row in found
         ]
 
-    def sample(self, count: int, seed: int) -> Sample:
+    def sample(self, count: int, seed: int) -> _Sample:
         """Up to `count` texts drawn evenly, in their order."""
         total = len(self._vectors)
         rows = np.sort(np.random.default_rng(seed).permutation(total)[:count])
         texts = self._read([(int(row), 0.0) for row in rows])
-        return Sample(texts=tuple(texts), vectors=np.array(self._vectors[rows]), total=total)
+        return _Sample(texts=tuple(texts), vectors=np.array(self._vectors[rows]), total=total)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -167,34 +183,30 @@ class EmbeddedStore:
     def _load(self) -> None:
         """Look at the files as they are now."""
         total, width = self.count(), self._facts.dimensions
-        self._vectors: Vectors = _mapped(self._folder / VECTORS, np.dtype("<f4"), total, width)
-        self._codes: Codes = self._vectors
+        self._vectors: Vectors = _mapped(self._folder / _VECTORS, np.dtype("<f4"), total, width)
+        self._codes: _Codes = self._vectors
         if self._facts.precision != "float":
             kind = np.dtype(np.int8 if self._facts.precision == "int8" else np.uint8)
-            self._codes = _mapped(
-                self._codes_path, kind, total, bits.code_width(width, self._facts.precision)
-            )
+            self._codes = _mapped(self._codes_path, kind, total, _code_width(width, self._facts.precision))
         self._found = None
         if total > self._exact_up_to:
-            self._found = room.open_graph(self._folder / GRAPH, self._facts.precision, self._codes, width)
+            self._found = _open_graph(self._folder / _GRAPH, self._facts.precision, self._codes, width)
 
-    def _candidates(self, query: Vectors, k: int) -> bits.Rows:
+    def _candidates(self, query: Vectors, k: int) -> _Rows:
         """Rows worth looking at with full vectors; what the graph does not cover yet is scanned."""
         precision = self._facts.precision
-        asked = query if precision == "float" else bits.encode_codes(query[None], precision)[0]
-        count = k if precision == "float" else OVERSAMPLE * k
+        asked = query if precision == "float" else _encode_codes(query[None], precision)[0]
+        count = k if precision == "float" else _OVERSAMPLE * k
         if self._found is None:
-            return bits.scan(asked, self._codes, precision, count)
+            return _scan(asked, self._codes, precision, count)
         covered, nearest = self._found
-        return np.concatenate(
-            [nearest(asked, count), bits.scan(asked, self._codes, precision, count, covered)]
-        )
+        return np.concatenate([nearest(asked, count), _scan(asked, self._codes, precision, count, covered)])
 
     def _read(self, rows: Sequence[tuple[int, float]]) -> list[str]:
         found: dict[int, str] = {}
         wanted = [row for row, _ in rows]
-        for start in range(0, len(wanted), LOOKED_UP_AT_ONCE):
-            part = wanted[start : start + LOOKED_UP_AT_ONCE]
+        for start in range(0, len(wanted), _LOOKED_UP_AT_ONCE):
+            part = wanted[start : start + _LOOKED_UP_AT_ONCE]
             marks = ",".join("?" * len(part))
             with self._explained():
                 found |= dict(self._texts.execute(f"SELECT id, text FROM texts WHERE id IN ({marks})", part))
@@ -210,7 +222,7 @@ class EmbeddedStore:
                 raise BadInput(f"{self._folder} is being added to; wait until that is done") from error
             if isinstance(error, sqlite3.OperationalError):
                 raise WriteFailed(_not_written(self._folder, str(error))) from error
-            raise BadInput(f"{self._folder / TEXTS} is damaged ({error}); build the index again") from error
+            raise BadInput(f"{self._folder / _TEXTS} is damaged ({error}); build the index again") from error
         except OSError as error:
             raise WriteFailed(_not_written(self._folder, error.strerror or str(error))) from error
 
@@ -222,7 +234,7 @@ def _not_written(folder: Path, reason: str) -> str:
     )
 
 
-def _write_at(path: Path, first: int, rows: Codes) -> None:
+def _write_at(path: Path, first: int, rows: _Codes) -> None:
     """Put rows into a flat file from row `first` on, and onto the disk."""
     content = np.ascontiguousarray(rows)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)

@@ -8,19 +8,27 @@ import numpy as np
 from psycopg import sql
 
 from trundle.errors import BadInput
-from trundle.index.contract import Sample
-from trundle.index.link import AT_THE_DOOR, PATIENCE, Connection, Link, only_row
-from trundle.index.tables import COLUMNS, Place, find_place
+from trundle.index.connection import (
+    _AT_THE_DOOR,
+    _COLUMNS,
+    _PATIENCE,
+    _Connection,
+    _find_place,
+    _Link,
+    _only_row,
+    _Place,
+)
+from trundle.index.contract import _Sample
 from trundle.progress import SILENT, Progress
 
-SPARSE = 10
+_SPARSE = 10
 """Where the table has this many times the rows wanted, a part of it is drawn before it is sorted."""
 
 
-class ForeignTable:
+class _ForeignTable:
     """A table that somebody else filled: it is only read."""
 
-    def __init__(self, link: Link, place: Place, dimensions: int) -> None:
+    def __init__(self, link: _Link, place: _Place, dimensions: int) -> None:
         self._link = link
         self._place = place
         self._dimensions = dimensions
@@ -35,43 +43,43 @@ class ForeignTable:
         """Numbers in a vector."""
         return self._dimensions
 
-    def sample(self, count: int, seed: int) -> Sample:
+    def sample(self, count: int, seed: int) -> _Sample:
         """Up to `count` texts drawn evenly."""
-        return draw_sample(self._link, self._place, count, seed)
+        return _draw_sample(self._link, self._place, count, seed)
 
     def close(self) -> None:
         """Hang up."""
         self._link.close()
 
 
-def open_table(
+def _open_table(
     url: str,
     *,
     table: str | None = None,
     text_column: str | None = None,
     vector_column: str | None = None,
-    patience: float = PATIENCE,
+    patience: float = _PATIENCE,
     progress: Progress = SILENT,
-) -> ForeignTable:
+) -> _ForeignTable:
     """Whatever table holds texts and vectors."""
-    link = Link(url, read_only=True, patience=patience, progress=progress)
+    link = _Link(url, read_only=True, patience=patience, progress=progress)
     found = link.do(
-        lambda connection: connection.execute(COLUMNS).fetchall(), patience=min(patience, AT_THE_DOOR)
+        lambda connection: connection.execute(_COLUMNS).fetchall(), patience=min(patience, _AT_THE_DOOR)
     )
     columns = [(str(one), str(two), str(three), str(four)) for one, two, three, four in found]
     try:
-        place = find_place(columns, table=table, text=text_column, vector=vector_column)
+        place = _find_place(columns, table=table, text=text_column, vector=vector_column)
     except BadInput:
         link.close()
         raise
-    one = draw_sample(link, place, 1, 0)
+    one = _draw_sample(link, place, 1, 0)
     if not one.texts:
         link.close()
         raise BadInput(f"table {place.table} holds no text with a vector; fill it first")
-    return ForeignTable(link, place, one.vectors.shape[1])
+    return _ForeignTable(link, place, one.vectors.shape[1])
 
 
-def draw_sample(link: Link, place: Place, count: int, seed: int) -> Sample:
+def _draw_sample(link: _Link, place: _Place, count: int, seed: int) -> _Sample:
     """Up to `count` rows of a table that have a text and a vector, drawn evenly."""
     table = sql.Identifier(place.schema, place.table) if place.schema else sql.Identifier(place.table)
     text, vector = sql.Identifier(place.text), sql.Identifier(place.vector)
@@ -79,10 +87,10 @@ def draw_sample(link: Link, place: Place, count: int, seed: int) -> Sample:
         table=table, text=text, vector=vector
     )
 
-    def draw(connection: Connection) -> tuple[int, list[tuple[Any, ...]]]:
-        total = int(only_row(connection.execute(sql.SQL("SELECT count(*)") + whole))[0])
+    def draw(connection: _Connection) -> tuple[int, list[tuple[Any, ...]]]:
+        total = int(_only_row(connection.execute(sql.SQL("SELECT count(*)") + whole))[0])
         source: sql.Composable = table
-        if total > SPARSE * count and count > 1:
+        if total > _SPARSE * count and count > 1:
             percent = min(100.0, 200.0 * count / total)
             source = sql.SQL("{} TABLESAMPLE BERNOULLI ({}) REPEATABLE ({})").format(
                 table, sql.Literal(percent), sql.Literal(seed)
@@ -99,4 +107,4 @@ def draw_sample(link: Link, place: Place, count: int, seed: int) -> Sample:
     if len({len(vector) for vector in vectors}) > 1:
         raise BadInput(f"table {place.table} holds vectors of several widths; choose another with --table")
     array = np.stack(vectors) if vectors else np.empty((0, 0), dtype=np.float32)
-    return Sample(texts=tuple(text for text, _ in rows), vectors=array, total=total)
+    return _Sample(texts=tuple(text for text, _ in rows), vectors=array, total=total)

@@ -8,10 +8,18 @@ from dataclasses import asdict
 
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, MissingExtra
-from trundle.index.contract import EXACT_UP_TO, OVERSAMPLE, Facts, Found, Sample, Wanted, agreed, key_of
-from trundle.index.foreign import draw_sample
-from trundle.index.link import AT_THE_DOOR, PATIENCE, Connection, Link, only_row
-from trundle.index.tables import Place
+from trundle.index.connection import _AT_THE_DOOR, _PATIENCE, _Connection, _Link, _only_row, _Place
+from trundle.index.contract import (
+    _EXACT_UP_TO,
+    _OVERSAMPLE,
+    Wanted,
+    _agreed,
+    _Facts,
+    _Found,
+    _key_of,
+    _Sample,
+)
+from trundle.index.foreign import _draw_sample
 from trundle.progress import SILENT, Progress
 
 try:
@@ -21,21 +29,21 @@ try:
 except ImportError as error:
     raise MissingExtra("an index in Postgres", "index") from error
 
-WIDEST_GRAPH = {"float": 2000, "binary": 64_000}
-BESIDE = "_beside"
+_WIDEST_GRAPH = {"float": 2000, "binary": 64_000}
+_BESIDE = "_beside"
 """Ends the name of a table that is being built to take another one's place."""
-MOST_CANDIDATES = 1000
+_MOST_CANDIDATES = 1000
 """pgvector's own limit for what its graph looks at."""
 
 
-class PostgresStore:
+class _PostgresStore:
     """One table of ours."""
 
     def __init__(
         self,
-        link: Link,
+        link: _Link,
         table: str,
-        facts: Facts,
+        facts: _Facts,
         *,
         becomes: str | None = None,
         exact_up_to: int,
@@ -57,29 +65,29 @@ class PostgresStore:
         wanted: Wanted,
         *,
         force: bool = False,
-        patience: float = PATIENCE,
-        exact_up_to: int = EXACT_UP_TO,
+        patience: float = _PATIENCE,
+        exact_up_to: int = _EXACT_UP_TO,
         progress: Progress = SILENT,
-    ) -> PostgresStore:
+    ) -> _PostgresStore:
         """A table to add to; one that is there already must be ours and of the same kind."""
         facts = wanted.facts
         if facts.precision == "int8":
             raise BadInput("pgvector has no vectors of 8 bits; choose --precision float or binary")
-        link = Link(url, read_only=False, patience=patience, progress=progress)
+        link = _Link(url, read_only=False, patience=patience, progress=progress)
 
-        built = f"{table}{BESIDE}" if force else table
+        built = f"{table}{_BESIDE}" if force else table
 
-        def make(connection: Connection) -> Facts:
+        def make(connection: _Connection) -> _Facts:
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
             there = _facts_of(connection, table)
             if force:
                 connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(built)))
             elif there is not None:
-                return agreed(there, wanted, f"table {table}")
+                return _agreed(there, wanted, f"table {table}")
             _make_table(connection, built, facts)
             return facts
 
-        settled = link.do(make, patience=min(patience, AT_THE_DOOR))
+        settled = link.do(make, patience=min(patience, _AT_THE_DOOR))
         becomes = table if force else None
         return cls(link, built, settled, becomes=becomes, exact_up_to=exact_up_to, progress=progress)
 
@@ -89,13 +97,13 @@ class PostgresStore:
         url: str,
         table: str,
         *,
-        patience: float = PATIENCE,
-        exact_up_to: int = EXACT_UP_TO,
+        patience: float = _PATIENCE,
+        exact_up_to: int = _EXACT_UP_TO,
         progress: Progress = SILENT,
-    ) -> PostgresStore:
+    ) -> _PostgresStore:
         """A table of ours to search."""
-        link = Link(url, read_only=True, patience=patience, progress=progress)
-        facts = link.do(lambda connection: _facts_of(connection, table), patience=min(patience, AT_THE_DOOR))
+        link = _Link(url, read_only=True, patience=patience, progress=progress)
+        facts = link.do(lambda connection: _facts_of(connection, table), patience=min(patience, _AT_THE_DOOR))
         if facts is None:
             link.close()
             raise BadInput(f"there is no table {table} yet; build it with trundle index build")
@@ -107,7 +115,7 @@ class PostgresStore:
         return f"{self._link.name}, table {self._label}"
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> _Facts:
         """What it was told when it was made."""
         return self._facts
 
@@ -119,11 +127,11 @@ class PostgresStore:
     def count(self) -> int:
         """How many texts there are."""
         query = sql.SQL("SELECT count(*) FROM {}").format(self._table)
-        return self._link.do(lambda connection: int(only_row(connection.execute(query))[0]))
+        return self._link.do(lambda connection: int(_only_row(connection.execute(query))[0]))
 
     def missing(self, texts: Sequence[str]) -> list[str]:
         """Those that are not stored yet, each once."""
-        keys = {key_of(text): text for text in texts}
+        keys = {_key_of(text): text for text in texts}
         query = sql.SQL("SELECT key FROM {} WHERE key = ANY(%s)").format(self._table)
         there = self._link.do(lambda connection: connection.execute(query, [list(keys)]).fetchall())
         for (key,) in there:
@@ -137,11 +145,11 @@ class PostgresStore:
             "INSERT INTO {} (key, text, embedding) VALUES (%s, %s, %s) ON CONFLICT (key) DO NOTHING"
         ).format(self._table)
         rows = [
-            (key_of(text), stored, Vector(vector))
+            (_key_of(text), stored, Vector(vector))
             for text, stored, vector in zip(texts, clean, vectors, strict=True)
         ]
 
-        def insert(connection: Connection) -> None:
+        def insert(connection: _Connection) -> None:
             register_vector(connection)
             with connection.cursor() as cursor:
                 cursor.executemany(query, rows)
@@ -151,7 +159,7 @@ class PostgresStore:
     def finish(self) -> None:
         """Build pgvector's graph over a large table, and put a new table in the old one's place."""
         width, precision = self.dimensions, self._facts.precision
-        if self.count() > self._exact_up_to and width <= WIDEST_GRAPH[precision]:
+        if self.count() > self._exact_up_to and width <= _WIDEST_GRAPH[precision]:
             what: sql.Composable = sql.SQL("(embedding vector_cosine_ops)")
             if precision == "binary":
                 bits = sql.SQL("((binary_quantize(embedding)::bit({})) bit_hamming_ops)")
@@ -168,7 +176,7 @@ class PostgresStore:
         old, new = sql.Identifier(table), self._table
         graphs = sql.Identifier(f"{self._label}_graph"), sql.Identifier(f"{table}_graph")
 
-        def swap(connection: Connection) -> None:
+        def swap(connection: _Connection) -> None:
             connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(old))
             connection.execute(sql.SQL("ALTER TABLE IF EXISTS {} RENAME TO {}").format(new, old))
             connection.execute(sql.SQL("ALTER INDEX IF EXISTS {} RENAME TO {}").format(*graphs))
@@ -176,10 +184,10 @@ class PostgresStore:
         self._link.do(swap)
         self._table, self._label, self._becomes = old, table, None
 
-    def search(self, queries: Vectors, k: int) -> list[list[Found]]:
+    def search(self, queries: Vectors, k: int) -> list[list[_Found]]:
         """The k nearest texts of each query by cosine, best first."""
         source: sql.Composable = self._table
-        candidates = min(MOST_CANDIDATES, OVERSAMPLE * k)
+        candidates = min(_MOST_CANDIDATES, _OVERSAMPLE * k)
         if self._facts.precision == "binary":
             source = sql.SQL(
                 "(SELECT text, embedding FROM {} ORDER BY binary_quantize(embedding)::bit({width}) <~> "
@@ -190,28 +198,28 @@ class PostgresStore:
             "ORDER BY embedding <=> %(query)s::vector LIMIT %(k)s"
         ).format(source)
 
-        def look(connection: Connection) -> list[list[Found]]:
+        def look(connection: _Connection) -> list[list[_Found]]:
             register_vector(connection)
             connection.execute(sql.SQL("SET LOCAL hnsw.ef_search = {}").format(sql.Literal(candidates)))
             found = []
             for vector in queries:
                 rows = connection.execute(query, {"query": Vector(vector), "k": k}).fetchall()
-                found.append([Found(text=text, score=float(score)) for text, score in rows])
+                found.append([_Found(text=text, score=float(score)) for text, score in rows])
             return found
 
         return self._link.do(look)
 
-    def sample(self, count: int, seed: int) -> Sample:
+    def sample(self, count: int, seed: int) -> _Sample:
         """Up to `count` texts drawn evenly."""
-        place = Place(schema="", table=self._label, text="text", vector="embedding")
-        return draw_sample(self._link, place, count, seed)
+        place = _Place(schema="", table=self._label, text="text", vector="embedding")
+        return _draw_sample(self._link, place, count, seed)
 
     def close(self) -> None:
         """Hang up."""
         self._link.close()
 
 
-def _make_table(connection: Connection, table: str, facts: Facts) -> None:
+def _make_table(connection: _Connection, table: str, facts: _Facts) -> None:
     name = sql.Identifier(table)
     columns = sql.SQL(
         "CREATE TABLE {} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
@@ -222,7 +230,7 @@ def _make_table(connection: Connection, table: str, facts: Facts) -> None:
     connection.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(name, note))
 
 
-def _facts_of(connection: Connection, table: str) -> Facts | None:
+def _facts_of(connection: _Connection, table: str) -> _Facts | None:
     """What a table of ours was told; None where there is no table."""
     row = connection.execute(
         "SELECT obj_description(to_regclass(%s), 'pg_class'), to_regclass(%s) IS NOT NULL",
@@ -232,6 +240,6 @@ def _facts_of(connection: Connection, table: str) -> Facts | None:
     if not there:
         return None
     try:
-        return Facts(**json.loads(note or ""))
+        return _Facts(**json.loads(note or ""))
     except (ValueError, TypeError) as error:
         raise BadInput(f"table {table} was not made by trundle; choose another with --table") from error

@@ -25,8 +25,8 @@ from typing import Literal
 
 from trundle.errors import UnknownFamily
 
-Part = Literal["embeddings", "attention", "mlp", "norm", "pooler", "head"]
-Axes = tuple[str, ...]
+_Part = Literal["embeddings", "attention", "mlp", "norm", "pooler", "head"]
+_Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Linear:
 
     rows: str
     columns: str
-    part: Part
+    part: _Part
 
-    def axes(self, parameter: str) -> Axes:
+    def axes(self, parameter: str) -> _Axes:
         """The axes of `weight` or `bias`."""
         return (self.rows,) if parameter == "bias" else (self.rows, self.columns)
 
@@ -48,9 +48,9 @@ class Conv1D:
 
     columns: str
     rows: str
-    part: Part
+    part: _Part
 
-    def axes(self, parameter: str) -> Axes:
+    def axes(self, parameter: str) -> _Axes:
         """The axes of `weight` or `bias`."""
         return (self.rows,) if parameter == "bias" else (self.columns, self.rows)
 
@@ -60,39 +60,39 @@ class Norm:
     """LayerNorm or RMSNorm: every parameter lies along one axis."""
 
     along: str
-    part: Part = "norm"
+    part: _Part = "norm"
 
-    def axes(self, parameter: str) -> Axes:  # noqa: ARG002
+    def axes(self, parameter: str) -> _Axes:
         """The axes of `weight` or `bias`."""
         return (self.along,)
 
 
 @dataclass(frozen=True)
-class Table:
+class _Table:
     """A lookup table: no arithmetic, only memory."""
 
     rows: str
     columns: str
-    part: Part = "embeddings"
+    part: _Part = "embeddings"
 
-    def axes(self, parameter: str) -> Axes:  # noqa: ARG002
+    def axes(self, parameter: str) -> _Axes:
         """The axes of `weight`."""
         return (self.rows, self.columns)
 
 
-Member = Linear | Conv1D | Norm | Table
+_Member = Linear | Conv1D | Norm | _Table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class _Family:
     """One row: what a family calls its parts and its config entries."""
 
     name: str
     model_types: tuple[str, ...]
     blocks: str
     """Path of the list of blocks inside the backbone."""
-    outside: Mapping[str, Member]
-    inside: Mapping[str, Member]
+    outside: Mapping[str, _Member]
+    inside: Mapping[str, _Member]
     layers: str = "num_hidden_layers"
     hidden: str = "hidden_size"
     heads: str = "num_attention_heads"
@@ -118,7 +118,7 @@ class Family:
     """Axis → config entry, for axes that only this family has."""
 
 
-BERT_BLOCK: dict[str, Member] = {
+_BERT_BLOCK: dict[str, _Member] = {
     "attention.self.query": Linear("q", "hidden", "attention"),
     "attention.self.key": Linear("k", "hidden", "attention"),
     "attention.self.value": Linear("v", "hidden", "attention"),
@@ -129,7 +129,7 @@ BERT_BLOCK: dict[str, Member] = {
     "output.LayerNorm": Norm("hidden"),
 }
 
-LLAMA_BLOCK: dict[str, Member] = {
+_LLAMA_BLOCK: dict[str, _Member] = {
     "self_attn.q_proj": Linear("q", "hidden", "attention"),
     "self_attn.k_proj": Linear("k", "hidden", "attention"),
     "self_attn.v_proj": Linear("v", "hidden", "attention"),
@@ -141,28 +141,28 @@ LLAMA_BLOCK: dict[str, Member] = {
     "post_attention_layernorm": Norm("hidden"),
 }
 
-HEAD_NORMS: dict[str, Member] = {"self_attn.q_norm": Norm("head"), "self_attn.k_norm": Norm("head")}
+_HEAD_NORMS: dict[str, _Member] = {"self_attn.q_norm": Norm("head"), "self_attn.k_norm": Norm("head")}
 
-BERT_TABLES: dict[str, Member] = {
-    "embeddings.word_embeddings": Table("vocab", "hidden"),
-    "embeddings.position_embeddings": Table("position", "hidden"),
-    "embeddings.token_type_embeddings": Table("type", "hidden"),
+_BERT_TABLES: dict[str, _Member] = {
+    "embeddings.word_embeddings": _Table("vocab", "hidden"),
+    "embeddings.position_embeddings": _Table("position", "hidden"),
+    "embeddings.token_type_embeddings": _Table("type", "hidden"),
     "embeddings.LayerNorm": Norm("hidden", "embeddings"),
     "pooler.dense": Linear("hidden", "hidden", "pooler"),
 }
 
-LLAMA_TABLES: dict[str, Member] = {"embed_tokens": Table("vocab", "hidden"), "norm": Norm("hidden")}
+_LLAMA_TABLES: dict[str, _Member] = {"embed_tokens": _Table("vocab", "hidden"), "norm": Norm("hidden")}
 
-BERT = Family(
+_BERT = _Family(
     name="BERT",
     model_types=("bert",),
     blocks="encoder.layer",
-    outside=BERT_TABLES,
-    inside=BERT_BLOCK,
+    outside=_BERT_TABLES,
+    inside=_BERT_BLOCK,
     extra_axes={"type": "type_vocab_size"},
 )
 
-LLAMA = Family(
+_LLAMA = _Family(
     name="Llama",
     model_types=("llama", "mistral"),
     blocks="layers",
@@ -172,27 +172,27 @@ LLAMA = Family(
     final_norm="norm",
     causal=True,
     rotary=True,
-    outside=LLAMA_TABLES,
-    inside=LLAMA_BLOCK,
+    outside=_LLAMA_TABLES,
+    inside=_LLAMA_BLOCK,
 )
 
-FAMILIES: tuple[Family, ...] = (
-    BERT,
+_FAMILIES: tuple[_Family, ...] = (
+    _BERT,
     replace(
-        BERT,
+        _BERT,
         name="RoBERTa",
         model_types=("roberta", "xlm-roberta", "camembert"),
         positions_after_pad=True,
     ),
-    Family(
+    _Family(
         name="MPNet",
         model_types=("mpnet",),
         blocks="encoder.layer",
         outside={
-            "embeddings.word_embeddings": Table("vocab", "hidden"),
-            "embeddings.position_embeddings": Table("position", "hidden"),
+            "embeddings.word_embeddings": _Table("vocab", "hidden"),
+            "embeddings.position_embeddings": _Table("position", "hidden"),
             "embeddings.LayerNorm": Norm("hidden", "embeddings"),
-            "encoder.relative_attention_bias": Table("bucket", "heads", "attention"),
+            "encoder.relative_attention_bias": _Table("bucket", "heads", "attention"),
             "pooler.dense": Linear("hidden", "hidden", "pooler"),
         },
         inside={
@@ -208,7 +208,7 @@ FAMILIES: tuple[Family, ...] = (
         positions_after_pad=True,
         extra_axes={"bucket": "relative_attention_num_buckets"},
     ),
-    Family(
+    _Family(
         name="DistilBERT",
         model_types=("distilbert",),
         blocks="transformer.layer",
@@ -217,8 +217,8 @@ FAMILIES: tuple[Family, ...] = (
         heads="n_heads",
         mlp="hidden_dim",
         outside={
-            "embeddings.word_embeddings": Table("vocab", "hidden"),
-            "embeddings.position_embeddings": Table("position", "hidden"),
+            "embeddings.word_embeddings": _Table("vocab", "hidden"),
+            "embeddings.position_embeddings": _Table("position", "hidden"),
             "embeddings.LayerNorm": Norm("hidden", "embeddings"),
         },
         inside={
@@ -232,7 +232,7 @@ FAMILIES: tuple[Family, ...] = (
             "output_layer_norm": Norm("hidden"),
         },
     ),
-    Family(
+    _Family(
         name="ModernBERT",
         model_types=("modernbert",),
         blocks="layers",
@@ -242,7 +242,7 @@ FAMILIES: tuple[Family, ...] = (
         rotary=True,
         first_block_is_special=True,
         outside={
-            "embeddings.tok_embeddings": Table("vocab", "hidden"),
+            "embeddings.tok_embeddings": _Table("vocab", "hidden"),
             "embeddings.norm": Norm("hidden", "embeddings"),
             "final_norm": Norm("hidden"),
         },
@@ -255,27 +255,27 @@ FAMILIES: tuple[Family, ...] = (
             "mlp.Wo": Linear("hidden", "mlp", "mlp"),
         },
     ),
-    LLAMA,
-    replace(LLAMA, name="Qwen2", model_types=("qwen2",), per_layer=("layer_types",)),
+    _LLAMA,
+    replace(_LLAMA, name="Qwen2", model_types=("qwen2",), per_layer=("layer_types",)),
     replace(
-        LLAMA,
+        _LLAMA,
         name="Qwen3",
         model_types=("qwen3",),
         per_layer=("layer_types",),
-        inside=LLAMA_BLOCK | HEAD_NORMS,
+        inside=_LLAMA_BLOCK | _HEAD_NORMS,
     ),
     replace(
-        LLAMA,
+        _LLAMA,
         name="Gemma 3",
         model_types=("gemma3_text",),
         per_layer=("layer_types",),
         follows_head=("query_pre_attn_scalar",),
-        inside=LLAMA_BLOCK
-        | HEAD_NORMS
+        inside=_LLAMA_BLOCK
+        | _HEAD_NORMS
         | {"pre_feedforward_layernorm": Norm("hidden"), "post_feedforward_layernorm": Norm("hidden")},
     ),
     replace(
-        LLAMA,
+        _LLAMA,
         name="Phi-3",
         model_types=("phi3",),
         inside={
@@ -287,7 +287,7 @@ FAMILIES: tuple[Family, ...] = (
             "post_attention_layernorm": Norm("hidden"),
         },
     ),
-    Family(
+    _Family(
         name="GPT-2",
         model_types=("gpt2",),
         blocks="h",
@@ -299,8 +299,8 @@ FAMILIES: tuple[Family, ...] = (
         final_norm="ln_f",
         causal=True,
         outside={
-            "wte": Table("vocab", "hidden"),
-            "wpe": Table("position", "hidden"),
+            "wte": _Table("vocab", "hidden"),
+            "wpe": _Table("position", "hidden"),
             "ln_f": Norm("hidden"),
         },
         inside={
@@ -314,21 +314,21 @@ FAMILIES: tuple[Family, ...] = (
     ),
 )
 
-BY_MODEL_TYPE: dict[str, Family] = {kind: family for family in FAMILIES for kind in family.model_types}
+_BY_MODEL_TYPE: dict[str, _Family] = {kind: family for family in _FAMILIES for kind in family.model_types}
 
 
-def family_of(model_type: str) -> Family:
+def family_of(model_type: str) -> _Family:
     """The row of a `config.model_type`; an unknown one is told what a row needs."""
-    if model_type not in BY_MODEL_TYPE:
+    if model_type not in _BY_MODEL_TYPE:
         raise UnknownFamily(
-            f"trundle has no anatomy row for model type {model_type!r} (it knows {', '.join(sorted(BY_MODEL_TYPE))}); "
+            f"trundle has no anatomy row for model type {model_type!r} (it knows {', '.join(sorted(_BY_MODEL_TYPE))}); "
             "add a Family to trundle/model/anatomy.py: the path of its blocks, the axes of every parameter in and "
             "outside a block, and its config's names for layers, width, heads and MLP width"
         )
-    return BY_MODEL_TYPE[model_type]
+    return _BY_MODEL_TYPE[model_type]
 
 
-def pinned_ids(family: Family, config: object) -> range:
+def _pinned_ids(family: _Family, config: object) -> range:
     """The token ids that can't be renumbered; MPNet's code takes 1 for the pad token, whatever its config says."""
     pad = getattr(config, "pad_token_id", None) or 0
     return range(max(pad, 1) + 1) if family.positions_after_pad else range(0)

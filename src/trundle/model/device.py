@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from trundle.errors import BadInput
 
@@ -16,7 +17,7 @@ def multiplies_bf16(device: torch.device) -> bool:
     return device.type == "cuda" or (device.type == "cpu" and torch.cpu._is_amx_tile_supported())
 
 
-def too_large(what: str, mend: str) -> BadInput:
+def _too_large(what: str, mend: str) -> BadInput:
     """What is said of a device that runs full, instead of a page of addresses."""
     return BadInput(f"{what} needs more memory than the GPU has left; {mend}")
 
@@ -34,7 +35,7 @@ def memory_told(what: str, mend: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise too_large(what, mend) from error
+        raise _too_large(what, mend) from error
 
 
 @contextmanager
@@ -49,3 +50,15 @@ def sound_gradients() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@contextmanager
+def dropping(model: nn.Module, drops: bool) -> Iterator[None]:
+    """While the block runs the model drops out as in training, or not; afterwards each module does what it did."""
+    before = {module: module.training for module in model.modules()}
+    model.train(drops)
+    try:
+        yield
+    finally:
+        for module, trained in before.items():
+            module.training = trained

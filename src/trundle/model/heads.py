@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
+from sentence_transformers.sentence_transformer.modules import Dense, Module, Normalize, Pooling, Router
 from torch import nn
 
-from trundle.errors import BadInput
-from trundle.model.static import static_table, with_mapped_table
+from trundle.errors import BadInput, BadModel
+from trundle.model.static import _with_mapped_table, static_table
 from trundle.model.surgery import transformer_of, with_modules
 
 
@@ -31,7 +32,7 @@ def check_untruncated(model: SentenceTransformer, mend: str) -> None:
         )
 
 
-def is_linear(module: nn.Module) -> bool:
+def _is_linear(module: nn.Module) -> bool:
     """Whether a module after pooling is a linear map or a rescaling, which one linear map can stand in for."""
     if isinstance(module, Dense):
         return isinstance(module.activation_function, nn.Identity) and not module.use_residual
@@ -41,14 +42,14 @@ def is_linear(module: nn.Module) -> bool:
 def without_head(model: SentenceTransformer) -> SentenceTransformer:
     """The model up to its pooled vectors. It shares its weights with the model it was taken from."""
     modules = list(model)
-    while len(modules) > 1 and is_linear(modules[-1]):
+    while len(modules) > 1 and _is_linear(modules[-1]):
         modules.pop()
     body = with_modules(model, modules)
     body.truncate_dim = None
     return body
 
 
-def is_bare_table(body: SentenceTransformer) -> bool:
+def _is_bare_table(body: SentenceTransformer) -> bool:
     """Whether pooled vectors are plain means of a table, into which a linear map can go."""
     return static_table(body) is not None and len(body) == 1
 
@@ -97,9 +98,9 @@ def with_linear_head(
     """The model with its linear head replaced by this map, saved inside it."""
     body = without_head(model)
     table = static_table(body)
-    if table is not None and is_bare_table(body):
+    if table is not None and _is_bare_table(body):
         after = [Normalize()] if normalise else []
-        return with_modules(body, [with_mapped_table(table, weight, bias), *after])
+        return with_modules(body, [_with_mapped_table(table, weight, bias), *after])
     dtype = next(body.parameters()).dtype
     return with_modules(
         body, [*body, *(part.to(dtype) for part in linear_head(weight, bias, normalise=normalise))]
@@ -152,3 +153,93 @@ def reinitialised(model: SentenceTransformer, *, seed: int) -> SentenceTransform
         fresh.register_module("pooler", None)
     twin.model = nn.Module.to(fresh.train(backbone.training), backbone.device, backbone.dtype)
     return with_modules(model, [twin, *list(model)[1:]])
+
+
+_Role = Literal["text", "query", "document"]
+_DOCUMENT_NAMES = ("document", "passage", "corpus")
+
+
+def prompts_by_role(model: SentenceTransformer) -> dict[_Role, str]:
+    """The prompt for each of the roles text, query and document; empty where there is none."""
+    prompts = model.prompts
+    default = prompts.get(model.default_prompt_name or "") or ""
+    document = next((prompts[name] for name in _DOCUMENT_NAMES if name in prompts), default)
+    return {"text": default, "query": prompts.get("query", default) or "", "document": document or ""}
+
+
+def _pools_prompts(model: SentenceTransformer) -> bool:
+    """Whether a prompt is for this model nothing but the beginning of the text."""
+    return not any(isinstance(module, Pooling) and not module.include_prompt for module in model)
+
+
+def check_prompts_are_pooled(model: SentenceTransformer, prompts: Mapping[str, str | None]) -> None:
+    """Refuse the one arrangement training can't imitate: prompts that are read but not pooled."""
+    if not _pools_prompts(model) and (any(prompts.values()) or any(prompts_by_role(model).values())):
+        raise BadModel(
+            "the model leaves its prompts out of pooling, which align can't train; set include_prompt to true"
+        )
+
+
+_TEXT_PROMPT = "text"
+
+
+def check_pairable(student: SentenceTransformer, teacher: SentenceTransformer) -> None:
+    """Refuse two models whose vectors can't be compared."""
+    ours, theirs = student.get_embedding_dimension(), teacher.get_embedding_dimension()
+    if ours != theirs:
+        raise BadInput(
+            f"the student's vectors are {ours} wide and the teacher's {theirs}, so they make no pair; "
+            "bring the student into the teacher's space with trundle align"
+        )
+
+
+def paired(student: SentenceTransformer, teacher: SentenceTransformer) -> SentenceTransformer:
+    """One model of both; it shares its weights with them."""
+    check_pairable(student, teacher)
+    prompts, default = _prompts(student, teacher)
+    router = Router.for_query_document(
+        query_modules=cast("list[Module]", list(student)),
+        document_modules=cast("list[Module]", list(teacher)),
+    )
+    return SentenceTransformer(
+        modules=[router],
+        device=str(student.device),
+        prompts=prompts,
+        default_prompt_name=default,
+        similarity_fn_name=teacher.similarity_fn_name,
+    ).eval()
+
+
+def _prompts(student: SentenceTransformer, teacher: SentenceTransformer) -> tuple[dict[str, str], str | None]:
+    """The prompts of both by role, the teacher's other ones, and the name of the one that plain `encode` uses."""
+    theirs = prompts_by_role(teacher)
+    prompts = {name: prompt or "" for name, prompt in teacher.prompts.items()}
+    prompts |= {"query": prompts_by_role(student)["query"], "document": theirs["document"]}
+    default = teacher.default_prompt_name
+    if default is not None and prompts.get(default) != theirs["text"]:
+        default = _TEXT_PROMPT
+        prompts[default] = theirs["text"]
+    return prompts, default
+
+
+def is_pair(model: SentenceTransformer) -> bool:
+    """Whether the model is two, one for queries and one for documents."""
+    router = model[0] if len(model) == 1 else None
+    return isinstance(router, Router) and {"query", "document"} <= set(router.sub_modules)
+
+
+def one_route(both: SentenceTransformer, route: str) -> SentenceTransformer:
+    """The student or the teacher of a pair as a model of its own; it shares its weights with the pair."""
+    router = both[0]
+    if not isinstance(router, Router) or route not in router.sub_modules:
+        raise BadInput(f"the model has no route {route!r}; give a folder that trundle pair wrote")
+    prompts = prompts_by_role(both)
+    own = {name: prompt or "" for name, prompt in both.prompts.items()} if route == "document" else {}
+    kept = {**own, "query": prompts["query"], "document": prompts["document"]}
+    return SentenceTransformer(
+        modules=list(cast("nn.Sequential", router.sub_modules[route])),
+        device=str(both.device),
+        prompts=kept,
+        default_prompt_name=both.default_prompt_name if route == "document" else None,
+        similarity_fn_name=both.similarity_fn_name,
+    ).eval()

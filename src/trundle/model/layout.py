@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.model.anatomy import Axes, Family, Member, Part, Table, family_of, terms
+from trundle.model.anatomy import _Axes, _Family, _Member, _Part, _Table, family_of, terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,26 +23,26 @@ class Parameter:
 
     name: str
     block: int | None
-    member: Member
-    axes: Axes
+    member: _Member
+    axes: _Axes
     itemsize: int
 
     @property
-    def part(self) -> Part:
+    def part(self) -> _Part:
         """Which part of the model it is counted under."""
         return self.member.part
 
     @property
     def multiplies(self) -> bool:
         """Whether a token is multiplied with it (a matrix), rather than looked up in it or scaled by it."""
-        return len(self.axes) == 2 and not isinstance(self.member, Table)
+        return len(self.axes) == 2 and not isinstance(self.member, _Table)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """Every parameter of a backbone and the length of every axis."""
 
-    family: Family
+    family: _Family
     layers: int
     sizes: Mapping[str, int]
     parameters: tuple[Parameter, ...]
@@ -60,7 +60,7 @@ class Layout:
         return math.prod(self.shape(parameter))
 
 
-def read_sizes(family: Family, config: PreTrainedConfig) -> dict[str, int]:
+def _read_sizes(family: _Family, config: PreTrainedConfig) -> dict[str, int]:
     """The length of every axis, as the config tells it."""
     hidden, heads = int(getattr(config, family.hidden)), int(getattr(config, family.heads))
     kv_heads = int(getattr(config, family.kv_heads)) if family.kv_heads else heads
@@ -94,7 +94,7 @@ def layout_of(backbone: PreTrainedModel) -> Layout:
         shapes[name] = tuple(weight.shape)
         found.append(_place(family, name, weight))
     layout = Layout(
-        family=family, layers=layers, sizes=read_sizes(family, backbone.config), parameters=tuple(found)
+        family=family, layers=layers, sizes=_read_sizes(family, backbone.config), parameters=tuple(found)
     )
     for parameter in found:
         if layout.shape(parameter) != shapes[parameter.name]:
@@ -105,10 +105,10 @@ def layout_of(backbone: PreTrainedModel) -> Layout:
     return layout
 
 
-def _place(family: Family, name: str, weight: nn.Parameter) -> Parameter:
+def _place(family: _Family, name: str, weight: nn.Parameter) -> Parameter:
     module, _, kind = name.rpartition(".")
     block: int | None = None
-    table: Mapping[str, Member] = family.outside
+    table: Mapping[str, _Member] = family.outside
     if module.startswith(f"{family.blocks}."):
         index, _, module = module.removeprefix(f"{family.blocks}.").partition(".")
         block, table = int(index), family.inside
@@ -123,7 +123,7 @@ def _place(family: Family, name: str, weight: nn.Parameter) -> Parameter:
     )
 
 
-def shrunk(
+def _shrunk(
     layout: Layout,
     *,
     blocks: Sequence[int] | None = None,
@@ -164,7 +164,7 @@ def shrunk(
     return Layout(family=family, layers=len(kept), sizes=sizes, parameters=parameters)
 
 
-def _moved(family: Family, parameter: Parameter, block: int) -> Parameter:
+def _moved(family: _Family, parameter: Parameter, block: int) -> Parameter:
     inside = parameter.name.removeprefix(f"{family.blocks}.{parameter.block}.")
     return replace(parameter, block=block, name=f"{family.blocks}.{block}.{inside}")
 
@@ -187,7 +187,7 @@ def check_blocks(layout: Layout, blocks: Sequence[int]) -> tuple[int, ...]:
     return kept
 
 
-def block_matrices(layout: Layout) -> tuple[tuple[str, Member], ...]:
+def block_matrices(layout: Layout) -> tuple[tuple[str, _Member], ...]:
     """Every linear map of attention and MLP inside the blocks, by the name of its module."""
     return tuple(
         (parameter.name.removesuffix(".weight"), parameter.member)

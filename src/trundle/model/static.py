@@ -24,11 +24,11 @@ from trundle.model.layout import layout_of
 from trundle.model.surgery import transformer_of, with_modules
 from trundle.progress import SILENT, Progress
 
-TOKENS_AT_ONCE = 1024
-TEXTS_AT_ONCE = 1000
-SIF = 1e-3
+_TOKENS_AT_ONCE = 1024
+_TEXTS_AT_ONCE = 1000
+_SIF = 1e-3
 """A token this frequent counts half as much as a rare one."""
-PROBE = "a"
+_PROBE = "a"
 
 
 def static_table(model: SentenceTransformer) -> StaticEmbedding | None:
@@ -55,8 +55,8 @@ def static_model(
 
     What all texts have in common is taken off first: a token alone has much of it, a whole text little.
     """
-    vectors = token_vectors(model, progress=progress).double()
-    weights = torch.from_numpy(frequency_weights(shares))
+    vectors = _token_vectors(model, progress=progress).double()
+    weights = torch.from_numpy(_frequency_weights(shares))
     table = (vectors - (torch.from_numpy(shares) * weights) @ vectors) * weights[:, None]
     return static_with(model, table)
 
@@ -70,7 +70,7 @@ def static_with(model: SentenceTransformer, table: Tensor) -> SentenceTransforme
     return with_modules(model, modules)
 
 
-def with_mapped_table(
+def _with_mapped_table(
     table: StaticEmbedding, weight: NDArray[np.float32], bias: NDArray[np.float32]
 ) -> StaticEmbedding:
     """The same table after a linear map."""
@@ -81,7 +81,7 @@ def with_mapped_table(
     )
 
 
-def token_vectors(model: SentenceTransformer, *, progress: Progress = SILENT) -> Tensor:
+def _token_vectors(model: SentenceTransformer, *, progress: Progress = SILENT) -> Tensor:
     """The model's vector for every token of its tokenizer, alone between the special tokens a text would have.
 
     Taken before the model normalises: how long a token's vector is tells how much it should count.
@@ -89,11 +89,11 @@ def token_vectors(model: SentenceTransformer, *, progress: Progress = SILENT) ->
     rows, width = static_shape(model)
     bare = with_modules(model, [module for module in model if not isinstance(module, Normalize)])
     before, after = _surroundings(model)
-    like = model.preprocess([PROBE])
+    like = model.preprocess([_PROBE])
     vectors = torch.empty(rows, width)
     with progress.task("token vectors", rows) as advance, torch.inference_mode():
-        for start in range(0, rows, TOKENS_AT_ONCE):
-            ids = torch.arange(start, min(start + TOKENS_AT_ONCE, rows))
+        for start in range(0, rows, _TOKENS_AT_ONCE):
+            ids = torch.arange(start, min(start + _TOKENS_AT_ONCE, rows))
             columns = [torch.full_like(ids, token) for token in before]
             columns += [ids, *(torch.full_like(ids, token) for token in after)]
             given = torch.stack(columns, dim=1).to(model.device)
@@ -116,16 +116,16 @@ def token_counts(model: SentenceTransformer, texts: Iterable[str]) -> NDArray[np
     tokenizer, (rows, _) = _tokenizer(model), static_shape(model)
     counts = np.zeros(rows, np.int64)
     stream = iter(texts)
-    while batch := list(islice(stream, TEXTS_AT_ONCE)):
+    while batch := list(islice(stream, _TEXTS_AT_ONCE)):
         read = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
         ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in read), np.int64)
         counts += np.bincount(ids, minlength=rows)
     return counts
 
 
-def frequency_weights(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+def _frequency_weights(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     """SIF's a / (a + p) for tokens that make up a share p of all text, scaled so that text weighs 1 on the mean."""
-    weights: NDArray[np.float64] = SIF / (SIF + shares)
+    weights: NDArray[np.float64] = _SIF / (_SIF + shares)
     return weights / float(shares @ weights)
 
 
@@ -153,7 +153,7 @@ def _tokenizer(model: SentenceTransformer) -> Tokenizer:
 def _surroundings(model: SentenceTransformer) -> tuple[list[int], list[int]]:
     """The special tokens before and after a text."""
     tokenizer: Any = transformer_of(model).tokenizer
-    encoded = tokenizer(PROBE, return_special_tokens_mask=True)
+    encoded = tokenizer(_PROBE, return_special_tokens_mask=True)
     ids, special = list(encoded["input_ids"]), list(encoded["special_tokens_mask"])
     inside = [place for place, is_special in enumerate(special) if not is_special]
     return ids[: inside[0]], ids[inside[-1] + 1 :]

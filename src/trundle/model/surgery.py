@@ -28,9 +28,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.model.anatomy import Family, pinned_ids, terms
-from trundle.model.layout import Layout, Parameter, layout_of, read_sizes, shrunk
-from trundle.model.tokenizer_cut import with_tokens
+from trundle.model.anatomy import _Family, _pinned_ids, terms
+from trundle.model.layout import Layout, Parameter, _read_sizes, _shrunk, layout_of
+from trundle.model.tokenizer import _with_tokens
 
 Indices = tuple[int, ...]
 
@@ -63,7 +63,7 @@ class Cut:
                 raise ImpossibleCut(
                     "the layers would keep different numbers of MLP neurons, which no config can say"
                 )
-        return shrunk(
+        return _shrunk(
             layout,
             blocks=self.blocks,
             hidden=None if self.hidden is None else len(self.hidden),
@@ -83,11 +83,11 @@ def cut(model: SentenceTransformer, what: Cut) -> SentenceTransformer:
     transformer = transformer_of(model)
     twin = copy.copy(transformer)
     twin._modules = dict(transformer._modules)
-    twin.model = cut_backbone(transformer.model, what)
+    twin.model = _cut_backbone(transformer.model, what)
     if what.vocab is None:
         twin.processor = copy.deepcopy(transformer.processor)
     else:
-        twin.processor = with_tokens(transformer.processor, what.vocab)
+        twin.processor = _with_tokens(transformer.processor, what.vocab)
     rest = [copy.deepcopy(module) for module in list(model)[1:]]
     if what.hidden is not None:
         narrow_modules(rest, what.hidden)
@@ -123,7 +123,7 @@ def transformer_of(model: SentenceTransformer) -> Transformer:
     return cast("Transformer", first)
 
 
-def cut_backbone(backbone: PreTrainedModel, what: Cut) -> PreTrainedModel:
+def _cut_backbone(backbone: PreTrainedModel, what: Cut) -> PreTrainedModel:
     """A new backbone with only what the cut keeps."""
     before = layout_of(backbone)
     after = what.apply_to(before)
@@ -214,7 +214,7 @@ def _new_config(config: PreTrainedConfig, after: Layout, what: Cut) -> PreTraine
             setattr(new, entry, [old_list[block] for block in what.blocks])
         setattr(new, family.layers, after.layers)
     for axis, entry in _entries(family).items():
-        if read_sizes(family, new)[axis] != after.sizes[axis]:
+        if _read_sizes(family, new)[axis] != after.sizes[axis]:
             setattr(new, entry, after.sizes[axis])
     if what.head is not None:
         for entry in family.follows_head:
@@ -224,10 +224,10 @@ def _new_config(config: PreTrainedConfig, after: Layout, what: Cut) -> PreTraine
     return new
 
 
-def _renumber(config: PreTrainedConfig, family: Family, kept: Indices) -> None:
+def _renumber(config: PreTrainedConfig, family: _Family, kept: Indices) -> None:
     """Give every token the config names its new id; one that is gone is no longer named."""
     new = {old: position for position, old in enumerate(kept)}
-    moved = [number for number in pinned_ids(family, config) if new.get(number) != number]
+    moved = [number for number in _pinned_ids(family, config) if new.get(number) != number]
     if moved:
         raise ImpossibleCut(
             f"a {family.name} model counts positions from its pad token's id; keep id {moved[0]} in its place"
@@ -241,7 +241,7 @@ def _renumber(config: PreTrainedConfig, family: Family, kept: Indices) -> None:
             setattr(config, entry, new.get(value))
 
 
-def _entries(family: Family) -> dict[str, str]:
+def _entries(family: _Family) -> dict[str, str]:
     """Axis → config entry, for the axes a cut can change."""
     entries = {"hidden": family.hidden, "mlp": family.mlp, "vocab": family.vocab}
     return entries | ({"head": family.head} if family.head else {})

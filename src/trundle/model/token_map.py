@@ -19,9 +19,9 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor
 
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.model.surgery import Cut, cut_backbone, transformer_of, with_modules
+from trundle.model.surgery import Cut, _cut_backbone, transformer_of, with_modules
 
-MAP_FILE = "token_map.npy"
+_MAP_FILE = "token_map.npy"
 
 
 class MappedTransformer(Transformer):
@@ -49,7 +49,7 @@ class MappedTransformer(Transformer):
         """Write the map beside the weights."""
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
         table = self.token_map.cpu().numpy().astype(np.int32)
-        np.save(Path(output_path) / MAP_FILE, table, allow_pickle=False)
+        np.save(Path(output_path) / _MAP_FILE, table, allow_pickle=False)
 
     @classmethod
     def load(  # type: ignore[override]
@@ -71,16 +71,16 @@ class MappedTransformer(Transformer):
             "local_files_only": local_files_only,
         }
         transformer = Transformer.load(model_name_or_path, **hub, **kwargs)
-        path = cls.load_file_path(model_name_or_path, filename=MAP_FILE, **hub)
+        path = cls.load_file_path(model_name_or_path, filename=_MAP_FILE, **hub)
         if path is None:
-            raise BadModel(f"{model_name_or_path} has no {MAP_FILE}; fetch the whole model")
+            raise BadModel(f"{model_name_or_path} has no {_MAP_FILE}; fetch the whole model")
         table = np.load(path, allow_pickle=False)
         if table.max(initial=0) >= transformer.model.config.vocab_size:
             raise BadModel(f"{path} points beyond the model's vocabulary; fetch the model again")
         return cls.around(transformer, torch.from_numpy(table.astype(np.int64)))
 
 
-MAPPED_TYPE = f"{MappedTransformer.__module__}.{MappedTransformer.__name__}"
+_MAPPED_TYPE = f"{MappedTransformer.__module__}.{MappedTransformer.__name__}"
 """How a folder's modules.json calls it."""
 
 
@@ -99,7 +99,7 @@ def cut_with_map(
     new = {old: position for position, old in enumerate(kept)}
     twin = copy.copy(transformer)
     twin._modules = dict(transformer._modules)
-    twin.model = cut_backbone(transformer.model, Cut(vocab=tuple(kept)))
+    twin.model = _cut_backbone(transformer.model, Cut(vocab=tuple(kept)))
     twin.processor = copy.deepcopy(transformer.processor)
     mapped = MappedTransformer.around(twin, torch.tensor([new[old] for old in stands_for]))
     return with_modules(model, [mapped, *(copy.deepcopy(module) for module in list(model)[1:])])

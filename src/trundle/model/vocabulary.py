@@ -13,19 +13,21 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from trundle.errors import BadModel
-from trundle.model.anatomy import family_of, pinned_ids
-from trundle.model.merge_tree import MergeTree
+from trundle.model.anatomy import _pinned_ids, family_of
 from trundle.model.surgery import transformer_of
-from trundle.model.tokenizer_cut import backend_of, tokenizer_content, with_tokens
-from trundle.model.tokenizer_file import (
-    Content,
-    basic_ids,
-    characters,
-    knows_bytes,
-    least_likely,
-    named_ids,
-    tokens_by_id,
-    unknown_id,
+from trundle.model.tokenizer import (
+    MergeTree,
+    _backend_of,
+    _basic_ids,
+    _characters,
+    _Content,
+    _knows_bytes,
+    _least_likely,
+    _named_ids,
+    _tokenizer_content,
+    _tokens_by_id,
+    _unknown_id,
+    _with_tokens,
 )
 
 
@@ -60,9 +62,9 @@ def read_vocabulary(model: SentenceTransformer) -> Vocabulary:
     """What there is to choose from."""
     transformer = transformer_of(model)
     tokenizer, backbone = transformer.tokenizer, transformer.model
-    backend, content = backend_of(tokenizer), tokenizer_content(tokenizer)
+    backend, content = _backend_of(tokenizer), _tokenizer_content(tokenizer)
     assert tokenizer is not None
-    tokens = tokens_by_id(content)
+    tokens = _tokens_by_id(content)
     size = len(_embedding(model))
     beyond = [number for number in tokens if number >= size]
     if beyond:
@@ -70,8 +72,8 @@ def read_vocabulary(model: SentenceTransformer) -> Vocabulary:
             f"the tokenizer has the token {tokens[beyond[0]]!r} with id {beyond[0]}, but the model only {size} rows; "
             "use the tokenizer the model was made with"
         )
-    named = named_ids(content) | set(tokenizer.all_special_ids)
-    named.update(pinned_ids(family_of(backbone.config.model_type), backbone.config))
+    named = _named_ids(content) | set(tokenizer.all_special_ids)
+    named.update(_pinned_ids(family_of(backbone.config.model_type), backbone.config))
     for prompt in model.prompts.values():
         if prompt:
             named.update(backend.encode(prompt, add_special_tokens=False).ids)
@@ -80,16 +82,16 @@ def read_vocabulary(model: SentenceTransformer) -> Vocabulary:
         size=size,
         tokens=tokens,
         named=frozenset(named & tokens.keys()),
-        basic=frozenset(basic_ids(content)),
-        characters={} if knows_bytes(content) else _spare_characters(content),
-        unknown=unknown_id(content, tokenizer.unk_token),
+        basic=frozenset(_basic_ids(content)),
+        characters={} if _knows_bytes(content) else _spare_characters(content),
+        unknown=_unknown_id(content, tokenizer.unk_token),
         tree=MergeTree(content),
     )
 
 
-def _spare_characters(content: Content) -> dict[int, str]:
-    least = least_likely(content)
-    return {number: text for number, text in characters(content).items() if number != least}
+def _spare_characters(content: _Content) -> dict[int, str]:
+    least = _least_likely(content)
+    return {number: text for number, text in _characters(content).items() if number != least}
 
 
 def token_vectors(model: SentenceTransformer, ids: Sequence[int]) -> NDArray[np.float32]:
@@ -102,7 +104,7 @@ def rebuilt_backend(model: SentenceTransformer, kept: Sequence[int]) -> Tokenize
     """The model's tokenizer with only some tokens, to try it out without cutting the model."""
     tokenizer = transformer_of(model).tokenizer
     assert tokenizer is not None
-    return backend_of(with_tokens(tokenizer, kept))
+    return _backend_of(_with_tokens(tokenizer, kept))
 
 
 def _embedding(model: SentenceTransformer) -> Tensor:

@@ -10,29 +10,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from trundle.report.figures import plain
+from trundle.report.markup import _plain
 
-WIDTH, HEIGHT = 480, 320
-LEFT, RIGHT, TOP, BOTTOM = 54, 16, 14, 48
-LABEL = 20
+_WIDTH, _HEIGHT = 480, 320
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 16, 14, 48
+_LABEL = 20
 """Room above for the name of the upright axis, where it has one."""
-LETTER = 7.8
+_LETTER = 7.8
 """About how wide a bold letter is."""
-LINE = 16.0
-TICKS = 5
-FEWEST_TICKS = 3
-COLOURS = 8
-STEPS = (1, 2, 5, 10)
+_LINE = 16.0
+_TICKS = 5
+_FEWEST_TICKS = 3
+_COLOURS = 8
+_STEPS = (1, 2, 5, 10)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axis:
+class _Axis:
     """Values from `low` to `high`, evenly spaced or by their logarithm."""
 
     label: str
     low: float
     high: float
-    write: Callable[[float], str] = plain
+    write: Callable[[float], str] = _plain
     log: bool = False
     at: tuple[float, ...] | None = None
     """Where ticks stand, if not at round values."""
@@ -50,15 +50,15 @@ class Axis:
         if self.at is not None:
             return list(self.at)
         if not self.log:
-            step = round_step(self.high - self.low)
+            step = _round_step(self.high - self.low)
             step = max(1.0, step) if self.whole else step
             first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
             return [number * step for number in range(first, last + 1)]
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        found = [step * 10.0**power for power in powers for step in STEPS[:3]]
+        found = [step * 10.0**power for power in powers for step in _STEPS[:3]]
         inside = [value for value in found if self.low <= value <= self.high]
-        if len(inside) < FEWEST_TICKS:
-            step = round_step(self.high - self.low)
+        if len(inside) < _FEWEST_TICKS:
+            step = _round_step(self.high - self.low)
             return [
                 number * step
                 for number in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
@@ -67,21 +67,21 @@ class Axis:
         return whole if len(inside) > 8 and len(whole) > 1 else inside
 
 
-def round_step(span: float, ticks: int = TICKS) -> float:
+def _round_step(span: float, ticks: int = _TICKS) -> float:
     """A round distance between ticks, for about so many of them."""
     rough = (span or 1.0) / ticks
     power = 10.0 ** math.floor(math.log10(rough))
-    return next(step * power for step in STEPS if step * power >= rough * 0.999)
+    return next(step * power for step in _STEPS if step * power >= rough * 0.999)
 
 
-def around(values: Sequence[float], *, room: float = 0.08, least: float = 0.0) -> tuple[float, float]:
+def _around(values: Sequence[float], *, room: float = 0.08, least: float = 0.0) -> tuple[float, float]:
     """Ends of an axis with some room beyond the values."""
     low, high = min(values), max(values)
     span = max(high - low, least) or abs(high) or 1.0
     return low - room * span, high + room * span
 
 
-def around_log(values: Sequence[float], room: float = 0.12) -> tuple[float, float]:
+def _around_log(values: Sequence[float], room: float = 0.12) -> tuple[float, float]:
     """The same for an axis of logarithms; one value alone stands in the middle of a factor of four."""
     low, high = math.log(min(values)), math.log(max(values))
     span = (high - low) or math.log(4)
@@ -89,29 +89,29 @@ def around_log(values: Sequence[float], room: float = 0.12) -> tuple[float, floa
 
 
 @dataclass(kw_only=True)
-class Plot:
+class _Plot:
     """A picture that is being drawn."""
 
     title: str
-    across: Axis
-    up: Axis
-    right: int = RIGHT
-    height: int = HEIGHT
+    across: _Axis
+    up: _Axis
+    right: int = _RIGHT
+    height: int = _HEIGHT
     _marks: list[str] = field(default_factory=list)
     _texts: list[str] = field(default_factory=list)
     _taken: list[tuple[float, float, float, float]] = field(default_factory=list)
 
     def x(self, value: float) -> float:
         """Where a value lies from the left."""
-        return LEFT + (WIDTH - LEFT - self.right) * self.across.share(value)
+        return _LEFT + (_WIDTH - _LEFT - self.right) * self.across.share(value)
 
     def y(self, value: float) -> float:
         """Where a value lies from the top."""
-        return self._top + (self.height - self._top - BOTTOM) * (1 - self.up.share(value))
+        return self._top + (self.height - self._top - _BOTTOM) * (1 - self.up.share(value))
 
     @property
     def _top(self) -> int:
-        return TOP + (LABEL if self.up.label else 0)
+        return _TOP + (_LABEL if self.up.label else 0)
 
     def line(self, points: Sequence[tuple[float, float]], kind: str) -> None:
         """A line through points; `kind` is its class."""
@@ -138,7 +138,7 @@ class Plot:
     def bar(self, low: float, high: float, value: float, kind: str, *, says: str) -> None:
         """A bar that stands on the lower axis between two of its values."""
         left, wide = self.x(low) + 0.5, self.x(high) - self.x(low) - 1
-        top, base = self.y(value), self.height - BOTTOM
+        top, base = self.y(value), self.height - _BOTTOM
         self._marks.append(
             f'<rect class="mark bar {kind}" x="{left:.1f}" width="{wide:.1f}" y="{top:.1f}" height="{base - top:.1f}">'
             f"<title>{escape(says)}</title></rect>"
@@ -148,10 +148,10 @@ class Plot:
         """A line up from the lower axis, such as a budget."""
         x = self.x(value)
         self._marks.append(
-            f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{self._top}" y2="{self.height - BOTTOM}"/>'
+            f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{self._top}" y2="{self.height - _BOTTOM}"/>'
         )
-        left = x > WIDTH / 2
-        wide, tall = LETTER * len(says), self.height - BOTTOM - self._top
+        left = x > _WIDTH / 2
+        wide, tall = _LETTER * len(says), self.height - _BOTTOM - self._top
         edge = x - 5 - wide if left else x + 5
         heights = [self._top + share * tall for share in (0.22, 0.4, 0.6, 0.8)]
         free = [y for y in heights if self._is_free((edge, y - 12, edge + wide, y + 4))]
@@ -163,7 +163,7 @@ class Plot:
         """A line across."""
         y = self.y(value)
         self._marks.append(
-            f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - self.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<line class="{kind}" x1="{_LEFT}" x2="{_WIDTH - self.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
 
     def name(
@@ -171,7 +171,7 @@ class Plot:
     ) -> None:
         """A name beside a mark, or else above or below it, where there is room."""
         x, y = self.x(point[0]), self.y(point[1])
-        wide = LETTER * len(says)
+        wide = _LETTER * len(says)
         gap = size + 4
         places = (
             (x + gap, y + 5, "start", (x + gap, y - 9, x + gap + wide, y + 8)),
@@ -179,7 +179,7 @@ class Plot:
             (x, y - gap - 2, "middle", (x - wide / 2, y - gap - 16, x + wide / 2, y - gap)),
             (x, y + gap + 11, "middle", (x - wide / 2, y + gap - 3, x + wide / 2, y + gap + 14)),
         )
-        edge, anchor = (WIDTH - 4, "end") if x > WIDTH / 2 else (LEFT + 4, "start")
+        edge, anchor = (_WIDTH - 4, "end") if x > _WIDTH / 2 else (_LEFT + 4, "start")
         begin, end = (edge - wide, edge) if anchor == "end" else (edge, edge + wide)
         ends = (
             (edge, y - gap - 2, anchor, (begin, y - gap - 16, end, y - gap)),
@@ -195,42 +195,47 @@ class Plot:
     def names_at_the_end(self, ends: Sequence[tuple[float, str, str]]) -> None:
         """Names of lines to the right of where they end (height, name, class), moved apart where they would touch."""
         wanted = sorted((self.y(value), says, kind) for value, says, kind in ends)
-        for top, (_, says, kind) in zip(spread([y for y, _, _ in wanted], LINE), wanted, strict=True):
-            self._text(WIDTH - self.right + 6, top + 5, says, kind, "start")
+        for top, (_, says, kind) in zip(_spread([y for y, _, _ in wanted], _LINE), wanted, strict=True):
+            self._text(_WIDTH - self.right + 6, top + 5, says, kind, "start")
 
     def svg(self) -> str:
         """The whole picture."""
-        wide, base = WIDTH - self.right, self.height - BOTTOM
+        wide, base = _WIDTH - self.right, self.height - _BOTTOM
         frame = []
         for value in self.up.ticks():
             y = self.y(value)
-            frame.append(f'<line class="rule" x1="{LEFT}" x2="{wide}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            frame.append(f'<line class="rule" x1="{_LEFT}" x2="{wide}" y1="{y:.1f}" y2="{y:.1f}"/>')
             frame.append(
-                f'<text class="tick" text-anchor="end" x="{LEFT - 8}" y="{y + 5:.1f}">{escape(self.up.write(value))}</text>'
+                f'<text class="tick" text-anchor="end" x="{_LEFT - 8}" y="{y + 5:.1f}">{escape(self.up.write(value))}</text>'
             )
         last = -math.inf
         for value in self.across.ticks():
             x, says = self.x(value), self.across.write(value)
-            half = LETTER * len(says) / 2
+            half = _LETTER * len(says) / 2
             if x - half > last + 6:
                 last = x + half
                 frame.append(f'<line class="stub" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>')
-                middle = min(x, WIDTH - half)
+                middle = min(x, _WIDTH - half)
                 frame.append(
                     f'<text class="tick" text-anchor="middle" x="{middle:.1f}" y="{base + 19}">{escape(says)}</text>'
                 )
-        frame.append(f'<line class="base" x1="{LEFT}" x2="{wide}" y1="{base}" y2="{base}"/>')
-        middle = (LEFT + wide) / 2
+        frame.append(f'<line class="base" x1="{_LEFT}" x2="{wide}" y1="{base}" y2="{base}"/>')
+        middle = (_LEFT + wide) / 2
         frame.append(
             f'<text class="axis" text-anchor="middle" x="{middle:.0f}" y="{self.height - 8}">{escape(self.across.label)}</text>'
         )
         if self.up.label:
             frame.append(f'<text class="axis" x="4" y="15">{escape(self.up.label)}</text>')
-        return svg(WIDTH, self.height, self.title, [*frame, *self._marks, *self._texts])
+        return _svg(_WIDTH, self.height, self.title, [*frame, *self._marks, *self._texts])
 
     def _is_free(self, box: tuple[float, float, float, float]) -> bool:
         left, top, right, bottom = box
-        if left < LEFT - 4 or right > WIDTH - 2 or top < self._top - 8 or bottom > self.height - BOTTOM + 4:
+        if (
+            left < _LEFT - 4
+            or right > _WIDTH - 2
+            or top < self._top - 8
+            or bottom > self.height - _BOTTOM + 4
+        ):
             return False
         return not any(left < r and right > x and top < b and bottom > y for x, y, r, b in self._taken)
 
@@ -240,12 +245,12 @@ class Plot:
         )
 
 
-def svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
     """A picture with a name for those who can't see it."""
     return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
 
 
-def spread(places: Sequence[float], gap: float) -> list[float]:
+def _spread(places: Sequence[float], gap: float) -> list[float]:
     """Rising places moved as little as is needed to be `gap` apart."""
     groups: list[tuple[list[float], float]] = []
     for place in places:
@@ -261,11 +266,11 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
     ]
 
 
-def room_for(names: Sequence[str]) -> int:
+def _room_for(names: Sequence[str]) -> int:
     """What names at the ends of lines need at the right."""
-    return math.ceil(RIGHT + LETTER * max(map(len, names), default=0))
+    return math.ceil(_RIGHT + _LETTER * max(map(len, names), default=0))
 
 
-def colour(number: int) -> str:
+def _colour(number: int) -> str:
     """The class of the n-th run."""
-    return f"c{number % COLOURS}"
+    return f"c{number % _COLOURS}"

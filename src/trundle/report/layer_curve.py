@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from trundle.report.axes import round_step
+from trundle.report.axes import _round_step
 
 if TYPE_CHECKING:
-    from trundle.measure import LayerCurve
+    from trundle.methods.depth.curve import LayerCurve
 
-WIDTH, HEIGHT = 760, 380
-LEFT, RIGHT, TOP, BOTTOM = 64, 24, 28, 52
-ABOVE, BELOW = 0.06, 0.18
+_WIDTH, _HEIGHT = 760, 380
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 28, 52
+_ABOVE, _BELOW = 0.06, 0.18
 """Free space above and below the curve, as a share of what it spans; the names of low points stand below them."""
-LABELS = 16
+_LABELS = 16
 """Layers named along the axis at most."""
-TICKS = 8
+_TICKS = 8
 
-LIGHT = {
+_LIGHT = {
     "paper": "#ffffff",
     "ink": "#1f2328",
     "faint": "#59636e",
@@ -28,7 +28,7 @@ LIGHT = {
     "line": "#2f6fb5",
     "mark": "#c2410c",
 }
-DARK = {
+_DARK = {
     "paper": "#14181d",
     "ink": "#e8ecf0",
     "faint": "#a2acb7",
@@ -42,34 +42,34 @@ def curve_svg(curve: LayerCurve, title: str) -> str:
     """The curve with its low points marked."""
     losses = curve.losses
     span = (max(losses) - min(losses)) or 1.0
-    low, high = min(losses) - BELOW * span, max(losses) + ABOVE * span
-    wide, tall = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    low, high = min(losses) - _BELOW * span, max(losses) + _ABOVE * span
+    wide, tall = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
     def across(layer: int) -> float:
-        return LEFT + wide * ((layer - 1) / (curve.layers - 1) if curve.layers > 1 else 0.5)
+        return _LEFT + wide * ((layer - 1) / (curve.layers - 1) if curve.layers > 1 else 0.5)
 
     def down(loss: float) -> float:
-        return TOP + tall * (high - loss) / (high - low)
+        return _TOP + tall * (high - loss) / (high - low)
 
-    parts = [f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>']
-    step = round_step(high - low, TICKS)
+    parts = [f'<rect class="paper" width="{_WIDTH}" height="{_HEIGHT}"/>']
+    step = _round_step(high - low, _TICKS)
     for number in range(math.ceil(low / step), math.floor(high / step) + 1):
         y = down(number * step)
-        parts.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<line class="rule" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(
-            f'<text class="faint" text-anchor="end" x="{LEFT - 10}" y="{y + 4:.1f}">{number * step:.4g}</text>'
+            f'<text class="faint" text-anchor="end" x="{_LEFT - 10}" y="{y + 4:.1f}">{number * step:.4g}</text>'
         )
-    every = -(-curve.layers // LABELS)
+    every = -(-curve.layers // _LABELS)
     for layer in range(1, curve.layers + 1):
         inside = layer % every == 0 and min(layer - 1, curve.layers - layer) >= every
         if inside or layer in (1, curve.layers):
-            y = HEIGHT - BOTTOM + 20
+            y = _HEIGHT - _BOTTOM + 20
             parts.append(
                 f'<text class="faint" text-anchor="middle" x="{across(layer):.1f}" y="{y}">{layer}</text>'
             )
     if curve.layers > 1:
         x = across(curve.layers // 2) / 2 + across(curve.layers // 2 + 1) / 2
-        parts.append(f'<line class="middle" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+        parts.append(f'<line class="middle" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
     points = " ".join(f"{across(n):.1f},{down(loss):.1f}" for n, loss in enumerate(losses, start=1))
     parts.append(f'<polyline class="curve" points="{points}"/>')
     names = marks(curve)
@@ -79,15 +79,15 @@ def curve_svg(curve: LayerCurve, title: str) -> str:
         shape = f'class="{"mark" if name else "point"}" cx="{x:.1f}" cy="{y:.1f}" r="{6 if name else 3}"'
         parts.append(f"<circle {shape}><title>{layer} layers: {loss:.4f}</title></circle>")
         if name:
-            side = "start" if x < LEFT + 40 else "end" if x > WIDTH - RIGHT - 40 else "middle"
+            side = "start" if x < _LEFT + 40 else "end" if x > _WIDTH - _RIGHT - 40 else "middle"
             parts.append(
                 f'<text class="name" text-anchor="{side}" x="{x:.1f}" y="{y + 23:.1f}">{name}: {layer}</text>'
             )
     parts.append(
-        f'<text class="faint" text-anchor="middle" x="{LEFT + wide / 2:.0f}" y="{HEIGHT - 10}">layers kept</text>'
+        f'<text class="faint" text-anchor="middle" x="{_LEFT + wide / 2:.0f}" y="{_HEIGHT - 10}">layers kept</text>'
     )
-    parts.append(f'<text class="faint" x="{LEFT - 54}" y="16">loss before training</text>')
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
+    parts.append(f'<text class="faint" x="{_LEFT - 54}" y="16">loss before training</text>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">'
     return f"{head}<title>{escape(title)}</title><style>{_style()}</style>{''.join(parts)}</svg>"
 
 
@@ -104,10 +104,10 @@ def curve_page(curve: LayerCurve, title: str, rows: Sequence[Sequence[str]], not
     lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in body)
     said = "".join(f"<p>{escape(note)}</p>" for note in notes)
     table = f'<div class="wide"><table><thead><tr>{header}</tr></thead><tbody>{lines}</tbody></table></div>'
-    return page(title, f"<h1>{escape(title)}</h1>{curve_svg(curve, title)}{table}{said}")
+    return _page(title, f"<h1>{escape(title)}</h1>{curve_svg(curve, title)}{table}{said}")
 
 
-def page(title: str, content: str) -> str:
+def _page(title: str, content: str) -> str:
     """A page that needs nothing but itself."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -129,7 +129,7 @@ def _style() -> str:
         "text{font:13px system-ui,sans-serif}.name{font-weight:600;stroke-width:4;paint-order:stroke}.curve{fill:none;stroke-width:2}"
         ".mark{stroke-width:2}.middle{stroke-dasharray:3 5}"
     )
-    return f"{plain}{colours(LIGHT)}@media (prefers-color-scheme: dark){{{colours(DARK)}}}"
+    return f"{plain}{colours(_LIGHT)}@media (prefers-color-scheme: dark){{{colours(_DARK)}}}"
 
 
 def _page_style() -> str:
@@ -146,4 +146,4 @@ def _page_style() -> str:
         "td,th{padding:6px 10px;border-bottom:1px solid;text-align:right;white-space:nowrap}"
         "td:first-child,th:first-child{text-align:left}td{font-variant-numeric:tabular-nums}"
     )
-    return f"{plain}{colours(LIGHT)}@media (prefers-color-scheme: dark){{{colours(DARK)}}}"
+    return f"{plain}{colours(_LIGHT)}@media (prefers-color-scheme: dark){{{colours(_DARK)}}}"

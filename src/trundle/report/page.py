@@ -7,44 +7,51 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
-from trundle.report import budget, curves, maps, overview, words
-from trundle.report.figures import count, megabytes, milliseconds, percent, times
-from trundle.report.markup import Section, paragraph
-from trundle.report.records import Report
+from trundle.report.curves import (
+    _coverage_curve,
+    _layer_curve,
+    _shortened_vectors,
+    _tasks_table,
+    _training_curves,
+)
+from trundle.report.maps import _projection, _sparsity_map
+from trundle.report.markup import _count, _megabytes, _milliseconds, _paragraph, _percent, _Section, _times
+from trundle.report.overview import _overview
+from trundle.report.planning import _planning
+from trundle.report.records import _Report
+from trundle.report.words import _extreme_texts, _recipes, _searches, _usage
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class _Place:
     """A place for a section, and what would fill it where it is empty."""
 
-    draw: Callable[[Report], Section | None]
+    draw: Callable[[_Report], _Section | None]
     cause: str = ""
     shows: str = ""
 
 
-TEXTS, TASKS = "Give --data TEXTS", "Give --tasks FOLDER"
-PLACES = (
-    Place(draw=overview.overview),
-    Place(draw=budget.planning, cause="Compress with --budget", shows="the candidates that were weighed"),
-    Place(draw=curves.tasks_table, cause=TASKS, shows="scores on tasks with labels"),
-    Place(draw=curves.layer_curve, cause="Have depth: {pick: small} in the recipe", shows="the layer curve"),
-    Place(draw=curves.coverage_curve, cause="Have vocabulary in the recipe", shows="the coverage curve"),
-    Place(draw=maps.sparsity_map, cause="Have weights in the recipe", shows="which weights are left"),
-    Place(draw=curves.training_curves, cause="Have align or contrast in the recipe", shows="training curves"),
-    Place(draw=curves.shortened_vectors, cause=TEXTS, shows="both models' vectors cut short and quantised"),
-    Place(draw=maps.projection, cause=TEXTS, shows="both models' vectors on one plane"),
-    Place(
-        draw=words.extreme_texts, cause=TEXTS, shows="the texts the student gets most wrong and most right"
-    ),
-    Place(draw=words.searches, cause=TEXTS, shows="searches side by side"),
-    Place(draw=words.recipes),
-    Place(draw=words.usage),
+_TEXTS, _TASKS = "Give --data TEXTS", "Give --tasks FOLDER"
+_PLACES = (
+    _Place(draw=_overview),
+    _Place(draw=_planning, cause="Compress with --budget", shows="the candidates that were weighed"),
+    _Place(draw=_tasks_table, cause=_TASKS, shows="scores on tasks with labels"),
+    _Place(draw=_layer_curve, cause="Have depth: {pick: small} in the recipe", shows="the layer curve"),
+    _Place(draw=_coverage_curve, cause="Have vocabulary in the recipe", shows="the coverage curve"),
+    _Place(draw=_sparsity_map, cause="Have weights in the recipe", shows="which weights are left"),
+    _Place(draw=_training_curves, cause="Have align or contrast in the recipe", shows="training curves"),
+    _Place(draw=_shortened_vectors, cause=_TEXTS, shows="both models' vectors cut short and quantised"),
+    _Place(draw=_projection, cause=_TEXTS, shows="both models' vectors on one plane"),
+    _Place(draw=_extreme_texts, cause=_TEXTS, shows="the texts the student gets most wrong and most right"),
+    _Place(draw=_searches, cause=_TEXTS, shows="searches side by side"),
+    _Place(draw=_recipes),
+    _Place(draw=_usage),
 )
 
 
-def page(report: Report) -> str:
+def _page(report: _Report) -> str:
     """One HTML file."""
-    drawn = [(place, place.draw(report)) for place in PLACES]
+    drawn = [(place, place.draw(report)) for place in _PLACES]
     sections = [section for _, section in drawn if section is not None]
     absent = [place for place, section in drawn if section is None]
     contents = "".join(f'<a href="#{section.key}">{escape(section.heading)}</a>' for section in sections)
@@ -68,50 +75,50 @@ def _packaged(name: str) -> str:
     return files("trundle.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _title(report: Report) -> str:
+def _title(report: _Report) -> str:
     made = ", ".join(run.name for run in report.runs)
     return f"{report.teacher.name} → {made}" if report.teacher else made
 
 
-def _headline(report: Report) -> str:
+def _headline(report: _Report) -> str:
     """The few figures that matter: of the only run as tiles, of several as one sentence."""
     if len(report.runs) > 1:
-        return paragraph(_in_short(report), "lead")
+        return _paragraph(_in_short(report), "lead")
     run, teacher = report.runs[0], report.teacher
     tiles: list[tuple[str, str]] = []
     size = teacher.bytes if teacher else None
     now = run.form.bytes
     if size and now:
         larger = now > size  # as a pair is, which holds its teacher too
-        ratio = times(now, size) if larger else times(size, now)
-        tiles.append((ratio, f"{'larger' if larger else 'smaller'}: {megabytes(size)} → {megabytes(now)}"))
+        ratio = _times(now, size) if larger else _times(size, now)
+        tiles.append((ratio, f"{'larger' if larger else 'smaller'}: {_megabytes(size)} → {_megabytes(now)}"))
     else:
-        tiles.append((megabytes(now), "weights"))
+        tiles.append((_megabytes(now), "weights"))
     speed, slow = report.of(run).speed, teacher.speed if teacher else None
     if speed and slow:
         slower = speed.milliseconds > slow.milliseconds
         pair = (speed, slow) if slower else (slow, speed)
         tiles.append(
             (
-                times(*(one.milliseconds for one in pair)),
-                f"{'slower' if slower else 'faster'} queries: {milliseconds(slow.milliseconds)} → {milliseconds(speed.milliseconds)}",
+                _times(*(one.milliseconds for one in pair)),
+                f"{'slower' if slower else 'faster'} queries: {_milliseconds(slow.milliseconds)} → {_milliseconds(speed.milliseconds)}",
             )
         )
     quality = report.quality(run)
     if quality and quality.share_standard is not None:
-        tiles.append((percent(quality.share_standard), "of the teacher's mean over tasks"))
+        tiles.append((_percent(quality.share_standard), "of the teacher's mean over tasks"))
     if quality and quality.agreement_asymmetric is not None:
         tiles.append(
             (
-                percent(quality.agreement_asymmetric),
+                _percent(quality.agreement_asymmetric),
                 f"of the teacher's top {quality.k} found on the teacher's index",
             )
         )
-    tiles.append((count(run.parameters or None), "parameters"))
+    tiles.append((_count(run.parameters or None), "parameters"))
     return f'<ul class="tiles">{"".join(f"<li><b>{escape(big)}</b><span>{escape(small)}</span></li>" for big, small in tiles)}</ul>'
 
 
-def _in_short(report: Report) -> str:
+def _in_short(report: _Report) -> str:
     """How far several runs reach from one another."""
     if report.teacher is None:
         return f"{len(report.runs)} runs side by side."
@@ -139,7 +146,7 @@ def _from_to(values: Sequence[float], unit: str) -> str:
     return f"{ends[0]}{unit}" if ends[0] == ends[1] else f"{ends[0]}–{ends[1]}{unit}"
 
 
-def _absent(places: Sequence[Place]) -> str:
+def _absent(places: Sequence[_Place]) -> str:
     """What is not on the page, and what would bring it."""
     if not places:
         return ""

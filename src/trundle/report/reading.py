@@ -2,39 +2,174 @@
 
 from __future__ import annotations
 
+import json
+import math
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from trundle.artifact import LINEAGE_FILE, THE_ORIGINAL, read_lineage
 from trundle.errors import BadInput
-from trundle.report.records import Coverage, Form, LayerLosses, Quality, Run, StepTaken
-from trundle.report.side_files import read_alignment, read_planning, read_pruned, read_training
-from trundle.runtime.describe import FILE as GRAPHS_FILE
-from trundle.runtime.describe import installed, read_description
+from trundle.methods.weights.scoring import Alignment, PrunedMatrix
+from trundle.records import LINEAGE_FILE, THE_ORIGINAL, read_lineage
+from trundle.report.records import (
+    _Candidate,
+    _Coverage,
+    _Form,
+    _LayerLosses,
+    _Planning,
+    _Point,
+    _Quality,
+    _Run,
+    _Rung,
+    _StepTaken,
+    _Training,
+)
+from trundle.runtime.description import FILE as GRAPHS_FILE
+from trundle.runtime.description import installed, read_description
 from trundle.runtime.engines import SMALLEST_FIRST, faster_engine
 
-OWN_MODULE = '"trundle.'
+_PLANNING_FILE = "planning.json"
+_CHOSEN = "chosen"
+"""How a plan marks the candidate it was carried out with."""
+_PRUNED_FILE = "weights.json"
+_METRICS = {"step", "epoch", "loss", "lr", "validation", "seconds", "texts_per_second"}
+_POINTS = 400
+"""A curve is thinned to so many points: more can't be seen."""
+
+_T = TypeVar("_T")
+
+
+def _read_side_file(path: Path, make: Callable[[str], _T]) -> _T | None:
+    """What `make` reads in a file, or None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        return make(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(
+            f"{path} is damaged ({type(error).__name__}: {error}); delete it, or make the folder again"
+        ) from error
+
+
+def _read_training(folder: Path, step: str) -> _Training | None:
+    """The metrics a step left, thinned; None where there are none."""
+    training = _read_side_file(folder / f"{step}.jsonl", lambda text: _training(step, text))
+    return training if training and (training.loss or training.validation) else None
+
+
+def _training(step: str, text: str) -> _Training:
+    rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+
+    def points(key: str) -> tuple[_Point, ...]:
+        found = ((float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None)
+        return tuple(point for point in found if math.isfinite(point[1]))
+
+    watched = sorted({key for row in rows for key in row if key not in _METRICS})
+    return _Training(
+        step=step,
+        loss=_thinned(points("loss"), _POINTS),
+        validation=points("validation"),
+        watched={key: points(key) for key in watched},
+    )
+
+
+def _thinned(points: Sequence[_T], most: int) -> tuple[_T, ...]:
+    """Evenly spaced ones, the first and the last among them."""
+    if len(points) <= most:
+        return tuple(points)
+    return tuple(points[round(place * (len(points) - 1) / (most - 1))] for place in range(most))
+
+
+def _read_pruned(folder: Path) -> tuple[PrunedMatrix, ...]:
+    """Which weights the step weights left."""
+
+    def make(text: str) -> tuple[PrunedMatrix, ...]:
+        keys = ("layer", "matrix", "weights", "kept")
+        return tuple(PrunedMatrix(**{key: one[key] for key in keys}) for one in json.loads(text)["matrices"])
+
+    return _read_side_file(folder / _PRUNED_FILE, make) or ()
+
+
+def _read_alignment(folder: Path) -> Alignment | None:
+    """How far the two sides' gradients agreed when weights were pruned for a domain."""
+    return _read_side_file(
+        folder / _PRUNED_FILE, lambda text: Alignment.from_json(json.loads(text).get("alignment"))
+    )
+
+
+def _read_planning(folder: Path) -> _Planning | None:
+    """How a budget was met."""
+    return _read_side_file(folder / _PLANNING_FILE, lambda text: _planning(json.loads(text)))
+
+
+def _planning(content: dict[str, Any]) -> _Planning:
+    keys = ("steps", "distance")
+    bases = {one.get("base") for one in content["candidates"]}
+    candidates = tuple(
+        _Candidate(
+            name=_candidate_name(one, several=len(bases) > 1),
+            parameters=int(one["parameters"]),
+            bytes=int(one["bytes"]),
+            milliseconds=None if one["milliseconds"] is None else float(one["milliseconds"]),
+            outcome=str(one["outcome"]),
+            rungs=tuple(_Rung(**{key: rung[key] for key in keys}) for rung in one["rungs"]),
+        )
+        for one in content["candidates"]
+    )
+    return _Planning(
+        budget={key: content["budget"].get(key) for key in ("bytes", "parameters", "milliseconds")},
+        teacher=dict(content["teacher"]),
+        candidates=candidates,
+        chosen=next(
+            (one.name for one in candidates if one.outcome == _CHOSEN), str(content["chosen"])
+        ),  # a plan that was never carried out has chosen none
+        predicted=dict(content["predicted"]),
+        measured=dict(content["measured"]),
+        remarks=tuple(str(one) for one in content.get("remarks", ())),
+    )
+
+
+def _candidate_name(one: dict[str, Any], *, several: bool) -> str:
+    """Cuts of two models may be called the same."""
+    return f"{one['name']}, of {Path(one['base']).name}" if several else str(one["name"])
+
+
+def _weigh(folder: Path) -> tuple[int, int]:
+    """Bytes and parameters of a model's safetensors, by their headers alone."""
+    size = parameters = 0
+    for file in folder.rglob("*.safetensors"):
+        with file.open("rb") as handle:
+            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+        size += file.stat().st_size
+        parameters += sum(
+            math.prod(tensor["shape"])
+            for name, tensor in header.items()
+            if name != "__metadata__" and "F" in tensor["dtype"]
+        )
+    return size, parameters
+
+
+_OWN_MODULE = '"trundle.'
 """In the list of modules of a folder that plain sentence-transformers can't open alone."""
-TRAININGS = ("contrast", "align")
+_TRAININGS = ("contrast", "align")
 """Steps that leave a file of metrics, in the order in which they are usually taken."""
-TORCH = "torch"
+_TORCH = "torch"
 
 
-def read_runs(folders: Sequence[str | Path]) -> tuple[Run, ...]:
+def _read_runs(folders: Sequence[str | Path]) -> tuple[_Run, ...]:
     """All runs, each with a name that tells it from the others."""
     if not folders:
         raise BadInput("there is no run to report on; name at least one folder that trundle wrote")
     places = [Path(folder).expanduser() for folder in folders]
     return tuple(
-        read_run(place, name)
+        _read_run(place, name)
         for place, name in zip(places, short_names([str(place) for place in places]), strict=True)
     )
 
 
-def read_run(folder: Path, name: str) -> Run:
+def _read_run(folder: Path, name: str) -> _Run:
     """One folder that a step, a recipe or a budget has left."""
     if not folder.is_dir():
         raise BadInput(f"there is no folder {str(folder)!r}; name a model folder that trundle wrote")
@@ -51,14 +186,14 @@ def read_run(folder: Path, name: str) -> Run:
         ) from error
 
 
-def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> Run:
-    ages = list(generations(lineage))
+def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _Run:
+    ages = list(_generations(lineage))
     after: Mapping[str, Any] = lineage["after"] or next(
         (age["after"] for age in ages[::-1] if age["after"]), {}
     )
     forms = _forms(folder, after)
     steps = tuple(
-        StepTaken(
+        _StepTaken(
             begins_from=_name(age["source"]),
             step=step["step"],
             says=step["says"],
@@ -69,11 +204,11 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> Run:
         for step in age["steps"]
     )
     plans = [(step["step"], step["plan"]) for age in ages for step in age["steps"]]
-    return Run(
+    return _Run(
         name=name,
         folder=str(folder),
         source=str(ages[0]["source"]),
-        teacher=teacher_of(lineage),
+        teacher=_teacher_of(lineage),
         parameters=int(after.get("parameters", 0)),
         layers=int(after.get("layers", 0)),
         width=int(after.get("width", 0)),
@@ -83,7 +218,7 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> Run:
         form=_fastest(forms),
         needs_trundle=_needs_trundle(folder),
         pair=any(step.step == "pair" for step in steps),
-        quality=kept_quality(lineage["scores"]),
+        quality=_kept_quality(lineage["scores"]),
         scores={
             key: float(value) for key, value in lineage["scores"].items() if isinstance(value, int | float)
         },
@@ -91,27 +226,27 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> Run:
         data=tuple(lineage["data"]),
         seed=int(lineage["seed"]),
         versions=lineage["versions"],
-        trainings=tuple(found for step in TRAININGS if (found := read_training(folder, step)) is not None),
+        trainings=tuple(found for step in _TRAININGS if (found := _read_training(folder, step)) is not None),
         layer_losses=_layer_losses(plans),
         coverage=_coverage(plans),
-        pruned=read_pruned(folder),
-        alignment=read_alignment(folder),
-        planning=read_planning(folder),
+        pruned=_read_pruned(folder),
+        alignment=_read_alignment(folder),
+        planning=_read_planning(folder),
     )
 
 
-def generations(lineage: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+def _generations(lineage: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
     """A lineage and those of the models it was made from, the oldest first."""
     if lineage is not None:
-        yield from generations(lineage.get("parent"))
+        yield from _generations(lineage.get("parent"))
         yield lineage
 
 
-def teacher_of(lineage: Mapping[str, Any]) -> str:
+def _teacher_of(lineage: Mapping[str, Any]) -> str:
     """The model whose vector space this one is in: the one it was aligned to, or else the one it was cut from."""
     space, parent = lineage["space"], lineage.get("parent")
     if space is None and parent is not None:
-        return teacher_of(parent)
+        return _teacher_of(parent)
     return str(lineage["source"] if space in (None, THE_ORIGINAL) else space)
 
 
@@ -134,25 +269,25 @@ def _name(path: str) -> str:
     return Path(path).name or path
 
 
-def _forms(folder: Path, after: Mapping[str, Any]) -> tuple[Form, ...]:
+def _forms(folder: Path, after: Mapping[str, Any]) -> tuple[_Form, ...]:
     """The torch weights, if they are there, and each exported graph."""
     weights = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
-    forms = [Form(engine=TORCH, bytes=weights)] if weights else []
+    forms = [_Form(engine=_TORCH, bytes=weights)] if weights else []
     if (folder / GRAPHS_FILE).is_file():
         for graph in read_description(folder).graphs:
             path = folder / graph.path
             same = [file for file in path.parent.glob("*") if file.name.split(".")[0] == path.stem]
             if installed(graph.engine) and same:
                 size = sum(file.stat().st_size for file in same)
-                forms.append(Form(engine=f"{graph.engine}-{graph.precision}", bytes=size))
-    return tuple(forms) or (Form(engine=TORCH, bytes=int(after.get("bytes", 0))),)
+                forms.append(_Form(engine=f"{graph.engine}-{graph.precision}", bytes=size))
+    return tuple(forms) or (_Form(engine=_TORCH, bytes=int(after.get("bytes", 0))),)
 
 
-def _fastest(forms: Sequence[Form]) -> Form:
+def _fastest(forms: Sequence[_Form]) -> _Form:
     """The form the runtime would choose: a graph before torch, small numbers before large ones."""
     first = faster_engine(platform.machine())
 
-    def rank(form: Form) -> tuple[int, bool]:
+    def rank(form: _Form) -> tuple[int, bool]:
         engine, _, precision = form.engine.partition("-")
         return (SMALLEST_FIRST.index(precision) if precision else len(SMALLEST_FIRST)), engine != first
 
@@ -161,10 +296,10 @@ def _fastest(forms: Sequence[Form]) -> Form:
 
 def _needs_trundle(folder: Path) -> bool:
     path = folder / "modules.json"
-    return path.is_file() and OWN_MODULE in path.read_text(encoding="utf-8")
+    return path.is_file() and _OWN_MODULE in path.read_text(encoding="utf-8")
 
 
-def kept_quality(scores: Mapping[str, Any]) -> Quality | None:
+def _kept_quality(scores: Mapping[str, Any]) -> _Quality | None:
     """The figures of a lineage's scores that tell how near a model is to its teacher."""
     found: dict[str, float] = {}
     k = 10
@@ -176,25 +311,27 @@ def kept_quality(scores: Mapping[str, Any]) -> Quality | None:
             found["cosine"] = float(value)
         elif name.startswith("l2 distance to "):
             found["distance"] = float(value)
-    return Quality(measured="texts that were held out when the run was made", k=k, **found) if found else None
+    return (
+        _Quality(measured="texts that were held out when the run was made", k=k, **found) if found else None
+    )
 
 
-Plans = Sequence[tuple[str, Mapping[str, Any]]]
+_Plans = Sequence[tuple[str, Mapping[str, Any]]]
 
 
-def _layer_losses(plans: Plans) -> LayerLosses | None:
+def _layer_losses(plans: _Plans) -> _LayerLosses | None:
     for step, plan in reversed(plans):
         if step == "depth" and plan.get("losses"):
             losses = tuple(float(loss) for loss in plan["losses"])
-            return LayerLosses(losses=losses, kept=len(plan["blocks"]), pick=str(plan["pick"]))
+            return _LayerLosses(losses=losses, kept=len(plan["blocks"]), pick=str(plan["pick"]))
     return None
 
 
-def _coverage(plans: Plans) -> Coverage | None:
+def _coverage(plans: _Plans) -> _Coverage | None:
     for step, plan in reversed(plans):
         if step == "vocabulary" and plan.get("coverage") is not None:
-            return Coverage(
-                kept=count_ids(plan["kept"]),
+            return _Coverage(
+                kept=_count_ids(plan["kept"]),
                 of=int(plan["of"]),
                 coverage=float(plan["coverage"]),
                 lost=tuple(plan["lost"]),
@@ -202,7 +339,7 @@ def _coverage(plans: Plans) -> Coverage | None:
     return None
 
 
-def count_ids(ranges: str) -> int:
+def _count_ids(ranges: str) -> int:
     """How many ids a list such as 0-4,7 stands for."""
     ends = [part.partition("-") for part in ranges.split(",") if part]
     return sum(int(high or low) - int(low) + 1 for low, _, high in ends)

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trundle.measure.pruned_matrix import Alignment, PrunedMatrix
+from trundle.methods.weights.scoring import Alignment, PrunedMatrix
 
-FORMAT = 1
+_FORMAT = 1
 
-Point = tuple[float, float]
+_Point = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class _Form:
     """One form in which a model can be run: its torch weights or an exported graph."""
 
     engine: str
@@ -22,7 +22,7 @@ class Form:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quality:
+class _Quality:
     """How near a model is to its teacher; what was not measured is None. Shares of 1."""
 
     measured: str
@@ -40,7 +40,7 @@ class Quality:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed:
+class _Speed:
     """One query at a time, and long texts in batches, on the machine that wrote the report."""
 
     engine: str
@@ -51,7 +51,7 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTaken:
+class _StepTaken:
     """One step of the way here, with the model it began from."""
 
     begins_from: str
@@ -62,18 +62,18 @@ class StepTaken:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class _Training:
     """What a training wrote down: the loss while it learned, and what validation said."""
 
     step: str
-    loss: tuple[Point, ...]
-    validation: tuple[Point, ...]
-    watched: Mapping[str, tuple[Point, ...]]
+    loss: tuple[_Point, ...]
+    validation: tuple[_Point, ...]
+    watched: Mapping[str, tuple[_Point, ...]]
     """Further measures taken at each validation, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerLosses:
+class _LayerLosses:
     """The loss of each layer as the last one, as the step depth saw it."""
 
     losses: tuple[float, ...]
@@ -82,7 +82,7 @@ class LayerLosses:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coverage:
+class _Coverage:
     """A cut vocabulary: how much of the texts it was chosen by its tokens are."""
 
     kept: int
@@ -92,7 +92,7 @@ class Coverage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung:
+class _Rung:
     """A candidate after a short training."""
 
     steps: int
@@ -101,7 +101,7 @@ class Rung:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class _Candidate:
     """A plan that was weighed against others."""
 
     name: str
@@ -109,16 +109,16 @@ class Candidate:
     bytes: int
     milliseconds: float | None
     outcome: str
-    rungs: tuple[Rung, ...]
+    rungs: tuple[_Rung, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planning:
+class _Planning:
     """How a budget was met: the candidates, how far each was tried, and whether the forecast held."""
 
     budget: Mapping[str, float | None]
     teacher: Mapping[str, float | None]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[_Candidate, ...]
     chosen: str
     predicted: Mapping[str, float | None]
     measured: Mapping[str, float | None]
@@ -127,7 +127,7 @@ class Planning:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class _Run:
     """Everything a model folder tells without being opened."""
 
     name: str
@@ -141,27 +141,27 @@ class Run:
     """Parameters by part."""
     origin: Mapping[str, Any]
     """What the first model of the lineage cost."""
-    forms: tuple[Form, ...]
-    form: Form
+    forms: tuple[_Form, ...]
+    form: _Form
     """The form that is measured: the fastest there is."""
     needs_trundle: bool
     pair: bool
-    quality: Quality | None
+    quality: _Quality | None
     scores: Mapping[str, float]
-    steps: tuple[StepTaken, ...]
+    steps: tuple[_StepTaken, ...]
     data: tuple[Mapping[str, Any], ...]
     seed: int
     versions: Mapping[str, str]
-    trainings: tuple[Training, ...]
-    layer_losses: LayerLosses | None
-    coverage: Coverage | None
+    trainings: tuple[_Training, ...]
+    layer_losses: _LayerLosses | None
+    coverage: _Coverage | None
     pruned: tuple[PrunedMatrix, ...]
     alignment: Alignment | None
-    planning: Planning | None
+    planning: _Planning | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Teacher:
+class _Teacher:
     """The model whose space the runs are in."""
 
     name: str
@@ -170,11 +170,11 @@ class Teacher:
     bytes: int | None = None
     layers: int | None = None
     width: int | None = None
-    speed: Speed | None = None
+    speed: _Speed | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class _Kept:
     """Vectors cut to so many dimensions and kept in a precision, and what searches in them score."""
 
     dimensions: int
@@ -185,15 +185,15 @@ class Kept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shortened:
+class _Shortened:
     """All ways to keep vectors, by one measure."""
 
     measure: str
-    rows: tuple[Kept, ...]
+    rows: tuple[_Kept, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskScore:
+class _TaskScore:
     """One task with labels; None where the mode means nothing."""
 
     task: str
@@ -205,7 +205,7 @@ class TaskScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Apart:
+class _Apart:
     """A text and how far the two models' vectors of it lie apart."""
 
     text: str
@@ -214,7 +214,7 @@ class Apart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class _Found:
     """What one way of searching found first: positions among the report's documents, with their cosines."""
 
     documents: tuple[int, ...]
@@ -222,70 +222,70 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class _Search:
     """One query, searched in three ways."""
 
     query: str
-    teacher: Found
-    asymmetric: Found
-    student: Found
+    teacher: _Found
+    asymmetric: _Found
+    student: _Found
 
 
 @dataclass(frozen=True, kw_only=True)
-class Projection:
+class _Projection:
     """Vectors of the same texts by both models, on the two directions in which the teacher's differ most."""
 
     texts: tuple[str, ...]
-    teacher: tuple[Point, ...]
-    student: tuple[Point, ...]
+    teacher: tuple[_Point, ...]
+    student: tuple[_Point, ...]
     shown: float
     """Share of the teacher's variance that these two directions hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class _Measured:
     """What opening a run's model brought."""
 
-    quality: Quality | None = None
-    speed: Speed | None = None
-    tasks: tuple[TaskScore, ...] = ()
-    shortened: tuple[Shortened, ...] = ()
-    nearest: tuple[Apart, ...] = ()
-    farthest: tuple[Apart, ...] = ()
-    searches: tuple[Search, ...] = ()
-    projection: Projection | None = None
+    quality: _Quality | None = None
+    speed: _Speed | None = None
+    tasks: tuple[_TaskScore, ...] = ()
+    shortened: tuple[_Shortened, ...] = ()
+    nearest: tuple[_Apart, ...] = ()
+    farthest: tuple[_Apart, ...] = ()
+    searches: tuple[_Search, ...] = ()
+    projection: _Projection | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenCurve:
+class _TokenCurve:
     """How much of the texts the n most frequent tokens are."""
 
     tokenizer: str
     texts: int
-    points: tuple[Point, ...]
+    points: tuple[_Point, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class _Report:
     """One report."""
 
-    runs: tuple[Run, ...]
-    teacher: Teacher | None
-    measured: Mapping[str, Measured] = field(default_factory=dict)
+    runs: tuple[_Run, ...]
+    teacher: _Teacher | None
+    measured: Mapping[str, _Measured] = field(default_factory=dict)
     """By a run's name."""
     documents: Mapping[int, str] = field(default_factory=dict)
     """The documents that searches found, by position."""
-    tokens: TokenCurve | None = None
+    tokens: _TokenCurve | None = None
     machine: str = ""
     """What speeds were measured on."""
     notes: tuple[str, ...] = ()
-    format: int = FORMAT
+    format: int = _FORMAT
 
-    def of(self, run: Run) -> Measured:
+    def of(self, run: _Run) -> _Measured:
         """What was measured of a run; nothing, where it was not opened."""
-        return self.measured.get(run.name, Measured())
+        return self.measured.get(run.name, _Measured())
 
-    def quality(self, run: Run) -> Quality | None:
+    def quality(self, run: _Run) -> _Quality | None:
         """What was measured now, or else what was kept with the model."""
         return self.of(run).quality or run.quality
 

@@ -10,28 +10,27 @@ from typing import Any
 
 import yaml
 
-from trundle.report.figures import count, one_line
-from trundle.report.markup import Section, choice, code, paragraph, table
-from trundle.report.records import Apart, Found, Report, Run, Search
+from trundle.report.markup import _choice, _code, _count, _one_line, _paragraph, _Section, _table
+from trundle.report.records import _Apart, _Found, _Report, _Run, _Search
 
-WAYS = (
+_WAYS = (
     ("teacher", "teacher", "its queries, its index"),
     ("asymmetric", "student → teacher", "small queries, the teacher's index"),
     ("student", "student alone", "its queries, its own index"),
 )
-OPTION = 90
-SHOWN_VALUE = 160
+_OPTION = 90
+_SHOWN_VALUE = 160
 
 
-def extreme_texts(report: Report) -> Section | None:
+def _extreme_texts(report: _Report) -> _Section | None:
     """The texts a student gets most wrong and most right."""
     blocks = [(run.name, _extremes(report, run)) for run in report.runs if report.of(run).farthest]
     if not blocks:
         return None
-    return Section(key="texts", heading="Worst and best texts", body=choice("Run", blocks))
+    return _Section(key="texts", heading="Worst and best texts", body=_choice("Run", blocks))
 
 
-def _extremes(report: Report, run: Run) -> str:
+def _extremes(report: _Report, run: _Run) -> str:
     found = report.of(run)
     return (
         '<div class="grid"><div><h3>Farthest from the teacher</h3>'
@@ -39,7 +38,7 @@ def _extremes(report: Report, run: Run) -> str:
     )
 
 
-def _listed(texts: Sequence[Apart]) -> str:
+def _listed(texts: Sequence[_Apart]) -> str:
     items = "".join(
         f'<li><span class="figure">{one.cosine:.2f}</span><span>{escape(one.text)}</span></li>'
         for one in texts
@@ -47,18 +46,18 @@ def _listed(texts: Sequence[Apart]) -> str:
     return f'<ul class="texts"><li class="head"><span class="figure">cosine</span><span>text</span></li>{items}</ul>'
 
 
-def searches(report: Report) -> Section | None:
+def _searches(report: _Report) -> _Section | None:
     """The first ten of three ways to search, for one query at a time."""
     blocks = [
-        (run.name, choice("Query", _numbered([(_option(one), _search(report, one)) for one in found])))
+        (run.name, _choice("Query", _numbered([(_option(one), _search(report, one)) for one in found])))
         for run in report.runs
         if (found := report.of(run).searches)
     ]
     if not blocks:
         return None
     lead = "✓ marks what the teacher has among its first ten as well, with the teacher's rank of it; the figure is the cosine."
-    return Section(
-        key="searches", heading="Searches side by side", body=paragraph(lead) + choice("Run", blocks)
+    return _Section(
+        key="searches", heading="Searches side by side", body=_paragraph(lead) + _choice("Run", blocks)
     )
 
 
@@ -66,19 +65,19 @@ def _numbered(blocks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(f"{number}. {name}", body) for number, (name, body) in enumerate(blocks, start=1)]
 
 
-def _shared(one: Search, found: Found) -> int:
+def _shared(one: _Search, found: _Found) -> int:
     return len(set(one.teacher.documents) & set(found.documents))
 
 
-def _option(one: Search) -> str:
+def _option(one: _Search) -> str:
     of = len(one.teacher.documents)
-    return f"{one_line(one.query, OPTION)} ({_shared(one, one.asymmetric)}/{of})"
+    return f"{_one_line(one.query, _OPTION)} ({_shared(one, one.asymmetric)}/{of})"
 
 
-def _search(report: Report, one: Search) -> str:
+def _search(report: _Report, one: _Search) -> str:
     columns = []
-    for key, name, about in WAYS:
-        found: Found = getattr(one, key)
+    for key, name, about in _WAYS:
+        found: _Found = getattr(one, key)
         same = "" if key == "teacher" else f" · {_shared(one, found)} of {len(one.teacher.documents)}"
         items = []
         for place, cosine in zip(found.documents, found.cosines, strict=True):
@@ -95,13 +94,13 @@ def _search(report: Report, one: Search) -> str:
     return f'<blockquote>{escape(one.query)}</blockquote><div class="three">{"".join(columns)}</div>'
 
 
-def recipes(report: Report) -> Section:
+def _recipes(report: _Report) -> _Section:
     """How each model came to be."""
     blocks = [(run.name, _recipe(run)) for run in report.runs]
-    return Section(key="recipe", heading="Recipe and lineage", body=choice("Run", blocks))
+    return _Section(key="recipe", heading="Recipe and lineage", body=_choice("Run", blocks))
 
 
-def _recipe(run: Run) -> str:
+def _recipe(run: _Run) -> str:
     items, before = [], None
     for step in run.steps:
         begins = f'<li class="model">{escape(step.begins_from)}</li>' if step.begins_from != before else ""
@@ -115,23 +114,23 @@ def _recipe(run: Run) -> str:
         for one in run.data
     ]
     data = (
-        paragraph("Learned from") + table([("source", "texts", "fingerprint"), *learned], texts=(0, 2))
+        _paragraph("Learned from") + _table([("source", "texts", "fingerprint"), *learned], texts=(0, 2))
         if learned
         else ""
     )
-    parts = ", ".join(f"{part} {count(value)}" for part, value in run.parts.items() if value)
+    parts = ", ".join(f"{part} {_count(value)}" for part, value in run.parts.items() if value)
     made = ", ".join(f"{package} {version}" for package, version in run.versions.items())
     scores = ""
     if run.scores:
         rows = [(name, f"{value:.4f}") for name, value in run.scores.items()]
-        scores = paragraph("Scores kept with the model") + table([("measure", ""), *rows])
+        scores = _paragraph("Scores kept with the model") + _table([("measure", ""), *rows])
     steps = [{step.step: dict(step.options)} for step in run.steps if step.step != "pair"]
     yaml_text = yaml.safe_dump({"steps": json.loads(json.dumps(steps))}, sort_keys=False, allow_unicode=True)
     return (
         f'<ol class="lineage">{"".join(items)}</ol>'
-        + (paragraph(f"Parameters by part: {parts}.", "note") if parts else "")
-        + f"<details><summary>Recipe as YAML</summary>{code(yaml_text)}</details>"
-        + f"<details><summary>Data, scores, versions</summary>{data}{scores}{paragraph(f'Seed {run.seed}. Made with {made}.', 'note')}</details>"
+        + (_paragraph(f"Parameters by part: {parts}.", "note") if parts else "")
+        + f"<details><summary>Recipe as YAML</summary>{_code(yaml_text)}</details>"
+        + f"<details><summary>Data, scores, versions</summary>{data}{scores}{_paragraph(f'Seed {run.seed}. Made with {made}.', 'note')}</details>"
     )
 
 
@@ -146,20 +145,20 @@ def _said(facts: Mapping[str, Any]) -> str:
             else str(value)
         )
         if value not in (None, "", [], {}):
-            parts.append(f"{key.replace('_', ' ')} {one_line(shown, SHOWN_VALUE)}")
+            parts.append(f"{key.replace('_', ' ')} {_one_line(shown, _SHOWN_VALUE)}")
     return ", ".join(parts)
 
 
-def usage(report: Report) -> Section:
+def _usage(report: _Report) -> _Section:
     """Lines to copy."""
-    return Section(
+    return _Section(
         key="use",
         heading="Use it",
-        body=choice("Run", [(run.name, _use(report, run)) for run in report.runs]),
+        body=_choice("Run", [(run.name, _use(report, run)) for run in report.runs]),
     )
 
 
-def _use(report: Report, run: Run) -> str:
+def _use(report: _Report, run: _Run) -> str:
     teacher = report.teacher.path if report.teacher else run.teacher
     extra = ", trust_remote_code=True" if run.needs_trundle else ""
     plain = (
@@ -176,14 +175,14 @@ def _use(report: Report, run: Run) -> str:
             'documents = teacher.encode_document(["a text", "another"])\n'
             "print(model.similarity(queries, documents))\n"
         )
-    body = code(plain)
+    body = _code(plain)
     graphs = [form.engine for form in run.forms if form.engine != "torch"]
     if graphs:
-        body += paragraph("Without torch:") + code(
+        body += _paragraph("Without torch:") + _code(
             f'from trundle.runtime import Encoder\n\nEncoder({run.folder!r}).encode_query(["how do I undo a commit?"])\n'
         )
     elif not run.needs_trundle:
-        body += paragraph("As one graph that runs without torch:") + code(
+        body += _paragraph("As one graph that runs without torch:") + _code(
             f"trundle export {_quoted(run.folder)} --to onnx --int8 --calibrate texts.txt\n"
         )
     return body

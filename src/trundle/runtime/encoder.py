@@ -6,19 +6,59 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
+import numpy as np
 from numpy.typing import NDArray
 
-from trundle.embedder import Embedder, Vectors
+from trundle.embedder import Embedder, Vectors, check_texts
 from trundle.errors import BadInput, BadModel
-from trundle.readable import check_texts
-from trundle.runtime.describe import SIDES, Graph, Side, side_folders
-from trundle.runtime.engines import usable_cores
-from trundle.runtime.one_model import OneModel
-from trundle.runtime.outputs import Output, as_output, check_output, truncated
+from trundle.runtime.description import SIDES, Graph, _Side, side_folders
+from trundle.runtime.engines import _usable_cores
+from trundle.runtime.model import _OneModel
 
-STREAMED = 4096
+Output = Literal["float32", "int8", "binary"]
+
+_TINY = 1e-12
+
+
+def _check_output(output: str) -> None:
+    """Refuse a kind of vector that there is not."""
+    if output not in get_args(Output):
+        raise BadInput(f"vectors can't be {output!r}; ask for one of {', '.join(get_args(Output))}")
+
+
+def _truncated(vectors: Vectors, dimensions: int | None, *, normalise: bool) -> Vectors:
+    """The first `dimensions` numbers of each vector, brought back to length 1 where the whole had it."""
+    if dimensions is None or dimensions == vectors.shape[1]:
+        return vectors
+    if not 1 <= dimensions < vectors.shape[1]:
+        raise BadInput(
+            f"{dimensions} dimensions can't be had of {vectors.shape[1]}; give 1 to {vectors.shape[1]}"
+        )
+    short = np.ascontiguousarray(vectors[:, :dimensions])
+    if not normalise:
+        return short
+    lengths = np.maximum(np.linalg.norm(short, axis=1, keepdims=True), _TINY)
+    return np.asarray(short / lengths, dtype=np.float32)
+
+
+def _as_output(vectors: Vectors, output: Output) -> NDArray[Any]:
+    """The vectors in the numbers asked for.
+
+    int8 stretches each vector so that its largest number becomes 127, which leaves every cosine as it is; binary
+    keeps signs alone, eight to a byte, in the layout of sentence-transformers' `binary`.
+    """
+    match output:
+        case "int8":
+            largest = np.maximum(np.abs(vectors).max(axis=1, keepdims=True), _TINY)
+            return np.asarray(np.rint(vectors * (127 / largest)), dtype=np.int8)
+        case "binary":
+            return (np.packbits(vectors > 0, axis=1).astype(np.int16) - 128).astype(np.int8)
+    return vectors
+
+
+_STREAMED = 4096
 """Texts a stream reads ahead."""
 
 
@@ -34,13 +74,13 @@ class Encoder:
         self._folder = Path(folder).expanduser()
         if threads is not None and threads < 1:
             raise BadInput(f"{threads} threads can't work; give 1 or more")
-        opened: dict[Path, OneModel] = {}
+        opened: dict[Path, _OneModel] = {}
         places = side_folders(self._folder)
         for place in dict.fromkeys(places.values()):
-            opened[place] = OneModel(
+            opened[place] = _OneModel(
                 place,
                 graph=graph,
-                threads=threads or usable_cores(),
+                threads=threads or _usable_cores(),
                 say=lambda line: warnings.warn(line, stacklevel=5),
             )
         self._queries, self._documents = (opened[places[side]] for side in SIDES)
@@ -120,7 +160,7 @@ class Encoder:
         self,
         texts: str | Sequence[str],
         *,
-        side: Side | None = None,
+        side: _Side | None = None,
         prompt: str | None = None,
         prompt_name: str | None = None,
         dimensions: int | None = None,
@@ -151,12 +191,12 @@ class Encoder:
         self,
         texts: Iterable[str],
         *,
-        side: Side | None = None,
+        side: _Side | None = None,
         prompt: str | None = None,
         prompt_name: str | None = None,
         dimensions: int | None = None,
         output: Output = "float32",
-        ahead: int = STREAMED,
+        ahead: int = _STREAMED,
     ) -> Iterator[NDArray[Any]]:
         """One vector after the other for a corpus that need not fit into memory, in the order of the texts."""
         if ahead < 1:
@@ -176,16 +216,16 @@ class Encoder:
             document=self.encode_document,
         )
 
-    def _model(self, side: str | None) -> OneModel:
+    def _model(self, side: str | None) -> _OneModel:
         if side not in (None, *SIDES):
             raise BadInput(f"a text can't be a {side!r}; say query or document, or leave side out")
         return self._queries if side == "query" else self._documents
 
 
 def _encoded(
-    model: OneModel, texts: str | Sequence[str], prompt: str, dimensions: int | None, output: Output
+    model: _OneModel, texts: str | Sequence[str], prompt: str, dimensions: int | None, output: Output
 ) -> NDArray[Any]:
-    check_output(output)
+    _check_output(output)
     given = [texts] if isinstance(texts, str) else list(texts)
     check_texts(given)
     vectors = model.vectors([prompt + text for text in given] if prompt else given)
@@ -193,6 +233,6 @@ def _encoded(
     return ready[0] if isinstance(texts, str) else ready
 
 
-def _finished(model: OneModel, vectors: Vectors, dimensions: int | None, output: Output) -> NDArray[Any]:
-    check_output(output)
-    return as_output(truncated(vectors, dimensions, normalise=model.description.normalised), output)
+def _finished(model: _OneModel, vectors: Vectors, dimensions: int | None, output: Output) -> NDArray[Any]:
+    _check_output(output)
+    return _as_output(_truncated(vectors, dimensions, normalise=model.description.normalised), output)

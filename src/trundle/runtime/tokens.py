@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from trundle.errors import BadModel
-from trundle.runtime.describe import Description
+from trundle.runtime.description import Description
 
-Ids = NDArray[np.int64]
+_Ids = NDArray[np.int64]
 
 
 class Reader:
@@ -48,7 +48,7 @@ class Reader:
         return [*ids[: -len(self._end)], *self._end] if cut else ids
 
 
-def padded(rows: Sequence[Sequence[int]], width: int, pad_id: int) -> tuple[Ids, Ids]:
+def padded(rows: Sequence[Sequence[int]], width: int, pad_id: int) -> tuple[_Ids, _Ids]:
     """Ids and attention mask of rows filled up on the right.
 
     Always on the right, whatever side the model was trained with: positions then start at 0 for every text, and a

@@ -9,19 +9,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from trundle.errors import BadInput
-from trundle.scale.packages import ray, ray_data
+from trundle.errors import BadInput, MissingExtra
 
-HERE = "here"
+try:
+    import ray as ray
+    import ray.data as ray_data
+except ImportError as error:
+    raise MissingExtra("--ray", "scale") from error
+
+__all__ = ["ray", "ray_data"]
+
+_HERE = "here"
 """What `--ray` alone stands for: a cluster Ray finds by itself, or one on this machine."""
-ANSWER_SECONDS = 5.0
-STDERR = 2
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+_ANSWER_SECONDS = 5.0
+_STDERR = 2
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
 """Nothing is told to anybody, and what Ray's own processes log stays in their files."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workers:
+class _Workers:
     """How many workers there are, and what each may use."""
 
     count: int
@@ -30,19 +37,19 @@ class Workers:
 
 
 @contextmanager
-def connected(address: str) -> Iterator[None]:
+def _connected(address: str) -> Iterator[None]:
     """Be connected to a cluster while the block runs; one that the caller is connected to is used as it is."""
     if ray.is_initialized():
         yield
         return
-    for name, value in QUIET.items():
+    for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    if address != HERE:
+    if address != _HERE:
         _check_answers(address)
     try:
         with _no_stderr():
             ray.init(
-                address=None if address == HERE else address,
+                address=None if address == _HERE else address,
                 logging_level=logging.ERROR,
                 log_to_driver=False,
                 include_dashboard=False,
@@ -59,7 +66,7 @@ def connected(address: str) -> Iterator[None]:
 
 
 @contextmanager
-def calm_data() -> Iterator[None]:
+def _calm_data() -> Iterator[None]:
     """Ray Data without bars and reports of its own while the block runs."""
     context = ray_data.DataContext.get_current()
     logger = logging.getLogger("ray.data")
@@ -73,16 +80,16 @@ def calm_data() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def divide(workers: int | None, threads: int | None, *, may_use_gpus: bool) -> Workers:
+def _divide(workers: int | None, threads: int | None, *, may_use_gpus: bool) -> _Workers:
     """A worker for each GPU, or where there is none for each `threads` cores; refused if there are not enough."""
     there = ray.cluster_resources()
     gpus, cores = int(there.get("GPU", 0)), int(there.get("CPU", 0))
     if may_use_gpus and gpus:
-        most, each = gpus, Workers(count=workers or gpus, cores=0, gpus=1)
+        most, each = gpus, _Workers(count=workers or gpus, cores=0, gpus=1)
         what = f"{gpus} GPUs"
     else:
         most = cores // (threads or 1)
-        each = Workers(count=workers or most, cores=threads or 1, gpus=0)
+        each = _Workers(count=workers or most, cores=threads or 1, gpus=0)
         what = f"{cores} cores, {threads or 1} for each worker"
     if not 0 < each.count <= most:
         raise BadInput(
@@ -94,13 +101,13 @@ def divide(workers: int | None, threads: int | None, *, may_use_gpus: bool) -> W
 @contextmanager
 def _no_stderr() -> Iterator[None]:
     """Ray's C++ part says that it was told to be quiet; what goes wrong comes as an exception."""
-    kept = os.dup(STDERR)
+    kept = os.dup(_STDERR)
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, STDERR)
+    os.dup2(nowhere, _STDERR)
     try:
         yield
     finally:
-        os.dup2(kept, STDERR)
+        os.dup2(kept, _STDERR)
         os.close(kept)
         os.close(nowhere)
 
@@ -115,7 +122,7 @@ def _check_answers(address: str) -> None:
             f"{address!r} is not the address of a Ray cluster; write HOST:PORT as ray start shows it, or auto"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise BadInput(
             f"nobody answers at {address}; start a cluster there with ray start --head, or leave the address out"

@@ -13,35 +13,36 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from trundle.artifact import versions
+from trundle.embedder import check_texts
 from trundle.errors import UserError
-from trundle.readable import check_texts
-from trundle.serve.batching import Batcher, Busy, Closed, Encoded
-from trundle.serve.body import HUNG_UP, hung_up, read_body
-from trundle.serve.corpora import Corpora
-from trundle.serve.guard import Guard, ShortWay
-from trundle.serve.metrics import CONTENT_TYPE, Metrics
-from trundle.serve.models import Model, Served
-from trundle.serve.playground import add_page
+from trundle.records import versions
+from trundle.serve.batching import _Batcher, _Busy, _Closed, _Encoded
+from trundle.serve.corpora import _Corpora
+from trundle.serve.guard import _CONTENT_TYPE, _Guard, _Metrics, _ShortWay
+from trundle.serve.models import _Model, _Served
+from trundle.serve.playground import _add_page
 from trundle.serve.settings import Settings
 from trundle.serve.wire import (
-    JSON,
-    OUTPUTS,
+    _HUNG_UP,
+    _JSON,
+    _OUTPUTS,
     EmbeddingsAnswer,
     EmbeddingsRequest,
     ErrorAnswer,
     Refused,
-    parse_embeddings,
-    write_embeddings,
+    _hung_up,
+    _parse_embeddings,
+    _read_body,
+    _write_embeddings,
 )
 
-LARGE = 1 << 16
+_LARGE = 1 << 16
 """Bodies and answers of more bytes than this are parsed and written in a thread."""
-WATCHED_AFTER = 0.2
+_WATCHED_AFTER = 0.2
 """Seconds from which on it is asked whether a waiting client is still there."""
-EMBEDDINGS = "/v1/embeddings"
-ROUTES = frozenset((EMBEDDINGS, "/v1/models", "/health", "/metrics", "/"))
-REFUSALS: dict[int | str, dict[str, Any]] = {
+_EMBEDDINGS = "/v1/embeddings"
+_ROUTES = frozenset((_EMBEDDINGS, "/v1/models", "/health", "/metrics", "/"))
+_REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "The body can't be used."},
     401: {"model": ErrorAnswer, "description": "The API key is missing or wrong."},
     404: {"model": ErrorAnswer, "description": "There is no such model."},
@@ -54,18 +55,18 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Desk:
+class _Desk:
     """What the routes share: models, their batchers, limits and figures."""
 
-    served: Served
+    served: _Served
     settings: Settings
-    metrics: Metrics
-    batchers: dict[str, Batcher]
+    metrics: _Metrics
+    batchers: dict[str, _Batcher]
 
     def open(self) -> None:
         """Start a batcher per model, inside the running event loop."""
         for model in self.served.models:
-            batcher = Batcher(
+            batcher = _Batcher(
                 model.encoder,
                 waiting=self.settings.waiting,
                 most_tokens=self.settings.most_tokens,
@@ -80,11 +81,11 @@ class Desk:
             await batcher.close()
 
 
-def make_app(served: Served, settings: Settings | None = None) -> FastAPI:
+def _make_app(served: _Served, settings: Settings | None = None) -> FastAPI:
     """The whole server as an ASGI app."""
     settings = settings or Settings()
-    desk = Desk(served=served, settings=settings, metrics=Metrics(), batchers={})
-    corpora = Corpora(served, desk.batchers)
+    desk = _Desk(served=served, settings=settings, metrics=_Metrics(), batchers={})
+    corpora = _Corpora(served, desk.batchers)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -108,40 +109,40 @@ def make_app(served: Served, settings: Settings | None = None) -> FastAPI:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
         )
-    app.add_middleware(Guard, keys=settings.keys, metrics=desk.metrics, routes=ROUTES)
+    app.add_middleware(_Guard, keys=settings.keys, metrics=desk.metrics, routes=_ROUTES)
     _add_looks(app, desk)
     if settings.page:
-        add_page(app, served, corpora, settings)
+        _add_page(app, served, corpora, settings)
     return app
 
 
-def _add_embeddings(app: FastAPI, desk: Desk) -> None:
-    body = {"content": {JSON: {"schema": EmbeddingsRequest.model_json_schema()}}, "required": True}
+def _add_embeddings(app: FastAPI, desk: _Desk) -> None:
+    body = {"content": {_JSON: {"schema": EmbeddingsRequest.model_json_schema()}}, "required": True}
 
     @app.post(
-        EMBEDDINGS,
-        responses={200: {"model": EmbeddingsAnswer}, **REFUSALS},
+        _EMBEDDINGS,
+        responses={200: {"model": EmbeddingsAnswer}, **_REFUSALS},
         openapi_extra={"requestBody": body},
         summary="Vectors of one or more texts",
     )
     async def embeddings(request: Request) -> Response:
-        return await answer_embeddings(desk, request)
+        return await _answer_embeddings(desk, request)
 
     async def short_way(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = await answer_embeddings(desk, Request(scope, receive))
+            response = await _answer_embeddings(desk, Request(scope, receive))
         except Refused as refusal:
             response = refusal.answer()
         await response(scope, receive, send)
 
-    app.add_middleware(ShortWay, path=EMBEDDINGS, handler=short_way)
+    app.add_middleware(_ShortWay, path=_EMBEDDINGS, handler=short_way)
 
 
-async def answer_embeddings(desk: Desk, request: Request) -> Response:
+async def _answer_embeddings(desk: _Desk, request: Request) -> Response:
     """One request for vectors, from its body to its answer."""
     settings = desk.settings
-    raw = await read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
-    asked = await asyncio.to_thread(parse_embeddings, raw) if len(raw) > LARGE else parse_embeddings(raw)
+    raw = await _read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
+    asked = await asyncio.to_thread(_parse_embeddings, raw) if len(raw) > _LARGE else _parse_embeddings(raw)
     model = _answering(desk.served, asked)
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     if len(texts) > settings.most_texts:
@@ -153,12 +154,12 @@ async def answer_embeddings(desk: Desk, request: Request) -> Response:
     encoded = await _encoded(request, desk.batchers[model.name], prompted, settings.timeout)
     desk.metrics.texts.labels(model.name, asked.input_type or "text").inc(len(texts))
     desk.metrics.tokens.labels(model.name).inc(encoded.tokens)
-    if len(texts) * model.encoder.dimensions * 8 > LARGE:
-        return Response(await asyncio.to_thread(_written, model, asked, encoded), media_type=JSON)
-    return Response(_written(model, asked, encoded), media_type=JSON)
+    if len(texts) * model.encoder.dimensions * 8 > _LARGE:
+        return Response(await asyncio.to_thread(_written, model, asked, encoded), media_type=_JSON)
+    return Response(_written(model, asked, encoded), media_type=_JSON)
 
 
-def _answering(served: Served, asked: EmbeddingsRequest) -> Model:
+def _answering(served: _Served, asked: EmbeddingsRequest) -> _Model:
     model = served.answering(asked.model, asked.input_type)
     if model is None:
         known = ", ".join(each.name for each in served.models)
@@ -171,7 +172,7 @@ def _answering(served: Served, asked: EmbeddingsRequest) -> Model:
     return model
 
 
-def _check(model: Model, asked: EmbeddingsRequest, texts: list[str]) -> None:
+def _check(model: _Model, asked: EmbeddingsRequest, texts: list[str]) -> None:
     """Refuse what the model can't do before it takes a place in the queue."""
     width = model.encoder.dimensions
     if asked.dimensions is not None and asked.dimensions > width:
@@ -183,7 +184,7 @@ def _check(model: Model, asked: EmbeddingsRequest, texts: list[str]) -> None:
         raise Refused(400, str(error), param="input") from error
 
 
-async def _encoded(request: Request, batcher: Batcher, texts: list[str], timeout: float) -> Encoded:
+async def _encoded(request: Request, batcher: _Batcher, texts: list[str], timeout: float) -> _Encoded:
     """Wait for the vectors, for the client to hang up, or for the time to be over, whatever is first.
 
     Whether the client is still there is asked only when it has waited for a while: the question costs as much as
@@ -191,10 +192,10 @@ async def _encoded(request: Request, batcher: Batcher, texts: list[str], timeout
     """
     try:
         job = batcher.submit(texts)
-    except Busy as busy:
+    except _Busy as busy:
         headers = {"Retry-After": str(busy.seconds)}
         raise Refused(429, str(busy), code="too_many_requests", headers=headers) from busy
-    except Closed as closed:
+    except _Closed as closed:
         raise Refused(503, "the server is going down; ask another one", code="closing") from closed
     loop = asyncio.get_running_loop()
     watches: list[asyncio.Task[None]] = []
@@ -205,13 +206,13 @@ async def _encoded(request: Request, batcher: Batcher, texts: list[str], timeout
             job.answer.set_exception(refusal)
 
     async def watch() -> None:
-        await hung_up(request)
-        give_up(Refused(HUNG_UP, "the client hung up"))
+        await _hung_up(request)
+        give_up(Refused(_HUNG_UP, "the client hung up"))
 
     late = f"the vectors were not ready after {timeout:g} s; send fewer texts, or try again later"
     timers = (
         loop.call_later(timeout, lambda: give_up(Refused(504, late, code="timeout"))),
-        loop.call_later(WATCHED_AFTER, lambda: watches.append(loop.create_task(watch()))),
+        loop.call_later(_WATCHED_AFTER, lambda: watches.append(loop.create_task(watch()))),
     )
     try:
         return await job.answer
@@ -227,16 +228,16 @@ async def _encoded(request: Request, batcher: Batcher, texts: list[str], timeout
             task.cancel()
 
 
-def _written(model: Model, asked: EmbeddingsRequest, encoded: Encoded) -> bytes:
+def _written(model: _Model, asked: EmbeddingsRequest, encoded: _Encoded) -> bytes:
     vectors = model.encoder.finished(
-        encoded.vectors, dimensions=asked.dimensions, output=OUTPUTS[asked.output_dtype]
+        encoded.vectors, dimensions=asked.dimensions, output=_OUTPUTS[asked.output_dtype]
     )
     in_base64 = asked.encoding_format == "base64"
-    return write_embeddings(vectors, model=model.name, tokens=encoded.tokens, in_base64=in_base64)
+    return _write_embeddings(vectors, model=model.name, tokens=encoded.tokens, in_base64=in_base64)
 
 
-def _add_looks(app: FastAPI, desk: Desk) -> None:
-    @app.get("/v1/models", summary="The models that are served", responses={401: REFUSALS[401]})
+def _add_looks(app: FastAPI, desk: _Desk) -> None:
+    @app.get("/v1/models", summary="The models that are served", responses={401: _REFUSALS[401]})
     async def models() -> dict[str, Any]:
         found = [
             {"id": model.name, "object": "model", "created": 0, "owned_by": "trundle"}
@@ -244,24 +245,24 @@ def _add_looks(app: FastAPI, desk: Desk) -> None:
         ]
         return {"object": "list", "data": found}
 
-    @app.get("/health", summary="Whether the server is up, and who answers", responses={503: REFUSALS[503]})
+    @app.get("/health", summary="Whether the server is up, and who answers", responses={503: _REFUSALS[503]})
     async def health() -> dict[str, Any]:
         if not all(batcher.works for batcher in desk.batchers.values()):
             raise Refused(503, "a worker has stopped; start the server again", code="stopped")
         return {"status": "ok", "models": [model.name for model in desk.served.models]}
 
     plain: dict[int | str, dict[str, Any]] = {
-        200: {"content": {CONTENT_TYPE: {"schema": {"type": "string"}}}}
+        200: {"content": {_CONTENT_TYPE: {"schema": {"type": "string"}}}}
     }
 
     @app.get(
         "/metrics",
         summary="Figures for Prometheus",
         response_class=Response,
-        responses={**plain, 401: REFUSALS[401]},
+        responses={**plain, 401: _REFUSALS[401]},
     )
     async def metrics() -> Response:
-        return Response(desk.metrics.text(), media_type=CONTENT_TYPE)
+        return Response(desk.metrics.text(), media_type=_CONTENT_TYPE)
 
 
 async def _refusal(_request: Request, refusal: Exception) -> Response:

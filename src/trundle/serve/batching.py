@@ -22,18 +22,18 @@ from trundle.embedder import Vectors
 from trundle.errors import BadInput, BadModel
 from trundle.runtime.encoder import Encoder
 
-SHARE = 32
+_SHARE = 32
 """Texts that one request may have in one batch."""
-BATCH_TEXTS = 128
-BATCH_CHARACTERS = 32_768
-LEAST_BATCH = 8
+_BATCH_TEXTS = 128
+_BATCH_CHARACTERS = 32_768
+_LEAST_BATCH = 8
 """Texts that are not worth sharing out among workers that are free."""
-WORTH_ALL_THREADS = 128
+_WORTH_ALL_THREADS = 128
 """Tokens from which one batch gains from all threads, where nothing else is to be done."""
-LONGEST_RETRY = 60
+_LONGEST_RETRY = 60
 
 
-class Busy(Exception):
+class _Busy(Exception):
     """There is no room to wait."""
 
     def __init__(self, seconds: int) -> None:
@@ -41,12 +41,12 @@ class Busy(Exception):
         self.seconds = seconds
 
 
-class Closed(Exception):
+class _Closed(Exception):
     """The server is going down."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoded:
+class _Encoded:
     """What becomes of one request's texts."""
 
     vectors: Vectors
@@ -54,12 +54,12 @@ class Encoded:
 
 
 @dataclass(kw_only=True, eq=False)
-class Job:
+class _Job:
     """One request's texts on their way."""
 
     texts: Sequence[str]
     vectors: Vectors
-    answer: asyncio.Future[Encoded]
+    answer: asyncio.Future[_Encoded]
     taken: int = 0
     done: int = 0
     tokens: int = 0
@@ -78,19 +78,19 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slice:
+class _Slice:
     """The part of a job that is in one batch."""
 
-    job: Job
+    job: _Job
     start: int
     texts: Sequence[str] = field(repr=False)
 
 
-Watch = Callable[[int, float], None]
+_Watch = Callable[[int, float], None]
 """Told of every batch: its texts and its seconds."""
 
 
-class Batcher:
+class _Batcher:
     """One encoder, shared by everybody who asks. Made and asked inside a running event loop."""
 
     def __init__(
@@ -99,13 +99,13 @@ class Batcher:
         *,
         waiting: int,
         most_tokens: int,
-        watch: Watch = lambda _texts, _seconds: None,
+        watch: _Watch = lambda _texts, _seconds: None,
     ) -> None:
         self._encoder = encoder
         self._limit = waiting
         self._most_tokens = most_tokens
         self._watch = watch
-        self._queue: deque[Job] = deque()
+        self._queue: deque[_Job] = deque()
         self._changed = Condition()
         self._waiting = 0
         self._closing = False
@@ -128,24 +128,24 @@ class Batcher:
         """Whether somebody is there to take what waits."""
         return all(thread.is_alive() for thread in self._threads)
 
-    def submit(self, texts: Sequence[str]) -> Job:
+    def submit(self, texts: Sequence[str]) -> _Job:
         """Let texts that already carry their prompt wait for their turn; `answer` of the job brings the vectors."""
-        job = Job(
+        job = _Job(
             texts=texts,
             vectors=np.empty((len(texts), self._encoder.dimensions), dtype=np.float32),
             answer=self._loop.create_future(),
         )
         with self._changed:
             if self._closing:
-                raise Closed
+                raise _Closed
             if self._waiting + len(texts) > self._limit:
-                raise Busy(self._retry_after())
+                raise _Busy(self._retry_after())
             self._waiting += len(texts)
             self._queue.append(job)
             self._changed.notify()
         return job
 
-    def drop(self, job: Job) -> None:
+    def drop(self, job: _Job) -> None:
         """Nobody waits for this job any more: what no worker has taken is not computed."""
         with self._changed:
             job.dropped = True
@@ -153,7 +153,7 @@ class Batcher:
                 self._queue.remove(job)
                 self._waiting -= len(job.texts) - job.taken
 
-    async def encode(self, texts: Sequence[str]) -> Encoded:
+    async def encode(self, texts: Sequence[str]) -> _Encoded:
         """Submit and wait."""
         job = self.submit(texts)
         try:
@@ -172,7 +172,7 @@ class Batcher:
 
     def _retry_after(self) -> int:
         seconds = self._waiting / self._rate if self._rate else 1.0
-        return max(1, min(LONGEST_RETRY, math.ceil(seconds)))
+        return max(1, min(_LONGEST_RETRY, math.ceil(seconds)))
 
     def _work(self) -> None:
         while batch := self._next():
@@ -188,14 +188,14 @@ class Batcher:
             if ready:
                 self._loop.call_soon_threadsafe(_settle, ready)
 
-    def _next(self) -> list[Slice]:
+    def _next(self) -> list[_Slice]:
         """The next batch; empty when the server is going down and nothing waits."""
         with self._changed:
             while True:
                 while not self._queue and not self._closing:
                     self._changed.wait()
                 free = len(self._threads) - self._busy
-                batch = self._gather(min(BATCH_TEXTS, max(LEAST_BATCH, -(-self._waiting // free))))
+                batch = self._gather(min(_BATCH_TEXTS, max(_LEAST_BATCH, -(-self._waiting // free))))
                 if batch:
                     self._busy += 1
                 if self._queue:
@@ -205,19 +205,19 @@ class Batcher:
                 if batch or (not self._queue and self._closing):
                     return batch
 
-    def _gather(self, most: int) -> list[Slice]:
+    def _gather(self, most: int) -> list[_Slice]:
         """What waits, up to `most` texts; a job that is not through goes to the end of the queue."""
-        batch: list[Slice] = []
-        unfinished: list[Job] = []
+        batch: list[_Slice] = []
+        unfinished: list[_Job] = []
         texts = characters = 0
-        while self._queue and texts < most and characters < BATCH_CHARACTERS:
+        while self._queue and texts < most and characters < _BATCH_CHARACTERS:
             job = self._queue.popleft()
             left = len(job.texts) - job.taken
             if job.over:
                 self._waiting -= left
                 continue
-            share = job.texts[job.taken : job.taken + min(SHARE, most - texts)]
-            batch.append(Slice(job=job, start=job.taken, texts=share))
+            share = job.texts[job.taken : job.taken + min(_SHARE, most - texts)]
+            batch.append(_Slice(job=job, start=job.taken, texts=share))
             job.taken += len(share)
             self._waiting -= len(share)
             texts += len(share)
@@ -227,7 +227,7 @@ class Batcher:
         self._queue.extend(unfinished)
         return batch
 
-    def _run(self, batch: Sequence[Slice]) -> None:
+    def _run(self, batch: Sequence[_Slice]) -> None:
         try:
             self._fill(batch)
         except Exception as error:
@@ -237,10 +237,10 @@ class Batcher:
                 for part in batch:
                     self._run([part])
 
-    def _fill(self, batch: Sequence[Slice]) -> None:
+    def _fill(self, batch: Sequence[_Slice]) -> None:
         """Tokenise the slices, run them as one, and put the vectors in their rows."""
         rows = self._encoder.read([text for part in batch for text in part.texts])
-        good: list[tuple[Slice, list[list[int]]]] = []
+        good: list[tuple[_Slice, list[list[int]]]] = []
         place = 0
         for part in batch:
             own = rows[place : place + len(part.texts)]
@@ -254,7 +254,7 @@ class Batcher:
                 good.append((part, own))
         if not good:
             return
-        together = self._busy == 1 and sum(len(row) for _, own in good for row in own) >= WORTH_ALL_THREADS
+        together = self._busy == 1 and sum(len(row) for _, own in good for row in own) >= _WORTH_ALL_THREADS
         vectors = self._encoder.vectors_of([row for _, own in good for row in own], together=together)
         place = 0
         for part, own in good:
@@ -268,16 +268,16 @@ class Batcher:
             else:
                 self._fail(part.job, BadModel("the model gives NaN or infinity for a text; export it again"))
 
-    def _fail(self, job: Job, error: Exception) -> None:
+    def _fail(self, job: _Job, error: Exception) -> None:
         with self._changed:
             job.failure = job.failure or error
 
 
-def _settle(jobs: Sequence[Job]) -> None:
+def _settle(jobs: Sequence[_Job]) -> None:
     for job in jobs:
         if job.answer.done():
             continue
         if job.failure is not None:
             job.answer.set_exception(job.failure)
         else:
-            job.answer.set_result(Encoded(vectors=job.vectors, tokens=job.tokens))
+            job.answer.set_result(_Encoded(vectors=job.vectors, tokens=job.tokens))

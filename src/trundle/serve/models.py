@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import trundle.export as making
 from trundle.errors import BadInput
-from trundle.evaluate.same_space import SENTENCES, find_themselves
+from trundle.evaluate.retrieval import SENTENCES, find_themselves
+from trundle.export.open import open_encoder, open_sides
 from trundle.progress import SILENT, Progress
 from trundle.runtime.encoder import Encoder
 
-Role = Literal["query", "document"]
+_Role = Literal["query", "document"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class _Model:
     """One encoder under the name clients call it by."""
 
     name: str
@@ -42,18 +42,18 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class _Served:
     """What one server answers with."""
 
-    student: Model
-    teacher: Model | None = None
+    student: _Model
+    teacher: _Model | None = None
 
     @property
-    def models(self) -> tuple[Model, ...]:
+    def models(self) -> tuple[_Model, ...]:
         """All there are, the student first."""
         return (self.student,) if self.teacher is None else (self.student, self.teacher)
 
-    def answering(self, name: str | None, role: Role | None) -> Model | None:
+    def answering(self, name: str | None, role: _Role | None) -> _Model | None:
         """Who answers a request for `name` in a role; None for a name nobody has.
 
         Under the student's name documents are the teacher's, so that one name is enough for an index; the
@@ -73,17 +73,17 @@ def open_served(
     threads: int | None = None,
     trust_remote_code: bool = False,
     progress: Progress = SILENT,
-) -> Served:
+) -> _Served:
     """Open what is to be served: a model, a model and its teacher, or a folder that holds a pair."""
-    student, *others = making.open_sides(
+    student, *others = open_sides(
         model, graph=graph, threads=threads, trust_remote_code=trust_remote_code, progress=progress
     )
     if others and teacher is not None:
         raise BadInput(f"{model} brings its own teacher; leave --teacher out")
     if not others:
         if teacher is None:
-            return Served(student=Model(name=name or _name(model), encoder=student))
-        master = making.open_encoder(
+            return _Served(student=_Model(name=name or _name(model), encoder=student))
+        master = open_encoder(
             teacher, threads=threads, trust_remote_code=trust_remote_code, progress=progress
         )
         names = name or _name(model), _name(teacher)
@@ -93,7 +93,9 @@ def open_served(
     _check_space(student, master, names, progress)
     if names[0] == names[1]:
         names = names[0], f"{names[1]}-teacher"
-    return Served(student=Model(name=names[0], encoder=student), teacher=Model(name=names[1], encoder=master))
+    return _Served(
+        student=_Model(name=names[0], encoder=student), teacher=_Model(name=names[1], encoder=master)
+    )
 
 
 def _check_space(student: Encoder, teacher: Encoder, names: tuple[str, str], progress: Progress) -> None:

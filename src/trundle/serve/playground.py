@@ -9,20 +9,18 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
+from trundle.embedder import check_texts
 from trundle.errors import UserError
-from trundle.readable import check_texts
-from trundle.serve.batching import Busy, Closed
-from trundle.serve.body import read_body
-from trundle.serve.corpora import Corpora, Corpus
-from trundle.serve.models import Served
-from trundle.serve.passages import split_passages
+from trundle.serve.batching import _Busy, _Closed
+from trundle.serve.corpora import _Corpora, _Corpus, _split_passages
+from trundle.serve.models import _Served
 from trundle.serve.settings import Settings
-from trundle.serve.wire import JSON, Refused, refused
+from trundle.serve.wire import _JSON, Refused, _read_body, _refused
 
-T = TypeVar("T", bound=BaseModel)
+_T = TypeVar("_T", bound=BaseModel)
 
-LONGEST_QUERY = 2000
-PAGE_HEADERS = {
+_LONGEST_QUERY = 2000
+_PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -37,7 +35,7 @@ class SearchRequest(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    query: Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY)]
+    query: Annotated[str, Field(min_length=1, max_length=_LONGEST_QUERY)]
     corpus: str
 
 
@@ -50,13 +48,13 @@ class DroppedFile(BaseModel):
     text: str
 
 
-def add_page(app: FastAPI, served: Served, corpora: Corpora, settings: Settings) -> None:
+def _add_page(app: FastAPI, served: _Served, corpora: _Corpora, settings: Settings) -> None:
     """Put the page and its routes into the app. They are not part of the API that clients are promised."""
     content = files("trundle.serve").joinpath("page.html").read_text(encoding="utf-8")
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return Response(content, media_type="text/html", headers=PAGE_HEADERS)
+        return Response(content, media_type="text/html", headers=_PAGE_HEADERS)
 
     @app.get("/compare", include_in_schema=False)
     async def about() -> Response:
@@ -70,7 +68,7 @@ def add_page(app: FastAPI, served: Served, corpora: Corpora, settings: Settings)
     async def drop(request: Request) -> Response:
         dropped = await _asked(request, DroppedFile, settings)
         _check_readable(dropped.text)
-        passages = split_passages(dropped.text)
+        passages = _split_passages(dropped.text)
         if not passages:
             raise Refused(400, f"{dropped.name} holds no text to search; drop another file")
         return _answer(corpora.add(dropped.name, passages).as_json())
@@ -81,23 +79,23 @@ def add_page(app: FastAPI, served: Served, corpora: Corpora, settings: Settings)
         _check_readable(asked.query)
         try:
             return _answer(await corpora.search(_known(corpora, asked.corpus), asked.query))
-        except Busy as busy:
+        except _Busy as busy:
             raise Refused(429, str(busy), headers={"Retry-After": str(busy.seconds)}) from busy
-        except Closed as closed:
+        except _Closed as closed:
             raise Refused(503, "the server is going down; ask another one") from closed
         except UserError as error:
             raise Refused(400, str(error)) from error
 
 
-async def _asked(request: Request, kind: type[T], settings: Settings) -> T:
+async def _asked(request: Request, kind: type[_T], settings: Settings) -> _T:
     """The body as a record. Only JSON is taken: a page of another site can't send that without being asked."""
-    if request.headers.get("content-type", "").split(";")[0].strip() != JSON:
-        raise Refused(415, f"send the body as {JSON}")
-    raw = await read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
+    if request.headers.get("content-type", "").split(";")[0].strip() != _JSON:
+        raise Refused(415, f"send the body as {_JSON}")
+    raw = await _read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
-        raise refused(error) from error
+        raise _refused(error) from error
 
 
 def _check_readable(text: str) -> None:
@@ -107,7 +105,7 @@ def _check_readable(text: str) -> None:
         raise Refused(400, str(error)) from error
 
 
-def _known(corpora: Corpora, key: str) -> Corpus:
+def _known(corpora: _Corpora, key: str) -> _Corpus:
     corpus = corpora.get(key)
     if corpus is None:
         raise Refused(404, "that corpus is gone; drop the file again")
@@ -115,4 +113,4 @@ def _known(corpora: Corpora, key: str) -> Corpus:
 
 
 def _answer(content: Any) -> Response:
-    return Response(to_json(content), media_type=JSON)
+    return Response(to_json(content), media_type=_JSON)

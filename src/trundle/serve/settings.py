@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trundle.errors import BadInput
+from trundle.errors import BadInput, MissingExtra
 
 KEYS_VARIABLE = "TRUNDLE_API_KEYS"
-LEAST_KEY = 8
+_LEAST_KEY = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,8 @@ class Settings:
                 "let more wait, or take fewer in a request"
             )
         for key in self.keys:
-            if len(key) < LEAST_KEY or not key.isascii() or not key.isprintable() or " " in key:
-                raise BadInput(f"an API key needs {LEAST_KEY} or more plain characters without spaces")
+            if len(key) < _LEAST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+                raise BadInput(f"an API key needs {_LEAST_KEY} or more plain characters without spaces")
 
 
 def read_keys(file: Path | None, variable: str | None) -> tuple[str, ...]:
@@ -63,3 +63,11 @@ def read_keys(file: Path | None, variable: str | None) -> tuple[str, ...]:
     if file is not None and not keys:
         raise BadInput(f"{file} holds no API key; write one a line")
     return keys
+
+
+try:
+    import fastapi as fastapi
+    import prometheus_client as prometheus_client
+    import uvicorn as uvicorn
+except ImportError as error:
+    raise MissingExtra("serve", "serve") from error

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from fastapi import Response
+from fastapi import Request, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
 
-from trundle.runtime.outputs import Output
+from trundle.runtime.encoder import Output
 
-JSON = "application/json"
-OUTPUTS: Mapping[str, Output] = {"float": "float32", "int8": "int8", "binary": "binary"}
+_JSON = "application/json"
+_OUTPUTS: Mapping[str, Output] = {"float": "float32", "int8": "int8", "binary": "binary"}
 
 
 class EmbeddingsRequest(BaseModel):
@@ -108,19 +110,19 @@ class Refused(Exception):
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         content = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return Response(
-            to_json({"error": content}), status_code=self.status, media_type=JSON, headers=self.headers
+            to_json({"error": content}), status_code=self.status, media_type=_JSON, headers=self.headers
         )
 
 
-def parse_embeddings(body: bytes) -> EmbeddingsRequest:
+def _parse_embeddings(body: bytes) -> EmbeddingsRequest:
     """The request in a body, or a refusal that names the field."""
     try:
         return EmbeddingsRequest.model_validate_json(body)
     except ValidationError as error:
-        raise refused(error) from error
+        raise _refused(error) from error
 
 
-def refused(error: ValidationError) -> Refused:
+def _refused(error: ValidationError) -> Refused:
     """The first thing that is wrong with a body."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = first["loc"]
@@ -137,7 +139,7 @@ def refused(error: ValidationError) -> Refused:
     )
 
 
-def write_embeddings(vectors: NDArray[Any], *, model: str, tokens: int, in_base64: bool) -> bytes:
+def _write_embeddings(vectors: NDArray[Any], *, model: str, tokens: int, in_base64: bool) -> bytes:
     """The answer's body."""
     rows = (base64.b64encode(row.tobytes()).decode() for row in vectors) if in_base64 else vectors.tolist()
     return to_json(
@@ -150,3 +152,44 @@ def write_embeddings(vectors: NDArray[Any], *, model: str, tokens: int, in_base6
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
     )
+
+
+_THROWN_AWAY = 64 << 20
+_HUNG_UP = 499
+"""What servers call a client that did not wait; nobody reads the answer."""
+
+
+async def _read_body(request: Request, *, most_bytes: int, seconds: float) -> bytes:
+    """The whole body, or a refusal when it is too large or too slow.
+
+    What is too large is read to its end and thrown away, within bounds: most clients look for an answer only
+    when they have sent everything.
+    """
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size <= most_bytes:
+                    parts.append(part)
+                elif parts:
+                    parts.clear()
+                if size > most_bytes + _THROWN_AWAY:
+                    break
+    except TimeoutError as error:
+        if size <= most_bytes:
+            slow = f"the body took longer than {seconds:g} s; send it faster"
+            raise Refused(408, slow, code="slow_body", headers={"Connection": "close"}) from error
+    except ClientDisconnect as error:
+        raise Refused(_HUNG_UP, "the client hung up") from error
+    if size > most_bytes:
+        large = f"the body holds more than {most_bytes:,} bytes; send fewer texts at once"
+        raise Refused(413, large, code="body_too_large", headers={"Connection": "close"})
+    return b"".join(parts)
+
+
+async def _hung_up(request: Request) -> None:
+    """Return when the client is gone; the body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
@@ -20,19 +20,54 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trundle.errors import BadInput
-from trundle.train.dividing import Divider
+
+_T = TypeVar("_T")
+
+
+@dataclass(kw_only=True)
+class _Divider(Generic[_T]):
+    """How batches are cut, and how much may be in one part."""
+
+    texts: Callable[[_T], int]
+    size: Callable[[_T], int]
+    """What a part takes, in any unit that grows with its memory; 0 for a batch that can't be cut."""
+    halves: Callable[[_T], tuple[_T, _T]]
+    say: Callable[[str], None]
+    room: float = field(default=float("inf"), init=False)
+
+    def parts(self, batch: _T) -> list[tuple[_T, float]]:
+        """The batch as parts that have room, each with its share of the texts."""
+        whole, waiting, found = self.texts(batch), [batch], []
+        while waiting:
+            part = waiting.pop()
+            if self.size(part) <= self.room or self.texts(part) == 1:
+                found.append((part, self.texts(part) / whole))
+            else:
+                waiting += reversed(self.halves(part))
+        return found
+
+    def give_way(self, batch: _T) -> bool:
+        """Allow half of what the largest part of this batch took; False where nothing smaller is left to try."""
+        largest, _ = max(self.parts(batch), key=lambda part: self.size(part[0]))
+        if self.texts(largest) == 1 or self.size(largest) == 0:
+            return False
+        if self.room == float("inf"):
+            self.say("a batch does not fit into memory, so it goes through in parts; only the time changes")
+        self.room = self.size(largest) / 2
+        return True
+
 
 Indices = NDArray[np.int64]
-B = TypeVar("B")
+_B = TypeVar("_B")
 
-POOL = 128
+_POOL = 128
 """Batches sorted by length together: enough for little padding, few enough that batches differ in every epoch."""
 
-AHEAD = 4
+_AHEAD = 4
 """Batches loaded before they are needed."""
 
 
-class Order(Protocol):
+class _Order(Protocol):
     """Which texts are in which batch."""
 
     @property
@@ -46,14 +81,14 @@ class Order(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batches(Generic[B]):
+class Batches(Generic[_B]):
     """An order, and how the texts of one batch become what the objective takes (called in a background thread)."""
 
-    order: Order
-    load: Callable[[Indices], B]
+    order: _Order
+    load: Callable[[Indices], _B]
     size: Callable[[int], int] | None = None
     """For an order that gives this process's own texts: how many all processes together have in a batch."""
-    divider: Divider[B] | None = None
+    divider: _Divider[_B] | None = None
     """How a batch is cut where memory is short; None where its loss is no mean over texts."""
 
 
@@ -87,11 +122,11 @@ class ByLength:
             )
         if min(self._weights) < 0 or self._kinds.max(initial=0) >= len(self._weights):
             raise BadInput("the weights of the kinds don't fit; give one number, 0 or more, for each kind")
-        drawn = epoch_size(self._kinds, self._weights)
+        drawn = _epoch_size(self._kinds, self._weights)
         if drawn < (batch_size if batches is None else batches):
             what = f"one batch of {batch_size}" if batches is None else f"this process's {batches} batches"
             raise BadInput(f"{drawn} texts are fewer than {what}; give more texts or a smaller batch")
-        self._bounds = batch_bounds(drawn, batch_size) if batches is None else even_bounds(drawn, batches)
+        self._bounds = _batch_bounds(drawn, batch_size) if batches is None else _even_bounds(drawn, batches)
         self._in_step = batches is not None
         self._epoch = -1
         self._texts: Indices = np.empty(0, np.int64)
@@ -106,8 +141,8 @@ class ByLength:
         epoch, place = divmod(number, self.per_epoch)
         if epoch != self._epoch:
             rng = np.random.default_rng([self._seed, 0, epoch])
-            texts = epoch_draws(self._kinds, self._weights, seed=self._seed, epoch=epoch)
-            self._texts = sort_in_pools(rng.permutation(texts), self._lengths, self._bounds)
+            texts = _epoch_draws(self._kinds, self._weights, seed=self._seed, epoch=epoch)
+            self._texts = _sort_in_pools(rng.permutation(texts), self._lengths, self._bounds)
             if self._in_step:  # whatever texts a process has, all take long batches at the same time
                 rng = np.random.default_rng([self._seed, 2, epoch])
             self._places = rng.permutation(self.per_epoch)
@@ -121,22 +156,22 @@ class ByLength:
         return int(self._places[number % self.per_epoch])
 
 
-def batch_bounds(texts: int, batch_size: int) -> Indices:
+def _batch_bounds(texts: int, batch_size: int) -> Indices:
     """Where each batch begins and the last one ends: sizes differ by one at most, so that none is a small rest."""
-    return even_bounds(texts, batch_count(texts, batch_size))
+    return _even_bounds(texts, _batch_count(texts, batch_size))
 
 
-def batch_count(texts: int, batch_size: int) -> int:
+def _batch_count(texts: int, batch_size: int) -> int:
     """How many batches so many texts make."""
     return -(-texts // batch_size)
 
 
-def even_bounds(texts: int, count: int) -> Indices:
+def _even_bounds(texts: int, count: int) -> Indices:
     """Where each of so many batches begins and the last one ends."""
     return np.arange(count + 1, dtype=np.int64) * texts // count
 
 
-def epoch_size(kinds: NDArray[np.uint8], weights: Sequence[float]) -> int:
+def _epoch_size(kinds: NDArray[np.uint8], weights: Sequence[float]) -> int:
     """How many texts come in an epoch."""
     return sum(_draws(kinds, weights))
 
@@ -146,7 +181,7 @@ def _draws(kinds: NDArray[np.uint8], weights: Sequence[float]) -> list[int]:
     return [round(float(count) * weight) for count, weight in zip(counts, weights, strict=True)]
 
 
-def epoch_draws(kinds: NDArray[np.uint8], weights: Sequence[float], *, seed: int, epoch: int) -> Indices:
+def _epoch_draws(kinds: NDArray[np.uint8], weights: Sequence[float], *, seed: int, epoch: int) -> Indices:
     """The texts of one epoch: each kind is a shuffled ring, and every epoch goes on where the last one stopped."""
     parts = []
     for kind, draws in enumerate(_draws(kinds, weights)):
@@ -157,13 +192,13 @@ def epoch_draws(kinds: NDArray[np.uint8], weights: Sequence[float], *, seed: int
     return np.concatenate(parts)
 
 
-def sort_in_pools(texts: Indices, lengths: NDArray[np.int32], bounds: Indices) -> Indices:
+def _sort_in_pools(texts: Indices, lengths: NDArray[np.int32], bounds: Indices) -> Indices:
     """Sort by length inside each pool of batches, so that a batch holds texts of similar length."""
     batch_of = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-    return texts[np.lexsort((lengths[texts], batch_of // POOL))]
+    return texts[np.lexsort((lengths[texts], batch_of // _POOL))]
 
 
-def share(batch: Indices, *, rank: int, processes: int) -> Indices:
+def _share(batch: Indices, *, rank: int, processes: int) -> Indices:
     """What one process takes of a batch: disjoint, and together the whole batch."""
     if len(batch) < processes:
         raise BadInput(
@@ -174,40 +209,40 @@ def share(batch: Indices, *, rank: int, processes: int) -> Indices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded(Generic[B]):
+class _Loaded(Generic[_B]):
     """One process's part of a batch, its weight in the mean over the batch, and the size of it all."""
 
-    part: B
+    part: _B
     weight: float
     texts: int
 
 
-def load_part(batches: Batches[B], number: int, *, rank: int, processes: int) -> Loaded[B]:
+def _load_part(batches: Batches[_B], number: int, *, rank: int, processes: int) -> _Loaded[_B]:
     """Load what one process needs of one batch; weights make the mean over processes the batch's mean."""
     batch = batches.order.batch(number)
     size, place, sharing = len(batch), rank, processes
     if batches.size is not None:
         size, place, sharing = batches.size(number), 0, 1
-    part = share(batch, rank=place, processes=sharing)
-    return Loaded(part=batches.load(part), weight=len(part) * processes / size, texts=size)
+    part = _share(batch, rank=place, processes=sharing)
+    return _Loaded(part=batches.load(part), weight=len(part) * processes / size, texts=size)
 
 
-class Feed(Generic[B]):
+class _Feed(Generic[_B]):
     """Loads batches one after the other in a background thread, a few ahead of the one that is asked for.
 
     Tokenizers leave Python's lock while they work, so the training goes on. But one tokenizer must not be used by two threads at once: whoever else needs it works inside `paused`.
     """
 
-    def __init__(self, load: Callable[[int], B], *, start: int) -> None:
+    def __init__(self, load: Callable[[int], _B], *, start: int) -> None:
         self._load = load
         self._next = start
         self._lock = threading.Lock()
-        self._waiting: deque[Future[B]] = deque()
+        self._waiting: deque[Future[_B]] = deque()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
 
-    def take(self) -> B:
+    def take(self) -> _B:
         """The next batch; an error while loading it is raised here."""
-        while len(self._waiting) <= AHEAD:
+        while len(self._waiting) <= _AHEAD:
             self._waiting.append(self._pool.submit(self._load_alone, self._next))
             self._next += 1
         return self._waiting.popleft().result()
@@ -216,11 +251,11 @@ class Feed(Generic[B]):
         """No batch is loaded while the block runs."""
         return self._lock
 
-    def _load_alone(self, number: int) -> B:
+    def _load_alone(self, number: int) -> _B:
         with self._lock:
             return self._load(number)
 
-    def __enter__(self) -> Feed[B]:
+    def __enter__(self) -> _Feed[_B]:
         return self
 
     def __exit__(

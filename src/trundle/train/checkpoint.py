@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trundle.artifact import whole_folder, write_whole
 from trundle.errors import BadInput
+from trundle.folders import whole_folder, write_whole
 
 METRICS_FILE = "metrics.jsonl"
-CHECKPOINTS = "checkpoints"
-STATE_FILE = "state.pt"
+_CHECKPOINTS = "checkpoints"
+_STATE_FILE = "state.pt"
 
 
-def copies(model: nn.Module) -> dict[str, Tensor]:
+def _copies(model: nn.Module) -> dict[str, Tensor]:
     """Every tensor that training can change, in main memory; frozen weights stay where they are."""
     trained = ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
     return {
@@ -31,7 +31,7 @@ def copies(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def put_back(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def _put_back(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Overwrite in place, so that an optimizer keeps hold of the same tensors."""
     places = dict(chain(model.named_parameters(), model.named_buffers()))
     with torch.no_grad():
@@ -39,23 +39,23 @@ def put_back(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             places[name].copy_(tensor)
 
 
-def check_unused(folder: Path) -> None:
+def _check_unused(folder: Path) -> None:
     """Refuse a folder in which another run stands, before anything is written."""
-    if (folder / METRICS_FILE).exists() or (folder / CHECKPOINTS).exists():
+    if (folder / METRICS_FILE).exists() or (folder / _CHECKPOINTS).exists():
         raise BadInput(f"{folder} holds an earlier training; resume it, or choose another folder")
 
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether a training there can be gone on with."""
-    return any((folder / CHECKPOINTS).glob("step-*"))
+    return any((folder / _CHECKPOINTS).glob("step-*"))
 
 
-def write_checkpoint(folder: Path, step: int, content: Mapping[str, Any]) -> None:
+def _write_checkpoint(folder: Path, step: int, content: Mapping[str, Any]) -> None:
     """Store a checkpoint, then drop the older ones: at every moment there is a whole one."""
-    place = folder / CHECKPOINTS / f"step-{step:09d}"
-    with whole_folder(place, replace=True, marks=(STATE_FILE,)) as scratch:
+    place = folder / _CHECKPOINTS / f"step-{step:09d}"
+    with whole_folder(place, replace=True, marks=(_STATE_FILE,)) as scratch:
         try:
-            torch.save(dict(content), scratch / STATE_FILE)
+            torch.save(dict(content), scratch / _STATE_FILE)
         except RuntimeError as error:  # torch's own writer says so when the disk is full
             raise OSError(str(error).splitlines()[0]) from error
     for old in place.parent.iterdir():
@@ -63,17 +63,17 @@ def write_checkpoint(folder: Path, step: int, content: Mapping[str, Any]) -> Non
             shutil.rmtree(old)
 
 
-def read_checkpoint(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+def _read_checkpoint(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
     """The newest checkpoint, or None; one that was made with other settings is refused, by name."""
-    places = sorted((folder / CHECKPOINTS).glob("step-*"))
+    places = sorted((folder / _CHECKPOINTS).glob("step-*"))
     if not places:
         return None
-    file = places[-1] / STATE_FILE
+    file = places[-1] / _STATE_FILE
     try:
         content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         stored = content["identity"]
     except Exception as error:
-        raise BadInput(f"{file} is damaged; delete {folder / CHECKPOINTS} and start again") from error
+        raise BadInput(f"{file} is damaged; delete {folder / _CHECKPOINTS} and start again") from error
     for name, value in identity.items():
         if stored.get(name) != value:
             raise BadInput(
@@ -83,7 +83,7 @@ def read_checkpoint(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]
     return content
 
 
-def keep_metrics(folder: Path, *, up_to: int) -> None:
+def _keep_metrics(folder: Path, *, up_to: int) -> None:
     """Drop the lines after step `up_to`, and one a kill cut short: the resumed run writes them again."""
     path = folder / METRICS_FILE
     if not path.is_file():
@@ -99,7 +99,7 @@ def keep_metrics(folder: Path, *, up_to: int) -> None:
     write_whole(path, "".join(kept))
 
 
-def add_metrics(folder: Path, line: Mapping[str, Any]) -> None:
+def _add_metrics(folder: Path, line: Mapping[str, Any]) -> None:
     """Add one line."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / METRICS_FILE).open("a", encoding="utf-8") as file:

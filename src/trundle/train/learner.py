@@ -12,21 +12,20 @@ from dataclasses import replace
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs  # type: ignore[import-untyped]
-from accelerate.utils import gather_object, recursively_apply, send_to_device  # type: ignore[import-untyped]
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import gather_object, recursively_apply, send_to_device
 from torch import Tensor, nn
 
 from trundle.errors import BadInput
 from trundle.model.device import free_gpu_memory, multiplies_bf16, sound_gradients
-from trundle.train.batches import Batches, Loaded, load_part
-from trundle.train.checkpoint import copies, put_back
-from trundle.train.dividing import Divider
+from trundle.train.batches import Batches, _Divider, _load_part, _Loaded
+from trundle.train.checkpoint import _copies, _put_back
 
-B = TypeVar("B")
-Precision = Literal["fp32", "bf16"]
+_B = TypeVar("_B")
+_Precision = Literal["fp32", "bf16"]
 
 
-def precision_for(wanted: Literal["auto", "fp32", "bf16"]) -> Precision:
+def precision_for(wanted: Literal["auto", "fp32", "bf16"]) -> _Precision:
     """auto: bf16 where there are units for it, fp32 elsewhere."""
     if wanted != "auto":
         return wanted
@@ -34,11 +33,11 @@ def precision_for(wanted: Literal["auto", "fp32", "bf16"]) -> Precision:
     return "bf16" if there else "fp32"
 
 
-class _Objective(nn.Module, Generic[B]):
+class _Objective(nn.Module, Generic[_B]):
     """The objective as a module's forward, so that several processes meet in one backward pass."""
 
     def __init__(
-        self, model: nn.Module, objectives: Sequence[Callable[[B], Tensor]], device: str, *, bf16: bool
+        self, model: nn.Module, objectives: Sequence[Callable[[_B], Tensor]], device: str, *, bf16: bool
     ) -> None:
         super().__init__()
         self.model = model
@@ -46,12 +45,12 @@ class _Objective(nn.Module, Generic[B]):
         self._device = device
         self._bf16 = bf16
 
-    def forward(self, batch: B, number: int) -> Tensor:
+    def forward(self, batch: _B, number: int) -> Tensor:
         with torch.autocast(self._device, dtype=torch.bfloat16, enabled=self._bf16):
             return self._objectives[number](batch).float()
 
 
-class Learner(Generic[B]):
+class _Learner(Generic[_B]):
     """A model with its objectives and optimizer, in one or several processes.
 
     The losses of several objectives are added, but each is taken back before the next is begun: the same gradients in the
@@ -61,14 +60,14 @@ class Learner(Generic[B]):
     def __init__(
         self,
         model: nn.Module,
-        objectives: Sequence[Callable[[B], Tensor]],
+        objectives: Sequence[Callable[[_B], Tensor]],
         *,
-        precision: Precision,
+        precision: _Precision,
         weight_decay: float,
         clip_norm: float | None,
         dropout: bool,
         computing: Callable[[], AbstractContextManager[None]] = nullcontext,
-        divider: Divider[B] | None = None,
+        divider: _Divider[_B] | None = None,
     ) -> None:
         # A backbone may hold weights that its objective never reaches, such as a pooler nobody asks.
         parallel = DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=False)
@@ -93,21 +92,21 @@ class Learner(Generic[B]):
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
 
-    def load(self, batches: Batches[B], number: int) -> Loaded[B]:
+    def load(self, batches: Batches[_B], number: int) -> _Loaded[_B]:
         """What this process needs of a batch, in memory that a GPU can fetch from by itself."""
-        loaded = load_part(batches, number, rank=self.rank, processes=self.processes)
+        loaded = _load_part(batches, number, rank=self.rank, processes=self.processes)
         if self.device.type != "cuda":
             return loaded
         return replace(loaded, part=recursively_apply(_pinned, loaded.part))
 
-    def load_all(self, batches: Batches[B]) -> list[tuple[B, int]]:
+    def load_all(self, batches: Batches[_B]) -> list[tuple[_B, int]]:
         """What this process needs of one epoch, each batch with its number of texts."""
         mine = range(batches.order.per_epoch)
         if batches.size is None:
             mine = mine[self.rank :: self.processes]
         return [(batches.load(texts), len(texts)) for texts in map(batches.order.batch, mine)]
 
-    def step(self, loaded: Loaded[B], rate: float) -> None:
+    def step(self, loaded: _Loaded[_B], rate: float) -> None:
         """One optimizer step. Nothing here waits for the device: the losses are read later, many at once."""
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -123,7 +122,7 @@ class Learner(Generic[B]):
         self._optimizer.zero_grad()
         self._losses.append(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
 
-    def _gradients(self, batch: B, weight: float) -> list[Tensor]:
+    def _gradients(self, batch: _B, weight: float) -> list[Tensor]:
         """Take them in as few parts as memory allows; the losses, which add up to the batch's."""
         divider = self._divider
         while True:
@@ -138,7 +137,7 @@ class Learner(Generic[B]):
             torch.clear_autocast_cache()
             free_gpu_memory()
 
-    def _backward(self, part: B, weight: float) -> list[Tensor]:
+    def _backward(self, part: _B, weight: float) -> list[Tensor]:
         losses = []
         for number in self._numbers:
             last = number == self._numbers[-1]
@@ -162,7 +161,7 @@ class Learner(Generic[B]):
         self._losses, self._norms = [], []
         return sum(losses) / len(losses)
 
-    def validate(self, held_out: Sequence[tuple[B, int]], step: int) -> float:
+    def validate(self, held_out: Sequence[tuple[_B, int]], step: int) -> float:
         """The mean loss over the texts of all processes' held-out batches, without dropout."""
         self._module.eval()
         torch.clear_autocast_cache()
@@ -185,14 +184,14 @@ class Learner(Generic[B]):
         if self.device.type == "cuda":
             dice["cuda"] = torch.cuda.get_rng_state(self.device)
         return {
-            "weights": copies(self.model),
+            "weights": _copies(self.model),
             "optimizer": self._optimizer.state_dict(),
             "dice": gather_object([dice]),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a stored state; one that was made without a GPU knows nothing of its dice."""
-        put_back(self.model, state["weights"])
+        _put_back(self.model, state["weights"])
         self._optimizer.load_state_dict(state["optimizer"])
         dice = state["dice"][self.rank]
         torch.set_rng_state(dice["cpu"])
@@ -215,3 +214,58 @@ def _adamw(
         {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, fused=device.type in ("cpu", "cuda"))
+
+
+_Shape = Callable[[int, int], float]
+"""(step, steps) → share of the peak learning rate; steps count from 0, the last is steps − 1."""
+
+
+def _constant(step: int, steps: int) -> float:
+    """The peak rate all the way."""
+    return 1.0
+
+
+def linear(*, end: float = 0.0) -> _Shape:
+    """A straight line from the peak down to `end` of it at the very last step."""
+
+    def shape(step: int, steps: int) -> float:
+        return 1.0 + (end - 1.0) * step / max(1, steps - 1)
+
+    return shape
+
+
+def leaf_cycles(epoch_steps: int, *, epochs: int = 10, cycles: int = 3, end: float = 0.1) -> _Shape:
+    """LEAF's saw: down to `end` over `epochs` epochs, one stair per epoch, then back up, `cycles` times.
+
+    Another number of steps gets the nearest number of whole cycles, stretched, so that it always ends low. A run
+    shorter than one cycle has too few epochs for stairs and goes down a little at every step.
+    """
+    descent = linear(end=end)
+
+    def shape(step: int, steps: int) -> float:
+        cycle_steps = epochs * epoch_steps
+        if steps < cycle_steps:
+            return descent(step, steps)
+        fitting = min(cycles, round(steps / cycle_steps))
+        cycle = step * fitting // steps
+        first, after = (-(-number * steps // fitting) for number in (cycle, cycle + 1))
+        stairs = round((after - first) / epoch_steps)
+        return descent((step - first) * stairs // (after - first), stairs)
+
+    return shape
+
+
+def _learning_rate(step: int, steps: int, *, peak: float, warmup: int, shape: _Shape) -> float:
+    """The rate of one step: up in a straight line during the warm-up, then the shape over the steps that follow.
+
+    A run too short for its warm-up spends half of itself on it.
+    """
+    warmup = min(warmup, steps // 2)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * shape(step - warmup, steps - warmup)
+
+
+def _steps_that_fit(done: int, *, seconds_left: float, seconds_per_step: float) -> int:
+    """How many steps there are in all, if the time that is left is used up at the present speed."""
+    return done + max(0, int(seconds_left / max(seconds_per_step, 1e-9)))

@@ -17,34 +17,33 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
-from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
+from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
 from trundle.errors import BadInput
 from trundle.progress import SILENT, Progress
-from trundle.train.batches import Batches, Feed, Loaded
+from trundle.train.batches import Batches, _Feed, _Loaded
 from trundle.train.checkpoint import (
-    add_metrics,
-    check_unused,
-    copies,
-    keep_metrics,
-    put_back,
-    read_checkpoint,
-    write_checkpoint,
+    _add_metrics,
+    _check_unused,
+    _copies,
+    _keep_metrics,
+    _put_back,
+    _read_checkpoint,
+    _write_checkpoint,
 )
-from trundle.train.learner import Learner, Precision
-from trundle.train.schedule import Shape, constant, learning_rate, steps_that_fit
+from trundle.train.learner import _constant, _Learner, _learning_rate, _Precision, _Shape, _steps_that_fit
 
-B = TypeVar("B")
-Ended = Literal["steps", "minutes", "patience", "there"]
-OnValidation = Callable[[int, float], Mapping[str, float]]
+_B = TypeVar("_B")
+_Ended = Literal["steps", "minutes", "patience", "there"]
+_OnValidation = Callable[[int, float], Mapping[str, float]]
 
-SETTLED = 2
+_SETTLED = 2
 """Steps before the speed is measured: the first ones are slow."""
-WATCHED = 20
+_WATCHED = 20
 """Steps in which the fit to a time budget is renewed every time; later on only now and then."""
-UNKNOWN_STEPS = 10**9
-SAVED_AFTER = 120.0
+_UNKNOWN_STEPS = 10**9
+_SAVED_AFTER = 120.0
 """Seconds after which a slow run keeps a checkpoint, however few steps that were."""
 
 
@@ -61,7 +60,7 @@ class TrainSettings:
     warmup: int = 0
     weight_decay: float = 0.01
     clip_norm: float | None = 1.0
-    precision: Precision = "fp32"
+    precision: _Precision = "fp32"
     dropout: bool = True
     validate_every: int = 500
     checkpoint_every: int = 500
@@ -87,7 +86,7 @@ class TrainSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainResult:
+class _TrainResult:
     """How a run went; the weights are in the module that was given."""
 
     steps: int
@@ -95,7 +94,7 @@ class TrainResult:
     validation: float | None
     best_step: int
     seconds: float
-    ended: Ended
+    ended: _Ended
 
 
 @dataclass(kw_only=True)
@@ -113,20 +112,20 @@ class _State:
 
 def train(
     model: nn.Module,
-    objective: Callable[[B], Tensor] | Sequence[Callable[[B], Tensor]],
-    batches: Batches[B],
+    objective: Callable[[_B], Tensor] | Sequence[Callable[[_B], Tensor]],
+    batches: Batches[_B],
     settings: TrainSettings,
     *,
-    shape: Shape = constant,
-    validation: Batches[B] | None = None,
+    shape: _Shape = _constant,
+    validation: Batches[_B] | None = None,
     folder: Path | None = None,
     resume: bool = False,
-    on_validation: OnValidation | None = None,
+    on_validation: _OnValidation | None = None,
     computing: Callable[[], AbstractContextManager[None]] = nullcontext,
     progress: Progress = SILENT,
     label: str = "training",
     clock: Callable[[], float] = time.monotonic,
-) -> TrainResult:
+) -> _TrainResult:
     """Train `model` in place and leave it with its best weights by validation, or its last ones without validation.
 
     `objective` uses the model and gives the mean loss over the texts of a batch (tensors in dicts, tuples or lists). Of
@@ -138,7 +137,7 @@ def train(
     fit into memory goes through in parts, where `batches` say how it is cut. Checkpoints
     and metrics go to `folder`; `resume` goes on from the last checkpoint there, if any.
     """
-    learner = Learner(
+    learner = _Learner(
         model,
         (objective,) if callable(objective) else tuple(objective),
         precision=settings.precision,
@@ -159,7 +158,7 @@ def train(
         progress=progress if main else SILENT,
         clock=clock,
         held_out=[] if validation is None else learner.load_all(validation),
-        state=_State(steps=settings.steps or UNKNOWN_STEPS),
+        state=_State(steps=settings.steps or _UNKNOWN_STEPS),
     )
     with torch.random.fork_rng([learner.device.index or 0] if learner.device.type == "cuda" else []):
         torch.manual_seed(settings.seed + learner.rank)
@@ -168,18 +167,18 @@ def train(
 
 
 @dataclass(kw_only=True, eq=False)
-class _Run(Generic[B]):
+class _Run(Generic[_B]):
     """One call of `train`: what it works with and where it stands."""
 
-    learner: Learner[B]
-    batches: Batches[B]
+    learner: _Learner[_B]
+    batches: Batches[_B]
     settings: TrainSettings
-    shape: Shape
+    shape: _Shape
     folder: Path | None
-    on_validation: OnValidation | None
+    on_validation: _OnValidation | None
     progress: Progress
     clock: Callable[[], float]
-    held_out: list[tuple[B, int]]
+    held_out: list[tuple[_B, int]]
     state: _State
     best_weights: dict[str, Tensor] | None = None
     texts: int = 0
@@ -191,22 +190,22 @@ class _Run(Generic[B]):
         if self.folder is None:
             return
         if not resume:
-            check_unused(self.folder)
+            _check_unused(self.folder)
             return
-        content = read_checkpoint(self.folder, self._identity())
+        content = _read_checkpoint(self.folder, self._identity())
         if content is not None:
             self.state = _State(**content["state"])
             self.best_weights = content["best_weights"]
             self.learner.restore(content["learner"])
         if self.learner.rank == 0:
-            keep_metrics(self.folder, up_to=self.state.step if content else -1)
+            _keep_metrics(self.folder, up_to=self.state.step if content else -1)
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a run to be resumed."""
         counts = {"processes": self.learner.processes, "batches per epoch": self.batches.order.per_epoch}
         return asdict(self.settings) | counts
 
-    def go(self, label: str) -> TrainResult:
+    def go(self, label: str) -> _TrainResult:
         """Step, look, write down, until one of the ends is reached."""
         state, settings = self.state, self.settings
         self.started = self.clock() - state.seconds
@@ -214,7 +213,7 @@ class _Run(Generic[B]):
         self.saved = self.written
         by_clock = settings.steps is None
         total = math.ceil(60 * (settings.minutes or 0)) if by_clock else settings.steps
-        with Feed(self._load, start=state.step) as feed, self.progress.task(label, total) as advance:
+        with _Feed(self._load, start=state.step) as feed, self.progress.task(label, total) as advance:
             if state.step == 0 and self.held_out:
                 self._write_down(self._look())
             if self._ended() == "there":
@@ -239,9 +238,9 @@ class _Run(Generic[B]):
                 advance(reached - shown)
                 shown = reached
         if self.best_weights is not None:
-            put_back(self.learner.model, self.best_weights)
+            _put_back(self.learner.model, self.best_weights)
         self.learner.model.eval()
-        return TrainResult(
+        return _TrainResult(
             steps=state.step,
             loss=state.loss,
             validation=state.best if self.held_out else None,
@@ -250,7 +249,7 @@ class _Run(Generic[B]):
             ended=self._ended() or "steps",
         )
 
-    def _ended(self) -> Ended | None:
+    def _ended(self) -> _Ended | None:
         enough = self.settings.enough
         if self.state.step == 0 and enough is not None and self.state.best <= enough:
             return "there"
@@ -262,7 +261,7 @@ class _Run(Generic[B]):
 
     def _is_late(self) -> bool:
         """Whether more would be lost than anyone likes to wait for again; all processes agree on it."""
-        agreed = [self._elapsed() - self.saved > SAVED_AFTER]
+        agreed = [self._elapsed() - self.saved > _SAVED_AFTER]
         broadcast_object_list(agreed)
         return agreed[0]
 
@@ -271,12 +270,12 @@ class _Run(Generic[B]):
 
     def _rate(self, step: int) -> float:
         peak, warmup = self.settings.learning_rate, self.settings.warmup
-        return learning_rate(step, self.state.steps, peak=peak, warmup=warmup, shape=self.shape)
+        return _learning_rate(step, self.state.steps, peak=peak, warmup=warmup, shape=self.shape)
 
-    def _load(self, number: int) -> Loaded[B]:
+    def _load(self, number: int) -> _Loaded[_B]:
         return self.learner.load(self.batches, number)
 
-    def _step(self, loaded: Loaded[B]) -> None:
+    def _step(self, loaded: _Loaded[_B]) -> None:
         self.rate = self._rate(self.state.step)
         self.learner.step(loaded, self.rate)
         self.state.step += 1
@@ -285,16 +284,16 @@ class _Run(Generic[B]):
     def _fit(self, budget: float) -> None:
         """Set the number of steps to what the time allows, so that the learning rate still ends low."""
         state, settings = self.state, self.settings
-        if state.step - self.first <= SETTLED:
+        if state.step - self.first <= _SETTLED:
             self.settled, self.looked = (state.step, self._elapsed()), 0.0
-        elif state.step - self.first <= WATCHED or state.step % settings.record_every == 0:
+        elif state.step - self.first <= _WATCHED or state.step % settings.record_every == 0:
             step, seconds = self.settled
             per_step = (self._elapsed() - seconds - self.looked) / (state.step - step)
             per_step += self.look_seconds / settings.validate_every
             left = budget - self._elapsed() - self.look_seconds
-            agreed = [steps_that_fit(state.step, seconds_left=left, seconds_per_step=per_step)]
+            agreed = [_steps_that_fit(state.step, seconds_left=left, seconds_per_step=per_step)]
             broadcast_object_list(agreed)
-            state.steps = min(max(agreed[0], state.step + 1), settings.steps or UNKNOWN_STEPS)
+            state.steps = min(max(agreed[0], state.step + 1), settings.steps or _UNKNOWN_STEPS)
 
     def _look(self) -> dict[str, Any]:
         """The validation loss and what else is measured with it; the best weights so far are kept."""
@@ -303,7 +302,7 @@ class _Run(Generic[B]):
         state.stale += 1
         if found < state.best:
             state.best, state.best_step, state.stale = found, state.step, 0
-            self.best_weights = copies(self.learner.model)
+            self.best_weights = _copies(self.learner.model)
         with self.learner.computing():
             measures = {} if self.on_validation is None else dict(self.on_validation(state.step, found))
         loss = f"loss {state.loss:.4f}, " if state.step else ""
@@ -326,7 +325,7 @@ class _Run(Generic[B]):
             "texts_per_second": self.texts / stepping if self.texts and stepping > 0 else None,
         }
         if self.folder is not None and self.learner.rank == 0:
-            add_metrics(self.folder, line | found)
+            _add_metrics(self.folder, line | found)
         self.texts, self.written = 0, now
 
     def _save(self) -> None:
@@ -338,4 +337,4 @@ class _Run(Generic[B]):
             "best_weights": self.best_weights,
         }
         if self.folder is not None and self.learner.rank == 0:
-            write_checkpoint(self.folder, self.state.step, content)
+            _write_checkpoint(self.folder, self.state.step, content)

@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 
 from trundle.errors import BadInput
 
-STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 2))
+_STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 2))
 """Penalties tried, as shares of the mean variance of the inputs."""
-NEAR_IDENTITY = (*STRENGTHS, 1e2, 1e3, 1e4, 1e5)
+_NEAR_IDENTITY = (*_STRENGTHS, 1e2, 1e3, 1e4, 1e5)
 """The same where the identity is what a strong penalty leaves."""
 
-AS_GOOD = 1e-9
+_AS_GOOD = 1e-9
 """Cosines this near to each other count as equal."""
 
-HELD_OUT_SHARE = 0.1
-FEWEST = 10
+_HELD_OUT_SHARE = 0.1
+_FEWEST = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearMap:
+class _LinearMap:
     """y ≈ weight · x + bias, with the penalty that predicted held-out rows best."""
 
     weight: NDArray[np.float32]
@@ -50,16 +50,16 @@ def fit_ridge(
     targets: NDArray[np.float32],
     *,
     seed: int,
-    strengths: Sequence[float] = STRENGTHS,
-    near_identity: Sequence[float] = NEAR_IDENTITY,
-) -> LinearMap:
+    strengths: Sequence[float] = _STRENGTHS,
+    near_identity: Sequence[float] = _NEAR_IDENTITY,
+) -> _LinearMap:
     """Fit on nine tenths of the rows, choose the penalty by cosine on the rest, then refit on all of them."""
     if len(inputs) != len(targets):
         raise BadInput(f"there are {len(inputs)} inputs for {len(targets)} targets; give one target for each")
-    if len(inputs) < FEWEST:
-        raise BadInput(f"{len(inputs)} texts are too few to fit a linear map; give at least {FEWEST}")
+    if len(inputs) < _FEWEST:
+        raise BadInput(f"{len(inputs)} texts are too few to fit a linear map; give at least {_FEWEST}")
     order = np.random.default_rng(seed).permutation(len(inputs))
-    held = max(1, int(len(inputs) * HELD_OUT_SHARE))
+    held = max(1, int(len(inputs) * _HELD_OUT_SHARE))
     test, train = order[:held], order[held:]
     pulls = [(0.0, tuple(strengths))]
     if inputs.shape[1] == targets.shape[1] and near_identity:
@@ -69,20 +69,20 @@ def fit_ridge(
         base = _multiple(identity, inputs, targets)
         solver = _Solver(inputs[train], targets[train] - base[train])
         scores = [
-            mean_cosine(solver.predict(inputs[test], strength) + base[test], targets[test])
+            _mean_cosine(solver.predict(inputs[test], strength) + base[test], targets[test])
             for strength in penalties
         ]
-        best = strongest_good(scores, penalties)
+        best = _strongest_good(scores, penalties)
         found.append((scores[best], identity, penalties[best]))
         if identity:
-            found.append((mean_cosine(base[test], targets[test]), identity, math.inf))
+            found.append((_mean_cosine(base[test], targets[test]), identity, math.inf))
     score, identity, strength = max(found)
     weight, bias = np.zeros((inputs.shape[1], targets.shape[1])), np.zeros(targets.shape[1])
     if strength < math.inf:
         weight, bias = _Solver(inputs, targets - _multiple(identity, inputs, targets)).solve(strength)
     if identity:
         weight += identity * np.eye(len(weight))
-    return LinearMap(
+    return _LinearMap(
         weight=weight.T.astype(np.float32),
         bias=bias.astype(np.float32),
         strength=strength,
@@ -103,9 +103,9 @@ def _scale(inputs: NDArray[np.float32], targets: NDArray[np.float32]) -> float:
     return float(np.einsum("ij,ij->", inputs, targets, dtype=np.float64)) / length if length else 0.0
 
 
-def strongest_good(scores: Sequence[float], strengths: Sequence[float]) -> int:
+def _strongest_good(scores: Sequence[float], strengths: Sequence[float]) -> int:
     """The strongest penalty that is as good as the best: a rounding error must not decide between equals."""
-    good = [number for number, score in enumerate(scores) if score >= max(scores) - AS_GOOD]
+    good = [number for number, score in enumerate(scores) if score >= max(scores) - _AS_GOOD]
     return max(good, key=lambda number: strengths[number])
 
 
@@ -132,7 +132,7 @@ class _Solver:
         return predicted
 
 
-def mean_cosine(one: NDArray[np.floating], other: NDArray[np.floating]) -> float:
+def _mean_cosine(one: NDArray[np.floating], other: NDArray[np.floating]) -> float:
     """The mean cosine between rows of equal number; a zero row counts as 0."""
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     products = np.einsum("ij,ij->i", one, other, dtype=np.float64)

@@ -1,0 +1,241 @@
+"""The verb that writes a model as a graph."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from trundle.cli.common import _Data, _Force, _Json, _Model, _Quiet, _TrustRemoteCode, _Verbose
+from trundle.cli.console import _calm_libraries, _show, _show_json, _show_table, _terminal
+from trundle.cli.tables import _count, _exported
+from trundle.errors import BadInput
+
+if TYPE_CHECKING:
+    from trundle.export.exporting import Size
+
+
+def export(
+    model: _Model,
+    to: Annotated[Literal["onnx", "openvino"], typer.Option(help="Which runtime the graph is for.")] = "onnx",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="A new folder without torch weights; by default the graph joins the model's own.",
+        ),
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="A quarter of the bytes; needs --calibrate.")] = False,
+    int4: Annotated[
+        bool,
+        typer.Option(
+            "--int4",
+            help="An eighth of the bytes, for models aligned with --rounding int4; needs --calibrate. "
+            "With --int8 its products are int8's: as small, and faster.",
+        ),
+    ] = False,
+    half: Annotated[
+        bool, typer.Option("--half", help="Half of the bytes: float16 for onnx, bfloat16 for openvino.")
+    ] = False,
+    calibrate: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Texts int8 is calibrated on, and int8 or int4 measured, in any form --data takes; repeatable."
+        ),
+    ] = None,
+    max_cosine_loss: Annotated[
+        float, typer.Option(help="Refuse int8 or int4 that loses more cosine to torch.")
+    ] = 0.01,
+    max_agreement_loss: Annotated[
+        float, typer.Option(help="Refuse int8 or int4 that loses more of the ten nearest neighbours.")
+    ] = 0.1,
+    older_cpus: Annotated[
+        bool, typer.Option("--older-cpus", help="Int8 that can't overflow on processors without VNNI.")
+    ] = False,
+    try_both: Annotated[
+        bool, typer.Option("--try-both", help="Trace with both of torch's tracers and keep the faster graph.")
+    ] = False,
+    force: _Force = False,
+    as_json: _Json = False,
+    quiet: _Quiet = False,
+    verbose: _Verbose = False,
+    trust: _TrustRemoteCode = False,
+) -> None:
+    """Write the model as one graph that runs without torch.
+
+    Pooling, dense layers and normalisation are inside. It is compared with torch before it is written.
+    """
+    _calm_libraries(verbose=verbose)
+    from trundle.export.exporting import export_model
+    from trundle.export.parity import Limits, calibration_texts
+
+    exported = export_model(
+        model,
+        to=to,
+        size=_size_of(int8=int8, int4=int4, half=half),
+        output=output,
+        calibrate=calibration_texts(calibrate or []),
+        limits=Limits(cosine=max_cosine_loss, agreement=max_agreement_loss),
+        older_cpus=older_cpus,
+        try_both=try_both,
+        force=force,
+        trust_remote_code=trust,
+        progress=_terminal(quiet=quiet or as_json),
+    )
+    if as_json:
+        _show_json(exported.as_json())
+        return
+    for each in (exported, *([exported.documents] if exported.documents else [])):
+        _show_table(_exported(each))
+        _show()
+    _show("    from trundle.runtime import Encoder")
+    if exported.documents is None:
+        _show(f'    Encoder("{exported.folder}").encode(["a text"])')
+    else:
+        _show(f'    Encoder("{exported.folder.parent}").encode(["a text"], side="query")')
+
+
+def _size_of(*, int8: bool, int4: bool, half: bool) -> Size:
+    """What the flags ask for together."""
+    if half and (int8 or int4):
+        raise BadInput(
+            f"--{'int8' if int8 else 'int4'} and --half exclude each other; export twice to have both"
+        )
+    if half:
+        return "half"
+    if int4:
+        return "int4+int8" if int8 else "int4"
+    return "int8" if int8 else "full"
+
+
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    model: _Model,
+    teacher: Annotated[
+        str | None,
+        typer.Option(help="The large model: then documents are its own, and queries the small one's."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen; only this machine by default.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8080,
+    name: Annotated[
+        str | None, typer.Option(help="What clients call the model; its folder's name by default.")
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="A file of API keys, one a line; also $TRUNDLE_API_KEYS, comma-separated."),
+    ] = None,
+    cors: Annotated[
+        list[str] | None, typer.Option(help="Let web pages from this origin call; repeatable.")
+    ] = None,
+    graph: Annotated[str | None, typer.Option(help="Which graph to run, such as onnx-int8.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads for each model; all cores by default.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 30.0,
+    waiting: Annotated[int, typer.Option(help="Texts that may wait before clients get 429.")] = 4096,
+    most_texts: Annotated[int, typer.Option(help="Texts in one request.")] = 2048,
+    most_tokens: Annotated[int, typer.Option(help="Tokens in one request.")] = 300_000,
+    most_bytes: Annotated[int, typer.Option(help="Bytes of one request.")] = 8 << 20,
+    page: Annotated[
+        bool, typer.Option("--page/--no-page", help="The page at / that compares searches.")
+    ] = True,
+    quiet: _Quiet = False,
+    verbose: _Verbose = False,
+    trust: _TrustRemoteCode = False,
+) -> None:
+    """Serve OpenAI-style embeddings, and a page to compare searches.
+
+    A folder without a graph is exported once into the cache. Stop with Ctrl-C; what was taken is answered.
+    """
+    _calm_libraries(verbose=verbose)
+    from trundle.serve.server import open_socket, run_server
+    from trundle.serve.settings import KEYS_VARIABLE, Settings, read_keys
+
+    settings = Settings(
+        keys=read_keys(keys, os.environ.get(KEYS_VARIABLE)),
+        cors=tuple(cors or ()),
+        page=page,
+        timeout=timeout,
+        waiting=waiting,
+        most_texts=min(most_texts, waiting),
+        most_tokens=most_tokens,
+        most_bytes=most_bytes,
+    )
+    from trundle.serve.models import open_served
+
+    progress = _terminal(quiet=quiet)
+    with closing(open_socket(host, port)) as listening:
+        served = open_served(
+            model,
+            teacher=teacher,
+            name=name,
+            graph=graph,
+            threads=threads,
+            trust_remote_code=trust,
+            progress=progress,
+        )
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+        for each in served.models:
+            progress.say(f"{each.name}: {_count(each.encoder.parameters)} parameters, {each.card()['runs']}")
+        if host not in _LOCAL and not settings.keys:
+            progress.say("anybody who can reach this address may use it; set API keys with --keys FILE")
+        _show(f"{address}/v1" + (f"   page: {address}/" if page else ""))
+        run_server(served, settings, listening)
+
+
+def report(
+    runs: Annotated[
+        list[str], typer.Argument(help="Model folders that trundle wrote; several are compared.")
+    ],
+    teacher: Annotated[
+        str | None,
+        typer.Option(help="The large model's folder or hub name; by default the runs' own teacher."),
+    ] = None,
+    data: _Data = None,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(help="A folder of tasks with labels (sts, retrieval, …), or one task; repeatable."),
+    ] = None,
+    texts: Annotated[
+        int, typer.Option(min=100, help="At most so many texts of --data are measured on.")
+    ] = 2000,
+    speed: Annotated[
+        bool, typer.Option("--speed/--no-speed", help="Where models are opened, also race them.")
+    ] = True,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The page; report.json goes beside it.")
+    ] = Path("report.html"),
+    as_json: _Json = False,
+    quiet: _Quiet = False,
+    verbose: _Verbose = False,
+    trust: _TrustRemoteCode = False,
+) -> None:
+    """Write a page about runs that opens anywhere, offline.
+
+    Without --data and --tasks no model is opened, and the page shows what the folders keep.
+    """
+    _calm_libraries(verbose=verbose)
+    from trundle.report.report import check_output, make_report, write_report
+
+    check_output(output)
+    made = make_report(
+        runs,
+        teacher=teacher,
+        data=data or [],
+        tasks=tasks or [],
+        texts=texts,
+        speed=speed,
+        trust_remote_code=trust,
+        progress=_terminal(quiet=quiet or as_json),
+    )
+    page, beside = write_report(made, output)
+    if as_json:
+        _show_json(made.as_json())
+        return
+    _show(f"Written to {page}; the same figures are in {beside}.")

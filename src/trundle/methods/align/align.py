@@ -1,0 +1,252 @@
+"""How `align` plans and changes a model."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from trundle.data.augment import check_augmentations
+from trundle.errors import BadInput
+from trundle.methods.align import _RATE, _STATIC_RATE, CYCLES, EPOCHS, AlignOptions, AlignPlan
+from trundle.methods.align.imitation import _check_imitation, _Imitator
+from trundle.methods.align.targets_and_texts import (
+    RIDGE_TEXTS,
+    _augmentations,
+    _calibration,
+    _counts,
+    _joined,
+    _sampled,
+    _watch_margin,
+    targets_for,
+)
+from trundle.methods.contract import Applied, Context
+from trundle.methods.training import learn
+from trundle.model.cost import cost, predict
+from trundle.model.encode import embedder
+from trundle.model.heads import (
+    check_prompts_are_pooled,
+    check_untruncated,
+    copy_of,
+    with_linear_head,
+    with_mean_pooling,
+    with_new_head,
+    with_prompts,
+    without_head,
+)
+from trundle.model.matrices import computing_on_grid, grid_weights, put_on_grid
+from trundle.model.save import model_digest
+from trundle.model.static import static_table
+from trundle.model.surgery import transformer_of
+from trundle.teacher.labelling import encode_by_role
+from trundle.teacher.teacher import find_teacher
+from trundle.train.alignment import make_alignment
+from trundle.train.blocks import check_compiler, compiled_blocks
+from trundle.train.learner import leaf_cycles, precision_for
+from trundle.train.loop import TrainSettings
+from trundle.train.ridge import fit_ridge
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from trundle.model.cost import Cost
+    from trundle.teacher.targets import Targets
+LAST_RATE = 0.1
+_LOOKS = 20
+"""How often a run of known length is validated."""
+_ENOUGH = 0.02
+"""A mean distance of vectors of length 1 (a cosine of 0.9998) from which the trainings that were tried only led away."""
+
+
+def plan(model: SentenceTransformer, options: AlignOptions, context: Context) -> AlignPlan:
+    """Look at both ends of the way."""
+    check_augmentations(_augmentations(options.augment))
+    teacher = find_teacher(model, options.teacher, options.teacher_model, context)
+    if context.corpus is None and not teacher.brings_texts:
+        raise BadInput("align learns from texts; say where they are with --data")
+    if context.corpus is not None and teacher.brings_texts:
+        raise BadInput("a table or store of vectors brings its own texts; leave --data out")
+    if context.pair and teacher.model is None:
+        raise BadInput(
+            f"--pair puts both models into one folder, and {teacher.name} is none; name a model folder as teacher"
+        )
+    if options.compile:
+        check_compiler()
+        if static_table(model) is not None:
+            raise BadInput("a static model has no layers to compile; leave compile out")
+    if options.steps != 0:
+        check_prompts_are_pooled(model, teacher.prompts)
+    if options.loss != "leaf":
+        if teacher.model is None:
+            raise BadInput(
+                f"the loss {options.loss} looks inside the teacher, so it needs a model; use loss: leaf"
+            )
+        _check_imitation(options.loss, model, teacher.model)
+    if options.start == "keep":
+        check_untruncated(model, "use start: ridge")
+    student = _pooled(model, options)
+    inputs = without_head(student).get_embedding_dimension() or 0
+    if options.start == "keep" and student.get_embedding_dimension() != teacher.width:
+        raise BadInput(
+            f"the model's vectors are not {teacher.width} wide like its teacher's; use start: ridge"
+        )
+    return AlignPlan(
+        options=options,
+        teacher=teacher.name,
+        inputs=inputs,
+        outputs=teacher.width,
+        normalise=teacher.normalises,
+    )
+
+
+def forecast(model: SentenceTransformer, plan: AlignPlan) -> Cost:
+    """The model with its linear head in place."""
+    if plan.options.start == "keep":
+        return cost(model)
+    return predict(model, dense=(plan.inputs, plan.outputs))
+
+
+def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Applied:
+    """Ask the teacher once, start in closed form, train."""
+    options = plan.options
+    teacher = find_teacher(model, options.teacher, options.teacher_model, context)
+    targets, validation = targets_for(teacher, options, context)
+    student = with_prompts(copy_of(model).float(), teacher.prompts, teacher.default_prompt_name)
+    student = _pooled(student, options)
+    facts: dict[str, Any] = _counts(targets, validation)
+    files = _calibration(targets, plan.teacher, context.seed)
+    student, started = _started(student, plan, targets, context)
+    facts |= started
+    dtype = next(model.parameters()).dtype
+    if options.steps == 0:
+        _settle(student, options)
+        return Applied(
+            model=student.to(dtype),
+            space=teacher.embedder,
+            teacher=teacher.model,
+            facts=facts,
+            files=files,
+        )
+    imitator = (
+        None
+        if options.loss == "leaf" or teacher.model is None
+        else _Imitator(options.loss, student, teacher.model)
+    )
+    task = make_alignment(
+        student,
+        targets,
+        validation,
+        batch_size=options.batch_size,
+        query_weight=options.query_weight,
+        seed=context.seed,
+        imitate=imitator,
+        progress=context.progress,
+    )
+    looks = 0 if task.validation is None else task.validation.order.per_epoch
+    rate = _RATE if static_table(student) is None else _STATIC_RATE
+    settings = settings_for(
+        options,
+        task.batches.order.per_epoch,
+        looks,
+        context.seed,
+        normalised=targets.normalised,
+        usual_rate=rate,
+    )
+    learned_from = [part.folder.name for part in (targets, validation) if part is not None]
+    with compiled_blocks(transformer_of(student).model) if options.compile else nullcontext():
+        learned = learn(
+            student,
+            task.objective,
+            task,
+            settings,
+            label="align",
+            key=[plan.model_dump(mode="json"), model_digest(model), teacher.identity(), learned_from],
+            shape=leaf_cycles(task.batches.order.per_epoch, epochs=EPOCHS, cycles=CYCLES, end=LAST_RATE),
+            context=context,
+            keep_zeros=options.keep_zeros,
+            on_validation=_watch_margin(student, validation, context) if options.margin else None,
+            computing=partial(computing_on_grid, student) if options.rounding == "int4" else nullcontext,
+        )
+    if imitator is not None:
+        imitator.close()
+    _settle(student, options)
+    return Applied(
+        model=student.to(dtype),
+        space=teacher.embedder,
+        teacher=teacher.model,
+        facts=facts | learned.facts,
+        done=learned.done,
+        files={**files, **learned.files},
+    )
+
+
+def _pooled(model: SentenceTransformer, options: AlignOptions) -> SentenceTransformer:
+    """The model with the pooling that was asked for; of several kinds at once, one is narrower."""
+    return with_mean_pooling(model) if options.pooling == "mean" else model
+
+
+def reopen(applied: Applied, plan: AlignPlan, context: Context) -> Applied:
+    """With the teacher opened again."""
+    teacher = find_teacher(applied.model, plan.options.teacher, plan.options.teacher_model, context)
+    return replace(applied, space=teacher.embedder, teacher=teacher.model)
+
+
+def _settle(student: SentenceTransformer, options: AlignOptions) -> None:
+    """Leave the model with the weights it was measured with."""
+    if options.rounding == "int4":
+        put_on_grid(grid_weights(student))
+
+
+def _started(
+    student: SentenceTransformer, plan: AlignPlan, targets: Targets, context: Context
+) -> tuple[SentenceTransformer, dict[str, Any]]:
+    """The student with its linear layer in place."""
+    if plan.options.start == "keep":
+        return student, {}
+    if plan.options.start == "random":
+        return with_new_head(student, plan.outputs, normalise=plan.normalise, seed=context.seed), {}
+    positions = _sampled(targets, plan.options.start_texts or RIDGE_TEXTS, context.seed)
+    pooled = embedder(without_head(student), name="student", progress=context.progress)
+    inputs = _joined(targets, encode_by_role(pooled, targets.chosen(positions)))
+    found = fit_ridge(inputs, _joined(targets, targets.vectors(positions)), seed=context.seed)
+    student = with_linear_head(student, found.weight, found.bias, normalise=plan.normalise)
+    return student, {
+        "ridge_strength": found.strength if math.isfinite(found.strength) else None,
+        "ridge_identity": round(found.identity, 4),
+        "ridge_cosine": round(found.held_out_cosine, 4),
+    }
+
+
+def settings_for(
+    options: AlignOptions,
+    epoch_steps: int,
+    validation_steps: int,
+    seed: int,
+    *,
+    normalised: bool,
+    usual_rate: float = _RATE,
+) -> Any:
+    """Validation comes a few times in a run, but never so often that it takes a large part of it.
+
+    `normalised` tells that all targets have length 1: only among these is it known which distance is near enough.
+    """
+    steps = options.steps
+    if steps is None and options.minutes is None:
+        steps = CYCLES * EPOCHS * epoch_steps
+    looks = 500 if steps is None or options.minutes is not None else steps // _LOOKS
+    every = max(1, 2 * validation_steps, looks)
+    return TrainSettings(
+        steps=steps,
+        minutes=options.minutes,
+        learning_rate=options.learning_rate or usual_rate,
+        warmup=options.warmup,
+        dropout=options.dropout,
+        precision=precision_for(options.precision),
+        validate_every=every,
+        checkpoint_every=every,
+        patience=options.patience,
+        enough=_ENOUGH if options.loss == "leaf" and normalised else None,
+        seed=seed,
+    )

@@ -1,0 +1,314 @@
+"""A transformers tokenizer with fewer tokens, and every setting it had."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerBase
+
+from trundle.errors import BadModel, ImpossibleCut
+
+_Content = Mapping[str, Any]
+_MODEL_TYPES = ("WordPiece", "BPE", "Unigram")
+
+
+def _model_type(content: _Content) -> str:
+    """WordPiece, BPE or Unigram; old files leave the name out."""
+    model = content["model"]
+    kind = model.get("type")
+    if kind is None:
+        kind = "BPE" if "merges" in model else "Unigram" if isinstance(model["vocab"], list) else "WordPiece"
+    if kind not in _MODEL_TYPES:
+        raise BadModel(
+            f"the tokenizer is a {kind} model, which trundle can't cut; it can cut {', '.join(_MODEL_TYPES)}"
+        )
+    return str(kind)
+
+
+def _tokens_by_id(content: _Content) -> dict[int, str]:
+    """Every token the file knows, those added beside the model's own vocabulary included."""
+    own = {number: token for token, number in _own_ids(content).items()}
+    return own | {added["id"]: added["content"] for added in content["added_tokens"]}
+
+
+def _named_ids(content: _Content) -> set[int]:
+    """The ids the file itself needs: added tokens, the unknown token, and what is put around or after a text."""
+    ids = {int(added["id"]) for added in content["added_tokens"]}
+    unknown = _unknown_id(content, None)
+    if unknown is not None:
+        ids.add(unknown)
+    if content.get("padding"):
+        ids.add(int(content["padding"]["pad_id"]))
+    for processor in _processors(content.get("post_processor")):
+        ids.update(int(processor[end][1]) for end in ("sep", "cls") if end in processor)
+        for special in processor.get("special_tokens", {}).values():
+            ids.update(int(number) for number in special["ids"])
+    return ids
+
+
+def _basic_ids(content: _Content) -> set[int]:
+    """The pieces everything can be spelled with: all bytes where the tokenizer knows bytes, else all characters."""
+    model, vocab = content["model"], _own_ids(content)
+    if not _knows_bytes(content):
+        basic = set(_characters(content))
+    elif model.get("byte_fallback"):
+        basic = {vocab[token] for token in (f"<0x{byte:02X}>" for byte in range(256)) if token in vocab}
+    else:
+        basic = {vocab[token] for token in ByteLevel.alphabet() if token in vocab}
+    least = _least_likely(content)
+    return basic if least is None else basic | {least}
+
+
+def _least_likely(content: _Content) -> int | None:
+    """The piece of a Unigram vocabulary that has to stay: an unknown character weighs a fixed bit more than it does."""
+    if _model_type(content) != "Unigram":
+        return None
+    scores = [score for _, score in content["model"]["vocab"]]
+    return scores.index(min(scores))
+
+
+def _characters(content: _Content) -> dict[int, str]:
+    """The pieces of one character, at the start of a word or inside it."""
+    prefix = content["model"].get("continuing_subword_prefix") or ""
+    suffix = content["model"].get("end_of_word_suffix") or ""
+    bare = {
+        number: token.removeprefix(prefix).removesuffix(suffix) for token, number in _own_ids(content).items()
+    }
+    return {number: text for number, text in bare.items() if len(text) == 1}
+
+
+def _knows_bytes(content: _Content) -> bool:
+    """Whether every text can be spelled in bytes: each written as a character of its own, or as `<0x41>`."""
+    if content["model"].get("byte_fallback"):
+        return True
+    parts = (content.get("pre_tokenizer"), content.get("decoder"), content.get("normalizer"))
+    return _model_type(content) == "BPE" and '"ByteLevel"' in json.dumps(parts)
+
+
+def _unknown_id(content: _Content, named: str | None) -> int | None:
+    """The id of the unknown token: the tokenizer model's, or the one the tokenizer's settings name."""
+    model = content["model"]
+    if isinstance(model["vocab"], list):
+        unknown = model.get("unk_id")
+        return None if unknown is None else int(unknown)
+    ids = {token: number for number, token in _tokens_by_id(content).items()}
+    return ids.get(model.get("unk_token") or named or "")
+
+
+def _own_ids(content: _Content) -> dict[str, int]:
+    """The tokens of the model's own vocabulary, without those added beside it."""
+    vocab = content["model"]["vocab"]
+    if isinstance(vocab, list):
+        return {piece: number for number, (piece, _) in enumerate(vocab)}
+    own: dict[str, int] = vocab
+    return own
+
+
+def _cut_file(content: _Content, kept: Sequence[int]) -> dict[str, Any]:
+    """The content with only the kept ids; the place of an id in `kept` is its new id."""
+    known = _tokens_by_id(content)
+    strangers = [number for number in kept if number not in known]
+    if strangers:
+        raise ImpossibleCut(f"the tokenizer has no token with id {strangers[0]}; keep only ids it has")
+    new = {old: position for position, old in enumerate(kept)}
+    missing = sorted(_named_ids(content) - new.keys())
+    if missing:
+        raise ImpossibleCut(
+            f"the token {known.get(missing[0], missing[0])!r} is needed by the tokenizer itself; keep id {missing[0]}"
+        )
+    return {
+        **content,
+        "added_tokens": sorted(
+            ({**added, "id": new[added["id"]]} for added in content["added_tokens"]),
+            key=lambda added: added["id"],
+        ),
+        "padding": _new_padding(content.get("padding"), new),
+        "post_processor": _new_processor(content.get("post_processor"), new),
+        "model": _new_model(content["model"], _model_type(content), new),
+    }
+
+
+def _merge_parts(merge: str | Sequence[str]) -> tuple[str, str]:
+    """The two halves of a merge, as old and new files write it."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left, right
+
+
+def _merged(left: str, right: str, model: _Content) -> str:
+    """What a merge makes: its halves joined, without the mark of a word's inside."""
+    return left + right.removeprefix(model.get("continuing_subword_prefix") or "")
+
+
+def _new_model(model: _Content, kind: str, new: Mapping[int, int]) -> dict[str, Any]:
+    if kind == "Unigram":
+        pieces = [(new[number], piece) for number, piece in enumerate(model["vocab"]) if number in new]
+        unknown = model.get("unk_id")
+        return {
+            **model,
+            "vocab": [piece for _, piece in sorted(pieces, key=lambda pair: pair[0])],
+            "unk_id": None if unknown is None else new[unknown],
+        }
+    vocab = {token: new[number] for token, number in model["vocab"].items() if number in new}
+    small = {**model, "vocab": dict(sorted(vocab.items(), key=lambda pair: pair[1]))}
+    if kind == "BPE":
+        small["merges"] = [
+            merge
+            for merge in model["merges"]
+            for left, right in [_merge_parts(merge)]
+            if left in vocab and right in vocab and _merged(left, right, model) in vocab
+        ]
+    return small
+
+
+def _new_padding(padding: _Content | None, new: Mapping[int, int]) -> dict[str, Any] | None:
+    return None if padding is None else {**padding, "pad_id": new[padding["pad_id"]]}
+
+
+def _processors(processor: _Content | None) -> list[_Content]:
+    if processor is None:
+        return []
+    if processor["type"] == "Sequence":
+        return [inner for outer in processor["processors"] for inner in _processors(outer)]
+    return [processor]
+
+
+def _new_processor(processor: _Content | None, new: Mapping[int, int]) -> dict[str, Any] | None:
+    if processor is None:
+        return None
+    if processor["type"] == "Sequence":
+        return {**processor, "processors": [_new_processor(inner, new) for inner in processor["processors"]]}
+    changed = dict(processor)
+    for end in ("sep", "cls"):
+        if end in changed:
+            token, number = changed[end]
+            changed[end] = [token, new[number]]
+    if "special_tokens" in changed:
+        changed["special_tokens"] = {
+            name: {**special, "ids": [new[number] for number in special["ids"]]}
+            for name, special in changed["special_tokens"].items()
+        }
+    return changed
+
+
+_SECOND_COPIES = {"_vocab": "vocab", "_merges": "merges"}
+"""Where some tokenizer classes keep what their backend was made of, and what it is called in the file."""
+
+
+def _tokenizer_content(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
+    """What the tokenizer's tokenizer.json says; a tokenizer without one can't be rebuilt."""
+    content: dict[str, Any] = json.loads(_backend_of(tokenizer).to_str())
+    return content
+
+
+def _backend_of(tokenizer: PreTrainedTokenizerBase | None) -> Tokenizer:
+    """The tokenizers library's own object inside a tokenizer."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise BadModel(
+            f"the tokenizer {type(tokenizer).__name__} is a slow one, without a tokenizer.json; make one with "
+            "transformers.convert_slow_tokenizer and save it with the model"
+        )
+    return backend
+
+
+def _with_tokens(tokenizer: PreTrainedTokenizerBase, kept: Sequence[int]) -> PreTrainedTokenizerBase:
+    """The tokenizer with only the kept ids, renumbered in the order given."""
+    small = _cut_file(_tokenizer_content(tokenizer), kept)
+    backend = _checked(small)
+    # Everything is copied but the backend, which the new one takes the place of.
+    new = copy.deepcopy(tokenizer, {id(_backend_of(tokenizer)): backend})
+    new.init_kwargs.pop("added_tokens_decoder", None)
+    for attribute, name in _SECOND_COPIES.items():
+        if hasattr(new, attribute):
+            setattr(new, attribute, small["model"].get(name))
+    return new
+
+
+def _checked(content: dict[str, Any]) -> Tokenizer:
+    """The content as the library reads it, if that is what it says: it numbers added tokens by its own rule."""
+    backend = Tokenizer.from_str(json.dumps(content))
+    wanted = {token: number for number, token in _tokens_by_id(content).items()}
+    if backend.get_vocab(with_added_tokens=True) != wanted:
+        raise BadModel(
+            "the tokenizer's added tokens do not follow its own vocabulary, so it can't be renumbered; keep all tokens"
+        )
+    return backend
+
+
+_Halves = tuple[int, int]
+
+
+class MergeTree:
+    """The last merge of every token, found when it is asked for."""
+
+    def __init__(self, content: _Content) -> None:
+        self._model: Any = content["model"]
+        self._halves: dict[int, _Halves | None] = {}
+        self._ranks: dict[tuple[str, str], int] = {}
+        self._several: set[int] = set()
+        if _model_type(content) == "BPE":
+            self._read_merges()
+        self._tokens = {number: token for token, number in self._vocab.items()} if self._several else {}
+
+    def halves(self, token: int) -> _Halves | None:
+        """The ids a token's last merge joins; None for a token that no merge makes."""
+        if token in self._several:
+            self._several.discard(token)
+            self._halves[token] = self._last_merge(self._tokens[token])
+        return self._halves.get(token)
+
+    def with_halves(self, tokens: Iterable[int]) -> set[int]:
+        """The tokens and everything they are merged from."""
+        found: set[int] = set()
+        waiting = list(tokens)
+        while waiting:
+            token = waiting.pop()
+            if token not in found:
+                found.add(token)
+                waiting.extend(self.halves(token) or ())
+        return found
+
+    @property
+    def _vocab(self) -> dict[str, int]:
+        vocab: dict[str, int] = self._model["vocab"]
+        return vocab
+
+    def _read_merges(self) -> None:
+        """Most vocabularies have one merge for each token; those converted from sentencepiece list every possible one."""
+        vocab = self._vocab
+        for rank, merge in enumerate(self._model["merges"]):
+            left, right = _merge_parts(merge)
+            self._ranks.setdefault((left, right), rank)
+            made = vocab.get(_merged(left, right, self._model))
+            if made is None or left not in vocab or right not in vocab:
+                continue
+            if made in self._halves:
+                self._several.add(made)
+            else:
+                self._halves[made] = (vocab[left], vocab[right])
+
+    def _last_merge(self, text: str) -> _Halves | None:
+        """Merge a token's own characters as the tokenizer would, to see which of several merges comes last."""
+        pieces, last = list(text), None
+        while len(pieces) > 1:
+            ranked = [
+                (self._ranks[pair], place)
+                for place, pair in enumerate(itertools.pairwise(pieces))
+                if pair in self._ranks
+            ]
+            if not ranked:
+                return self._halves.get(self._vocab[text])
+            _, place = min(ranked)
+            last = (pieces[place], pieces[place + 1])
+            pieces[place : place + 2] = ["".join(last)]
+        return None if last is None else (self._vocab[last[0]], self._vocab[last[1]])
+
+
+NO_MERGES = MergeTree({"model": {"type": "WordPiece", "vocab": {}}})
+"""For a choice of tokens that need nothing else."""

@@ -1,0 +1,122 @@
+"""A student and its teacher as one model folder: small for queries, large for documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+
+from trundle.errors import BadInput
+from trundle.evaluate.retrieval import SENTENCES, find_themselves
+from trundle.evaluate.shortening import read_ranges
+from trundle.folders import check_free
+from trundle.model.heads import check_pairable, paired
+from trundle.model.load import load
+from trundle.model.save import save
+from trundle.pipeline.card import _pair_card
+from trundle.progress import SILENT, Progress
+from trundle.records import CALIBRATION_FILE, Lineage, read_lineage
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pair:
+    """What was put together."""
+
+    student: str
+    teacher: str
+    width: int
+    query_parameters: int
+    document_parameters: int
+    output: Path
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return self.facts() | {
+            "student": self.student,
+            "teacher": self.teacher,
+            "output": str(self.output),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """What the lineage keeps."""
+        return {
+            "width": self.width,
+            "query_parameters": self.query_parameters,
+            "document_parameters": self.document_parameters,
+        }
+
+
+def pair_folder(output: str | Path) -> Path:
+    """Where the pair goes that is written along with a student."""
+    path = Path(output)
+    return path.with_name(f"{path.name}-pair")
+
+
+def pair(
+    student: str,
+    teacher: str,
+    *,
+    output: str | Path,
+    replace: bool = False,
+    trust_remote_code: bool = False,
+    progress: Progress = SILENT,
+) -> _Pair:
+    """Put two model folders that share a space into one."""
+    if teacher.startswith(("http://", "https://")) or teacher.endswith(".parquet"):
+        raise BadInput(
+            f"a pair holds both models, and {teacher} is an endpoint or a table; give the teacher's folder"
+        )
+    check_free(output, replace=replace)
+    if Path(output).resolve() in {Path(student).resolve(), Path(teacher).resolve()}:
+        raise BadInput(f"{output} is one of the two models; choose another folder for the pair")
+    models = [load(name, trust_remote_code=trust_remote_code) for name in (student, teacher)]
+    check_pairable(*models)
+    if not _share_a_space(*models):
+        progress.say(
+            f"{student} does not find {teacher}'s vectors of the same sentences: bring it into that space "
+            "with trundle align first, or searches will find nothing"
+        )
+    ranges = read_ranges(student)
+    files = {} if ranges is None else {CALIBRATION_FILE: ranges.as_text()}
+    return _save_pair(*models, names=(student, teacher), output=output, files=files, replace=replace)
+
+
+def _share_a_space(student: SentenceTransformer, teacher: SentenceTransformer) -> bool:
+    """Whether most sentences as the student's queries find themselves among the teacher's documents."""
+    texts = list(SENTENCES)
+    return find_themselves(student.encode_query(texts), teacher.encode_document(texts))
+
+
+def _save_pair(
+    student: SentenceTransformer,
+    teacher: SentenceTransformer,
+    *,
+    names: tuple[str, str],
+    output: str | Path,
+    files: Mapping[str, str | bytes] | None = None,
+    replace: bool = False,
+) -> _Pair:
+    """Write the pair, with the lineage of the student inside."""
+    both = paired(student, teacher)
+    made = _Pair(
+        student=names[0],
+        teacher=names[1],
+        width=both.get_embedding_dimension() or 0,
+        query_parameters=sum(weight.numel() for weight in student.parameters()),
+        document_parameters=sum(weight.numel() for weight in teacher.parameters()),
+        output=Path(output),
+    )
+    step = {
+        "step": "pair",
+        "options": {"teacher": names[1]},
+        "plan": {},
+        "says": f"queries by {Path(names[0]).name}, documents by {Path(names[1]).name}",
+        "facts": made.facts(),
+    }
+    lineage = Lineage(source=names[0], space=names[1], steps=(step,), parent=read_lineage(names[0]))
+    card = _pair_card(made.output.name, lineage, similarity=str(both.similarity_fn_name))
+    save(both, output, lineage=lineage, card=card, files=files, replace=replace)
+    return made

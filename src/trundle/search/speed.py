@@ -1,0 +1,198 @@
+"""How long a query takes on this machine: measured on four small cuts of the model, and told from that for any other.
+
+A graph of one layer, one of three, one of one layer with half its neurons and one of three layers half as wide say what a query costs
+besides layers, what a layer costs however narrow it is, and what the FLOPs of attention and of an MLP cost. A static model reads and adds up in another
+way, so it is timed for itself. Kept in the cache, since neither machine nor shape
+change; but not what was timed while the machine was busy with something else.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from sentence_transformers import SentenceTransformer
+
+from trundle.bench.workload import this_machine, workload
+from trundle.cache import cache_folder
+from trundle.errors import BadModel, ImpossibleCut
+from trundle.export.exporting import export_model
+from trundle.export.parity import Limits
+from trundle.folders import write_whole
+from trundle.model.cost import Cost, cost
+from trundle.model.layout import Layout, layout_of
+from trundle.model.static import static_shape, static_with
+from trundle.model.surgery import Cut, cut, transformer_of
+from trundle.model.token_map import has_token_map
+from trundle.progress import SILENT, Progress
+from trundle.records import versions
+from trundle.runtime.encoder import Encoder
+from trundle.search.candidates import _Precision
+
+_ROUNDS, _SECONDS = 5, 0.3
+_UNDISTURBED = 0.9
+"""The share of a round in which the thread that waits for the graph must have been running, if nothing held it up."""
+_ANY_LOSS = Limits(cosine=1.0, agreement=1.0)
+"""A cut that is only timed may say anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Speed:
+    """Milliseconds for one short query, as a function of what a model computes."""
+
+    fixed: float
+    attention: float
+    mlp: float
+    layer: float = 0.0
+    static: float | None = None
+    """Of a model without layers; None where it can't be made of this one."""
+    undisturbed: bool = True
+    """Whether nothing else kept the machine busy while it was timed."""
+
+    def milliseconds(self, of: Cost) -> float:
+        """What a query would take."""
+        if of.layers == 0 and self.static is not None:
+            return self.static
+        attention, mlp, layers = _work(of)
+        return self.fixed + self.attention * attention + self.mlp * mlp + self.layer * layers
+
+
+def _measure_speed(
+    model: SentenceTransformer, precision: _Precision, *, progress: Progress = SILENT
+) -> _Speed:
+    """How fast this machine is with graphs of this model's shape and precision."""
+    kept = cache_folder() / "speed" / f"{_key(model, precision)}.json"
+    if kept.is_file():
+        return _Speed(**json.loads(kept.read_text(encoding="utf-8")))
+    cuts, static = _timed_cuts(layout_of(transformer_of(model).model)), _static(model)
+    count = len(cuts) + len(static)
+    with TemporaryDirectory() as scratch, progress.task(f"timing {precision} graphs", count) as advance:
+        folders, costs = [], []
+        for number, small in enumerate(chain((cut(model, what) for what in cuts), static)):
+            folder = Path(scratch) / str(number)
+            small.save_pretrained(str(folder), create_model_card=False)
+            costs.append(cost(small))
+            _export_graph(folder, precision, calibrate=workload().long + workload().short, limits=_ANY_LOSS)
+            folders.append(folder)
+            advance(1)
+        timed = _time_queries(folders)
+    taken = [each.milliseconds for each in timed]
+    speed = _fit(costs[: len(cuts)], taken[: len(cuts)])
+    if static:
+        speed = replace(speed, static=taken[-1])
+    if all(each.undisturbed for each in timed):
+        write_whole(kept, json.dumps(asdict(speed)))
+        return speed
+    return replace(speed, undisturbed=False)
+
+
+def _static(model: SentenceTransformer) -> list[SentenceTransformer]:
+    """A static model of this one's size, whose vectors mean nothing; empty where it can't have one."""
+    if has_token_map(model):
+        return []
+    try:
+        rows, width = static_shape(model)
+    except BadModel:
+        return []
+    return [static_with(model, torch.randn(rows, width, generator=torch.Generator().manual_seed(0)))]
+
+
+def _timed_cuts(layout: Layout) -> list[Cut]:
+    """Cuts that tell the parts of a query's time from one another; a model that can't be narrow has no narrow one."""
+    few = tuple(range(min(3, layout.layers)))
+    sizes = layout.sizes
+    wanted = [
+        Cut(blocks=(0,)),
+        Cut(blocks=few),
+        Cut(blocks=(0,), mlp=(tuple(range(sizes["mlp"] // 2)),) * layout.layers),
+        Cut(blocks=few, hidden=tuple(range(sizes["hidden"] // 2)), head=tuple(range(sizes["head"] // 2))),
+    ]
+    try:
+        wanted[-1].apply_to(layout)
+    except ImpossibleCut:
+        return wanted[:-1]
+    return wanted
+
+
+def _export_graph(
+    folder: Path,
+    precision: _Precision,
+    *,
+    calibrate: Sequence[str],
+    limits: Limits | None = None,
+    progress: Progress = SILENT,
+) -> int:
+    """Put the graph that is shipped into a model's own folder; the bytes it weighs."""
+    return export_model(
+        str(folder),
+        to="onnx",
+        size="full" if precision == "float32" else precision,
+        calibrate=calibrate,
+        limits=limits,
+        force=True,
+        progress=progress,
+    ).file_bytes
+
+
+def _fit(costs: Sequence[Cost], milliseconds: Sequence[float]) -> _Speed:
+    """The speed that explains what was timed; no part of it can be negative, and three times tell no more than three parts."""
+    rows = np.array([(1.0, *_work(each))[: len(costs)] for each in costs])
+    scale = rows.max(axis=0)
+    solved, _ = nnls(rows / scale, np.array(milliseconds))
+    return _Speed(
+        **dict(zip(("fixed", "attention", "mlp", "layer"), (solved / scale).tolist(), strict=False))
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Timed:
+    """What one short query took, and whether anything else kept the processor from it."""
+
+    milliseconds: float
+    undisturbed: bool
+
+
+def _time_queries(folders: Sequence[Path]) -> list[_Timed]:
+    """One short query with each folder's graph, all in turns, the quietest of rounds."""
+    texts = workload().short
+    encoders = [Encoder(folder) for folder in folders]
+    rounds: list[list[_Timed]] = [[] for _ in encoders]
+    for encoder in encoders:
+        encoder.encode(texts[0])
+    for _ in range(_ROUNDS):
+        for encoder, kept in zip(encoders, rounds, strict=True):
+            kept.append(_one_round(encoder, texts))
+    return [min(each, key=lambda one: one.milliseconds) for each in rounds]
+
+
+def _one_round(encoder: Encoder, texts: Sequence[str]) -> _Timed:
+    taken: list[float] = []
+    start, busy = time.perf_counter(), time.thread_time()
+    while time.perf_counter() < start + _SECONDS:
+        began = time.perf_counter()
+        encoder.encode(texts[len(taken) % len(texts)])
+        taken.append(time.perf_counter() - began)
+    running = (time.thread_time() - busy) / (time.perf_counter() - start)
+    return _Timed(milliseconds=1000 * statistics.median(taken), undisturbed=running >= _UNDISTURBED)
+
+
+def _work(of: Cost) -> tuple[float, float, float]:
+    return of.parts["attention"].flops_per_token, of.parts["mlp"].flops_per_token, float(of.layers)
+
+
+def _key(model: SentenceTransformer, precision: _Precision) -> str:
+    config = transformer_of(model).model.config.to_json_string()
+    machine = this_machine()
+    told = [each.name for each in fields(_Speed)]
+    known = [config, precision, str(asdict(machine)), str(versions(("onnxruntime", "trundle"))), *told]
+    return blake2b("\0".join(known).encode(), digest_size=16).hexdigest()

@@ -1,1 +1,0 @@
-"""Ways to make a model smaller, one file each."""
