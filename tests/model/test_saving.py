@@ -82,7 +82,7 @@ def test_a_really_full_device(pico_model: Callable[[str], SentenceTransformer], 
         real(self, path, **settings)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saving.SentenceTransformer, "save_pretrained", onto_full_device)
+        patch.setattr(SentenceTransformer, "save_pretrained", onto_full_device)
         with pytest.raises(WriteFailed, match="free some space"):
             save(model, tmp_path / "out", lineage=LINEAGE, card="")
     assert list(tmp_path.iterdir()) == []

@@ -49,7 +49,7 @@ def kill_a_worker(store: Path, killed: list[int]) -> None:
 def test_a_cluster_that_loses_a_worker_makes_the_store_of_one_process(
     cluster: None, graph: Path, tables: Path, tmp_path: Path
 ) -> None:
-    from trundle.scale.ray import build_on_ray
+    from trundle.scale.on_ray import build_on_ray
 
     asked = Asked(model=str(graph), runtime=True, threads=1)
     one = build_alone([str(tables)], asked, tmp_path / "one", shard_size=SHARD)
@@ -82,7 +82,7 @@ def test_a_cluster_that_loses_a_worker_makes_the_store_of_one_process(
 def test_what_goes_wrong_on_a_cluster_is_one_sentence(
     cluster: None, graph: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trundle.scale import ray
+    from trundle.scale import on_ray
     from trundle.scale.cluster import _connected, ray
     from trundle.scale.local import _open_teacher
 
@@ -90,14 +90,14 @@ def test_what_goes_wrong_on_a_cluster_is_one_sentence(
     pq.write_table(pa.table({"text": [*pico.TEXTS, ""]}), tmp_path / "bad.parquet")
     sources = [str(tables), str(tmp_path / "bad.parquet")]
     with pytest.raises(BadInput, match=r"a worker on .* row 8 has no text in column 'text'"):
-        ray.build_on_ray(sources, asked, tmp_path / "new")
+        on_ray.build_on_ray(sources, asked, tmp_path / "new")
 
     real = _open_teacher
     monkeypatch.setattr(
-        ray, "_open_teacher", lambda asked: real(asked.model_copy(update={"model": str(graph)}))
+        on_ray, "_open_teacher", lambda asked: real(asked.model_copy(update={"model": str(graph)}))
     )
     with pytest.raises(BadModel, match=r"a worker on .* can't open .*gone: there is no folder"):
-        ray.build_on_ray([str(tables)], Asked(model=str(tmp_path / "gone"), runtime=True), tmp_path / "other")
+        on_ray.build_on_ray([str(tables)], Asked(model=str(tmp_path / "gone"), runtime=True), tmp_path / "other")
     for address, says in (("127.0.0.1:1", "nobody answers at 127.0.0.1:1"), ("somewhere", "write HOST:PORT")):
         monkeypatch.setattr(ray, "is_initialized", lambda: False)
         with pytest.raises(BadInput, match=says), _connected(address):

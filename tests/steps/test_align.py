@@ -80,7 +80,7 @@ def test_a_ridge_start_is_fitted_on_as_many_texts_as_are_asked_for(
         fitted.append(len(inputs))
         return plain(inputs, *given, **named)
 
-    monkeypatch.setattr(train, "fit_ridge", noted)
+    monkeypatch.setattr("trundle.methods.align.align.fit_ridge", noted)
     model = pico_model("mpnet")
     context = Context(original=pico_model("bert"), corpus=corpus())
     for options in ({"steps": 0}, {"steps": 0, "start_texts": 40}):

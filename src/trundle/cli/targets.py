@@ -100,7 +100,7 @@ def build(
     if ray is None:
         made = build_alone(data, asked, output, dtype=dtype, progress=progress)
     else:
-        from trundle.scale.ray import build_on_ray
+        from trundle.scale.on_ray import build_on_ray
 
         made = build_on_ray(data, asked, output, address=ray, workers=workers, dtype=dtype, progress=progress)
     facts = made.manifest
