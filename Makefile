@@ -1,4 +1,4 @@
-# The two commands of the README, and what they are made of. Everything happens in a venv made here.
+# `make demo` and `make test`, and the targets they use. Everything runs in a venv created here.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -30,7 +30,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# With TASKS=FOLDER also the evaluators against mteb's; another model with MODEL=FOLDER.
+# TASKS=FOLDER also compares the evaluators with mteb's; MODEL=FOLDER selects another model.
 benchmarks: $(READY)
 	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python benchmarks/costs.py $(MODEL)
@@ -49,9 +49,9 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[demo,export,openvino,serve,index,scale,dev]'
-	@# mteb needs pytrec_eval, which has no wheel for some machines (Linux on ARM): its tests skip there.
+	@# mteb needs pytrec_eval, which has no wheel on some platforms (Linux on ARM); its tests are skipped there.
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --only-binary pytrec_eval-terrier --editable '.[eval]' 2>/dev/null \
-		|| echo 'The extra eval could not be installed here, so there are no tasks of mteb.'
-	@# pip would compile on one core. Some files are for other versions of Python and can't be compiled: that is no matter.
+		|| echo 'Could not install the extra eval; mteb tasks are not available.'
+	@# pip compiles on one core only. Files for other Python versions fail to compile, which is harmless.
 	$(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
