@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from trundle.bench.workload import workload
 from trundle.data.corpus import read_corpus
 from trundle.model.load import load
-from trundle.pipeline.compress import compress
+from trundle.pipeline.compress import Request, run_recipe
 from trundle.recipe import parse_recipe
 from trundle.search.candidates import _Candidate, _list_candidates
 from trundle.search.prospects import _computed_as
@@ -58,7 +58,7 @@ def main() -> None:
             )
             steps = [*each.steps(), *mapped]
             recipe = parse_recipe(json.dumps({"steps": steps}), name=each.name)
-            compress(options.model, recipe, output=folder, corpus=corpus, compare=False)
+            run_recipe(Request(source=options.model, output=folder, corpus=corpus, compare=False), recipe)
             texts = workload().short + workload().long
             sizes.append(_export_graph(folder, options.precision, calibrate=texts, limits=_ANY_LOSS))
             folders.append(folder)

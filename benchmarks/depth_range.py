@@ -24,7 +24,7 @@ from trundle.data.corpus import read_corpus
 from trundle.evaluate.scoring import Result, _mean_score, _share_of_teacher, evaluate, find_tasks
 from trundle.model.encode import embedder
 from trundle.model.load import load
-from trundle.pipeline.compress import compress
+from trundle.pipeline.compress import Request, compress, run_recipe
 from trundle.recipe import parse_recipe
 
 TASKS = ",".join(
@@ -53,12 +53,14 @@ def row(options: argparse.Namespace, keep: int) -> dict[str, Any]:
     )
     sources = [str(file) for file in sorted(Path(options.texts).glob("*.parquet"))]
     began = time.monotonic()
-    run = compress(
-        options.teacher,
+    run = run_recipe(
+        Request(
+            source=options.teacher,
+            output=folder / "model",
+            corpus=read_corpus(sources, seed=0),
+            progress=Lines(),
+        ),
         recipe,
-        output=folder / "model",
-        corpus=read_corpus(sources, seed=0),
-        progress=Lines(),
     )
     seconds = time.monotonic() - began
     scores = score(options, str(folder / "model"), index=options.teacher)

@@ -37,7 +37,7 @@ from trundle.methods.catalogue import METHODS
 from trundle.methods.contract import Context
 from trundle.methods.finetune.finetune import _measures_of, _trained
 from trundle.model.load import load
-from trundle.recipe import _make_options
+from trundle.recipe import make_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def shrink(
     tool = METHODS["vocabulary"]
     options = VOCABULARIES[method] | {"parameters": str(1 - Fraction(arguments.removed, 100))}
     options |= {"characters": arguments.characters}
-    plan = tool.plan(model, _make_options(tool, options), context)
+    plan = tool.plan(model, make_options(tool, options), context)
     small = tool.apply(model, plan, context).model
     return small, before - count(small)
 
@@ -135,7 +135,7 @@ def cell(arguments: argparse.Namespace, task_name: str, method: str) -> dict[str
     for seed in arguments.seeds:
         context = Context(original=model, corpus=corpus_of(rows), seed=seed, progress=Lines())
         small, lost = shrink(model, method, arguments, context)
-        plan = tool.plan(small, _make_options(tool, asked), context)
+        plan = tool.plan(small, make_options(tool, asked), context)
         student, learned = _trained(small, plan, rows, (), context)
         scores.append(_measures_of(student, plan, measured))
         learned.done()

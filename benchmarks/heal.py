@@ -24,7 +24,7 @@ from trundle.evaluate.scoring import Result, evaluate, find_tasks
 from trundle.model.cost import cost
 from trundle.model.encode import embedder
 from trundle.model.load import load
-from trundle.pipeline.compress import compress
+from trundle.pipeline.compress import Request, run_recipe
 from trundle.recipe import parse_recipe
 
 WAYS = ("cut", "align", "contrast", "library")
@@ -67,7 +67,9 @@ def by_trundle(
     elif way == "contrast":
         steps.append({"contrast": length | {"train": "full"} | json.loads(arguments.options)})
     recipe = parse_recipe(json.dumps({"steps": steps}), name=way)
-    run = compress(arguments.teacher, recipe, output=output, corpus=corpus, progress=Lines())
+    run = run_recipe(
+        Request(source=arguments.teacher, output=output, corpus=corpus, progress=Lines()), recipe
+    )
     return dict(run.steps[-1].facts)
 
 

@@ -22,7 +22,7 @@ from trundle.data.corpus import read_corpus
 from trundle.evaluate.scoring import Result, _mean_score, evaluate, find_tasks
 from trundle.model.encode import embedder
 from trundle.model.load import load
-from trundle.pipeline.compress import compress
+from trundle.pipeline.compress import Request, run_recipe
 from trundle.recipe import parse_recipe
 
 PICKED = ("small", "large")
@@ -44,13 +44,15 @@ def build(arguments: argparse.Namespace, level: str) -> None:
     # How near a result is to a decoder that is no embedder yet says nothing, so no texts are kept for that.
     corpus = replace(read_corpus(sources, seed=0), held_out=lambda: iter(()))
     began = time.time()
-    run = compress(
-        arguments.model,
+    run = run_recipe(
+        Request(
+            source=arguments.model,
+            output=folder / "model",
+            corpus=corpus,
+            seed=arguments.seed,
+            progress=Lines(),
+        ),
         parse_recipe(json.dumps({"steps": steps}), name=level),
-        output=folder / "model",
-        corpus=corpus,
-        seed=arguments.seed,
-        progress=Lines(),
     )
     healed = time.time() - began
     chosen = find_tasks(arguments.names.split(","), arguments.tasks)

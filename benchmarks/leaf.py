@@ -27,7 +27,7 @@ from trundle.evaluate.scoring import Result, _mean_score, _share_of_teacher, eva
 from trundle.methods.catalogue import METHODS
 from trundle.model.encode import embedder
 from trundle.model.load import load
-from trundle.pipeline.compress import compress
+from trundle.pipeline.compress import Request, run_recipe
 from trundle.recipe import single
 
 KINDS = ("retrieval", "classification", "clustering", "pairs")
@@ -57,12 +57,9 @@ def train_row(arguments: argparse.Namespace, row: str) -> None:
     shared |= {"augment": arguments.augment, "batch_size": arguments.batch_size, "texts": arguments.sample}
     sources = [str(file) for file in sorted(Path(arguments.texts).glob("*.parquet"))]
     began = time.time()
-    run = compress(
-        start,
+    run = run_recipe(
+        Request(source=start, output=folder / "model", corpus=read_corpus(sources, seed=0), progress=Lines()),
         single(METHODS["align"], shared | own),
-        output=folder / "model",
-        corpus=read_corpus(sources, seed=0),
-        progress=Lines(),
     )
     content = {
         "row": row,

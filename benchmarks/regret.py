@@ -22,7 +22,7 @@ from scipy.stats import spearmanr
 
 from rows import Lines, run_rows
 from trundle.data.corpus import Corpus, read_corpus
-from trundle.pipeline.compress import compress
+from trundle.pipeline.compress import Request, run_recipe
 from trundle.recipe import parse_recipe
 from trundle.search.candidates import _GRID
 from trundle.search.search import _PLANNING_FILE, compress_to_budget
@@ -33,13 +33,12 @@ SEARCH, FIRST = "search", "first"
 
 def search(arguments: argparse.Namespace, corpus: Corpus) -> None:
     compress_to_budget(
-        arguments.model,
+        Request(
+            source=arguments.model, output=Path(arguments.output) / SEARCH, corpus=corpus, progress=Lines()
+        ),
         [arguments.budget],
-        output=Path(arguments.output) / SEARCH,
-        corpus=corpus,
         minutes=arguments.minutes,
         students=arguments.student,
-        progress=Lines(),
     )
 
 
@@ -55,12 +54,14 @@ def train(arguments: argparse.Namespace, row: str, corpus: Corpus) -> None:
         align["rounding"] = "int4"
     if candidate["base"] != arguments.model or not candidate["steps"]:
         align["teacher"] = arguments.model
-    run = compress(
-        candidate["base"],
+    run = run_recipe(
+        Request(
+            source=candidate["base"],
+            output=Path(arguments.output) / f"model-{row}",
+            corpus=corpus,
+            progress=Lines(),
+        ),
         parse_recipe(json.dumps({"steps": [*candidate["steps"], {"align": align}]}), name=candidate["name"]),
-        output=Path(arguments.output) / f"model-{row}",
-        corpus=corpus,
-        progress=Lines(),
     )
     assert run.fidelity is not None
     found = {"name": candidate["name"], "fidelity": run.fidelity.as_json()} | dict(run.steps[-1].facts)
@@ -70,13 +71,10 @@ def train(arguments: argparse.Namespace, row: str, corpus: Corpus) -> None:
 def write_candidates(arguments: argparse.Namespace, corpus: Corpus) -> int:
     """All that are within the budget, once for all rows: in the planner's order."""
     planned = compress_to_budget(
-        arguments.model,
+        Request(source=arguments.model, output=None, corpus=corpus, dry_run=True),
         [arguments.budget],
-        output=None,
-        corpus=corpus,
         minutes=arguments.minutes,
         students=arguments.student,
-        dry_run=True,
     )
     listed = [
         each.as_json()

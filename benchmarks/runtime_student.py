@@ -21,7 +21,7 @@ from trundle.data.corpus import read_corpus
 from trundle.export.exporting import export_model
 from trundle.export.parity import Limits
 from trundle.model.load import load
-from trundle.pipeline.compress import compress
+from trundle.pipeline.compress import Request, run_recipe
 from trundle.recipe import parse_recipe
 
 if TYPE_CHECKING:
@@ -81,12 +81,9 @@ def main() -> None:
         if not (work / "cut").is_dir():
             steps = f"steps: [vocabulary: {{keep: {options.tokens}}}, depth: {{keep: {options.layers}}}]"
             corpus = read_corpus([options.data], seed=0)
-            compress(
-                options.backbone,
+            run_recipe(
+                Request(source=options.backbone, output=work / "cut", corpus=corpus, compare=False),
                 parse_recipe(steps, name="student"),
-                output=work / "cut",
-                corpus=corpus,
-                compare=False,
             )
         teacher = exported(options.teacher, work / "teacher")
         student = exported(str(work / "cut"), work / "student")

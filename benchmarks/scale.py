@@ -45,8 +45,8 @@ from scale_training import compare
 from targets_memory import memory, synthetic_texts
 from trundle.scale.cluster import _HERE, _QUIET
 from trundle.scale.local import Asked, build_alone
-from trundle.scale.pieces import _PIECE_ROWS
 from trundle.scale.on_ray import build_on_ray
+from trundle.scale.pieces import _PIECE_ROWS
 from trundle.scale.survey import _Survey
 from trundle.teacher.labelling import SHARD_SIZE
 from trundle.teacher.shards import recorded

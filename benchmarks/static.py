@@ -29,7 +29,7 @@ from trundle.evaluate.encoding import Memory
 from trundle.evaluate.scoring import Result, _mean_score, evaluate, find_tasks
 from trundle.model.encode import embedder
 from trundle.model.load import load
-from trundle.pipeline.compress import compress
+from trundle.pipeline.compress import Request, run_recipe
 from trundle.progress import SILENT
 from trundle.recipe import parse_recipe
 
@@ -54,7 +54,9 @@ def by_depth(options: argparse.Namespace, folder: Path, *, steps: int | None) ->
     )
     sources = [str(file) for file in sorted(Path(options.texts).glob("*.parquet"))]
     corpus = read_corpus(sources, seed=0)
-    compress(options.teacher, recipe, output=folder / "model", corpus=corpus, progress=Lines())
+    run_recipe(
+        Request(source=options.teacher, output=folder / "model", corpus=corpus, progress=Lines()), recipe
+    )
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ from trundle.model.cost import cost
 from trundle.model.encode import embedder
 from trundle.model.load import load
 from trundle.model.token_map import has_token_map
-from trundle.recipe import _make_options
+from trundle.recipe import make_options
 
 SCORES = ("tfidf", "frequency", "attention", "cluster", "random")
 FATES = ("decompose", "cluster", "unk")
@@ -183,7 +183,7 @@ def measure_row(
     model, tool = reuse.model, METHODS["vocabulary"]
     context = Context(original=model, corpus=corpus_of(domain.texts))
     began = time.monotonic()
-    plan = tool.plan(model, _make_options(tool, options), context)
+    plan = tool.plan(model, make_options(tool, options), context)
     small = tool.apply(model, plan, context).model
     row = {
         "domain": domain.name,
@@ -200,7 +200,7 @@ def measure_row(
     encoders, steps = {0: cut_encoder}, arguments.align
     if steps:
         align = METHODS["align"]
-        wish = _make_options(align, {"steps": steps, "start": "keep", "texts": BATCH * steps})
+        wish = make_options(align, {"steps": steps, "start": "keep", "texts": BATCH * steps})
         healed = align.apply(small, align.plan(small, wish, context), context).model
         encoders[steps] = embedder(healed, name="healed")
     for after, encoder in encoders.items():

@@ -34,7 +34,7 @@ from trundle.methods.contract import Context
 from trundle.model.load import load
 from trundle.model.save import save, weight_bytes
 from trundle.model.surgery import transformer_of
-from trundle.recipe import _make_options
+from trundle.recipe import make_options
 from trundle.records import Lineage
 
 WHOLE = "whole"
@@ -55,7 +55,7 @@ def cut(model: SentenceTransformer, texts: list[str], oov: str, removed: int) ->
     tool, context = METHODS["vocabulary"], Context(original=model, corpus=to_learn_from(texts))
     options = {"parameters": str(1 - Fraction(removed, 100)), "score": "tfidf", "oov": oov}
     small: SentenceTransformer = tool.apply(
-        model, tool.plan(model, _make_options(tool, options), context), context
+        model, tool.plan(model, make_options(tool, options), context), context
     ).model
     return small
 

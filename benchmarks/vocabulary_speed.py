@@ -32,7 +32,7 @@ from trundle.methods.contract import Context
 from trundle.methods.vocabulary.scores import tokenised
 from trundle.model.save import save
 from trundle.model.vocabulary import read_vocabulary
-from trundle.recipe import _make_options
+from trundle.recipe import make_options
 from trundle.records import Lineage
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -133,7 +133,7 @@ def main() -> None:
         tool, context = METHODS["vocabulary"], Context(original=model, corpus=to_learn_from(texts))
         began, worked = time.monotonic(), time.process_time()
         plan = tool.plan(
-            model, _make_options(tool, {"keep": arguments.keep, "score": arguments.score}), context
+            model, make_options(tool, {"keep": arguments.keep, "score": arguments.score}), context
         )
         planned = time.monotonic() - began
         small = tool.apply(model, plan, context).model

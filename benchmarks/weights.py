@@ -55,7 +55,7 @@ from trundle.model.layout import layout_of
 from trundle.model.load import load
 from trundle.model.matrices import prunable, weight_of, with_zeros
 from trundle.model.surgery import Cut, cut, transformer_of
-from trundle.recipe import _make_options
+from trundle.recipe import make_options
 from trundle.train.tuples import Prompts
 
 METHODS = (
@@ -194,7 +194,7 @@ def retrained(
         cache=Path(arguments.output) / "cache",
         progress=Lines(),
     )
-    applied = tool.apply(model, tool.plan(model, _make_options(tool, options), context), context)
+    applied = tool.apply(model, tool.plan(model, make_options(tool, options), context), context)
     applied.done()
     return applied.model
 

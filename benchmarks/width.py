@@ -27,7 +27,7 @@ from trundle.evaluate.scoring import _mean_score, evaluate, find_tasks
 from trundle.model.cost import cost
 from trundle.model.encode import embedder
 from trundle.model.load import load
-from trundle.pipeline.compress import compress
+from trundle.pipeline.compress import Request, run_recipe
 from trundle.recipe import parse_recipe
 
 SELECTIONS = ("consecutive", "uniform", "rotary", "importance")
@@ -104,13 +104,11 @@ def build(arguments: argparse.Namespace, name: str) -> None:
         files = [str(file) for file in sorted(Path(arguments.data).glob("*.parquet"))]
         # How near a result is to a base model that is no embedder says nothing, so no texts are kept for that.
         corpus = replace(read_corpus(files, seed=0), held_out=lambda: iter(()))
-        run = compress(
-            source,
+        run = run_recipe(
+            Request(
+                source=source, output=folder / "model", corpus=corpus, seed=arguments.seed, progress=Lines()
+            ),
             parse_recipe(json.dumps({"steps": row.steps}), name=name),
-            output=folder / "model",
-            corpus=corpus,
-            seed=arguments.seed,
-            progress=Lines(),
         )
         sizes = {sibling.output.name.removeprefix("model"): str(sibling.output) for sibling in run.besides}
         made, facts = {"": str(folder / "model")} | sizes, dict(run.steps[-1].facts)

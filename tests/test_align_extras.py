@@ -18,7 +18,7 @@ from trundle.evaluate.shortening import read_ranges
 from trundle.methods.catalogue import METHODS
 from trundle.methods.contract import Applied, Context
 from trundle.model.save import save
-from trundle.recipe import _make_options
+from trundle.recipe import make_options
 from trundle.records import CALIBRATION_FILE, Lineage
 
 TEXTS = [Text(text=f"{text} {number}", kind=None) for number in range(20) for text in pico.TEXTS]
@@ -34,7 +34,7 @@ def aligned(
     student: SentenceTransformer, teacher: SentenceTransformer, cache: Path, **options: Any
 ) -> Applied:
     step, context = METHODS["align"], Context(original=teacher, corpus=CORPUS, seed=3, cache=cache)
-    return step.apply(student, step.plan(student, _make_options(step, options), context), context)
+    return step.apply(student, step.plan(student, make_options(step, options), context), context)
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "llama", "gemma3"])

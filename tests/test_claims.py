@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from trundle.folders import drop_folder, own_folder
+from trundle.cache import locked, remove_entry
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from trundle.claims import own_folder
-with own_folder(Path(sys.argv[1]), if_taken=exit) as own:
+from trundle.cache import locked
+with locked(Path(sys.argv[1]), if_taken=exit) as own:
     own.mkdir()
     print("mine", flush=True)
     time.sleep(600)
@@ -30,16 +30,16 @@ def test_a_folder_that_another_process_has_is_left_to_it_until_it_is_killed(tmp_
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "mine\n"
-        with own_folder(wanted, if_taken=lambda: told.append(1)) as own:
+        with locked(wanted, if_taken=lambda: told.append(1)) as own:
             assert own == wanted.with_name(f"work-{os.getpid()}")
-        drop_folder(wanted)
+        remove_entry(wanted)
         assert wanted.is_dir()
         other.send_signal(signal.SIGKILL)
     assert told == [1]
-    with own_folder(wanted, if_taken=pytest.fail) as own:
+    with locked(wanted, if_taken=pytest.fail) as own:
         assert own == wanted
         assert own.is_dir()
-    drop_folder(wanted)
+    remove_entry(wanted)
     assert not list(wanted.parent.iterdir())
 
 
@@ -51,9 +51,9 @@ def test_who_is_told_may_refuse(tmp_path: Path) -> None:
         raise Refused
 
     with (
-        own_folder(tmp_path / "work", if_taken=refuse),
+        locked(tmp_path / "work", if_taken=refuse),
         pytest.raises(Refused),
-        own_folder(tmp_path / "work", if_taken=refuse),
+        locked(tmp_path / "work", if_taken=refuse),
     ):
         pytest.fail("it was taken")
     assert not list(tmp_path.iterdir())

@@ -21,7 +21,7 @@ from trundle.model.pooling import _looks_both_ways
 from trundle.model.save import save
 from trundle.model.surgery import transformer_of
 from trundle.pipeline.compress import compress
-from trundle.recipe import _make_options, parse_recipe, read_recipe
+from trundle.recipe import make_options, parse_recipe, read_recipe
 from trundle.records import Lineage
 
 PicoModel = Callable[[str], SentenceTransformer]
@@ -56,7 +56,7 @@ def corpus(tmp_path: Path) -> Corpus:
 
 def run(model: SentenceTransformer, corpus: Corpus | None, tmp_path: Path, **options: Any) -> Applied:
     context = Context(original=model, corpus=corpus, cache=tmp_path / "cache")
-    plan = TOOL.plan(model, _make_options(TOOL, SHORT | options), context)
+    plan = TOOL.plan(model, make_options(TOOL, SHORT | options), context)
     return TOOL.apply(model, plan, context)
 
 
@@ -151,7 +151,7 @@ def test_what_can_not_be_is_refused(pico_model: PicoModel, corpus: Corpus, tmp_p
 def test_prompts_that_are_no_mapping_are_refused():
     for bad in ("{a: ", "just text", {"a": 3}):
         with pytest.raises(BadRecipe, match=r"contrast\.prompts can't be"):
-            _make_options(TOOL, {"prompts": bad})
+            make_options(TOOL, {"prompts": bad})
 
 
 def test_an_odd_width_has_no_angle(tmp_path: Path, corpus: Corpus):
@@ -221,7 +221,7 @@ def test_the_recipes_of_the_paper_run(name: str, short: str, tmp_path: Path):
     run = compress(
         str(tmp_path / "lm"), recipe, output=tmp_path / "small", corpus=read_corpus([source], seed=0)
     )
-    assert [step.call.step.name for step in run.steps] == ["depth", heal]
+    assert [step.call.method.name for step in run.steps] == ["depth", heal]
     assert run.after.layers <= pico.LAYERS // 2
     assert SentenceTransformer(str(tmp_path / "small"), device="cpu").encode(pico.TEXTS).shape[0] == len(
         pico.TEXTS

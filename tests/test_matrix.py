@@ -28,7 +28,7 @@ from trundle.methods.contract import Context, Method
 from trundle.model.cost import cost
 from trundle.model.save import save
 from trundle.model.surgery import Cut, _cut_backbone, transformer_of
-from trundle.recipe import _make_options
+from trundle.recipe import make_options
 from trundle.records import Lineage
 
 TEXTS = [Text(text=f"{text} {number}", kind=None) for number in range(6) for text in pico.TEXTS]
@@ -132,7 +132,7 @@ def test_contract(
     case, tool = CASES[step], tool_of(step)
     given, context = context_for(step, pico_model(family))
     untouched = weights_of(given)
-    plan = tool.plan(given, _make_options(tool, case.options), context)
+    plan = tool.plan(given, make_options(tool, case.options), context)
     result = tool.apply(given, plan, replace(context, cache=tmp_path / "cache one")).model
 
     # shrinks what it says, and what it says is what is there
@@ -172,7 +172,7 @@ def test_zero_strength_is_the_identity(
     if case.identity is None:
         pytest.skip(f"{step} has no zero strength")
     given, context = context_for(step, pico_model(family))
-    result = tool.apply(given, tool.plan(given, _make_options(tool, case.identity), context), context).model
+    result = tool.apply(given, tool.plan(given, make_options(tool, case.identity), context), context).model
     np.testing.assert_array_equal(result.encode(pico.TEXTS), given.encode(pico.TEXTS))
 
 
@@ -201,7 +201,7 @@ def test_align_brings_a_cut_model_nearer(pico_model: Callable[[str], SentenceTra
     original = pico_model("bert")
     small, context = context_for("align", original)
     tool = METHODS["align"]
-    aligned = tool.apply(small, tool.plan(small, _make_options(tool, {"steps": 0}), context), context).model
+    aligned = tool.apply(small, tool.plan(small, make_options(tool, {"steps": 0}), context), context).model
 
     def similarity(model: SentenceTransformer) -> float:
         return float(np.mean(np.sum(model.encode(pico.TEXTS) * original.encode(pico.TEXTS), axis=1)))

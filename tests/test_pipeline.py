@@ -23,7 +23,7 @@ from trundle.errors import BadInput, ImpossibleCut, WriteFailed
 from trundle.evaluate.fidelity import queries_and_documents
 from trundle.methods.catalogue import METHODS
 from trundle.model.save import weight_bytes
-from trundle.pipeline.compress import Run, compress
+from trundle.pipeline.compress import Request, Run, compress, run_recipe
 from trundle.recipe import parse_recipe, read_recipe, single
 from trundle.records import read_lineage
 from trundle.teacher.targets import open_targets
@@ -47,7 +47,7 @@ def test_start_to_end(pico_folders: Callable[[str], Path], texts: str, tmp_path:
         corpus=read_corpus([texts], seed=1),
         seed=1,
     )
-    assert [step.call.step.name for step in run.steps] == ["depth", "align"]
+    assert [step.call.method.name for step in run.steps] == ["depth", "align"]
     assert run.after.layers == 2
     assert run.fidelity is not None
     assert run.fidelity.cosine > 0.9
@@ -116,7 +116,7 @@ def test_refusals_come_before_work(pico_folders: Callable[[str], Path], texts: s
     source, half = str(pico_folders("bert")), read_recipe("half")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("x")
-    with pytest.raises(BadInput, match="exists already"):
+    with pytest.raises(BadInput, match="already exists"):
         compress(source, half, output=tmp_path / "taken")
     with pytest.raises(BadInput, match="say where they are with --data"):
         compress(source, half, output=tmp_path / "out")
@@ -325,12 +325,14 @@ def test_a_half_precision_model_is_trained_in_full_and_saved_in_half(
         str(tmp_path / "half")
     )
     recipe = parse_recipe("steps: [depth: {keep: 2}, align: {steps: 2, batch_size: 8, texts: 40}]", name="x")
-    run = compress(
-        str(tmp_path / "half"),
+    run = run_recipe(
+        Request(
+            source=str(tmp_path / "half"),
+            output=tmp_path / "out",
+            corpus=read_corpus([texts], seed=0),
+            measured_texts=20,
+        ),
         recipe,
-        output=tmp_path / "out",
-        corpus=read_corpus([texts], seed=0),
-        measured_texts=20,
     )
     saved = load_file(tmp_path / "out" / "model.safetensors")
     assert {weight.dtype for weight in saved.values()} == {torch.bfloat16}

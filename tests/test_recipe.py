@@ -11,7 +11,7 @@ from trundle.errors import BadRecipe
 from trundle.methods.catalogue import METHODS
 from trundle.methods.contract import _exact_fraction
 from trundle.methods.depth import _layers_left
-from trundle.recipe import _make_options, parse_recipe, read_recipe, recipe_names, single
+from trundle.recipe import make_options, parse_recipe, read_recipe, recipe_names, single
 
 
 def test_every_shipped_recipe_is_valid_and_says_what_it_is() -> None:
@@ -93,7 +93,7 @@ def test_a_single_step_is_a_recipe() -> None:
 
 
 def test_options_are_frozen() -> None:
-    options = _make_options(METHODS["depth"], {"keep": 2})
+    options = make_options(METHODS["depth"], {"keep": 2})
     with pytest.raises(ValueError, match="frozen"):
         options.keep = 3  # type: ignore[attr-defined]
 

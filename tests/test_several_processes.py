@@ -25,7 +25,7 @@ from told import Told
 from trundle.data.corpus import read_corpus
 from trundle.methods.align.targets_and_texts import _ALONE_BY_RANK
 from trundle.methods.catalogue import METHODS
-from trundle.pipeline.compress import compress
+from trundle.pipeline.compress import Request, compress, run_recipe
 from trundle.recipe import single
 from trundle.records import CALIBRATION_FILE
 from trundle.scale.local import Asked, build_alone
@@ -104,7 +104,7 @@ def test_a_closed_form_from_halves_of_a_store_is_that_of_the_whole(
     build_alone([str(texts)], Asked(model=str(pico_folders("mpnet"))), store, shard_size=50)
     chosen, told = {"teacher": str(store), "steps": 0}, Told()
     recipe = single(METHODS["align"], chosen | {"by_rank": True})
-    compress(str(student), recipe, output=tmp_path / "alone", progress=told)
+    run_recipe(Request(source=str(student), output=tmp_path / "alone", progress=told), recipe)
     assert _ALONE_BY_RANK in told.lines
     align_together(student, chosen, ["--by-rank"], tmp_path / "together")
     folders = [tmp_path / name for name in ("alone", "together")]

@@ -17,7 +17,7 @@ import pico
 from trundle.cache import cache_folder
 from trundle.data.corpus import read_corpus
 from trundle.pipeline import stages
-from trundle.pipeline.compress import Run, compress
+from trundle.pipeline.compress import Request, Run, run_recipe
 from trundle.recipe import Recipe, parse_recipe
 from trundle.train import loop
 
@@ -44,7 +44,9 @@ def run(
 
     def go(output: Path, recipe: Recipe, *, fresh: bool = False) -> Run:
         corpus = read_corpus([str(data)], seed=0)
-        return compress(str(pico_folders("bert")), recipe, output=output, corpus=corpus, fresh=fresh)
+        return run_recipe(
+            Request(source=str(pico_folders("bert")), output=output, corpus=corpus, fresh=fresh), recipe
+        )
 
     return go
 
@@ -62,7 +64,7 @@ def counted(recipe: Recipe, taken: list[str], *, stop_at: str | None = None) -> 
         return wrapped
 
     calls = tuple(
-        replace(call, step=replace(call.step, apply=noting(call.step.name, call.step.apply)))
+        replace(call, step=replace(call.method, apply=noting(call.method.name, call.method.apply)))
         for call in recipe.calls
     )
     return replace(recipe, calls=calls)

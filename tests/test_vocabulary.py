@@ -34,7 +34,7 @@ from trundle.model.save import model_digest, save
 from trundle.model.token_map import cut_with_map, has_token_map
 from trundle.model.tokenizer import _least_likely, _tokenizer_content
 from trundle.model.vocabulary import read_vocabulary, token_vectors
-from trundle.recipe import _make_options
+from trundle.recipe import make_options
 from trundle.records import Lineage
 
 Models = Callable[[str], SentenceTransformer]
@@ -56,7 +56,7 @@ def run(
 ) -> tuple[VocabularyPlan, Applied]:
     given_texts = None if texts is None else corpus(texts, held_out=pico.TEXTS[:3])
     context = Context(original=model, corpus=given_texts, seed=5)
-    plan = TOOL.plan(model, _make_options(TOOL, options), context)
+    plan = TOOL.plan(model, make_options(TOOL, options), context)
     return plan, TOOL.apply(model, plan, context)
 
 
@@ -253,7 +253,7 @@ def test_sizes_are_what_the_step_would_do(pico_model: Models) -> None:
     assert sizes.rows[0].coverage == sizes.rows[1].coverage == 1
     for row in sizes.rows:
         assert row.lengths is not None
-        plan = TOOL.plan(model, _make_options(TOOL, {"keep": row.keep}), context)
+        plan = TOOL.plan(model, make_options(TOOL, {"keep": row.keep}), context)
         if plan.coverage is not None:
             assert (len(plan.kept), plan.coverage) == (row.keep, row.coverage)
             assert row.lost == plan.lost[: len(row.lost)]
@@ -310,7 +310,7 @@ def test_maps_say_how_much_of_held_out_texts_is_misread(oov: str, pico_model: Mo
     texts = [*pico.TEXTS[:3], "東京 ☃"]
 
     context = Context(original=model, corpus=corpus(pico.TEXTS, texts), seed=5, progress=told)
-    plan = TOOL.plan(model, _make_options(TOOL, {"keep": 60, "oov": oov, "clusters": 5}), context)
+    plan = TOOL.plan(model, make_options(TOOL, {"keep": 60, "oov": oov, "clusters": 5}), context)
     facts = TOOL.apply(model, plan, context).facts
     vocabulary = read_vocabulary(model)
     ids = [n for text in texts for n in vocabulary.backend.encode(text, add_special_tokens=False).ids]
@@ -383,7 +383,7 @@ def test_mapped_models_can_be_cut_and_aligned_but_not_mapped_twice(pico_model: M
     ).model
     assert has_token_map(shallow)
     context = Context(original=model, corpus=corpus([f"{text} {n}" for n in range(3) for text in pico.TEXTS]))
-    plan = align.plan(shallow, _make_options(align, {"steps": 0}), context)
+    plan = align.plan(shallow, make_options(align, {"steps": 0}), context)
     assert has_token_map(align.apply(shallow, plan, context).model)
     for oov in ("unk", "decompose"):
         with pytest.raises(ImpossibleCut, match="mapped already"):

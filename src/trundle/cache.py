@@ -1,11 +1,94 @@
+"""The cache: a folder for each piece of costly work, named by everything its result depends on.
+
+The layout is CACHE/KIND/KEY. The same inputs give the same key, so an interrupted command finds its work again when it
+is run again. `locked` lets one process at a time work in an entry; the lock is released when its process dies.
+"""
+
 from __future__ import annotations
 
+import json
 import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+
+CacheKind = Literal["graphs", "runs", "speed", "steps", "targets", "trials"]
 
 
 def cache_folder() -> Path:
-    """Where costly intermediate results are kept: $TRUNDLE_CACHE, or a folder among the user's other caches."""
+    """Returns the root of the cache: $TRUNDLE_CACHE, or `trundle` in the user's cache folder."""
     given = os.environ.get("TRUNDLE_CACHE")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(given).expanduser() if given else base / "trundle"
+
+
+def cache_entry(kind: CacheKind, *inputs: Any, root: Path | None = None) -> Path:
+    """Returns the folder of the work that depends on `inputs`; the folder need not exist.
+
+    Inputs are JSON values, or anything that prints the same when it is the same. `root` replaces the cache's root.
+    """
+    return (root or cache_folder()) / kind / cache_key(*inputs)
+
+
+def cache_key(*inputs: Any) -> str:
+    """Returns a name for `inputs`, the same for the same inputs."""
+    text = json.dumps(inputs, sort_keys=True, default=str)
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def file_state(name: str) -> list[Any]:
+    """Returns what changes when the file or folder `name` does: paths, sizes and times of all files.
+
+    A name that is neither, such as a hub name, is represented by itself.
+    """
+    path = Path(name).expanduser()
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    states = [(str(file), file.stat()) for file in files if file.is_file()]
+    return [str(path.resolve()) if states else name, [(each, s.st_size, s.st_mtime_ns) for each, s in states]]
+
+
+@contextmanager
+def locked(folder: Path, *, if_taken: Callable[[], None]) -> Iterator[Path]:
+    """Yields `folder` while no other process works in it.
+
+    If another process does, calls `if_taken`, which reports that or raises, and yields a folder next to it.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = _lock_of(folder)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if_taken()
+        folder = folder.with_name(f"{folder.name}-{os.getpid()}")
+        lock = _lock_of(folder)
+        lock.acquire()
+    try:
+        yield folder
+    finally:
+        if not folder.exists():
+            _unlink(lock)
+        lock.release()
+
+
+def remove_entry(folder: Path) -> None:
+    """Deletes an entry that is no longer needed, unless another process works in it."""
+    try:
+        with (lock := _lock_of(folder)).acquire(timeout=0):
+            shutil.rmtree(folder, ignore_errors=True)
+            _unlink(lock)
+    except Timeout:
+        return
+
+
+def _lock_of(folder: Path) -> FileLock:
+    return FileLock(folder.with_name(f"{folder.name}.lock"))
+
+
+def _unlink(lock: FileLock) -> None:
+    # Only while the lock is held: a process that has opened the file by then tries again.
+    Path(lock.lock_file).unlink(missing_ok=True)

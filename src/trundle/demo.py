@@ -24,6 +24,7 @@ from trundle.evaluate.encoding import Memory
 from trundle.evaluate.fidelity import Fidelity, measure_fidelity, queries_and_documents
 from trundle.evaluate.scoring import evaluate
 from trundle.evaluate.tasks import KnownItemTask
+from trundle.pipeline.compress import Request
 from trundle.progress import SILENT, Progress
 from trundle.report.report import make_report, write_report
 from trundle.runtime.encoder import Encoder
@@ -82,16 +83,10 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
         held_out=lambda: as_texts(measured),
         facts=lambda: (texts_facts(ENVIRONMENT, as_texts(train)),),
     )
-    outcome = compress_to_budget(
-        str(model),
-        [_BUDGET],
-        output=output,
-        corpus=corpus,
-        minutes=_MINUTES,
-        seed=_SEED,
-        replace_output=replace,
-        progress=progress,
+    request = Request(
+        source=str(model), output=output, corpus=corpus, seed=_SEED, replace=replace, progress=progress
     )
+    outcome = compress_to_budget(request, [_BUDGET], minutes=_MINUTES)
     assert outcome.run is not None
     large = outcome.run.original
     small = outcome.run.result if outcome.milliseconds is None else _shipped(output)

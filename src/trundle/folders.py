@@ -1,8 +1,4 @@
-"""Folders that appear whole or not at all, and that remember where they came from.
-
-What this is not: it knows nothing of models. A step, a benchmark or an evaluation that must leave a folder behind
-writes it through `whole_folder`.
-"""
+"""Folders and files that are written atomically: a reader sees the complete result or nothing."""
 
 from __future__ import annotations
 
@@ -11,17 +7,15 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from trundle.errors import BadInput, WriteFailed
 from trundle.records import LINEAGE_FILE
 
 _MODEL_MARKS = (LINEAGE_FILE, "modules.json", "config.json", "query/modules.json")
-"""A folder with none of these is no model, and is never replaced."""
+"""A folder without any of these is not a model folder, and is never replaced."""
 
 _HERE, _EXCHANGE = -100, 2
 """What Linux calls AT_FDCWD and RENAME_EXCHANGE."""
@@ -34,30 +28,30 @@ def check_free(
     marks: Sequence[str] = _MODEL_MARKS,
     read: Sequence[str] = (),
 ) -> Path:
-    """Refuse an output that would overwrite something, before any heavy work starts.
+    """Rejects an output that would overwrite something, before any heavy work starts, and returns it as a path.
 
-    Only a folder that holds one of the `marks` is ever replaced, and none that is `read` to make the result.
+    With `replace`, a folder that holds one of the files `marks` may be replaced, but none of those that are `read`.
     """
     path = Path(target)
     if path.resolve() in [Path(one).expanduser().resolve() for one in read]:
-        raise BadInput(f"{path} is a model the result is made from; choose another folder")
+        raise BadInput(f"{path} is an input of this command; choose another output folder")
     if path.is_file():
-        raise BadInput(f"{path} is a file; give a folder to write to")
+        raise BadInput(f"{path} is a file; pass a folder to write to")
     if path.is_dir() and any(path.iterdir()):
         if not replace:
-            raise BadInput(f"{path} exists already; choose another folder, or say --force to replace it")
+            raise BadInput(f"{path} already exists; choose another folder, or pass --force to replace it")
         if not any((path / mark).is_file() for mark in marks):
             what = "a model folder" if marks == _MODEL_MARKS else f"a folder with {marks[0]}"
-            raise BadInput(f"{path} is not {what}, so --force won't replace it; choose another folder")
+            raise BadInput(f"{path} is not {what}, so --force does not replace it; choose another folder")
     if path.resolve() in (here := Path.cwd().resolve(), *here.parents):
-        raise BadInput(f"{path.resolve()} is where you are or above it; choose a folder of its own")
+        raise BadInput(f"{path.resolve()} is the current folder or one of its parents; choose another folder")
     parent = path.absolute().parent
     while not parent.exists():
         parent = parent.parent
     if not parent.is_dir():
-        raise BadInput(f"{parent} is a file, so nothing can be written below it; choose another folder")
+        raise BadInput(f"{parent} is a file, so no folder can be created in it; choose another folder")
     if not os.access(parent, os.W_OK):
-        raise BadInput(f"{parent} can't be written to; choose another folder")
+        raise BadInput(f"{parent} is not writable; choose another folder")
     return path
 
 
@@ -65,17 +59,17 @@ def check_free(
 def whole_folder(
     target: str | Path, *, replace: bool = False, marks: Sequence[str] = _MODEL_MARKS
 ) -> Iterator[Path]:
-    """A scratch folder beside `target` that becomes `target` when the block ends, and vanishes if it fails.
+    """Yields a scratch folder that becomes `target` when the block ends, and is deleted if the block fails.
 
-    A kill in the middle leaves only a hidden scratch folder, never a half-written result. A folder that is
-    replaced stays in place until the new one is complete.
+    A killed process leaves a hidden scratch folder, never an incomplete result. With `replace`, the old folder stays
+    in place until the new one is complete; only a folder with one of the files `marks` is replaced.
     """
     path = check_free(target, replace=replace, marks=marks).absolute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
     except OSError as error:
-        raise WriteFailed(f"{path} can't be made ({error.strerror}); choose another place") from error
+        raise WriteFailed(f"{path} can't be created ({error.strerror}); choose another folder") from error
     try:
         yield scratch
         usual = _usual_mode(scratch)
@@ -165,42 +159,3 @@ def write_whole(path: Path, text: str) -> None:
     finally:
         with suppress(OSError):
             scratch.unlink(missing_ok=True)
-
-
-@contextmanager
-def own_folder(folder: Path, *, if_taken: Callable[[], None]) -> Iterator[Path]:
-    """The folder, or where another process has it, one beside it: `if_taken` tells the person so, or refuses."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    claim = _claim_of(folder)
-    try:
-        claim.acquire(timeout=0)
-    except Timeout:
-        if_taken()
-        folder = folder.with_name(f"{folder.name}-{os.getpid()}")
-        claim = _claim_of(folder)
-        claim.acquire()
-    try:
-        yield folder
-    finally:
-        if not folder.exists():
-            _unlink(claim)
-        claim.release()
-
-
-def drop_folder(folder: Path) -> None:
-    """Remove what is no longer needed, unless another process has it just now."""
-    try:
-        with (claim := _claim_of(folder)).acquire(timeout=0):
-            shutil.rmtree(folder, ignore_errors=True)
-            _unlink(claim)
-    except Timeout:
-        return
-
-
-def _claim_of(folder: Path) -> FileLock:
-    return FileLock(folder.with_name(f"{folder.name}.lock"))
-
-
-def _unlink(claim: FileLock) -> None:
-    """To be done while it is held: who opened it by then looks again."""
-    Path(claim.lock_file).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A recipe is a list of steps, from YAML or Python, refused before anything heavy starts if it makes no sense.
+"""A recipe is a list of methods with options, from YAML or Python, validated before anything heavy starts.
 
 about: one line
 steps:
@@ -9,7 +9,7 @@ steps:
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -28,38 +28,38 @@ _SHIPPED = files("trundle") / "recipes"
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One step with its options."""
+    """One method with its options."""
 
-    step: Method[Any, Any]
+    method: Method[Any, Any]
     options: Options
 
     def as_json(self) -> dict[str, Any]:
-        """The row of a recipe that says this call."""
-        return {self.step.name: self.options.model_dump(mode="json", exclude_defaults=True)}
+        """Returns the row of a recipe for this call."""
+        return {self.method.name: self.options.model_dump(mode="json", exclude_defaults=True)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Steps in order."""
+    """Methods in order."""
 
     name: str
     about: str
     calls: tuple[Call, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The recipe as YAML would say it."""
+        """Returns the recipe as it is written in YAML."""
         return {"about": self.about, "steps": [call.as_json() for call in self.calls]}
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with trundle."""
+    """Returns the names of the recipes that come with trundle."""
     return sorted(
         file.name.removesuffix(".yaml") for file in _SHIPPED.iterdir() if file.name.endswith(".yaml")
     )
 
 
 def read_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
-    """A shipped recipe by name or a YAML file, with `step.option=value` changes applied."""
+    """Returns a recipe: `name` is one that comes with trundle or a YAML file, `changes` are `method.option=value`."""
     path = Path(name)
     if path.suffix in {".yaml", ".yml"} or path.is_file():
         try:
@@ -69,7 +69,7 @@ def read_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
         return parse_recipe(text, name=path.stem, changes=changes)
     if str(name) not in recipe_names():
         raise BadRecipe(
-            f"there is no recipe {str(name)!r}; {_instead(str(name), recipe_names())}, or give a .yaml file"
+            f"there is no recipe {str(name)!r}; {_instead(str(name), recipe_names())}, or pass a .yaml file"
         )
     return parse_recipe(
         (_SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), name=str(name), changes=changes
@@ -77,12 +77,12 @@ def read_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
 
 
 def parse_recipe(text: str, *, name: str, changes: Sequence[str] = ()) -> Recipe:
-    """Read YAML strictly: no key twice, none unknown."""
+    """Reads a recipe from YAML; rejects repeated and unknown keys. `changes` are `method.option=value`."""
     try:
         content = yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:
         raise BadRecipe(
-            f"the recipe {name} is not valid YAML ({' '.join(str(error).split())}); mend that line"
+            f"the recipe {name} is not valid YAML ({' '.join(str(error).split())}); fix that line"
         ) from error
     if not isinstance(content, dict) or not isinstance(content.get("steps"), list) or not content["steps"]:
         raise BadRecipe(
@@ -91,78 +91,81 @@ def parse_recipe(text: str, *, name: str, changes: Sequence[str] = ()) -> Recipe
     unknown = set(content) - {"about", "steps"}
     if unknown:
         raise BadRecipe(
-            f"the recipe {name} has an unknown key {min(map(str, unknown))!r}; it may have 'about' and 'steps'"
+            f"the recipe {name} has an unknown key {min(map(str, unknown))!r}; the keys are 'about' and 'steps'"
         )
     rows = [_row(row, name) for row in content["steps"]]
     for change in changes:
         _change(rows, change, name)
+    return make_recipe(rows, name=name, about=str(content.get("about", "")))
+
+
+def make_recipe(rows: Iterable[tuple[str, Mapping[str, Any]]], *, name: str, about: str = "") -> Recipe:
+    """Returns a recipe of methods in order, each given as its name and its options."""
     calls = tuple(
-        Call(step=METHODS[step], options=_make_options(METHODS[step], options)) for step, options in rows
+        Call(method=METHODS[method], options=make_options(METHODS[method], options))
+        for method, options in rows
     )
     _check_order(calls, name)
-    return Recipe(name=name, about=str(content.get("about", "")), calls=calls)
+    return Recipe(name=name, about=about, calls=calls)
 
 
 def _check_order(calls: Sequence[Call], name: str) -> None:
-    """What moves the vectors after the last alignment would lead out of the space again."""
+    """Rejects methods after one that gives no vectors, and methods that change vectors after the last alignment."""
     for call in calls[:-1]:
-        if not call.step.gives_vectors:
+        if not call.method.gives_vectors:
             raise BadRecipe(
-                f"the recipe {name} goes on after {call.step.name}, which ends in answers instead of vectors; "
-                f"put {call.step.name} last"
+                f"the recipe {name} has methods after {call.method.name}, which gives labels instead of vectors; "
+                f"put {call.method.name} last"
             )
-    entries = [number for number, call in enumerate(calls) if call.step.enters_space(call.options)]
+    entries = [number for number, call in enumerate(calls) if call.method.enters_space(call.options)]
     for call in calls[entries[-1] + 1 :] if entries else ():
-        if call.step.gives_vectors:
-            healed, moved = calls[entries[-1]].step.name, call.step.name
+        if call.method.gives_vectors:
+            aligned, moved = calls[entries[-1]].method.name, call.method.name
             raise BadRecipe(
-                f"the recipe {name} has {moved} after its last {healed}, which leads out of the teacher's space again; "
-                f"put {moved} before {healed}"
+                f"the recipe {name} has {moved} after its last {aligned}, which moves the vectors out of the teacher's space; "
+                f"put {moved} before {aligned}"
             )
 
 
-def single(step: Method[Any, Any], options: Mapping[str, Any]) -> Recipe:
-    """A recipe of one step: what a step's own verb runs."""
-    return Recipe(
-        name=step.name, about=step.help, calls=(Call(step=step, options=_make_options(step, options)),)
-    )
+def single(method: Method[Any, Any], options: Mapping[str, Any]) -> Recipe:
+    """Returns a recipe of one method, which is what the method's own command runs."""
+    return make_recipe([(method.name, options)], name=method.name, about=method.help)
 
 
-def _make_options(step: Method[Any, Any], given: Mapping[str, Any]) -> Options:
-    """Check options against the step's class; the first thing wrong becomes one sentence."""
-    known = step.options.model_fields
+def make_options(method: Method[Any, Any], given: Mapping[str, Any]) -> Options:
+    """Validates the options `given` for `method` and returns them; the first error becomes one sentence."""
+    known = method.options.model_fields
     for key in given:
         if key not in known:
-            raise BadRecipe(f"{step.name} has no option {key!r}; {_instead(str(key), known)}")
+            raise BadRecipe(f"{method.name} has no option {key!r}; {_instead(str(key), known)}")
     try:
-        checked: Options = step.options.model_validate(dict(given))
+        checked: Options = method.options.model_validate(dict(given))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"][:1])
-        raise BadRecipe(f"{step.name}.{place} can't be {first['input']!r}; {_mend(first)}") from error
+        raise BadRecipe(f"{method.name}.{place} can't be {first['input']!r}; {_expected(first)}") from error
     return checked
 
 
-def _mend(wrong: ErrorDetails) -> str:
-    """What to give instead, in our words."""
+def _expected(wrong: ErrorDetails) -> str:
     limits = wrong.get("ctx", {})
     match wrong["type"]:
         case "int_parsing" | "int_type" | "int_from_float":
-            return "give a whole number"
+            return "pass a whole number"
         case "float_parsing" | "float_type" | "finite_number":
-            return "give a number"
+            return "pass a number"
         case "bool_parsing" | "bool_type":
-            return "say true or false"
+            return "pass true or false"
         case "literal_error":
-            return f"give {limits['expected']}"
+            return f"pass {limits['expected']}"
         case "greater_than":
-            return f"give more than {limits['gt']:g}"
+            return f"pass more than {limits['gt']:g}"
         case "greater_than_equal":
-            return f"give {limits['ge']:g} or more"
+            return f"pass {limits['ge']:g} or more"
         case "less_than":
-            return f"give less than {limits['lt']:g}"
+            return f"pass less than {limits['lt']:g}"
         case "less_than_equal":
-            return f"give {limits['le']:g} or less"
+            return f"pass {limits['le']:g} or less"
         case "value_error":
             return str(limits["error"])
     return wrong["msg"].lower()
@@ -173,11 +176,11 @@ def _row(row: object, name: str) -> tuple[str, dict[str, Any]]:
         row = {row: None}
     if not isinstance(row, dict) or len(row) != 1:
         raise BadRecipe(
-            f"each step of the recipe {name} is one name with its options, such as '- depth: {{keep: 3}}'"
+            f"each row of the recipe {name} is one method with its options, such as '- depth: {{keep: 3}}'"
         )
     step, options = next(iter(row.items()))
     if step not in METHODS:
-        raise BadRecipe(f"the recipe {name} has an unknown step {step!r}; {_instead(str(step), METHODS)}")
+        raise BadRecipe(f"the recipe {name} has an unknown method {step!r}; {_instead(str(step), METHODS)}")
     if options is not None and not isinstance(options, dict):
         raise BadRecipe(
             f"the options of {step} in the recipe {name} must be 'option: value' pairs, not {options!r}"
@@ -187,12 +190,12 @@ def _row(row: object, name: str) -> tuple[str, dict[str, Any]]:
 
 def _change(rows: list[tuple[str, dict[str, Any]]], change: str, name: str) -> None:
     target, equals, value = change.partition("=")
-    step, dot, option = target.partition(".")
+    method, dot, option = target.partition(".")
     if not (equals and dot and option):
-        raise BadRecipe(f"--set takes step.option=value, such as depth.keep=3, not {change!r}")
-    meant = [options for called, options in rows if called == step]
+        raise BadRecipe(f"--set takes method.option=value, such as depth.keep=3, not {change!r}")
+    meant = [options for called, options in rows if called == method]
     if not meant:
-        raise BadRecipe(f"the recipe {name} has no step {step!r}; {_instead(step, dict(rows))}")
+        raise BadRecipe(f"the recipe {name} does not use {method!r}; {_instead(method, dict(rows))}")
     try:
         wanted = yaml.safe_load(value)
     except yaml.YAMLError as error:
@@ -203,19 +206,19 @@ def _change(rows: list[tuple[str, dict[str, Any]]], change: str, name: str) -> N
 
 def _instead(wrong: str, known: Sequence[str] | Mapping[str, object]) -> str:
     near = difflib.get_close_matches(wrong, list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there is {', '.join(known)}"
+    return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML without silent repeats."""
+    """YAML that rejects repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
             if not isinstance(key, str):
-                raise yaml.YAMLError(f"the key {key!r} is not a word at {key_node.start_mark}")
+                raise yaml.YAMLError(f"the key {key!r} is not a string at {key_node.start_mark}")
             if key in seen:
-                raise yaml.YAMLError(f"the key {key!r} stands twice at {key_node.start_mark}")
+                raise yaml.YAMLError(f"the key {key!r} occurs twice at {key_node.start_mark}")
             seen.add(key)
         return super().construct_mapping(node, deep)

@@ -91,7 +91,7 @@ def test_compress_by_recipe(
     assert content["fidelity"]["agreement_asymmetric"] > 0
     code, out, err = run(*words, "-o", out_folder)
     assert code == 2
-    assert "exists already" in err
+    assert "already exists" in err
     code, out, err = run(*words, "-o", out_folder, "--force", "-q")
     assert code == 0
     assert "agreement@10" in out

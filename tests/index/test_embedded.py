@@ -237,7 +237,7 @@ def test_damage_is_named(tmp_path: Path, texts: list[str]) -> None:
         _EmbeddedStore(folder)
     with pytest.raises(BadInput, match="there is no index"):
         open_store(str(tmp_path / "nothing"))
-    with pytest.raises(BadInput, match="exists already"), create_store(str(folder), wanted()):
+    with pytest.raises(BadInput, match="already exists"), create_store(str(folder), wanted()):
         pass
 
 

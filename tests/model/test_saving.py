@@ -41,7 +41,7 @@ def test_nothing_is_overwritten_unless_asked(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("precious")
-    with pytest.raises(BadInput, match="exists already"):
+    with pytest.raises(BadInput, match="already exists"):
         save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="")
     with pytest.raises(BadInput, match="--force won't replace it"):
         save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="", replace=True)

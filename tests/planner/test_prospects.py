@@ -15,6 +15,7 @@ from told import Told
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, MissingExtra
 from trundle.model.load import load
+from trundle.pipeline.compress import Request
 from trundle.progress import SILENT
 from trundle.search import prospects
 from trundle.search.budget import _proof_texts, _texts_within
@@ -29,13 +30,13 @@ pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 def test_budgets_that_make_no_sense_are_told_so(pico_folders: Callable[[str], Path], corpus: Corpus) -> None:
     folder = str(pico_folders("bert"))
     with pytest.raises(BadInput, match=r"as it is .* nothing was done; ask for less"):
-        compress_to_budget(folder, ["1GB"], output=None, corpus=corpus, dry_run=True)
+        compress_to_budget(Request(source=folder, output=None, corpus=corpus, dry_run=True), ["1GB"])
     with pytest.raises(BadInput, match=r"the smallest is no layers \(static\), .* allow that much"):
-        compress_to_budget(folder, ["1kB"], output=None, corpus=corpus, dry_run=True)
+        compress_to_budget(Request(source=folder, output=None, corpus=corpus, dry_run=True), ["1kB"])
     with pytest.raises(BadInput, match="say where the result goes"):
-        compress_to_budget(folder, ["2x"], output=None, corpus=corpus)
+        compress_to_budget(Request(source=folder, output=None, corpus=corpus), ["2x"])
     with pytest.raises(BadInput, match="inf minutes can't be planned with"):
-        compress_to_budget(folder, ["2x"], output=None, corpus=corpus, minutes=float("inf"))
+        compress_to_budget(Request(source=folder, output=None, corpus=corpus), ["2x"], minutes=float("inf"))
 
 
 def test_where_time_counts_four_bits_are_multiplied_in_int8(
@@ -56,11 +57,11 @@ def test_where_time_counts_four_bits_are_multiplied_in_int8(
 def test_what_is_called_the_smallest_can_be_had(pico_folders: Callable[[str], Path], corpus: Corpus) -> None:
     folder = str(pico_folders("bert"))
     with pytest.raises(BadInput) as refused:
-        compress_to_budget(folder, ["1kB"], output=None, corpus=corpus, dry_run=True)
+        compress_to_budget(Request(source=folder, output=None, corpus=corpus, dry_run=True), ["1kB"])
     found = re.search(r"with ([\d.]+) MB, ([\d.]+)M parameters", str(refused.value))
     assert found is not None
     words = [f"{found[1]}MB", f"{found[2]}M-params"]
-    assert compress_to_budget(folder, words, output=None, corpus=corpus, dry_run=True).tried
+    assert compress_to_budget(Request(source=folder, output=None, corpus=corpus, dry_run=True), words).tried
 
 
 @given(st.floats(1e-6, 1e6))
@@ -75,7 +76,9 @@ def test_a_time_can_only_be_asked_for_where_graphs_are_timed(
 ) -> None:
     monkeypatch.setattr(prospects, "find_spec", lambda _: None)
     with pytest.raises(MissingExtra, match="a budget in milliseconds"):
-        compress_to_budget(str(pico_folders("bert")), ["0.001ms"], output=None, corpus=corpus, dry_run=True)
+        compress_to_budget(
+            Request(source=str(pico_folders("bert")), output=None, corpus=corpus, dry_run=True), ["0.001ms"]
+        )
 
 
 def test_the_teacher_is_timed_on_few_texts_too(pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
@@ -118,7 +121,9 @@ def test_times_of_a_busy_machine_are_called_rough_once(
     busy = _Speed(fixed=0.1, attention=1e-6, mlp=1e-6, undisturbed=False)
     monkeypatch.setattr(prospects, "_measure_speed", lambda *_, **__: busy)
     folder = str(pico_folders("bert"))
-    compress_to_budget(folder, ["2x"], output=None, corpus=corpus, dry_run=True, progress=told)
+    compress_to_budget(
+        Request(source=folder, output=None, corpus=corpus, dry_run=True, progress=told), ["2x"]
+    )
     assert sum("the machine was busy" in line for line in told.lines) == 1
 
 

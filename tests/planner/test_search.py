@@ -8,7 +8,6 @@ from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
 from trundle.model.cost import cost
 from trundle.model.load import load
-from trundle.progress import SILENT
+from trundle.pipeline.compress import Request
 from trundle.records import read_lineage
 from trundle.runtime.encoder import Encoder
 from trundle.search import budget, candidates, search, trials
@@ -40,7 +39,9 @@ def test_the_best_that_fits_is_trained_exported_and_written(
     monkeypatch.setattr(trials, "_HOPELESS", math.inf)
     folder, output = pico_folders("bert"), tmp_path / "small"
     limit = int(0.6 * cost(load(folder)).parameters)
-    outcome = compress_to_budget(str(folder), [f"{limit}-params"], output=output, corpus=corpus, minutes=0.1)
+    outcome = compress_to_budget(
+        Request(source=str(folder), output=output, corpus=corpus), [f"{limit}-params"], minutes=0.1
+    )
     tried = [each for each in outcome.tried if each.distances]
     assert len(tried) == 3
     assert outcome.chosen.outcome == "chosen"
@@ -68,7 +69,9 @@ def test_where_no_layer_fits_a_static_model_does(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
 ) -> None:
     folder, output = pico_folders("bert"), tmp_path / "small"
-    outcome = compress_to_budget(str(folder), ["0.1ms"], output=output, corpus=corpus, minutes=0.1)
+    outcome = compress_to_budget(
+        Request(source=str(folder), output=output, corpus=corpus), ["0.1ms"], minutes=0.1
+    )
     assert {each.candidate.layers for each in outcome.tried} == {0}
     assert outcome.chosen.candidate.tokens == outcome.chosen.candidate.whole.sizes["vocab"]
     assert Encoder(output).encode("a text").shape == (32,)
@@ -84,7 +87,9 @@ def test_when_the_time_for_trials_is_gone_the_best_so_far_is_taken(
     monkeypatch.setattr(search, "_TRYING", -1.0)
     words = [f"{cost(load(pico_folders('bert'))).file_bytes // 2}B"]
     outcome = compress_to_budget(
-        str(pico_folders("bert")), words, output=tmp_path / "small", corpus=corpus, minutes=0.1
+        Request(source=str(pico_folders("bert")), output=tmp_path / "small", corpus=corpus),
+        words,
+        minutes=0.1,
     )
     chosen, *others = outcome.tried
     assert (chosen.outcome, len(chosen.distances)) == ("chosen", 1)
@@ -99,7 +104,9 @@ def test_a_model_that_fits_once_it_is_int8_is_only_exported(
     monkeypatch.setattr("trundle.model.cost._GRAPH_BYTES_PER_LAYER", 0)
     monkeypatch.setattr("trundle.model.cost._SMALLEST_INT8", 0)
     folder, output = pico_folders("bert"), tmp_path / "small"
-    outcome = compress_to_budget(str(folder), ["2x"], output=output, corpus=corpus, minutes=0.1)
+    outcome = compress_to_budget(
+        Request(source=str(folder), output=output, corpus=corpus), ["2x"], minutes=0.1
+    )
     assert outcome.chosen.candidate.untouched
     assert outcome.chosen.outcome == "chosen"
     np.testing.assert_array_equal(load(output).encode(["a text"]), load(folder).encode(["a text"]))
@@ -115,12 +122,14 @@ def test_an_occupied_folder_for_the_pair_is_refused_at_once(
     (tmp_path / "small-pair" / "mine.txt").write_text("keep this")
     folder = str(pico_folders("bert"))
     with pytest.raises(BadInput, match="small-pair"):
-        compress_to_budget(folder, ["2x"], output=tmp_path / "small", corpus=corpus, pair=True)
+        compress_to_budget(
+            Request(source=folder, output=tmp_path / "small", corpus=corpus, pair=True), ["2x"]
+        )
     student = str(pico_folders("distilbert"))
     for place in (folder, student):
         with pytest.raises(BadInput, match="is a model the result is made from"):
             compress_to_budget(
-                folder, ["2x"], output=place, corpus=corpus, students=[student], replace_output=True
+                Request(source=folder, output=place, corpus=corpus, replace=True), ["2x"], students=[student]
             )
 
 
@@ -132,7 +141,8 @@ def test_a_model_that_is_only_exported_makes_no_pair(
     monkeypatch.setattr("trundle.model.cost._SMALLEST_INT8", 0)
     with pytest.raises(BadInput, match=r"once it is int8, .* leave --pair out, or ask for less"):
         compress_to_budget(
-            str(pico_folders("bert")), ["2x"], output=tmp_path / "small", corpus=corpus, pair=True
+            Request(source=str(pico_folders("bert")), output=tmp_path / "small", corpus=corpus, pair=True),
+            ["2x"],
         )
 
 
@@ -144,7 +154,7 @@ def test_every_model_is_opened_once(
     monkeypatch.setattr(search, "load", lambda name, **_: opened.append(str(name)) or load(name))
     names = [str(pico_folders(family)) for family in ("bert", "distilbert")]
     outcome = compress_to_budget(
-        names[0], ["2x"], output=None, corpus=corpus, students=names[1:], dry_run=True
+        Request(source=names[0], output=None, corpus=corpus, dry_run=True), ["2x"], students=names[1:]
     )
     assert {each.candidate.base for each in outcome.tried} == set(names)
     assert opened == names
@@ -168,7 +178,7 @@ def test_another_model_in_the_same_folder_is_tried_anew(
             next(model.parameters()).data.add_(1)
         model.save_pretrained(str(folder), create_model_card=False)
         with pytest.raises(KeyboardInterrupt):
-            compress_to_budget(str(folder), ["2x"], output=tmp_path / "small", corpus=corpus)
+            compress_to_budget(Request(source=str(folder), output=tmp_path / "small", corpus=corpus), ["2x"])
     assert places[0] == places[1] != places[2]
 
 
@@ -181,13 +191,10 @@ def test_a_narrow_candidate_is_mapped_by_the_vectors_it_learns_from(
     found = _list_candidates(load(folder), folder, dimensions=32, precision="int8")
     contest = _Trials(
         source=folder,
-        corpus=corpus,
+        request=Request(source=folder, corpus=corpus),
         texts=200,
         mapped=100,
         work=tmp_path / "work",
-        seed=0,
-        trust_remote_code=False,
-        progress=SILENT,
     )
     narrow = next(each for each in found if each.width != 1)
     tried = contest.contest(
@@ -222,7 +229,9 @@ def test_one_that_was_not_tried_has_the_teacher_to_wait_for(
     monkeypatch.setattr(search, "_time_left", left)
     with pytest.raises(KeyboardInterrupt):
         compress_to_budget(
-            str(pico_folders("bert")), ["2x"], output=tmp_path / "small", corpus=corpus, minutes=0.1
+            Request(source=str(pico_folders("bert")), output=tmp_path / "small", corpus=corpus),
+            ["2x"],
+            minutes=0.1,
         )
     (gone, closing), (texts, mapped, distances) = asked
     assert distances == ()
@@ -231,16 +240,12 @@ def test_one_that_was_not_tried_has_the_teacher_to_wait_for(
 
 
 def test_a_map_is_fitted_once_and_then_kept() -> None:
-    unused: Any = None
     contest = _Trials(
         source="large",
-        corpus=unused,
+        request=Request(source="large"),
         texts=900,
         mapped=300,
         work=Path(),
-        seed=0,
-        trust_remote_code=False,
-        progress=SILENT,
     )
     cut = SimpleNamespace(
         base="large",

@@ -17,6 +17,7 @@ from trundle.errors import BadModel
 from trundle.model.cost import cost
 from trundle.model.load import load
 from trundle.model.save import weight_bytes
+from trundle.pipeline.compress import Request
 from trundle.progress import SILENT
 from trundle.search import budget, prospects, search
 from trundle.search.budget import _Budget
@@ -127,7 +128,7 @@ def test_the_plan_is_written_before_anything_is_exported(
     folder, output = pico_folders("bert"), tmp_path / "small"
     words = [f"{cost(load(folder)).parameters // 2}-params"]
     with pytest.raises(KeyboardInterrupt):
-        compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.02)
+        compress_to_budget(Request(source=str(folder), output=output, corpus=corpus), words, minutes=0.02)
     planning = json.loads((output / _PLANNING_FILE).read_text())
     assert planning["candidates"][0]["outcome"] == "chosen"
     assert planning["measured"]["parameters"] == cost(load(output)).parameters
@@ -147,7 +148,9 @@ def test_what_is_over_the_budget_is_told(
     )
     folder, output = pico_folders("bert"), tmp_path / "small"
     words = [f"{cost(load(folder)).parameters // 2}-params", "2MB", "50ms"]
-    outcome = compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.02)
+    outcome = compress_to_budget(
+        Request(source=str(folder), output=output, corpus=corpus), words, minutes=0.02
+    )
     told = (
         "the file has 3 MB, over the budget of 2 MB",
         "a query takes 99 ms, over the budget of 50 ms",

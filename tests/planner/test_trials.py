@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.progress import SILENT
+from trundle.pipeline.compress import Request
 from trundle.search import budget
 from trundle.search.budget import _plan_time
 from trundle.search.outcome import _Tried
@@ -56,17 +55,7 @@ def contest(
 
 
 def some_trials() -> _Trials:
-    unused: Any = None
-    return _Trials(
-        source="",
-        corpus=unused,
-        texts=0,
-        mapped=0,
-        work=Path(),
-        seed=0,
-        trust_remote_code=False,
-        progress=SILENT,
-    )
+    return _Trials(source="", request=Request(source=""), texts=0, mapped=0, work=Path())
 
 
 def named(name: str) -> _Tried:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from told import Told
+from trundle.cache import locked
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
-from trundle.folders import own_folder
 from trundle.model.cost import cost
 from trundle.model.load import load
-from trundle.pipeline.compress import compress
+from trundle.pipeline.compress import Request, run_recipe
+from trundle.recipe import Recipe
 from trundle.runtime.encoder import Encoder
 from trundle.search import search, trials
 from trundle.search.outcome import Outcome
@@ -38,7 +39,9 @@ def searching(pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Pat
 
     def go(*, share: float = 0.5, output: Path = tmp_path / "small", **options: Any) -> Outcome:
         words = [f"{int(share * whole)}B"]
-        return compress_to_budget(str(folder), words, output=output, corpus=corpus, minutes=0.1, **options)
+        return compress_to_budget(
+            Request(source=str(folder), output=output, corpus=corpus, **options), words, minutes=0.1
+        )
 
     return go
 
@@ -58,8 +61,7 @@ def test_a_search_that_was_stopped_goes_on_from_its_trials(
             searching()
     assert not output.exists()
     made: list[str] = []
-    plain = compress
-    monkeypatch.setattr(trials, "compress", lambda *a, **k: made.append(str(k["output"])) or plain(*a, **k))
+    monkeypatch.setattr(trials, "run_recipe", lambda r, s: made.append(str(r.output)) or run_recipe(r, s))
     outcome = searching()
     assert made == [str(output)]  # and no second round, for which there was no time then
     tried = [len(each.distances) for each in outcome.tried if each.distances]
@@ -71,15 +73,15 @@ def test_a_last_training_that_was_stopped_goes_on_for_the_time_it_had(
     searching: Searching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its checkpoint is kept by its options, and the time that is left is another one."""
-    plain, asked = compress, []
+    asked = []
 
-    def stopped_at_last(*given: Any, **named: Any) -> Any:
-        if named["output"] != tmp_path / "small":
-            return plain(*given, **named)
-        asked.append(given[1].as_json())
+    def stopped_at_last(request: Request, recipe: Recipe) -> Any:
+        if request.output != tmp_path / "small":
+            return run_recipe(request, recipe)
+        asked.append(recipe.as_json())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trials, "compress", stopped_at_last)
+    monkeypatch.setattr(trials, "run_recipe", stopped_at_last)
     for left in (1.7, 0.4):
         monkeypatch.setattr(search, "_time_left", lambda *_, seconds=left: seconds)
         with pytest.raises(KeyboardInterrupt):
@@ -99,13 +101,13 @@ def test_a_search_that_was_stopped_behind_its_training_only_exports(
         with pytest.raises(KeyboardInterrupt):
             searching()
     weights = (output / "model.safetensors").read_bytes()
-    with pytest.raises(BadInput, match="exists already"):  # another search has no business with it
+    with pytest.raises(BadInput, match="already exists"):  # another search has no business with it
         searching(share=1 / 3)
     lineage = output / "trundle.json"
     written = lineage.stat()
     os.utime(lineage, ns=(written.st_atime_ns, written.st_mtime_ns + 1))
     with pytest.raises(
-        BadInput, match="exists already"
+        BadInput, match="already exists"
     ):  # nor this one, once somebody else has written there
         searching()
     os.utime(lineage, ns=(written.st_atime_ns, written.st_mtime_ns))
@@ -117,7 +119,7 @@ def test_a_search_that_was_stopped_behind_its_training_only_exports(
     assert outcome.run.fidelity is not None
     assert not list((tmp_path / "cache" / "trials").iterdir())
     assert not list((tmp_path / "cache" / "steps").iterdir())
-    with pytest.raises(BadInput, match="exists already"):
+    with pytest.raises(BadInput, match="already exists"):
         searching()
 
 
@@ -157,7 +159,7 @@ def test_the_same_search_twice_at_a_time_shares_no_trials(
 
     monkeypatch.setattr(_Trials, "contest", noted)
     search_once("one")
-    with own_folder(works[0], if_taken=pytest.fail):
+    with locked(works[0], if_taken=pytest.fail):
         search_once("two")
     search_once("three")
     assert works[0] != works[1]

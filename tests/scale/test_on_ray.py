@@ -97,7 +97,9 @@ def test_what_goes_wrong_on_a_cluster_is_one_sentence(
         on_ray, "_open_teacher", lambda asked: real(asked.model_copy(update={"model": str(graph)}))
     )
     with pytest.raises(BadModel, match=r"a worker on .* can't open .*gone: there is no folder"):
-        on_ray.build_on_ray([str(tables)], Asked(model=str(tmp_path / "gone"), runtime=True), tmp_path / "other")
+        on_ray.build_on_ray(
+            [str(tables)], Asked(model=str(tmp_path / "gone"), runtime=True), tmp_path / "other"
+        )
     for address, says in (("127.0.0.1:1", "nobody answers at 127.0.0.1:1"), ("somewhere", "write HOST:PORT")):
         monkeypatch.setattr(ray, "is_initialized", lambda: False)
         with pytest.raises(BadInput, match=says), _connected(address):

@@ -21,7 +21,7 @@ from trundle.methods.catalogue import METHODS
 from trundle.methods.contract import Context
 from trundle.model.cost import cost
 from trundle.model.encode import embedder
-from trundle.recipe import _make_options
+from trundle.recipe import make_options
 from trundle.teacher.teacher import find_teacher
 from trundle.train.ridge import fit_ridge
 
@@ -46,14 +46,14 @@ def corpus() -> Corpus:
     ],
 )
 def test_the_length_of_the_training_is_told_whole(options: dict[str, Any], says: str) -> None:
-    asked = _make_options(METHODS["align"], options)
+    asked = make_options(METHODS["align"], options)
     plan = AlignPlan(options=asked, teacher="large", inputs=8, outputs=16, normalise=True)
     assert str(plan) == f"8 → 16 into the space of large, {says}"
 
 
 def test_only_a_distance_can_be_near_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trundle.methods.align.align._ENOUGH", 0.02)
-    options = [_make_options(METHODS["align"], {"steps": 5, "loss": loss}) for loss in ("leaf", "distilbert")]
+    options = [make_options(METHODS["align"], {"steps": 5, "loss": loss}) for loss in ("leaf", "distilbert")]
     assert [settings_for(one, 10, 1, 0, normalised=True).enough for one in options] == [0.02, None]
     assert settings_for(options[0], 10, 1, 0, normalised=False).enough is None, "a distance in unknown units"
 
@@ -64,7 +64,7 @@ def test_a_teacher_with_truncate_dim_has_vectors_of_any_length(pico_model: Model
     teacher.truncate_dim = 8
     context = Context(original=teacher, corpus=corpus())
     model = pico_model("mpnet")
-    student = step.apply(model, step.plan(model, _make_options(step, {"steps": 0}), context), context).model
+    student = step.apply(model, step.plan(model, make_options(step, {"steps": 0}), context), context).model
     lengths = np.linalg.norm(student.encode(pico.TEXTS), axis=1)
     assert student.get_embedding_dimension() == 8
     assert np.abs(lengths - 1).max() > 1e-3
@@ -84,7 +84,7 @@ def test_a_ridge_start_is_fitted_on_as_many_texts_as_are_asked_for(
     model = pico_model("mpnet")
     context = Context(original=pico_model("bert"), corpus=corpus())
     for options in ({"steps": 0}, {"steps": 0, "start_texts": 40}):
-        step.apply(model, step.plan(model, _make_options(step, options), context), context)
+        step.apply(model, step.plan(model, make_options(step, options), context), context)
     assert fitted == [60, 40]
 
 
@@ -94,7 +94,7 @@ def test_the_forecast_knows_the_pooling_that_will_be(pico_model: Models) -> None
     pooling = Pooling(32, pooling_mode=("cls", "mean"), include_prompt=False)
     model = SentenceTransformer(modules=[bert[0], pooling], device="cpu")
     context = Context(original=pico_model("mpnet"), corpus=corpus())
-    plan = step.plan(model, _make_options(step, {"steps": 0, "pooling": "mean"}), context)
+    plan = step.plan(model, make_options(step, {"steps": 0, "pooling": "mean"}), context)
     made = step.apply(model, plan, context).model
     assert step.forecast(model, plan).as_json() == cost(made).as_json()
     assert not made[1].include_prompt
@@ -120,4 +120,4 @@ def test_a_truncated_model_does_not_keep_its_head(pico_model: Models) -> None:
     student.truncate_dim = teacher.truncate_dim = 8
     context = Context(original=teacher, corpus=corpus())
     with pytest.raises(BadInput, match="truncate_dim, which training does not see; use start: ridge"):
-        step.plan(student, _make_options(step, {"start": "keep"}), context)
+        step.plan(student, make_options(step, {"start": "keep"}), context)

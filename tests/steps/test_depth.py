@@ -23,7 +23,7 @@ from trundle.methods.contract import Context
 from trundle.methods.depth import DepthPlan, _layers_left
 from trundle.methods.depth.curve import measure_curve
 from trundle.methods.depth.depth import _spread
-from trundle.recipe import _make_options
+from trundle.recipe import make_options
 
 DEPTH = METHODS["depth"]
 EXAMPLES = [
@@ -41,7 +41,7 @@ CORPUS = Corpus(
 
 
 def planned(model: SentenceTransformer, corpus: Corpus | None = None, **options: Any) -> DepthPlan:
-    plan = DEPTH.plan(model, _make_options(DEPTH, options), Context(original=model, corpus=corpus, seed=1))
+    plan = DEPTH.plan(model, make_options(DEPTH, options), Context(original=model, corpus=corpus, seed=1))
     assert isinstance(plan, DepthPlan)
     return plan
 
@@ -145,7 +145,7 @@ def test_wishes_that_contradict(
 )
 def test_options_that_can_not_be_read(options: dict[str, Any]) -> None:
     with pytest.raises(BadRecipe, match=r"^depth\."):
-        _make_options(DEPTH, options)
+        make_options(DEPTH, options)
 
 
 def test_a_special_first_layer_must_stay(pico_model: Callable[[str], SentenceTransformer]) -> None:

@@ -21,7 +21,7 @@ from trundle.methods.catalogue import METHODS
 from trundle.methods.contract import Applied, Context
 from trundle.methods.finetune.labels import _make_head_task
 from trundle.pipeline.compress import compress
-from trundle.recipe import _make_options, parse_recipe, single
+from trundle.recipe import make_options, parse_recipe, single
 from trundle.records import read_lineage
 
 PicoModel = Callable[[str], SentenceTransformer]
@@ -53,7 +53,7 @@ def classes(folder: Path, count: int = 300) -> Corpus:
 
 def run(model: SentenceTransformer, corpus: Corpus | None, tmp_path: Path, **options: Any) -> Applied:
     context = Context(original=model, corpus=corpus, cache=tmp_path / "cache")
-    return TOOL.apply(model, TOOL.plan(model, _make_options(TOOL, options), context), context)
+    return TOOL.apply(model, TOOL.plan(model, make_options(TOOL, options), context), context)
 
 
 def test_classes_are_learned_and_a_plain_load_names_them(pico_model: PicoModel, tmp_path: Path):
@@ -131,7 +131,7 @@ def test_whole_numbers_are_classes_in_their_order_unless_said_otherwise(
     ]
     context = Context(original=pico_model("bert"), corpus=read_corpus([write(tmp_path, rows)], seed=0))
     for kind, labels in (("auto", ("2", "9", "10")), ("number", ())):
-        plan = TOOL.plan(pico_model("bert"), _make_options(TOOL, {"kind": kind}), context)
+        plan = TOOL.plan(pico_model("bert"), make_options(TOOL, {"kind": kind}), context)
         assert plan.labels == labels
 
 
@@ -141,8 +141,8 @@ def test_fractions_are_numbers_in_a_csv_too(pico_model: PicoModel, tmp_path: Pat
     (tmp_path / "rows.csv").write_text("\n".join(["text,score", *rows]), encoding="utf-8")
     corpus = read_corpus([str(tmp_path / "rows.csv")], seed=0)
     context = Context(original=pico_model("bert"), corpus=corpus)
-    assert TOOL.plan(pico_model("bert"), _make_options(TOOL, {}), context).labels == ()
-    named = TOOL.plan(pico_model("bert"), _make_options(TOOL, {"kind": "classes"}), context)
+    assert TOOL.plan(pico_model("bert"), make_options(TOOL, {}), context).labels == ()
+    named = TOOL.plan(pico_model("bert"), make_options(TOOL, {"kind": "classes"}), context)
     assert named.labels[:2] == ("0.0", "0.2")
 
 

@@ -21,7 +21,7 @@ from trundle.model.layout import layout_of
 from trundle.model.matrices import prunable, weight_of
 from trundle.model.surgery import Cut, cut, transformer_of
 from trundle.pipeline.compress import compress
-from trundle.recipe import _make_options, parse_recipe, read_recipe
+from trundle.recipe import make_options, parse_recipe, read_recipe
 
 TOOL = METHODS["weights"]
 
@@ -48,7 +48,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 def prune(model: SentenceTransformer, told: Told | None = None, **options: Any) -> Applied:
     context = Context(original=model, seed=1, progress=told or Told())
     options = {"samples": 20, "batch_size": 8} | options
-    return TOOL.apply(model, TOOL.plan(model, _make_options(TOOL, options), context), context)
+    return TOOL.apply(model, TOOL.plan(model, make_options(TOOL, options), context), context)
 
 
 def weights(model: SentenceTransformer, *, attention: bool = False) -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ from trundle.methods.width.sizes import _measure_importance
 from trundle.model.load import load
 from trundle.model.surgery import transformer_of
 from trundle.pipeline.compress import Run, compress
-from trundle.recipe import _make_options, parse_recipe, single
+from trundle.recipe import make_options, parse_recipe, single
 
 WIDTH = METHODS["width"]
 ALIGNED: dict[str, Any] = {"widths": "1/2,1/4", "steps": 3, "batch_size": 8}
@@ -57,7 +57,7 @@ def planned(
     model: SentenceTransformer, corpus: Corpus | None, source: str | None = None, **options: Any
 ) -> WidthPlan:
     context = Context(original=model, corpus=corpus, source=source)
-    plan = WIDTH.plan(model, _make_options(WIDTH, options), context)
+    plan = WIDTH.plan(model, make_options(WIDTH, options), context)
     assert isinstance(plan, WidthPlan)
     return plan
 
@@ -251,7 +251,7 @@ def test_a_folder_in_the_way_of_a_size_is_found_before_any_work(
 ) -> None:
     (tmp_path / "out-1-4").mkdir()
     (tmp_path / "out-1-4" / "mine.txt").write_text("precious")
-    with pytest.raises(BadInput, match="out-1-4 exists already"):
+    with pytest.raises(BadInput, match="out-1-4 already exists"):
         compress(str(pico_folders("bert")), single(WIDTH, ALIGNED), output=tmp_path / "out", corpus=corpus)
     assert not (tmp_path / "out").exists()
 
@@ -324,4 +324,4 @@ def test_what_there_is_nothing_to_learn_from(pico_model: Callable[[str], Sentenc
     with pytest.raises(BadInput, match="importance is measured on texts"):
         planned(pico_model("bert"), None, extract="1/2", select="importance")
     with pytest.raises(BadRecipe, match="widths can't be"):
-        _make_options(WIDTH, {"widths": "half"})
+        make_options(WIDTH, {"widths": "half"})

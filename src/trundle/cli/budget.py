@@ -48,24 +48,23 @@ def _carry_out(
         raise BadInput("the small model learns from texts like yours; say where they are with --data")
     _calm_libraries(verbose=verbose)
     from trundle.data.corpus import read_corpus
+    from trundle.pipeline.compress import Request
     from trundle.search.search import MINUTES, compress_to_budget
 
     progress = _terminal(quiet=quiet or as_json)
-    outcome = compress_to_budget(
-        model,
-        budget,
+    request = Request(
+        source=model,
         output=output,
         corpus=read_corpus(data, seed=seed, progress=progress),
-        minutes=minutes or MINUTES,
-        students=students,
         seed=seed,
         dry_run=dry_run,
-        replace_output=force,
+        replace=force,
         fresh=fresh,
         pair=pair,
         trust_remote_code=trust,
         progress=progress,
     )
+    outcome = compress_to_budget(request, budget, minutes=minutes or MINUTES, students=students)
     if outcome.run is not None and output is not None:
         _report(output, model, data, texts=outcome.proof_texts, trust=trust, progress=progress)
     if as_json:

@@ -65,12 +65,11 @@ def _carry_out(
     _calm_libraries(verbose=verbose)
     from trundle.data.corpus import read_corpus
     from trundle.pipeline.card import how_to_open
-    from trundle.pipeline.compress import compress
+    from trundle.pipeline.compress import Request, run_recipe
 
     progress = _terminal(quiet=quiet or as_json or not is_first())
-    run = compress(
-        model,
-        recipe,
+    request = Request(
+        source=model,
         output=output,
         corpus=read_corpus(data, seed=seed, progress=progress) if data else None,
         seed=seed,
@@ -81,6 +80,7 @@ def _carry_out(
         fresh=fresh,
         progress=progress,
     )
+    run = run_recipe(request, recipe)
     if not is_first():
         return
     if as_json:

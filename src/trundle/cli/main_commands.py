@@ -213,7 +213,7 @@ def recipes(as_json: _Json = False) -> None:
         return
     rows = [("recipe", "steps", "")]
     rows += [
-        (recipe.name, " → ".join(call.step.name for call in recipe.calls), recipe.about) for recipe in found
+        (recipe.name, " → ".join(call.method.name for call in recipe.calls), recipe.about) for recipe in found
     ]
     _show_table(rows, texts=(0, 1, 2))
 

@@ -139,7 +139,7 @@ def _run(result: Run) -> _Rows:
     rows.append(line("before", result.before, ""))
     for step in result.steps:
         seconds = f"{step.seconds:.1f}" if step.applied else "planned"
-        rows.append(line(f"after {step.call.step.name}", step.after, seconds))
+        rows.append(line(f"after {step.call.method.name}", step.after, seconds))
     before, after = result.before, result.after
     ratios = [
         before.parameters / after.parameters,

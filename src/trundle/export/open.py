@@ -6,7 +6,6 @@ A folder that has graphs is opened without touching torch. What was never export
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Module
 
-from trundle.cache import cache_folder
+from trundle.cache import cache_entry, file_state
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
 from trundle.export.exporting import export_model
@@ -24,7 +23,6 @@ from trundle.progress import SILENT, Progress
 from trundle.runtime.description import is_exported, side_folders
 from trundle.runtime.encoder import Encoder
 
-_CACHED = "served"
 _FASTEST = "fastest"
 """The graph the runtime chooses by itself."""
 
@@ -82,8 +80,7 @@ def _exported(name: str, *, trust_remote_code: bool, progress: Progress) -> Path
     home = Path(name).expanduser()
     if is_exported(home):
         return home
-    key = _fingerprint(home) if home.is_dir() else blake2b(name.encode(), digest_size=12).hexdigest()
-    place = cache_folder() / _CACHED / key
+    place = cache_entry("graphs", file_state(name))
     if not is_exported(place):
         if home.is_dir():
             progress.say(f"{name} has no graph yet: it is exported into {place}, this once")
@@ -91,16 +88,6 @@ def _exported(name: str, *, trust_remote_code: bool, progress: Progress) -> Path
             name, to="onnx", output=place, trust_remote_code=trust_remote_code, force=True, progress=progress
         )
     return place
-
-
-def _fingerprint(home: Path) -> str:
-    """Names, sizes and times of a model's files: another model in the same place is exported anew."""
-    digest = blake2b(str(home.resolve()).encode(), digest_size=12)
-    for file in sorted(home.rglob("*")):
-        if file.is_file():
-            facts = file.stat()
-            digest.update(f"{file.relative_to(home)} {facts.st_size} {facts.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
 
 
 class _GraphModule(Module):

@@ -63,6 +63,8 @@ class Context:
     fresh: bool = False
     """Whether nothing is taken over from a run that was stopped."""
     progress: Progress = SILENT
+    models: Mapping[str, SentenceTransformer] = field(default_factory=dict)
+    """Models that are loaded already, by name."""
     opened: dict[str, Any] = field(default_factory=dict)
     """Costly things opened in `plan` that `apply` needs again, such as a teacher."""
 

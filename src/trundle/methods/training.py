@@ -14,9 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trundle.data.sampling import fingerprint
+from trundle.cache import cache_entry, locked, remove_entry
 from trundle.errors import BadInput
-from trundle.folders import drop_folder, own_folder
 from trundle.methods.contract import Given
 from trundle.model.device import memory_told
 from trundle.model.heads import prompts_by_role
@@ -81,9 +80,8 @@ def learn(
 
     `keep_zeros`: whether what is pruned stays so; None where the model itself shall tell.
     """
-    name = fingerprint([label, *key, str(settings)])
     with (
-        _own_folder(context.cache / "runs" / name, context) as folder,
+        _own_folder(cache_entry("runs", label, *key, str(settings), root=context.cache), context) as folder,
         zeros_kept(student, keep_zeros),
         memory_told(label, _LESS_MEMORY),
     ):
@@ -110,7 +108,7 @@ def learn(
             "best_step": result.best_step,
         },
         files={f"{label}.jsonl": metrics} if is_first() else {},
-        done=lambda: drop_folder(folder),
+        done=lambda: remove_entry(folder),
     )
 
 
@@ -123,7 +121,7 @@ def _own_folder(folder: Path, context: Context) -> Iterator[Path]:
             raise BadInput("the same training is under way in another process; wait for its end, or stop it")
         context.progress.say("the same training is under way in another process; this one starts by itself")
 
-    with own_folder(folder, if_taken=if_taken) if is_first() else nullcontext(folder) as own:
+    with locked(folder, if_taken=if_taken) if is_first() else nullcontext(folder) as own:
         if is_first() and context.fresh:
             shutil.rmtree(own, ignore_errors=True)
         if has_checkpoint(own):

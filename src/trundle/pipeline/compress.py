@@ -1,6 +1,6 @@
-"""The spine: load, then plan and apply each step, measure against the original, save with lineage.
+"""Runs a recipe: loads the model, plans and applies each method, compares the result with the original, saves it.
 
-The only room that knows several others. It decides nothing about any method.
+Nothing here depends on a particular method: what a method needs is said by its `Method` record.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,60 @@ from trundle.progress import SILENT, Progress, is_first, process_count
 from trundle.recipe import Call, Recipe
 from trundle.records import THE_ORIGINAL, Lineage, read_lineage
 
+_IN_MEMORY = "model"
+
 
 @dataclass(frozen=True, kw_only=True)
-class _StepRun:
-    """One step as it went."""
+class Request:
+    """What to compress, and how to run it; the same for a recipe and for a budget."""
+
+    source: str | SentenceTransformer
+    """A model folder, a hub name, or a model in memory."""
+    output: str | Path | None = None
+    """Folder for the result; None keeps the result in memory."""
+    corpus: Corpus | None = None
+    seed: int = 0
+    dry_run: bool = False
+    """Plan every method and predict what it saves. Cuts are made in memory, methods that learn are not run."""
+    replace: bool = False
+    """Replace the output folder if it exists."""
+    pair: bool = False
+    """Also write the result and its teacher as one model, in a folder next to the output."""
+    trust_remote_code: bool = False
+    fresh: bool = False
+    """Start over instead of resuming an interrupted run."""
+    progress: Progress = SILENT
+    compare: bool = True
+    """Compare the result with the original on held-out texts."""
+    measured_texts: int = MEASURED_TEXTS
+    """How many held-out texts to compare on, at most."""
+    continues: bool = False
+    """The source is an intermediate result: the new lineage continues the source's own."""
+    hold: bool = False
+    """Keep intermediate results in the cache until `Run.settle` is called."""
+    opened: Mapping[str, SentenceTransformer] = field(default_factory=dict)
+    """Models that are loaded already, by the names the source and the recipe use for them."""
+
+    @property
+    def name(self) -> str:
+        """What the lineage calls the source."""
+        return self.source if isinstance(self.source, str) else _IN_MEMORY
+
+    @property
+    def target(self) -> Path | None:
+        """The folder to write, or None if this run writes nothing."""
+        return None if self.output is None or self.dry_run else Path(self.output)
+
+    def model(self) -> SentenceTransformer:
+        """Returns the source model, loaded if it is not in memory."""
+        if not isinstance(self.source, str):
+            return self.source
+        return self.opened.get(self.source) or load(self.source, trust_remote_code=self.trust_remote_code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodRun:
+    """One method of a recipe as it was run."""
 
     call: Call
     says: str
@@ -56,10 +106,10 @@ class _StepRun:
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
-        """For the lineage: what would lead to the same model again, so no times."""
+        """Returns the row of the lineage: what leads to the same model again, so no times."""
         options = self.call.options.model_dump(mode="json")
         return {
-            "step": self.call.step.name,
+            "step": self.call.method.name,
             "options": options,
             "plan": self.plan,
             "says": self.says,
@@ -68,50 +118,51 @@ class _StepRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sibling:
-    """A further model that left in a folder beside the result's."""
+class Sibling:
+    """An additional model, written to a folder next to the output."""
 
     output: Path
     after: Cost
     fidelity: Fidelity | None
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Returns what `--json` prints."""
         near = None if self.fidelity is None else self.fidelity.as_json()
         return {"output": str(self.output), "after": self.after.as_json(), "fidelity": near}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What went in, what was done, what came out."""
+    """The result of a recipe: the model, what was done, and what was measured."""
 
     source: str
     recipe: Recipe
+    model: SentenceTransformer
     before: Cost
     after: Cost
-    steps: tuple[_StepRun, ...]
+    steps: tuple[MethodRun, ...]
     fidelity: Fidelity | None
     judged: Mapping[str, tuple[float, float]]
-    """What a step measured of the original and of the result."""
+    """Scores of the original and of the result that a method asked for."""
     output: Path | None
     pair: Path | None
-    besides: tuple[_Sibling, ...]
+    besides: tuple[Sibling, ...]
     original: Embedder
     result: Embedder
-    """Both models as texts → vectors; what was encoded once is remembered."""
+    """Both models as texts → vectors; each text is encoded once."""
     needs_trundle: bool
-    """Whether the result has a module of ours, which plain sentence-transformers opens only when told to."""
+    """Whether the result has a module of trundle's, which sentence-transformers loads only with trust_remote_code."""
     settle: Callable[[], None]
-    """Let go of what was kept in case of a failure, where it was held."""
+    """Deletes the intermediate results that `Request.hold` kept."""
 
     @property
     def only_cut(self) -> bool:
-        """Whether vectors were moved and nothing was learned since."""
+        """Whether the vectors were changed without any training since."""
         learned = any("steps" in step.facts for step in self.steps)
-        return not learned and not any(call.step.enters_space(call.options) for call in self.recipe.calls)
+        return not learned and not any(call.method.enters_space(call.options) for call in self.recipe.calls)
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Returns what `--json` prints."""
         return {
             "source": self.source,
             "recipe": self.recipe.as_json(),
@@ -130,169 +181,227 @@ class Run:
 
 
 def compress(
-    source: str,
+    source: str | SentenceTransformer,
     recipe: Recipe,
     *,
-    output: str | Path | None,
+    output: str | Path | None = None,
     corpus: Corpus | None = None,
     seed: int = 0,
     dry_run: bool = False,
     replace: bool = False,
     pair: bool = False,
-    continues: bool = False,
-    compare: bool = True,
-    measured_texts: int = MEASURED_TEXTS,
-    hold: bool = False,
-    trust_remote_code: bool = False,
-    fresh: bool = False,
-    progress: Progress = SILENT,
 ) -> Run:
-    """Make a small model out of a large one.
+    """Makes a small model out of a large one.
 
-    Where `source` is only a stage on the way, `continues` says so: the result's lineage then goes on with the source's.
-    With `compare` the result is measured against the original on up to `measured_texts` held-out texts. A run that was
-    stopped is gone on with, unless `fresh`. Who does more with the result says `hold`: the same call then finds what was
-    learned, until `Run.settle`.
+    Parameters: `source` is a model folder, a hub name or a model in memory; `recipe` the methods to apply (see
+    `read_recipe`); `output` a folder for the result; `corpus` the texts to learn from (see `read_corpus`); `replace`
+    allows an existing output folder; `pair` also writes the result and its teacher as one model. `dry_run` plans every
+    method, predicts the result's size and writes nothing. The result holds the new model in `Run.model`.
 
-    With `pair`, a second folder holds the result and its teacher as one model: see `pairing`. A dry run plans every
-    step and says what it would save; steps that only cut are carried out in memory, so that the next plan is made on
-    what they leave, and steps that learn from texts are not. Of several processes that train together only the first
-    measures and writes.
+    An interrupted run with an output resumes when it is started again.
     """
-    read = [source, *(name for call in recipe.calls for name in call.step.reads(call.options))]
-    if output is not None and not dry_run:
-        check_free(output, replace=replace, read=read)
-    if pair and not any(call.step.enters_space(call.options) for call in recipe.calls):
-        raise BadInput("--pair needs a model in its teacher's space; add the step align to the recipe")
-    vectors = all(call.step.gives_vectors for call in recipe.calls)
-    if pair and not vectors:
-        raise BadInput(
-            "--pair needs a model that gives vectors to search with; leave it out, or leave finetune out"
-        )
-    if pair and output is not None and not dry_run:
-        check_free(pair_folder(output), replace=replace, read=read)
-    free_gpu_memory()  # of what the last run left: a search makes many in one process
-    original = load(source, trust_remote_code=trust_remote_code)
+    request = Request(
+        source=source, output=output, corpus=corpus, seed=seed, dry_run=dry_run, replace=replace, pair=pair
+    )
+    return run_recipe(request, recipe)
+
+
+def run_recipe(request: Request, recipe: Recipe) -> Run:
+    """Runs `recipe` as `request` asks; of several processes that train together only the first measures and writes."""
+    _check(request, recipe)
+    free_gpu_memory()  # of the previous run: a search makes many in one process
+    original = request.model()
     context = Context(
         original=original,
-        source=source,
-        corpus=corpus,
-        seed=seed,
-        trust_remote_code=trust_remote_code,
-        pair=pair,
-        fresh=fresh,
-        progress=progress,
+        source=request.name,
+        corpus=request.corpus,
+        seed=request.seed,
+        trust_remote_code=request.trust_remote_code,
+        pair=request.pair,
+        fresh=request.fresh,
+        progress=request.progress,
+        models=request.opened,
     )
-    model, steps = original, []
-    files: dict[str, str | bytes] = {}
-    besides: dict[str, tuple[Beside, int]] = {}
-    space: Embedder | None = None
-    partner: SentenceTransformer | None = None
-    when_safe: list[Callable[[], None]] = []
-
-    def settle() -> None:
-        for done in when_safe:
-            done()
-
-    judges = []
-    scores: dict[str, float] = {}
-    use = ""
-    planned: Cost | None = None
-    alone = output is not None and not dry_run and process_count() == 1
-    kept = len(recipe.calls) if hold else len(recipe.calls) - 1
-    places = _stages(recipe.calls, context)[:kept] if alone and kept else []
-    for number, call in enumerate(recipe.calls, start=1):
-        stage = places[number - 1] if number <= len(places) else None
-        applied, step = _take(
-            call,
-            model,
-            context,
-            output=output,
-            dry_run=dry_run,
-            replace=replace,
-            stage=stage,
-            planned=planned,
-        )
-        if not step.applied:
-            planned = planned or (None if step.after == cost(model) else step.after)
-        model, space = applied.model, applied.space or space
-        partner = applied.teacher or partner
-        files |= applied.files
-        when_safe.append(applied.done)
-        scores |= applied.scores
-        use = applied.use or use
-        judges += [] if applied.judge is None else [applied.judge]
-        progress.say(f"{call.step.name}: {step.says}")
-        steps.append(step)
-        besides |= {name: (beside, len(steps)) for name, beside in applied.besides.items()}
-    before, after = cost(original), steps[-1].after
-    memory = Memory(progress)
-    teacher = memory.remember(space or embedder(original, name=THE_ORIGINAL), "original: encoding")
-    student = memory.remember(embedder(model, name="result"), "result: encoding")
-    fidelity, written = None, []
-    paired: Path | None = None
-    if compare and vectors and not dry_run and corpus is not None and is_first():
-        fidelity = _measure_against(
-            teacher, student, corpus, most=measured_texts, seed=seed, progress=progress
-        )
+    made = _apply_all(request, recipe, context)
+    vectors = all(call.method.gives_vectors for call in recipe.calls)
+    memory = Memory(request.progress)
+    teacher = memory.remember(made.space or embedder(original, name=THE_ORIGINAL), "original: encoding")
+    student = memory.remember(embedder(made.model, name="result"), "result: encoding")
+    writes = is_first() and not request.dry_run
+    fidelity = _compare(teacher, student, request) if request.compare and vectors and writes else None
     judged: dict[str, tuple[float, float]] = {}
-    if judges and not dry_run and is_first():
-        started = memory.remember(embedder(original, name=THE_ORIGINAL), "original: encoding")
-        for judge in judges:
-            old, new = judge(started), judge(student)
+    if made.judges and writes:
+        before = memory.remember(embedder(original, name=THE_ORIGINAL), "original: encoding")
+        for judge in made.judges:
+            old, new = judge(before), judge(student)
             judged |= {name: (old[name], new[name]) for name in old}
-    if output is not None and not dry_run and is_first():
+    siblings: list[Sibling] = []
+    paired = None
+    if request.target is not None and is_first():
         lineage = Lineage(
-            source=source,
-            space=None if space is None or not vectors else space.name,
-            steps=tuple(step.as_json() for step in steps),
-            data=() if corpus is None else corpus.facts(),
-            seed=seed,
-            before=before.as_json(),
-            after=after.as_json(),
-            scores=({} if fidelity is None else _headline(fidelity)) | _before_and_after(judged) | scores,
-            parent=read_lineage(source),
+            source=request.name,
+            space=None if made.space is None or not vectors else made.space.name,
+            steps=tuple(step.as_json() for step in made.steps),
+            data=() if request.corpus is None else request.corpus.facts(),
+            seed=request.seed,
+            before=cost(original).as_json(),
+            after=made.steps[-1].after.as_json(),
+            scores=({} if fidelity is None else _headline(fidelity))
+            | _before_and_after(judged)
+            | made.scores,
+            parent=read_lineage(request.source) if isinstance(request.source, str) else None,
         )
-        lineage = lineage.after_parent() if continues else lineage
-        _save(model, Path(output), lineage, files, replace=replace, use=use)
-        for name, (beside, taken) in besides.items():
-            place, size = Path(f"{output}-{name}"), cost(beside.model)
-            near = None
-            if corpus is not None:
-                own = memory.remember(embedder(beside.model, name=place.name), f"{place.name}: encoding")
-                near = _measure_against(
-                    teacher, own, corpus, most=measured_texts, seed=seed, progress=progress
-                )
-            origin = dataclasses.replace(
-                lineage,
-                steps=lineage.steps[: len(lineage.steps) - len(steps) + taken],
-                after=size.as_json(),
-                scores={} if near is None else _headline(near),
+        lineage = lineage.after_parent() if request.continues else lineage
+        _save(made.model, request.target, lineage, made.files, replace=request.replace, use=made.use)
+        for name in made.besides:
+            siblings.append(_write_sibling(name, made, lineage, request, memory, teacher))
+        if request.pair and made.partner is not None:
+            paired = pair_folder(request.target)
+            own = made.partner is original or made.space is None
+            names = (str(request.output), request.name if own or made.space is None else made.space.name)
+            _save_pair(
+                made.model,
+                made.partner,
+                names=names,
+                output=paired,
+                files=made.files,
+                replace=request.replace,
             )
-            _save(beside.model, place, origin, beside.files, replace=replace)
-            written.append(_Sibling(output=place, after=size, fidelity=near))
-        if pair and partner is not None:
-            names = (str(output), source if partner is original or space is None else space.name)
-            paired = pair_folder(output)
-            _save_pair(model, partner, names=names, output=paired, files=files, replace=replace)
-        if not hold:
-            settle()
+        if not request.hold:
+            made.settle()
     return Run(
-        source=source,
+        source=request.name,
         recipe=recipe,
-        before=before,
-        after=after,
-        steps=tuple(steps),
+        model=made.model,
+        before=cost(original),
+        after=made.steps[-1].after,
+        steps=tuple(made.steps),
         fidelity=fidelity,
         judged=judged,
-        output=None if output is None or dry_run else Path(output),
+        output=request.target,
         pair=paired,
-        besides=tuple(written),
+        besides=tuple(siblings),
         original=teacher,
         result=student,
-        needs_trundle=has_token_map(model),
-        settle=settle,
+        needs_trundle=has_token_map(made.model),
+        settle=made.settle,
     )
+
+
+def _check(request: Request, recipe: Recipe) -> None:
+    """Rejects what can't work before anything is loaded."""
+    read = [name for call in recipe.calls for name in call.method.reads(call.options)]
+    read += [request.source] if isinstance(request.source, str) else []
+    if request.pair:
+        if not any(call.method.enters_space(call.options) for call in recipe.calls):
+            raise BadInput("--pair needs a model in its teacher's space; add align to the recipe")
+        if not all(call.method.gives_vectors for call in recipe.calls):
+            raise BadInput("--pair needs a model that gives vectors; leave --pair or finetune out")
+    if request.target is not None:
+        check_free(request.target, replace=request.replace, read=read)
+        if request.pair:
+            check_free(pair_folder(request.target), replace=request.replace, read=read)
+
+
+@dataclass(kw_only=True)
+class _Made:
+    """What the methods have made so far."""
+
+    model: SentenceTransformer
+    steps: list[MethodRun] = field(default_factory=list)
+    space: Embedder | None = None
+    partner: SentenceTransformer | None = None
+    files: dict[str, str | bytes] = field(default_factory=dict)
+    besides: dict[str, tuple[Beside, int]] = field(default_factory=dict)
+    """Additional models, each with the number of methods that led to it."""
+    judges: list[Callable[[Embedder], Mapping[str, float]]] = field(default_factory=list)
+    scores: dict[str, float] = field(default_factory=dict)
+    use: str = ""
+    done: list[Callable[[], None]] = field(default_factory=list)
+    planned: Cost | None = None
+    """In a dry run, the size after a method that was only planned; later plans start from it."""
+
+    def add(self, applied: Applied, step: MethodRun) -> None:
+        self.steps.append(step)
+        self.model, self.space = applied.model, applied.space or self.space
+        self.partner = applied.teacher or self.partner
+        self.files |= applied.files
+        self.besides |= {name: (beside, len(self.steps)) for name, beside in applied.besides.items()}
+        self.judges += [] if applied.judge is None else [applied.judge]
+        self.scores |= applied.scores
+        self.use = applied.use or self.use
+        self.done.append(applied.done)
+
+    def settle(self) -> None:
+        for done in self.done:
+            done()
+
+
+def _apply_all(request: Request, recipe: Recipe, context: Context) -> _Made:
+    """Plans and applies each method; skips those whose results an interrupted run has left in the cache."""
+    made = _Made(model=context.original)
+    resumable = request.target is not None and process_count() == 1
+    # The last result goes straight to the output, unless somebody does more with it first.
+    kept = len(recipe.calls) if request.hold else len(recipe.calls) - 1
+    stages = _stages(recipe.calls, context)[:kept] if resumable and kept else []
+    for number, call in enumerate(recipe.calls):
+        stage = stages[number] if number < len(stages) else None
+        applied, step = _apply(call, made, request, context, stage)
+        if not step.applied and made.planned is None and step.after != cost(made.model):
+            made.planned = step.after
+        made.add(applied, step)
+        request.progress.say(f"{call.method.name}: {step.says}")
+    return made
+
+
+def _apply(
+    call: Call, made: _Made, request: Request, context: Context, stage: _Stage | None
+) -> tuple[Applied, MethodRun]:
+    """One method, or what an interrupted run has left of it at its `stage`."""
+    began = time.monotonic()
+    found = None if stage is None else stage.find()
+    plan = call.method.plan(made.model, call.options, context) if found is None else found[0]
+    if request.target is not None:
+        for name in call.method.besides(plan):
+            check_free(f"{request.target}-{name}", replace=request.replace)
+    expected = call.method.forecast(made.model, plan)
+    only_planned = request.dry_run and call.method.needs_texts
+    if found is not None:
+        applied = found[1]
+    elif only_planned:
+        # A new object, because the next method may ask whether the original was changed.
+        applied = Applied(model=with_modules(made.model, list(made.model)))
+    else:
+        applied = call.method.apply(made.model, plan, context)
+        if stage is not None:
+            applied = stage.keep(plan, applied, seconds=time.monotonic() - began)
+    return applied, MethodRun(
+        call=call,
+        says=str(plan),
+        plan=plan.model_dump(mode="json"),
+        facts=applied.facts,
+        after=(made.planned or expected) if only_planned else cost(applied.model),
+        applied=not only_planned,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _write_sibling(
+    name: str, made: _Made, lineage: Lineage, request: Request, memory: Memory, teacher: Embedder
+) -> Sibling:
+    """Compares and writes an additional model, with the lineage up to the method that made it."""
+    beside, taken = made.besides[name]
+    place, size = Path(f"{request.target}-{name}"), cost(beside.model)
+    own = memory.remember(embedder(beside.model, name=place.name), f"{place.name}: encoding")
+    fidelity = _compare(teacher, own, request)
+    origin = dataclasses.replace(
+        lineage,
+        steps=lineage.steps[: len(lineage.steps) - len(made.steps) + taken],
+        after=size.as_json(),
+        scores={} if fidelity is None else _headline(fidelity),
+    )
+    _save(beside.model, place, origin, beside.files, replace=request.replace)
+    return Sibling(output=place, after=size, fidelity=fidelity)
 
 
 def _save(
@@ -314,85 +423,39 @@ def _save(
     save(model, output, lineage=lineage, card=card, files=files, replace=replace)
 
 
-def _take(
-    call: Call,
-    model: SentenceTransformer,
-    context: Context,
-    *,
-    output: str | Path | None,
-    dry_run: bool,
-    replace: bool,
-    stage: _Stage | None,
-    planned: Cost | None,
-) -> tuple[Applied, _StepRun]:
-    """One step, or what a stopped run has left of it at its `stage`.
-
-    `planned` is the size after a cut that a dry run only planned: what is planned behind it has that size, too.
-    """
-    began = time.monotonic()
-    found = None if stage is None else stage.find()
-    plan = call.step.plan(model, call.options, context) if found is None else found[0]
-    if output is not None and not dry_run:
-        for name in call.step.besides(plan):
-            check_free(f"{output}-{name}", replace=replace)
-    expected = call.step.forecast(model, plan)
-    only_planned = dry_run and call.step.needs_texts
-    if found is not None:
-        applied = found[1]
-    else:
-        # A model of its own, since the next step may ask whether anything was done to the original.
-        applied = (
-            Applied(model=with_modules(model, list(model)))
-            if only_planned
-            else call.step.apply(model, plan, context)
-        )
-        if stage is not None:
-            applied = stage.keep(plan, applied, seconds=time.monotonic() - began)
-    return applied, _StepRun(
-        call=call,
-        says=str(plan),
-        plan=plan.model_dump(mode="json"),
-        facts=applied.facts,
-        after=(planned or expected) if only_planned else cost(applied.model),
-        applied=not only_planned,
-        seconds=time.monotonic() - began,
+def _compare(original: Embedder, result: Embedder, request: Request) -> Fidelity | None:
+    """Measures how close the result is to the original on held-out texts; None if it can't be measured."""
+    if request.corpus is None:
+        return None
+    texts = sample(
+        distinct(request.corpus.held_out(), key=lambda text: text.text),
+        request.measured_texts,
+        seed=request.seed,
     )
-
-
-def _measure_against(
-    original: Embedder,
-    result: Embedder,
-    corpus: Corpus,
-    *,
-    most: int = MEASURED_TEXTS,
-    seed: int,
-    progress: Progress = SILENT,
-) -> Fidelity | None:
-    """How near the new model is to the original on held-out texts; None where that can't be told."""
-    texts = sample(distinct(corpus.held_out(), key=lambda text: text.text), most, seed=seed)
     queries, documents = queries_and_documents(texts)
     if len(documents) < FEWEST_DOCUMENTS:
-        progress.say(
-            f"not compared with the original: {len(texts)} of the texts are held out, and {2 * FEWEST_DOCUMENTS} are "
-            "needed; give more with --data"
+        request.progress.say(
+            f"not compared with the original: {len(texts)} texts are held out and {2 * FEWEST_DOCUMENTS} are needed; "
+            "pass more with --data"
         )
         return None
     if original.text(queries[:1]).shape != result.text(queries[:1]).shape:
-        progress.say(
-            "not compared with the original: the vectors have another width; add the step align to mend that"
+        request.progress.say(
+            "not compared with the original: the vectors have another width; add align to the recipe"
         )
         return None
-    return measure_fidelity(result, original, queries, documents, progress=progress)
+    return measure_fidelity(result, original, queries, documents, progress=request.progress)
 
 
 def _before_and_after(judged: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """What a step measured, for the lineage and the card."""
-    named = {name: {"before": round(old, 4), "after": round(new, 4)} for name, (old, new) in judged.items()}
-    return {f"{name}, {when}": score for name, both in named.items() for when, score in both.items()}
+    scores: dict[str, float] = {}
+    for name, (old, new) in judged.items():
+        scores |= {f"{name}, before": round(old, 4), f"{name}, after": round(new, 4)}
+    return scores
 
 
 def _headline(fidelity: Fidelity) -> dict[str, float]:
-    """The few figures worth keeping with the model."""
+    """The scores that the lineage and the model card keep."""
     return {
         f"cosine to {fidelity.teacher}": round(fidelity.cosine, 4),
         f"l2 distance to {fidelity.teacher}": round(fidelity.distance, 4),

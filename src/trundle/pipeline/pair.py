@@ -1,4 +1,4 @@
-"""A student and its teacher as one model folder: small for queries, large for documents."""
+"""A student and its teacher as one model folder: the student encodes queries, the teacher documents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trundle.records import CALIBRATION_FILE, Lineage, read_lineage
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
-    """What was put together."""
+    """The two models of a written pair."""
 
     student: str
     teacher: str
@@ -33,7 +33,7 @@ class _Pair:
     output: Path
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Returns what `--json` prints."""
         return self.facts() | {
             "student": self.student,
             "teacher": self.teacher,
@@ -41,7 +41,7 @@ class _Pair:
         }
 
     def facts(self) -> dict[str, Any]:
-        """What the lineage keeps."""
+        """Returns what the lineage records."""
         return {
             "width": self.width,
             "query_parameters": self.query_parameters,
@@ -50,7 +50,7 @@ class _Pair:
 
 
 def pair_folder(output: str | Path) -> Path:
-    """Where the pair goes that is written along with a student."""
+    """Returns the folder of the pair that is written next to `output`."""
     path = Path(output)
     return path.with_name(f"{path.name}-pair")
 
@@ -64,10 +64,10 @@ def pair(
     trust_remote_code: bool = False,
     progress: Progress = SILENT,
 ) -> _Pair:
-    """Put two model folders that share a space into one."""
+    """Writes two models that share a vector space as one model folder, and returns what was written."""
     if teacher.startswith(("http://", "https://")) or teacher.endswith(".parquet"):
         raise BadInput(
-            f"a pair holds both models, and {teacher} is an endpoint or a table; give the teacher's folder"
+            f"a pair holds both models, and {teacher} is an endpoint or a table; pass the teacher's folder"
         )
     check_free(output, replace=replace)
     if Path(output).resolve() in {Path(student).resolve(), Path(teacher).resolve()}:
@@ -76,8 +76,7 @@ def pair(
     check_pairable(*models)
     if not _share_a_space(*models):
         progress.say(
-            f"{student} does not find {teacher}'s vectors of the same sentences: bring it into that space "
-            "with trundle align first, or searches will find nothing"
+            f"{student} is not in the vector space of {teacher}: run trundle align first, or searches return wrong results"
         )
     ranges = read_ranges(student)
     files = {} if ranges is None else {CALIBRATION_FILE: ranges.as_text()}
@@ -85,7 +84,7 @@ def pair(
 
 
 def _share_a_space(student: SentenceTransformer, teacher: SentenceTransformer) -> bool:
-    """Whether most sentences as the student's queries find themselves among the teacher's documents."""
+    """Whether most sentences, as queries of the student, find themselves among the documents of the teacher."""
     texts = list(SENTENCES)
     return find_themselves(student.encode_query(texts), teacher.encode_document(texts))
 
@@ -99,7 +98,7 @@ def _save_pair(
     files: Mapping[str, str | bytes] | None = None,
     replace: bool = False,
 ) -> _Pair:
-    """Write the pair, with the lineage of the student inside."""
+    """Writes the pair with the lineage of the student; `names` are what both models are called."""
     both = paired(student, teacher)
     made = _Pair(
         student=names[0],

@@ -1,8 +1,8 @@
-"""What a stopped run has finished: the model each step left, in a folder of the cache named by all that led to it.
+"""Resuming an interrupted run: the result of each finished method is kept in the cache until the run has been saved.
 
-The same command, given again, goes on behind the last of them. What was made in no time is not kept, it is made again; a training
-that was under way goes on from its own checkpoint. All of it goes when the result is safe. Other runs may begin with the same steps at
-the same time: the place is theirs, too, so it may be filled or emptied at any moment, which costs one of them its time and no more.
+The same command skips the methods whose results it finds. Results that took seconds are not kept; a training that was
+interrupted resumes from its own checkpoint. Several runs may start with the same methods, so an entry may appear or
+vanish at any moment; that costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trundle.data.sampling import fingerprint
+from trundle.cache import cache_entry, file_state
 from trundle.folders import remove_folder, whole_folder
 from trundle.methods.contract import Applied, Beside, Context, Plan
 from trundle.model.load import load
@@ -21,20 +21,20 @@ from trundle.recipe import Call
 from trundle.records import versions
 
 _KEPT_AFTER = 5.0
-"""Seconds a step must have taken for its result to be worth writing."""
+"""A result that took fewer seconds is not kept."""
 _RECORD, _MODEL, _FILES, _BESIDES = "record.json", "model", "files", "besides"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Stage:
-    """The place of one step's result."""
+    """The cache entry of one method's result."""
 
     folder: Path
     call: Call
     context: Context
 
     def find(self) -> tuple[Plan, Applied] | None:
-        """What the step decided and made when it was last taken, or None."""
+        """Returns the plan and the result of an interrupted run, or None."""
         if self.context.fresh:
             self.forget()
         try:
@@ -42,14 +42,14 @@ class _Stage:
         except Exception:
             if self._is_there():
                 raise
-            return None  # another run is safe and has forgotten it while it was read
+            return None  # another run was saved meanwhile and has deleted it
 
     def _is_there(self) -> bool:
         return (self.folder / _RECORD).is_file()
 
     def _reopened(self) -> tuple[Plan, Applied]:
         record = json.loads((self.folder / _RECORD).read_text(encoding="utf-8"))
-        plan: Plan = self.call.step.plans.model_validate(record["plan"])
+        plan: Plan = self.call.method.plans.model_validate(record["plan"])
         places = {name: self.folder / _BESIDES / name for name in record["besides"]}
         besides = {
             name: Beside(model=self._open(place / _MODEL), files=_files(place / _FILES))
@@ -62,13 +62,12 @@ class _Stage:
             besides=besides,
             done=self.forget,
         )
-        self.context.progress.say(f"{self.call.step.name}: taken over from a run that was stopped")
-        return plan, self.call.step.reopen(applied, plan, self.context)
+        self.context.progress.say(f"{self.call.method.name}: resumed from an interrupted run")
+        return plan, self.call.method.reopen(applied, plan, self.context)
 
     def keep(self, plan: Plan, applied: Applied, *, seconds: float) -> Applied:
-        """Write a result down if it took long to make; it is forgotten when the end result is safe.
-
-        What the step itself had kept in case of a failure is not needed from then on.
+        """Stores a result that took long to make. It is deleted when the run has been saved; what the method itself had
+        kept to resume from, such as checkpoints, is deleted now.
         """
         if seconds < _KEPT_AFTER:
             return applied
@@ -86,7 +85,7 @@ class _Stage:
         return replace(applied, done=self.forget)
 
     def forget(self) -> None:
-        """Leave nothing."""
+        """Deletes the entry."""
         remove_folder(self.folder)
 
     def _open(self, folder: Path) -> Any:
@@ -94,24 +93,16 @@ class _Stage:
 
 
 def _stages(calls: tuple[Call, ...], context: Context) -> list[_Stage]:
-    """A place for each step's result, told from the model, the texts, every step before it and all it reads."""
+    """Returns an entry for each method, named by the model, the texts, the methods up to it, and the files it reads."""
     facts = () if context.corpus is None else context.corpus.facts()
     led: list[Any] = [model_digest(context.original), str(facts), context.seed, context.pair, str(versions())]
     found = []
     for call in calls:
-        read = [_as_it_is(name) for name in call.step.reads(call.options)]
-        led = [*led, call.step.name, call.options.model_dump(mode="json"), read]
-        folder = context.cache / "steps" / fingerprint(led)
+        read = [file_state(name) for name in call.method.reads(call.options)]
+        led = [*led, call.method.name, call.options.model_dump(mode="json"), read]
+        folder = cache_entry("steps", *led, root=context.cache)
         found.append(_Stage(folder=folder, call=call, context=context))
     return found
-
-
-def _as_it_is(name: str) -> list[Any]:
-    """What tells a file or folder from itself after a change; a name that is neither stands for itself."""
-    path = Path(name)
-    files = [path] if path.is_file() else sorted(path.rglob("*"))
-    seen = [(str(file), file.stat()) for file in files if file.is_file()]
-    return [name, [(file, found.st_size, found.st_mtime_ns) for file, found in seen]]
 
 
 def _write(made: Beside, folder: Path) -> None:

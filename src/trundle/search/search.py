@@ -1,8 +1,7 @@
-"""From a budget to a model: size and time every candidate, try the promising ones, train the best, export it, prove it.
+"""From a budget to a model: predict every candidate, try the promising ones, train the best, export and measure it.
 
-Each trial is a folder in the cache, named by all that leads to it, so a search that was killed goes on where it was, be it in the
-last training or behind it. Trials are
-compared by the distance to the teacher on validation texts; nothing that is measured at the end is looked at before.
+Each trial is a folder in the cache, so an interrupted search resumes where it was. Trials are compared by the distance
+to the teacher on validation texts; the held-out texts of the final comparison are not used before the end.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from trundle.cache import cache_folder
+from trundle.cache import cache_entry, locked
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput, UserError
-from trundle.folders import check_free, own_folder, write_whole
+from trundle.folders import check_free, write_whole
 from trundle.model.cost import Cost, cost
 from trundle.model.load import load
 from trundle.model.save import model_digest, weight_bytes
+from trundle.pipeline.compress import Request
 from trundle.pipeline.pair import pair_folder
-from trundle.progress import SILENT, Progress
+from trundle.progress import Progress
 from trundle.records import versions
 from trundle.search.budget import (
     _ENOUGH_TEXTS,
@@ -40,14 +39,13 @@ from trundle.search.budget import (
     _plan_time,
     _time_left,
 )
-from trundle.search.candidates import _Candidate, _Precision
+from trundle.search.candidates import _Precision
 from trundle.search.outcome import Outcome, _Tried
 from trundle.search.prospects import _Prospects
 from trundle.search.speed import _export_graph, _Speed, _time_queries
 from trundle.search.trials import (
     _CONTEST_OVER,
     _RATE_FILE,
-    _TRIALS,
     _any_wrote,
     _mark_written,
     _once,
@@ -62,22 +60,22 @@ _INSTEAD: Mapping[_Precision, tuple[_Precision, ...]] = {
     "int4": ("float32",),
     "int4+int8": ("int4", "float32"),
 }
-"""Graphs that multiply in float, for where one of this precision loses too much."""
+"""What to export instead if a graph of this precision loses too much accuracy."""
 
 
 def _ship(
-    candidate: _Candidate,
+    outcome: Outcome,
     output: Path,
     corpus: Corpus,
     *,
-    limits: _Budget,
     speeds: Mapping[tuple[str, _Precision], _Speed],
     progress: Progress,
 ) -> dict[str, Any]:
-    """What an outcome says of the file that is shipped, in its real size and speed; the weights where no graph can be made.
+    """Exports the graph and returns its measured size and speed; without graphs, the size of the weights.
 
-    A graph that loses too much is not forced: one that multiplies in float takes its place where that fits, or none does.
+    If a graph loses too much accuracy, a graph with float matmuls takes its place if it fits the budget.
     """
+    candidate = outcome.chosen.candidate
     if not speeds:
         return {"bytes": weight_bytes(output)}
     texts = _calibration_texts(corpus)
@@ -87,7 +85,7 @@ def _ship(
         refused = f"there is no {candidate.precision} graph: {_cause(error)}"
     for precision in _INSTEAD[candidate.precision]:
         other = replace(candidate, precision=precision)
-        fits = limits.allows(
+        fits = outcome.budget.allows(
             file_bytes=other.bytes,
             parameters=other.cost.parameters,
             milliseconds=speeds[candidate.base, "float32"].milliseconds(candidate.cost),
@@ -110,7 +108,7 @@ def _graph(output: Path, precision: _Precision, texts: list[str], progress: Prog
 
 
 def _calibration_texts(corpus: Corpus) -> list[str]:
-    """Of the validation texts, or of those learned from where they are few."""
+    """Validation texts, or training texts if those are few."""
     texts = [text.text for text in islice(corpus.validation(), _CALIBRATION_TEXTS)]
     if len(texts) == _CALIBRATION_TEXTS:
         return texts
@@ -118,7 +116,7 @@ def _calibration_texts(corpus: Corpus) -> list[str]:
 
 
 def _cause(error: UserError) -> str:
-    """What is wrong, without the mend behind the semicolon: that is a flag of `export`, and nobody called it."""
+    """What is wrong, without the advice after the semicolon, which names a flag of `trundle export`."""
     return (str(error).rpartition("; ")[0] or str(error)).removesuffix(", so nothing was written")
 
 
@@ -127,87 +125,82 @@ MINUTES = 30.0
 
 
 def compress_to_budget(
-    source: str,
-    budget: Sequence[str],
-    *,
-    output: str | Path | None,
-    corpus: Corpus,
-    minutes: float = MINUTES,
-    students: Sequence[str] = (),
-    seed: int = 0,
-    dry_run: bool = False,
-    replace_output: bool = False,
-    fresh: bool = False,
-    pair: bool = False,
-    trust_remote_code: bool = False,
-    progress: Progress = SILENT,
+    request: Request, budget: Sequence[str], *, minutes: float = MINUTES, students: Sequence[str] = ()
 ) -> Outcome:
-    """The best model within the budget that `minutes` can find; a dry run stops before the first trial."""
+    """Finds the best model within a budget.
+
+    Parameters: `budget` lists limits such as "12MB", "10x", "20M-params" or "5ms"; `minutes` is the time for the whole
+    search; `students` are other backbones that may be trained into the source's space. A dry run lists the candidates
+    and the time plan. The source and the students are loaded once.
+    """
     began = time.monotonic()
-    outputs = [] if output is None or dry_run else [output, *([pair_folder(output)] if pair else [])]
-
-    def check_outputs(*, own: bool) -> None:
-        for folder in outputs:
-            check_free(folder, replace=replace_output or own, read=[source, *students])
-
-    check_outputs(own=output is not None and _any_wrote(output))
+    if not isinstance(request.source, str):
+        raise BadInput("a search needs the name or folder of a model; save the model and pass its folder")
+    if request.corpus is None:
+        raise BadInput("the small model learns from texts; pass them with --data")
     if not 0 < minutes < math.inf:
-        raise BadInput(f"{minutes} minutes can't be planned with; give a number above 0")
-    bases = {each: load(each, trust_remote_code=trust_remote_code) for each in (source, *students)}
-    prospects = _Prospects(source=source, bases=bases, corpus=corpus, progress=progress)
-    before = cost(bases[source])
+        raise BadInput(f"{minutes} minutes are no time to plan with; pass a number above 0")
+    _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
+    bases = {
+        name: load(name, trust_remote_code=request.trust_remote_code) for name in (request.source, *students)
+    }
+    prospects = _Prospects(
+        source=request.source, bases=bases, corpus=request.corpus, progress=request.progress
+    )
+    before = cost(bases[request.source])
     limits = _parse_budget(budget, whole_bytes=before.file_bytes)
     speeds = prospects.speeds()
     planned = _planned(prospects, limits, speeds, before=before)
     untouched = planned.chosen.candidate.untouched
-    if pair and untouched:
+    if request.pair and untouched:
         raise BadInput(
-            f"{source} is within {limits} once it is {planned.chosen.candidate.precision}, so nothing is trained and a pair "
-            "would hold the same model twice; leave --pair out, or ask for less"
+            f"{request.source} is within {limits} once it is {planned.chosen.candidate.precision}, so nothing is trained "
+            "and a pair would hold the same model twice; leave --pair out, or pass a smaller budget"
         )
-    if dry_run:
+    if request.dry_run:
         return planned if untouched else _timed(planned, prospects, minutes, prospects.reading_rate())
-    if output is None:
-        raise BadInput("say where the result goes with -o FOLDER, or only look with --dry-run")
-    models = [part for name, model in bases.items() for part in (name, model_digest(model))]
-    known = [*models, *budget, str(minutes), str(seed), str(corpus.facts()), str(versions())]
-    named = cache_folder() / _TRIALS / blake2b("\0".join(known).encode(), digest_size=16).hexdigest()
+    if request.target is None:
+        raise BadInput("pass a folder for the result with -o FOLDER, or use --dry-run")
+    digests = {name: model_digest(model) for name, model in bases.items()}
+    facts = request.corpus.facts()
+    entry = cache_entry("trials", digests, list(budget), minutes, request.seed, str(facts), versions())
 
     def if_taken() -> None:
-        progress.say("the same search is under way in another process; this one starts by itself")
+        request.progress.say("another process runs the same search; this one starts its own")
 
-    with own_folder(named, if_taken=if_taken) as work:
-        goes_on = _wrote(work, output)
-        check_outputs(own=goes_on)
-        if fresh:
+    with locked(entry, if_taken=if_taken) as work:
+        resumes = _wrote(work, request.target)
+        _check_outputs(request, students, own=resumes)
+        if request.fresh:
             shutil.rmtree(work, ignore_errors=True)
         if not untouched:
             rate = _once(work / _RATE_FILE, prospects.reading_rate)
             planned = _timed(planned, prospects, minutes, rate)
+        request = replace(
+            request,
+            replace=request.replace or resumes,
+            opened=bases,
+            measured_texts=planned.timetable.proved,
+        )
         trials = _Trials(
-            source=source,
-            corpus=corpus,
+            source=prospects.source,
+            request=request,
             texts=planned.timetable.texts,
             mapped=planned.timetable.mapped,
-            proof_texts=planned.timetable.proved,
             work=work,
-            seed=seed,
-            trust_remote_code=trust_remote_code,
-            fresh=fresh,
-            progress=progress,
         )
-        outcome = _carried_out(
-            planned,
-            trials,
-            Path(output),
-            speeds=speeds,
-            began=began,
-            minutes=minutes,
-            replace_output=replace_output or goes_on,
-            pair=pair,
-        )
+        outcome = _carried_out(planned, trials, speeds=speeds, began=began, minutes=minutes)
         shutil.rmtree(work, ignore_errors=True)
         return outcome
+
+
+def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> None:
+    """Rejects an output that exists, unless it may be replaced or is this search's `own`."""
+    if request.target is None:
+        return
+    outputs = [request.target, *([pair_folder(request.target)] if request.pair else [])]
+    for folder in outputs:
+        check_free(folder, replace=request.replace or own, read=[request.name, *students])
 
 
 def _planned(
@@ -217,7 +210,7 @@ def _planned(
     *,
     before: Cost,
 ) -> Outcome:
-    """An outcome of which nothing is made yet, and no time is planned: what there is to choose from."""
+    """The candidates, before anything is trained or any time planned."""
     tried = [_Tried(candidate=each) for each in prospects.promising(limits, speeds, before=before)]
     return Outcome(
         budget=limits,
@@ -230,15 +223,17 @@ def _planned(
 
 
 def _timed(planned: Outcome, prospects: _Prospects, minutes: float, rate: float) -> Outcome:
-    """The same with its times, told from how many texts the teacher reads in a second here.
+    """Adds the time plan, from how many texts the teacher encodes in a second.
 
-    By itself, since a dry run asks the teacher, while a search that goes on has to plan as it did at first.
+    A resumed search passes the rate it measured first, so that it plans the same way again.
     """
     there = prospects.text_count()
     times = _plan_time(minutes, len(planned.tried), rate=rate, there=there, on_gpu=torch.cuda.is_available())
     if times.texts < min(_ENOUGH_TEXTS, there):
+        speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
         prospects.progress.say(
-            f"the model reads {rate:{',.0f' if rate >= 10 else '.2g'}} texts a second here, so {times.texts:,} have to do; more --minutes or a GPU teach from more"
+            f"the model encodes {speed} texts a second here, so training uses {times.texts:,} texts; "
+            "more --minutes or a GPU allow more"
         )
     return replace(planned, timetable=times)
 
@@ -246,19 +241,19 @@ def _timed(planned: Outcome, prospects: _Prospects, minutes: float, rate: float)
 def _carried_out(
     planned: Outcome,
     trials: _Trials,
-    output: Path,
     *,
     speeds: Mapping[tuple[str, _Precision], _Speed],
     began: float,
     minutes: float,
-    replace_output: bool,
-    pair: bool,
 ) -> Outcome:
-    """The plan made true: trials, the winner's training, its graph.
+    """Runs the trials, trains the winner and exports it.
 
-    What each leaves is on the disk before the next begins, so whatever stops the search costs only what comes after.
+    Each part writes its result before the next one starts, so an interruption loses only what comes after.
     """
-    # A search that goes on in its last training does not reopen the contest.
+    request = trials.request
+    assert request.target is not None
+    assert request.corpus is not None
+    # A search that resumes in its last training does not run trials again.
     over = trials.work / _CONTEST_OVER
     until = began + (0 if over.is_file() else 60 * minutes * (_LABELLING + _TRYING))
     ranked = trials.contest(planned.tried, planned.timetable, until=until)
@@ -267,31 +262,24 @@ def _carried_out(
     times = planned.timetable
 
     def seconds(best: _Tried) -> float:
-        """One that was not tried still has to be told the teacher's vectors and to read for its map."""
+        # A candidate that was not tried still needs the teacher's vectors and its linear map.
         ahead = 0.0 if best.distances else times.labelling + times.mapping
         return _time_left(minutes, time.monotonic() - began + ahead, times.closing)
 
-    run, ranked = trials.finish_best(
-        ranked,
-        seconds,
-        output,
-        replace_output=replace_output,
-        pair=pair,
-    )
-    _mark_written(trials.work, output)
+    run, ranked = trials.finish_best(ranked, seconds)
+    _mark_written(trials.work, request.target)
     outcome = replace(
         planned,
         tried=tuple(ranked),
         chosen=ranked[0],
         run=run,
-        proof_texts=trials.proof_texts,
+        proof_texts=request.measured_texts,
         parameters=run.after.parameters,
     )
-    _write(outcome, output)  # exporting may fail yet, and all that was learned is here
-    best = outcome.chosen.candidate
-    made = _ship(best, output, trials.corpus, limits=outcome.budget, speeds=speeds, progress=trials.progress)
+    _write(outcome, request.target)  # the export may fail, and the trained model is complete
+    made = _ship(outcome, request.target, request.corpus, speeds=speeds, progress=request.progress)
     outcome = replace(outcome, **made)
-    _write(outcome, output)
+    _write(outcome, request.target)
     run.settle()
     return outcome
 

@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +23,7 @@ from scipy.optimize import nnls
 from sentence_transformers import SentenceTransformer
 
 from trundle.bench.workload import this_machine, workload
-from trundle.cache import cache_folder
+from trundle.cache import cache_entry
 from trundle.errors import BadModel, ImpossibleCut
 from trundle.export.exporting import export_model
 from trundle.export.parity import Limits
@@ -71,7 +70,7 @@ def _measure_speed(
     model: SentenceTransformer, precision: _Precision, *, progress: Progress = SILENT
 ) -> _Speed:
     """How fast this machine is with graphs of this model's shape and precision."""
-    kept = cache_folder() / "speed" / f"{_key(model, precision)}.json"
+    kept = _cached(model, precision)
     if kept.is_file():
         return _Speed(**json.loads(kept.read_text(encoding="utf-8")))
     cuts, static = _timed_cuts(layout_of(transformer_of(model).model)), _static(model)
@@ -190,9 +189,9 @@ def _work(of: Cost) -> tuple[float, float, float]:
     return of.parts["attention"].flops_per_token, of.parts["mlp"].flops_per_token, float(of.layers)
 
 
-def _key(model: SentenceTransformer, precision: _Precision) -> str:
+def _cached(model: SentenceTransformer, precision: _Precision) -> Path:
     config = transformer_of(model).model.config.to_json_string()
-    machine = this_machine()
-    told = [each.name for each in fields(_Speed)]
-    known = [config, precision, str(asdict(machine)), str(versions(("onnxruntime", "trundle"))), *told]
-    return blake2b("\0".join(known).encode(), digest_size=16).hexdigest()
+    names = [each.name for each in fields(_Speed)]
+    return cache_entry(
+        "speed", config, precision, asdict(this_machine()), versions(("onnxruntime", "trundle")), names
+    ).with_suffix(".json")

@@ -1,4 +1,4 @@
-"""Trials and the last training: each is a run of `compress` whose folder is named by all that leads to it."""
+"""The trials of a search and the training of its winner: each is a run of a recipe in a folder of its own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from typing import Any
 import torch
 
 from trundle.cache import cache_folder
-from trundle.data.corpus import Corpus
 from trundle.errors import BadInput, BadModel, ImpossibleCut, UserError
-from trundle.evaluate.fidelity import MEASURED_TEXTS
 from trundle.folders import write_whole
-from trundle.pipeline.compress import Run, compress
-from trundle.progress import Progress
-from trundle.recipe import Recipe, parse_recipe
+from trundle.pipeline.compress import Request, Run, run_recipe
+from trundle.recipe import Recipe, make_recipe
 from trundle.records import LINEAGE_FILE, read_lineage
 from trundle.search.budget import _Timetable
 from trundle.search.candidates import _GRID
@@ -30,7 +27,7 @@ _RATE_FILE, _CONTEST_OVER, _WRITTEN_FILE = "texts-a-second", "contest-over", "wr
 
 
 def _once(place: Path, measure: Callable[[], float]) -> float:
-    """A figure as it was when it was first measured."""
+    """Returns the number stored in `place`, measured and stored the first time."""
     if not place.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
         write_whole(place, repr(measure()))
@@ -38,19 +35,19 @@ def _once(place: Path, measure: Callable[[], float]) -> float:
 
 
 def _mark_written(work: Path, output: str | Path) -> None:
-    """The output is this search's from here on, until the search is done and its work is gone."""
+    """Records that this search has written `output`, until the search ends and its cache entry is deleted."""
     work.mkdir(parents=True, exist_ok=True)
     write_whole(work / _WRITTEN_FILE, _identity(output))
 
 
 def _wrote(work: Path, output: str | Path) -> bool:
-    """Whether the search that has its work here has written this output, and nobody since, and was stopped before its end."""
+    """Whether the interrupted search in `work` has written `output`, and nobody has changed it since."""
     place = work / _WRITTEN_FILE
     return place.is_file() and place.read_text() == _identity(output)
 
 
 def _any_wrote(output: str | Path) -> bool:
-    """Whether some search has, told before it is known which one goes on."""
+    """Whether any interrupted search has written `output`."""
     works = cache_folder() / _TRIALS
     return works.is_dir() and any(_wrote(work, output) for work in works.iterdir())
 
@@ -62,14 +59,14 @@ def _identity(output: str | Path) -> str:
 
 _GPU_PACE = {"batch_size": 512, "learning_rate": 5e-4, "warmup": 200}
 _CPU_PACE = {"batch_size": 16, "warmup": 20}
-"""Where a step takes milliseconds, large batches learn more in a minute; where it takes a second, small ones do."""
+"""Large batches learn more in a minute where a step takes milliseconds; small ones where it takes a second."""
 
 _OVERTIME = 2.0
-"""So many times as long as it was given, a trial may take for as many steps as the first one made."""
+"""A trial that has to make as many steps as the first one may take this many times its planned seconds."""
 _HOPELESS = 1.25
-"""One that is so many times as far from the teacher as the leader is not tried again."""
+"""A candidate this many times as far from the teacher as the leader is dropped."""
 _REFUSALS = (ImpossibleCut, BadInput, BadModel)
-"""How a step says that a candidate can't be made."""
+"""Errors by which a method rejects a candidate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,28 +74,21 @@ class _Trials:
     """Candidates of one model, learning from the same texts."""
 
     source: str
-    corpus: Corpus
+    request: Request
+    """What the user asked for, with the models in memory."""
     texts: int
-    """How many of the corpus."""
+    """Training texts, at most."""
     mapped: int
-    """By how many of these a candidate's linear map is fitted before it learns."""
+    """Texts to fit a candidate's linear map on, before it is trained."""
     work: Path
-    seed: int
-    trust_remote_code: bool
-    progress: Progress
-    proof_texts: int = MEASURED_TEXTS
-    """How many held-out texts the result is compared with the model by."""
-    fresh: bool = False
-    """Whether nothing is taken over from a run that was stopped."""
 
     def contest(self, tried: Sequence[_Tried], timetable: _Timetable, *, until: float) -> list[_Tried]:
-        """Round by round the better half goes on, but nothing hopeless; best first, those that were dropped behind.
+        """Successive halving: the better half of each round goes on to the next. Returns all candidates, best first.
 
-        The first trial sets the pace, by the clock; all others make as many steps for their time. By the clock alone a trial would also
-        measure what else the machine did, and how fast a candidate is rather than how good.
-        One that a step refuses makes room for the next, and keeps the step's sentence; it is the end only where all are
-        refused. A trial also takes time to read and to cut. When the clock has reached `until` no other is begun, and the
-        best of the round so far is the winner; what a stopped search has tried is taken over at any time.
+        The first trial trains for its seconds and sets the pace; the others make as many steps for theirs, so that
+        neither a busy machine nor a candidate's own speed decides. A candidate that a method rejects is replaced by
+        the next one; an error is raised only if all are rejected. After `until` no trial is started, and the best one
+        so far wins; trials of an interrupted search are always used.
         """
         running: list[_Tried] = list(tried)
         behind: list[_Tried] = []
@@ -117,9 +107,8 @@ class _Trials:
                     errors.append(error)
                     behind.append(self._refused(one, error))
                     continue
-                pace = (
-                    pace or running[-1].steps[-1] / rung.seconds or None
-                )  # one that is near enough makes none
+                # A candidate that is close enough to its teacher makes no steps, and sets no pace.
+                pace = pace or running[-1].steps[-1] / rung.seconds or None
             late = len(running) < rung.candidates
             behind = [*(_left(each, late=late) for each in waiting), *behind]
             if not running:
@@ -130,7 +119,7 @@ class _Trials:
             lost = [each for each in running if each.distances[-1] > reach]
             running = running[: len(running) - len(lost)]
             behind = [*(_left(each) for each in lost), *behind]
-            self.progress.say(
+            self.request.progress.say(
                 f"round {number}: {leader.candidate.name} leads at a distance of {leader.distances[-1]:.4f}"
             )
             if len(running) == 1 or not self._may_try(leader, number, until):
@@ -142,21 +131,15 @@ class _Trials:
         return [replace(best, outcome="chosen"), *(each for each in found if each is not best)]
 
     def finish_best(
-        self,
-        ranked: Sequence[_Tried],
-        seconds: Callable[[_Tried], float],
-        output: str | Path,
-        *,
-        replace_output: bool,
-        pair: bool,
+        self, ranked: Sequence[_Tried], seconds: Callable[[_Tried], float]
     ) -> tuple[Run, list[_Tried]]:
-        """Finish the first that no step refuses, in the time there is for it then; also the ranking as it is after that."""
+        """Trains the first candidate that no method rejects, for `seconds(candidate)`; returns its run and the ranking."""
         waiting, refused = [each for each in ranked if not each.refused], []
         errors: list[UserError] = []
         while waiting:
             best = waiting.pop(0)
             try:
-                run = self.finish(best, seconds(best), output, replace_output=replace_output, pair=pair)
+                run = self.finish(best, seconds(best))
             except _REFUSALS as error:
                 errors.append(error)
                 refused.append(self._refused(best, error))
@@ -165,37 +148,21 @@ class _Trials:
             return run, [replace(best, outcome="chosen"), *sorted(rest, key=_standing)]
         raise errors[0]
 
-    def finish(
-        self,
-        chosen: _Tried,
-        seconds: float,
-        output: str | Path,
-        *,
-        replace_output: bool,
-        pair: bool,
-    ) -> Run:
-        """Train the winner on from its last trial, and write it; what it learned is kept until the run is settled.
+    def finish(self, chosen: _Tried, seconds: float) -> Run:
+        """Trains the winner further from its last trial and writes it; its checkpoints stay until `Run.settle`.
 
-        One that goes on trains for as long as was planned at first.
+        A resumed search trains for as long as was planned first.
         """
         rounds = len(chosen.distances)
         start = self._folder(chosen, rounds - 1) if rounds else None
         planned = _once(self._folder(chosen, rounds).with_suffix(".seconds"), lambda: seconds)
-        return compress(
-            chosen.candidate.base if start is None else str(start),
-            self._recipe(chosen, rounds, {"minutes": planned / 60}),
-            output=output,
-            corpus=self.corpus,
-            seed=self.seed,
-            replace=replace_output,
-            pair=pair,
+        request = replace(
+            self.request,
+            source=chosen.candidate.base if start is None else str(start),
             continues=start is not None,
-            measured_texts=self.proof_texts,
             hold=True,
-            trust_remote_code=self.trust_remote_code,
-            fresh=self.fresh,
-            progress=self.progress,
         )
+        return run_recipe(request, self._recipe(chosen, rounds, {"minutes": planned / 60}))
 
     def _may_try(self, tried: _Tried, number: int, until: float) -> bool:
         return time.monotonic() <= until or self._folder(tried, number).is_dir()
@@ -209,20 +176,18 @@ class _Trials:
                 if steps is None
                 else {"steps": steps, "minutes": _OVERTIME * seconds / 60}
             )
-            told = f"{seconds:.0f} s" if steps is None else f"{steps:,} steps"
-            self.progress.say(f"round {number + 1}, {told}: {tried.candidate.name}")
-            compress(
-                tried.candidate.base if start is None else str(start),
-                self._recipe(tried, number, length),
+            amount = f"{seconds:.0f} s" if steps is None else f"{steps:,} steps"
+            self.request.progress.say(f"round {number + 1}, {amount}: {tried.candidate.name}")
+            request = replace(
+                self.request,
+                source=tried.candidate.base if start is None else str(start),
                 output=folder,
-                corpus=self.corpus,
-                seed=self.seed,
                 continues=start is not None,
                 compare=False,
-                trust_remote_code=self.trust_remote_code,
-                fresh=self.fresh,
-                progress=self.progress,
+                pair=False,
+                replace=False,
             )
+            run_recipe(request, self._recipe(tried, number, length))
         lineage = read_lineage(folder) or {}
         facts = lineage["steps"][-1]["facts"]
         distance = facts["validation"] if facts["validation"] is not None else facts["loss"]
@@ -233,24 +198,25 @@ class _Trials:
         )
 
     def _refused(self, tried: _Tried, error: UserError) -> _Tried:
-        self.progress.say(f"{tried.candidate.name} is {_REFUSED}{error}")
+        self.request.progress.say(f"{tried.candidate.name} is {_REFUSED}{error}")
         return replace(tried, outcome=f"{_REFUSED}{error}")
 
     def _recipe(self, tried: _Tried, rounds: int, length: Mapping[str, float]) -> Recipe:
-        """The cuts and the first training, or the next training of what is cut already."""
+        """The cuts and the first training, or further training of a candidate that is cut already."""
         candidate = tried.candidate
         align: dict[str, Any] = {"texts": self.texts} | dict(length)
         align |= _GPU_PACE if torch.cuda.is_available() else _CPU_PACE
         if not candidate.layers:
-            align.pop("learning_rate", None)  # a table learns faster, which `align` knows
+            align.pop("learning_rate", None)  # align has its own rate for static models
         if rounds or candidate.base != self.source or not candidate.steps():
             align["teacher"] = self.source
         if candidate.precision in _GRID:
             align["rounding"] = "int4"
         align |= {"start": "keep"} if rounds else {"start_texts": self.mapped}
         cuts = candidate.steps(texts=self.texts if candidate.base == self.source else None)
-        steps = [*([] if rounds else cuts), *([] if candidate.untouched else [{"align": align}])]
-        return parse_recipe(json.dumps({"steps": steps}), name=candidate.name)
+        rows = [] if rounds else [row for cut in cuts for row in cut.items()]
+        rows += [] if candidate.untouched else [("align", align)]
+        return make_recipe(rows, name=candidate.name)
 
     def _folder(self, tried: _Tried, number: int) -> Path:
         known = json.dumps([tried.candidate.base, tried.candidate.name, number])
@@ -258,12 +224,12 @@ class _Trials:
 
 
 def _left(tried: _Tried, *, late: bool = False) -> _Tried:
-    """One that goes no further after the rounds it was in."""
+    """A candidate that goes no further."""
     if tried.distances:
         return replace(tried, outcome=f"dropped in round {len(tried.distances)}")
     return replace(tried, outcome="no time to try it") if late else tried
 
 
 def _standing(tried: _Tried) -> int:
-    """Those that were tried come first, then those that were refused, then all others."""
+    """Sorts tried candidates first, then rejected ones, then the others."""
     return 1 if tried.refused else 0 if tried.distances else 2

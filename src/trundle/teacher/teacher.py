@@ -86,7 +86,8 @@ def _open(name: str, endpoint_model: str | None, context: Context) -> Teacher:
         return _from_table(name)
     if _is_store(name):
         return _from_store(Path(name))
-    return _from_model(load(name, trust_remote_code=context.trust_remote_code), name, context)
+    model = context.models.get(name) or load(name, trust_remote_code=context.trust_remote_code)
+    return _from_model(model, name, context)
 
 
 def _from_model(model: SentenceTransformer, name: str, context: Context) -> Teacher:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
-from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from trundle.cache import cache_entry, cache_key
 from trundle.data.augment import augmented
 from trundle.data.sampling import distinct, sample
 from trundle.evaluate import fidelity
@@ -93,7 +92,7 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
             chosen = iter(sample(chosen, most, seed=context.seed))
         return augmented(chosen, names, seed=context.seed, allowed=corpus.may_train_on)
 
-    content = _key(corpus.facts(), most, names, context.seed)
+    content = cache_key(corpus.facts(), most, names, context.seed)
     targets = build(f"train {content}", training_texts)
     if options.by_rank and process_count() > 1:
         targets = _opened(targets.folder, options)
@@ -150,12 +149,7 @@ def _augmentations(augment: str) -> tuple[str, ...]:
 
 
 def _store(context: Context, label: str, teacher: Teacher) -> Path:
-    return context.cache / "targets" / _key(label, teacher.identity(), dict(teacher.prompts))
-
-
-def _key(*parts: Any) -> str:
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return blake2b(text.encode(), digest_size=12).hexdigest()
+    return cache_entry("targets", label, teacher.identity(), dict(teacher.prompts), root=context.cache)
 
 
 _CALIBRATION_TEXTS = 8192
