@@ -161,7 +161,7 @@ def test_what_makes_no_pair_is_refused(pico_folders: Callable[[str], Path], tmp_
             pair(bert, black_box, output=out)
     with pytest.raises(BadInput, match="one of the two"):
         pair(bert, str(tmp_path / "wide"), output=bert, replace=True)
-    with pytest.raises(BadInput, match="add the step align"):
+    with pytest.raises(BadInput, match="add align to the recipe"):
         compress(bert, parse_recipe("steps: [depth: {keep: 2}]", name="x"), output=out, pair=True)
     assert not out.exists()
 

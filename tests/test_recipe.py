@@ -50,11 +50,11 @@ def test_changes_reach_the_step() -> None:
         ("steps: [depth: {fraction: lots}]", "can't be"),
         ("steps: [depth: {fraction: 1/0}]", "can't be"),
         ("steps: [depth: 3]", "must be 'option: value' pairs"),
-        ("steps: [{depth: {keep: 3}, align: {}}]", "one name with its options"),
-        ("steps: [7]", "one name with its options"),
-        ("steps: [depth: {keep: 3, keep: 4}]", "'keep' stands twice"),
+        ("steps: [{depth: {keep: 3}, align: {}}]", "one method with its options"),
+        ("steps: [7]", "one method with its options"),
+        ("steps: [depth: {keep: 3, keep: 4}]", "'keep' occurs twice"),
         ("steps: [", "not valid YAML"),
-        ("steps: [{[1]: 2}]", "not a word"),
+        ("steps: [{[1]: 2}]", "not a string"),
         ("steps: [depth: {keep: true}]", r"depth\.keep can't be True"),
         ("steps: [align: {minutes: .inf}]", r"align\.minutes can't be inf"),
         ("steps: [align: {texts: 2}]", r"align\.texts can't be 2"),
@@ -70,9 +70,9 @@ def test_bad_recipes_are_one_sentence(text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("keep=3", "step.option=value"),
-        ("depth.keep", "step.option=value"),
-        ("width.keep=3", "has no step 'width'"),
+        ("keep=3", "method.option=value"),
+        ("depth.keep", "method.option=value"),
+        ("width.keep=3", "does not use 'width'"),
         ("depth.keep=[", "can't be read"),
     ],
 )

@@ -28,6 +28,16 @@ class Stopped(Exception):
     """Stands for a kill."""
 
 
+class Wrapped:
+    """A method with another `apply`."""
+
+    def __init__(self, method: Any, apply: Callable[..., Any]) -> None:
+        self.method, self.apply = method, apply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.method, name)
+
+
 @pytest.fixture
 def run(
     pico_folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -52,22 +62,18 @@ def run(
 
 
 def counted(recipe: Recipe, taken: list[str], *, stop_at: str | None = None) -> Recipe:
-    """The recipe, noting which steps are applied, and stopped when one begins."""
+    """The recipe, noting which methods are applied, and stopped when one begins."""
 
-    def noting(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*arguments: Any) -> Any:
-            if name == stop_at:
+    def noting(method: Any) -> Any:
+        def apply(*arguments: Any) -> Any:
+            if method.name == stop_at:
                 raise Stopped
-            taken.append(name)
-            return apply(*arguments)
+            taken.append(method.name)
+            return method.apply(*arguments)
 
-        return wrapped
+        return Wrapped(method, apply)
 
-    calls = tuple(
-        replace(call, step=replace(call.method, apply=noting(call.method.name, call.method.apply)))
-        for call in recipe.calls
-    )
-    return replace(recipe, calls=calls)
+    return replace(recipe, calls=tuple(replace(call, method=noting(call.method)) for call in recipe.calls))
 
 
 def stopped_before_align(run: Callable[..., Run], output: Path) -> Recipe:
@@ -179,7 +185,7 @@ def test_the_same_training_twice_at_once_is_two_trainings(
             run(tmp_path / "second", recipe)
         return alone(*args, **more)
 
-    monkeypatch.setattr("trundle.methods.training.train", joined)
+    monkeypatch.setattr(loop, "train", joined)
     run(tmp_path / "first", recipe)
     assert len(set(begun)) == 2
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))

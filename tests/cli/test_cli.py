@@ -212,7 +212,7 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
         (["evaluate", "MODEL", "--tasks", "nope", "--root", "."], "nope"),
         (["nonsense"], "nonsense"),
         (["depth", "MODEL", "--keep", "2", "-o", "OUT", "--seed", "-1"], "--seed"),
-        (["depth", "MODEL", "--keep", "2", "-o", "MODEL", "--force"], "is a model the result is made from"),
+        (["depth", "MODEL", "--keep", "2", "-o", "MODEL", "--force"], "is an input of this command"),
         (["evaluate", "MODEL", "--tasks", "nope", "-o", "."], "can't be written"),
         (["evaluate", "MODEL"], "say what to measure on"),
         (["evaluate", "MODEL", "--teacher", "http://localhost:1/v1", "--data", "x.txt"], "--teacher-model"),

@@ -127,7 +127,7 @@ def test_an_occupied_folder_for_the_pair_is_refused_at_once(
         )
     student = str(pico_folders("distilbert"))
     for place in (folder, student):
-        with pytest.raises(BadInput, match="is a model the result is made from"):
+        with pytest.raises(BadInput, match="is an input of this command"):
             compress_to_budget(
                 Request(source=folder, output=place, corpus=corpus, replace=True), ["2x"], students=[student]
             )
@@ -139,7 +139,7 @@ def test_a_model_that_is_only_exported_makes_no_pair(
 ) -> None:
     monkeypatch.setattr("trundle.model.cost._GRAPH_BYTES_PER_LAYER", 0)
     monkeypatch.setattr("trundle.model.cost._SMALLEST_INT8", 0)
-    with pytest.raises(BadInput, match=r"once it is int8, .* leave --pair out, or ask for less"):
+    with pytest.raises(BadInput, match=r"once it is int8, .* leave --pair out, or pass a smaller budget"):
         compress_to_budget(
             Request(source=str(pico_folders("bert")), output=tmp_path / "small", corpus=corpus, pair=True),
             ["2x"],

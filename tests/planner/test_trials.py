@@ -136,7 +136,7 @@ def test_the_next_best_is_finished_where_the_best_is_refused(monkeypatch: pytest
 
     monkeypatch.setattr(_Trials, "finish", finish)
     ranked = [named("a"), replace(named("b"), outcome="refused: no"), named("c"), named("d")]
-    run, found = some_trials().finish_best(ranked, lambda _: 3.0, Path(), replace_output=False, pair=False)
+    run, found = some_trials().finish_best(ranked, lambda _: 3.0)
     assert str(run) == "c in 3.0 s"
     assert [(each.candidate.name, each.outcome) for each in found] == [
         ("c", "chosen"),
@@ -146,4 +146,4 @@ def test_the_next_best_is_finished_where_the_best_is_refused(monkeypatch: pytest
     ]
     able.clear()
     with pytest.raises(BadModel, match="a is no good"):
-        some_trials().finish_best(ranked, lambda _: 3.0, Path(), replace_output=False, pair=False)
+        some_trials().finish_best(ranked, lambda _: 3.0)

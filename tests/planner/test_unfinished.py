@@ -131,7 +131,7 @@ def test_a_search_that_goes_on_learns_from_as_many_texts(
 
     def noted(self: _Trials, *_: object, **__: object) -> None:
         asked.append(self.texts)
-        kinds.append(self.fresh)
+        kinds.append(self.request.fresh)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(_Trials, "contest", noted)
@@ -164,6 +164,6 @@ def test_the_same_search_twice_at_a_time_shares_no_trials(
     search_once("three")
     assert works[0] != works[1]
     assert works[0] == works[2]
-    assert [line for line in told.lines if "same search is under way" in line] == [
-        "the same search is under way in another process; this one starts by itself"
+    assert [line for line in told.lines if "the same search" in line] == [
+        "another process runs the same search; this one starts its own"
     ]

@@ -1,4 +1,4 @@
-"""What a model may weigh and take, in the words people use: 12MB, 10x, 20M-params, 5ms."""
+"""Budgets as people write them (12MB, 10x, 20M-params, 5ms), and how a search spends its time."""
 
 from __future__ import annotations
 
@@ -19,53 +19,55 @@ _EXAMPLES = "12MB, 10x, 20M-params or 5ms"
 
 @dataclass(frozen=True, kw_only=True)
 class _Budget:
-    """Limits; None where there is none."""
+    """Limits; None means no limit."""
 
     bytes: int | None = None
-    """Of the file that is shipped: the int8 graph, or the weights."""
+    """Size of the exported file: the graph, or the weights if there is no graph."""
     parameters: int | None = None
     milliseconds: float | None = None
     """For one short query on this machine."""
 
     def __str__(self) -> str:
-        told = [
+        limits = [
             None if self.bytes is None else f"{self.bytes / 1e6:.4g} MB",
             None if self.parameters is None else f"{self.parameters / 1e6:.4g}M parameters",
             None if self.milliseconds is None else f"{self.milliseconds:.4g} ms a query",
         ]
-        return " and ".join(each for each in told if each)
+        return " and ".join(each for each in limits if each)
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Returns the limits by name."""
         return {"bytes": self.bytes, "parameters": self.parameters, "milliseconds": self.milliseconds}
 
     def allows(self, *, file_bytes: int, parameters: int, milliseconds: float | None = None) -> bool:
-        """Whether something of this size and speed is within all limits; an unknown speed is."""
+        """Whether a model of this size and speed is within all limits; an unknown speed counts as within."""
         return not self.exceeded(file_bytes=file_bytes, parameters=parameters, milliseconds=milliseconds)
 
     def exceeded(
         self, *, file_bytes: int, parameters: int, milliseconds: float | None = None
     ) -> tuple[str, ...]:
-        """A sentence for each limit that something of this size and speed is over."""
-        told = []
+        """Returns a sentence for each limit that a model of this size and speed exceeds."""
+        found = []
         if self.bytes is not None and file_bytes > self.bytes:
-            told.append(
+            found.append(
                 f"the file has {file_bytes / 1e6:.6g} MB, over the budget of {self.bytes / 1e6:.6g} MB"
             )
         if self.parameters is not None and parameters > self.parameters:
-            told.append(f"there are {parameters:,} parameters, over the budget of {self.parameters:,}")
+            found.append(f"there are {parameters:,} parameters, over the budget of {self.parameters:,}")
         if self.milliseconds is not None and milliseconds is not None and milliseconds > self.milliseconds:
-            told.append(f"a query takes {milliseconds:.4g} ms, over the budget of {self.milliseconds:.4g} ms")
-        return tuple(told)
+            found.append(
+                f"a query takes {milliseconds:.4g} ms, over the budget of {self.milliseconds:.4g} ms"
+            )
+        return tuple(found)
 
 
 def _parse_budget(words: Sequence[str], *, whole_bytes: int) -> _Budget:
-    """Read every limit; `10x` is a tenth of the model's own `whole_bytes`. The same kind twice is refused."""
+    """Parses limits; `10x` is a tenth of `whole_bytes`, the size of the model itself."""
     found: dict[str, tuple[str, _Budget]] = {}
     for word in (part.strip() for each in words for part in each.split(",")):
         match = _PATTERN.fullmatch(word.lower())
         if match is None or float(match["number"]) == 0:
-            raise BadInput(f"{word!r} is no budget; say {_EXAMPLES}, or several with commas between")
+            raise BadInput(f"{word!r} is not a budget; pass {_EXAMPLES}, or several separated by commas")
         amount = float(match["number"]) * _UNITS[match["unit"] or ""]
         limits = {
             "b": _Budget(bytes=int(amount)),
@@ -84,24 +86,24 @@ def _parse_budget(words: Sequence[str], *, whole_bytes: int) -> _Budget:
 
 
 _TRIED = 8
-"""Candidates at most in the first round."""
+"""The most candidates in the first round."""
 _KEPT = 2
-"""One of so many goes on to the next round."""
+"""One in this many goes on to the next round."""
 _SHORTEST_TRIAL, _SHORTEST_GPU_TRIAL = 20.0, 5.0
-"""Seconds of training under which a trial says nothing; a GPU learns more in five than two cores in a minute."""
+"""A trial of fewer seconds says nothing; a GPU learns more in five than two cores in a minute."""
 _LABELLING, _TRYING, _FINISHING = 0.25, 0.3, 0.35
-"""Shares of the time: the teacher's vectors, the trials, the winner's training. The rest is for exporting and proving."""
+"""Shares of the time: teacher vectors, trials, the winner's training. The rest is for export and comparison."""
 _PROVING = 1 - _LABELLING - _TRYING - _FINISHING
 _CLOSING = 60.0
-"""Seconds the end takes on two slow cores however little there is to read: a graph, a race of processes, a page."""
+"""Seconds that export, timing and the report take on two slow cores, however few texts there are."""
 _READINGS = 4
-"""How often the texts that prove the result are read at the end: by both models to compare them, and again for the page."""
+"""How often the held-out texts are encoded at the end: by both models for the comparison, and again for the report."""
 _MAPPING, _FEWEST_MAPPED = 1 / 150, 2048
-"""The share of the time for the texts a candidate's linear map is fitted on, and so many however slow the teacher is."""
+"""The share of the time to encode texts for a candidate's linear map, and the fewest texts for it."""
 _PROVED_SHARE, _FEWEST_PROVED = 5, 200
-"""One of so many texts more is there to prove the result by, and so many however slow the teacher is."""
+"""The comparison uses one text for this many training texts, and never fewer than the second number."""
 _ENOUGH_TEXTS, _FEWEST_TEXTS = 2000, 200
-"""So many are learned from if twice the time for them allows it, and so many however slow the teacher is."""
+"""Training gets the first number of texts if twice the planned time allows it, and never fewer than the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,26 +112,26 @@ class _Rung:
 
     candidates: int
     seconds: float
-    """Of training for each of them."""
+    """Training time of each candidate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Timetable:
-    """Seconds for each part of the work, and how many texts there is time for."""
+    """Seconds for each part of the search, and how many texts there is time for."""
 
     labelling: float
     rungs: tuple[_Rung, ...]
     finishing: float
     mapping: float = 0.0
-    """Reading for the linear map of one candidate, before it learns."""
+    """Encoding texts for the linear map of one candidate."""
     closing: float = 0.0
-    """Behind the last training: comparing, exporting, the page."""
+    """After the last training: comparison, export, report."""
     texts: int = 0
-    """To learn from; 0 where nothing is learned."""
+    """Training texts; 0 if nothing is trained."""
     mapped: int = RIDGE_TEXTS
-    """Of these, to fit a candidate's linear map on before it learns."""
+    """Texts to fit a candidate's linear map on."""
     proved: int = MEASURED_TEXTS
-    """Held-out ones, to compare the result by."""
+    """Held-out texts to compare the result on."""
 
 
 _NOTHING_TO_LEARN = _Timetable(labelling=0.0, rungs=(), finishing=0.0)
@@ -138,10 +140,9 @@ _NOTHING_TO_LEARN = _Timetable(labelling=0.0, rungs=(), finishing=0.0)
 def _plan_time(
     minutes: float, candidates: int, *, rate: float, there: float = math.inf, on_gpu: bool = False
 ) -> _Timetable:
-    """As many candidates as the time can try for long enough; with time for one alone, none is tried.
+    """Plans as many trials as there is time for; with time for only one, the first candidate is trained at once.
 
-    `rate` is how many texts the teacher reads in a second, `there` how many there are. Reading for a linear map and reading at the
-    end are much of a short time, so they have a part in it.
+    `rate` is how many texts the teacher encodes in a second, `there` how many texts there are.
     """
     shortest = _SHORTEST_GPU_TRIAL if on_gpu else _SHORTEST_TRIAL
     whole = 60 * minutes
@@ -173,24 +174,24 @@ def _plan_time(
 
 
 def _time_left(minutes: float, gone: float, closing: float) -> float:
-    """Seconds for the winner when so many have gone: what was lost before is not lost at the end as well."""
+    """Seconds left to train the winner after `gone` seconds, with `closing` seconds kept for the end."""
     return max(_SHORTEST_TRIAL, 60 * minutes - closing - gone)
 
 
 def _texts_within(seconds: float, rate: float) -> int:
-    """How many to learn from: what fits into this time, beside those that validate; up to `ENOUGH_TEXTS` in twice the time."""
+    """How many training texts fit into this time, next to the validation texts."""
     affordable = int(seconds * rate)
     found = affordable - validation_count(affordable)
     return found if found >= _ENOUGH_TEXTS else min(_ENOUGH_TEXTS, max(_FEWEST_TEXTS, 2 * found))
 
 
 def _proof_texts(texts: int) -> int:
-    """How many held-out texts the result is compared by, when so many were learned from: the teacher has to read these as well."""
+    """How many held-out texts to compare on; the teacher has to encode these as well."""
     return min(MEASURED_TEXTS, max(_FEWEST_PROVED, texts // _PROVED_SHARE)) if texts else MEASURED_TEXTS
 
 
 def _counts(tried: int) -> list[int]:
-    """8, 4, 2: each round has the same time, so each candidate in it has more."""
+    """Candidates per round, such as 8, 4, 2; each round takes the same time."""
     counts = [tried]
     while counts[-1] > _KEPT:
         counts.append(-(-counts[-1] // _KEPT))

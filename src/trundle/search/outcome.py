@@ -1,4 +1,4 @@
-"""What a search leaves behind: every candidate with its trials, the one that was chosen, forecast and truth."""
+"""The result of a search: every candidate with its trials, the chosen one, predictions and measurements."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trundle.search.budget import _Budget, _Timetable
 from trundle.search.candidates import _Candidate
 
 _REFUSED = "refused: "
-"""How the outcome of a candidate begins that a step could not make; the step's own sentence follows."""
+"""Starts the outcome of a candidate that a method rejected; the method's error follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Tried:
-    """A candidate and how its trials went: validation distances, round by round."""
+    """A candidate and its trials: the validation distance after each round."""
 
     candidate: _Candidate
     distances: tuple[float, ...] = ()
@@ -26,11 +26,11 @@ class _Tried:
 
     @property
     def refused(self) -> bool:
-        """Whether a step could not make it."""
+        """Whether a method rejected the candidate."""
         return self.outcome.startswith(_REFUSED)
 
     def as_json(self) -> dict[str, Any]:
-        """For the report."""
+        """Returns its row in planning.json."""
         return {
             "name": self.candidate.name,
             "base": self.candidate.base,
@@ -49,7 +49,7 @@ class _Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What was asked, what could be had, what was chosen, and what came of it."""
+    """The budget, the candidates, the chosen one, and what was measured of it."""
 
     budget: _Budget
     before: Cost
@@ -59,31 +59,31 @@ class Outcome:
     timetable: _Timetable
     run: Run | None = None
     proof_texts: int = MEASURED_TEXTS
-    """How many held-out texts there is time to compare by."""
+    """How many held-out texts the result was compared on."""
     bytes: int | None = None
-    """Of the file that is shipped, as it lies on the disk."""
+    """Measured size of the exported file."""
     parameters: int | None = None
-    """As counted in what was written."""
+    """Counted in the written model."""
     milliseconds: float | None = None
-    """For a query, as measured at the end."""
+    """Measured time of a query."""
     no_graph: str | None = None
-    """Why the graph that was planned is not there, and what is."""
+    """Why the planned graph is missing, and what was written instead."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Where what came of it is not what was asked; empty where all is well or nothing was made."""
+        """Returns a sentence for each limit that is not met or not proven."""
         if self.bytes is None or self.parameters is None:
             return ()
-        told: tuple[str, ...] = () if self.no_graph is None else (self.no_graph,)
-        told += self.budget.exceeded(
+        remarks: tuple[str, ...] = () if self.no_graph is None else (self.no_graph,)
+        remarks += self.budget.exceeded(
             file_bytes=self.bytes, parameters=self.parameters, milliseconds=self.milliseconds
         )
         if self.budget.milliseconds is not None and self.milliseconds is None:
-            told += (f"no query was timed, so {self.budget.milliseconds:.4g} ms a query is not proven",)
-        return told
+            remarks += (f"no query was timed, so {self.budget.milliseconds:.4g} ms a query is not proven",)
+        return remarks
 
     def as_json(self) -> dict[str, Any]:
-        """What planning.json holds."""
+        """Returns the content of planning.json."""
         best = self.chosen.candidate
         return {
             "budget": self.budget.as_json(),

@@ -1,6 +1,6 @@
-"""What could be had, before anything is made: every candidate sized and timed, and those that are worth a trial.
+"""Predictions before anything is made: the size and speed of every candidate, and which are worth a trial.
 
-All that a dry run says comes from here, and whatever is wrong with a budget is said here.
+A dry run prints what is computed here; a budget that can't be met is rejected here.
 """
 
 from __future__ import annotations
@@ -31,20 +31,18 @@ _COUNTED_TEXTS = 5000
 
 @dataclass(frozen=True, kw_only=True)
 class _Prospects:
-    """The models of one search, and what can be told of them by arithmetic and a few seconds of timing."""
+    """The models of one search, and what arithmetic and a few seconds of timing predict about them."""
 
     source: str
     bases: Mapping[str, SentenceTransformer]
-    """The source and the students by name, each opened once."""
+    """The source and the students by name, each loaded once."""
     corpus: Corpus
     progress: Progress
 
     def speeds(self) -> dict[tuple[str, _Precision], _Speed]:
-        """Of int8 and of float graphs; empty where graphs can't be made here, and speed can't be told."""
+        """Measures int8 and float graphs of each base; empty if the packages for graphs are not installed."""
         if find_spec("onnxruntime") is None or find_spec("onnx") is None:
-            self.progress.say(
-                "without the extra export there is no int8 and no speed: pip install 'trundle[export]'"
-            )
+            self.progress.say("int8 graphs and speeds need the extra export: pip install 'trundle[export]'")
             return {}
         wanted: tuple[_Precision, ...] = ("float32", "int8")
         found = {
@@ -53,47 +51,45 @@ class _Prospects:
             for precision in wanted
         }
         if not all(speed.undisturbed for speed in found.values()):
-            self.progress.say(
-                "the machine was busy while queries were timed, so what is said of speed is rough"
-            )
+            self.progress.say("the machine was busy while queries were timed, so predicted speeds are rough")
         return found
 
     def promising(
         self, limits: _Budget, speeds: Mapping[tuple[str, _Precision], _Speed], *, before: Cost
     ) -> list[_Candidate]:
-        """What is worth a trial, most promising first; a budget that makes no sense for this model is refused in one sentence."""
+        """Returns the candidates worth a trial, most promising first; rejects a budget that none or the model itself meets."""
         if limits.milliseconds is not None and not speeds:
             raise MissingExtra("a budget in milliseconds", "export")
         found = self.candidates(speeds, timed=limits.milliseconds is not None)
         slow = self.slowest(speeds, before)
         if limits.allows(file_bytes=before.file_bytes, parameters=before.parameters, milliseconds=slow):
             raise BadInput(
-                f"{self.source} is within {limits} as it is ({before.file_bytes / 1e6:.4g} MB, {before.parameters / 1e6:.4g}M "
-                "parameters), so nothing was done; ask for less"
+                f"{self.source} is already within {limits} ({before.file_bytes / 1e6:.4g} MB, {before.parameters / 1e6:.4g}M "
+                "parameters), so nothing was done; pass a smaller budget"
             )
         promising = _edge(found, limits, self.coverages())
         if not promising:
             least = _smallest(found)
-            told = "" if least.milliseconds is None else f", {_raised(least.milliseconds)} ms a query"
+            speed = "" if least.milliseconds is None else f", {_raised(least.milliseconds)} ms a query"
             raise BadInput(
                 f"nothing trundle can make of {self.source} is within {limits}: the smallest is {least.name} with "
-                f"{_raised(least.bytes / 1e6)} MB, {_raised(least.cost.parameters / 1e6)}M parameters{told}; allow that much"
-                + ("" if len(self.bases) > 1 else ", or give a smaller backbone with --student")
+                f"{_raised(least.bytes / 1e6)} MB, {_raised(least.cost.parameters / 1e6)}M parameters{speed}; allow that much"
+                + ("" if len(self.bases) > 1 else ", or pass a smaller backbone with --student")
             )
-        # Where the model itself fits once it is int8, nothing it could be cut to is nearer to it.
+        # If the model itself fits once it is int8, no cut of it is closer to it.
         return [each for each in promising if each.untouched] or promising
 
     def slowest(self, speeds: Mapping[tuple[str, _Precision], _Speed], before: Cost) -> float | None:
-        """What a query takes with the model as it is, told like the candidates'."""
+        """Predicts the milliseconds of a query with the source model."""
         speed = speeds.get((self.source, "float32"))
         return None if speed is None else speed.milliseconds(before)
 
     def candidates(
         self, speeds: Mapping[tuple[str, _Precision], _Speed], *, timed: bool = False
     ) -> list[_Candidate]:
-        """All cuts of the model and of the students' backbones, sized and timed by arithmetic.
+        """Lists all cuts of the source and the students with predicted sizes and speeds.
 
-        Where time counts, four bits a weight are multiplied in int8: twice as fast, for a little less agreement.
+        With a limit on time (`timed`), int4 weights are multiplied in int8: twice as fast, for a little less agreement.
         """
         grid: _Precision = "int4+int8" if timed else "int4"
         dimensions = self.bases[self.source].get_embedding_dimension() or 0
@@ -116,19 +112,19 @@ class _Prospects:
         ]
 
     def coverages(self) -> dict[str, _Coverage]:
-        """By base, told from the first texts."""
+        """The token coverage of each base, from the first training texts."""
         texts = [text.text for text in islice(self.corpus.train(), _COUNTED_TEXTS)]
         return {base: _coverage(model, texts) for base, model in self.bases.items()}
 
     def text_count(self) -> float:
-        """How many texts there are; without end where the corpus does not say."""
+        """Returns the number of texts, or infinity if the corpus does not say."""
         return sum(int(fact["texts"]) for fact in self.corpus.facts()) or math.inf
 
     def reading_rate(self) -> float:
-        """How many texts the teacher answers in a second, told from a second's worth of them."""
+        """Measures for about a second how many texts the teacher encodes in a second."""
         texts = [text.text for text in islice(self.corpus.train(), _MOST_TIMED_TEXTS)]
         if not texts:
-            raise BadInput("there are no texts to learn from; say where they are with --data")
+            raise BadInput("there are no texts to learn from; pass them with --data")
         encode = embedder(self.bases[self.source], name="teacher", half_on_gpu=True).text
         encode(texts[:4])
         count, taken, read = _TIMED_TEXTS, 0.0, 0
@@ -143,10 +139,9 @@ class _Prospects:
 
 
 def _of_all_lengths(texts: Sequence[str], count: int) -> list[list[str]]:
-    """So many texts, or all, in groups of about one length: short ones, middling ones, long ones.
+    """Draws `count` texts in groups of similar length, from short to long.
 
-    That is how texts are read when there are many. A few taken at random would all be padded to the longest of them, and look
-    several times as slow.
+    Many texts are encoded in such groups. A few random ones would be padded to the longest and look several times slower.
     """
     ordered = sorted(texts, key=len)
     each = max(1, count // _LENGTHS)
@@ -157,7 +152,7 @@ def _of_all_lengths(texts: Sequence[str], count: int) -> list[list[str]]:
 
 
 def _computed_as(precision: _Precision) -> _Precision:
-    """What a graph of this precision is multiplied in, which decides its speed: int4 is a way to store."""
+    """The precision of a graph's matmuls, which decides its speed: int4 is a storage format."""
     stored: dict[_Precision, _Precision] = {"int4": "float32", "int4+int8": "int8"}
     return stored.get(precision, precision)
 
@@ -170,6 +165,6 @@ def _coverage(model: SentenceTransformer, texts: Sequence[str]) -> _Coverage:
 
 
 def _raised(value: float) -> str:
-    """Three digits, never below the value: who allows that much has it."""
+    """Rounds up to three digits, so that a budget of that size is enough."""
     step = 10.0 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1.0
     return f"{math.ceil(value / step - 1e-9) * step:.3g}"

@@ -39,7 +39,7 @@ from trundle.search.budget import (
     _plan_time,
     _time_left,
 )
-from trundle.search.candidates import _Precision
+from trundle.search.candidates import _Candidate, _Precision
 from trundle.search.outcome import Outcome, _Tried
 from trundle.search.prospects import _Prospects
 from trundle.search.speed import _export_graph, _Speed, _time_queries
@@ -64,10 +64,11 @@ _INSTEAD: Mapping[_Precision, tuple[_Precision, ...]] = {
 
 
 def _ship(
-    outcome: Outcome,
+    candidate: _Candidate,
     output: Path,
     corpus: Corpus,
     *,
+    limits: _Budget,
     speeds: Mapping[tuple[str, _Precision], _Speed],
     progress: Progress,
 ) -> dict[str, Any]:
@@ -75,7 +76,6 @@ def _ship(
 
     If a graph loses too much accuracy, a graph with float matmuls takes its place if it fits the budget.
     """
-    candidate = outcome.chosen.candidate
     if not speeds:
         return {"bytes": weight_bytes(output)}
     texts = _calibration_texts(corpus)
@@ -85,7 +85,7 @@ def _ship(
         refused = f"there is no {candidate.precision} graph: {_cause(error)}"
     for precision in _INSTEAD[candidate.precision]:
         other = replace(candidate, precision=precision)
-        fits = outcome.budget.allows(
+        fits = limits.allows(
             file_bytes=other.bytes,
             parameters=other.cost.parameters,
             milliseconds=speeds[candidate.base, "float32"].milliseconds(candidate.cost),
@@ -277,7 +277,14 @@ def _carried_out(
         parameters=run.after.parameters,
     )
     _write(outcome, request.target)  # the export may fail, and the trained model is complete
-    made = _ship(outcome, request.target, request.corpus, speeds=speeds, progress=request.progress)
+    made = _ship(
+        outcome.chosen.candidate,
+        request.target,
+        request.corpus,
+        limits=outcome.budget,
+        speeds=speeds,
+        progress=request.progress,
+    )
     outcome = replace(outcome, **made)
     _write(outcome, request.target)
     run.settle()
