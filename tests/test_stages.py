@@ -204,9 +204,9 @@ def test_two_runs_that_begin_alike_do_not_hinder_each_other(run: Callable[..., R
         with pytest.raises(Stopped):  # its stages stay
             run(tmp_path / "second", counted(other, taken, stop_at="align"))
         assert taken == ["weights"]  # the vocabulary was there
-        return shared.step.apply(*arguments)
+        return shared.method.apply(*arguments)
 
-    slow = replace(shared, step=replace(shared.step, apply=joined))
+    slow = replace(shared, method=Wrapped(shared.method, joined))
     run(tmp_path / "first", replace(recipe, calls=(recipe.calls[0], slow, recipe.calls[2])))
     taken: list[str] = []
     run(tmp_path / "second", counted(other, taken))

@@ -1,8 +1,8 @@
-"""The main job, start to end, on what every machine has.
+"""`trundle demo`: the main job from start to end, without the hub.
 
-A real model from the package index (all-MiniLM-L6-v2, extra `demo`), and real text: the documentation of the Python
-packages installed here. The best model of a quarter of its bytes or less is looked for, trained back into its own original
-space, exported, and measured on packages it has not seen.
+The model is all-MiniLM-L6-v2 from the package index (extra `demo`); the texts are the documentation of the installed
+Python packages. The demo searches the best model of a quarter of the size, trains it into the original's space,
+exports it and measures it on packages that training did not see.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ _SEED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class DemoResult:
-    """The original and the small model side by side."""
+    """Measurements of the original and the small model."""
 
     outcome: Outcome
     ndcg: Mapping[str, float]
     fidelity: Fidelity
-    """Of the graph that is shipped, not of the weights it was made from; of the weights where there is no graph."""
+    """Of the exported graph, or of the weights if there is no graph."""
     speed: BenchResult
     pairs: tuple[int, int]
-    """Found for training, measured on."""
+    """Numbers of pairs for training and for measuring."""
     output: Path
     page: Path
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Returns what `--json` prints."""
         return {
             "output": str(self.output),
             "page": str(self.page),
@@ -66,7 +66,7 @@ class DemoResult:
 
 
 def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT) -> DemoResult:
-    """Search, train, export, measure; the small model is left in `output`."""
+    """Searches, trains, exports and measures; writes the small model to `output`."""
     model = _demo_model()
     if find_spec("onnxruntime") is None:
         raise MissingExtra("trundle demo", "demo")
@@ -74,8 +74,8 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
     train, validation = split_by_package(pairs, HELD_OUT_SHARE, _SEED)
     measured = sample(held_out, _MEASURED_PAIRS, seed=_SEED)
     progress.say(
-        f"found {len(pairs) + len(held_out):,} documented names on this machine; learning from {len(train):,}, choosing by "
-        f"{len(validation):,} and measuring on {len(measured):,} of other packages"
+        f"found {len(pairs) + len(held_out):,} documented names on this machine: {len(train):,} for training, "
+        f"{len(validation):,} for validation, {len(measured):,} of other packages for measuring"
     )
     corpus = Corpus(
         train=lambda: as_texts(train),
@@ -126,7 +126,7 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
 
 
 def _shipped(folder: Path) -> Embedder:
-    """The exported graph as evaluation sees a model."""
+    """The exported graph as an embedder."""
     encoder = Encoder(folder)
     return Embedder(
         name="small",
@@ -137,7 +137,7 @@ def _shipped(folder: Path) -> Embedder:
 
 
 def _demo_model() -> Path:
-    """The folder of all-MiniLM-L6-v2 inside its package, found without importing the package."""
+    """The folder of all-MiniLM-L6-v2 in its package, found without importing the package."""
     spec = find_spec(_MODEL_PACKAGE)
     if spec is None or spec.origin is None:
         raise MissingExtra("trundle demo", "demo")

@@ -1,10 +1,9 @@
-"""Every model the steps could make of this one, as plain data, sized before any is made.
+"""Every model that the methods could make of a model, with its predicted cost.
 
-The grid is small on purpose. A candidate that another one beats or equals in everything that is kept, and that fits just
-as well, is no candidate: what stays is the edge of the budget, where one thing can only be had for another. A static model, with no
-layers at all, promises least, and is there for budgets that no layer fits into. Int8 is no
-question: it costs little, a gate sees to that, and a quarter of the bytes buys four times the model. Int4 has to be learned with, and
-buys twice the model again.
+The grid of cuts is small. A candidate that keeps no more of anything than another one that fits is dropped, so what
+remains is the edge of the budget. A static model, with no layers, is for budgets that no layer fits into. Int8 costs
+little accuracy and a quarter of the bytes, so it is the default; int4 needs training with rounded weights and halves
+the bytes again.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from trundle.search.budget import _Budget
 
 _Precision = Literal["float32", "int8", "int4", "int4+int8"]
 _GRID: tuple[_Precision, ...] = ("int4", "int4+int8")
-"""Four bits a weight, for models that learn with them; the last multiplies in int8."""
+"""Four bits per weight, for models trained with rounded weights; the last one has int8 matmuls."""
 _Coverage = Callable[[int], float]
-"""The share of all tokens in the texts that the so many most frequent ones are."""
+"""Maps a number of tokens to the share of the texts that the most frequent ones cover."""
 
 _LAYERS = (
     Fraction(1),
@@ -54,15 +53,15 @@ _NEURONS = (Fraction(1), Fraction(3, 4), Fraction(1, 2))
 _WIDTHS = (Fraction(1), Fraction(1, 2))
 _INT4_PROMISE = 0.95
 _FEWEST_TOKENS = 4000
-"""Fewer pieces than this spell words letter by letter."""
+"""With fewer tokens, words are split into letters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Candidate:
-    """What would be kept of which model, and what that costs."""
+    """What is kept of which model, and what that costs."""
 
     base: str
-    """The model it is cut from: the one to shrink, or a student's backbone."""
+    """The model it is cut from: the source or a student."""
     layers: int
     tokens: int
     neurons: int
@@ -72,11 +71,11 @@ class _Candidate:
     whole: Layout = field(repr=False)
     milliseconds: float | None = None
     untouched: bool = False
-    """The model itself: nothing to learn, only to export."""
+    """The source itself: nothing is trained, only exported."""
 
     @property
     def bytes(self) -> int:
-        """Of the file that is shipped."""
+        """Returns the predicted size of the exported file."""
         if self.precision in _GRID:
             extra = self.cost.int8_product_bytes if self.precision == "int4+int8" else 0
             return self.cost.int4_file_bytes + extra
@@ -84,20 +83,20 @@ class _Candidate:
 
     @property
     def name(self) -> str:
-        """What is kept, in a few words."""
+        """Describes what is kept."""
         sizes = self.whole.sizes
-        told = [f"{self.layers} of {self.whole.layers} layers" if self.layers else "no layers (static)"]
+        parts = [f"{self.layers} of {self.whole.layers} layers" if self.layers else "no layers (static)"]
         if self.tokens < sizes["vocab"]:
-            told.append(f"{self.tokens:,} tokens")
+            parts.append(f"{self.tokens:,} tokens")
         if self.width != 1:
-            told.append(f"{self.width} width")
+            parts.append(f"{self.width} width")
         if self.neurons < sizes["mlp"]:
-            told.append(f"{self.neurons:,} neurons")
-        return ", ".join([*told, self.precision])
+            parts.append(f"{self.neurons:,} neurons")
+        return ", ".join([*parts, self.precision])
 
     @property
     def kept(self) -> tuple[Fraction, ...]:
-        """The shares that are kept: more is never worse."""
+        """Returns the shares that are kept; a larger share is never worse."""
         sizes = self.whole.sizes
         return (
             Fraction(self.layers, self.whole.layers),
@@ -108,9 +107,9 @@ class _Candidate:
         )
 
     def steps(self, *, texts: int | None = None) -> list[dict[str, Any]]:
-        """The cuts as rows of a recipe: the vocabulary first, so that all others are made on the model that reads it.
+        """Returns the cuts as rows of a recipe, the vocabulary first, because the other methods use the new tokenizer.
 
-        A narrow model is mapped into its own original's space, by the vectors of so many `texts`.
+        A narrower model is mapped into the space of its original with the vectors of up to `texts` texts.
         """
         if self.untouched:
             return [{"depth": {"keep": self.layers}}]
@@ -138,9 +137,9 @@ def _list_candidates(
     dimensions: int,
     is_teacher: bool = True,
 ) -> list[_Candidate]:
-    """The whole grid of cuts the model can take, each with a linear map into `dimensions`.
+    """Lists the grid of cuts of `model`, each with a linear map into `dimensions`.
 
-    The teacher as it is needs no map, a student's backbone as it is does. A static model's goes into its table.
+    The unchanged teacher needs no map. The map of a static model is multiplied into its table.
     """
     layout = layout_of(transformer_of(model).model)
     sizes = layout.sizes
@@ -203,7 +202,7 @@ def _list_candidates(
 def _static_costs(
     model: SentenceTransformer, counts: Sequence[int], dimensions: int
 ) -> Iterator[tuple[int, Cost]]:
-    """Static models of so many tokens; none where the tokenizer can't be a static model's."""
+    """Static models with these numbers of tokens; none if the tokenizer does not allow one."""
     if has_token_map(model):
         return
     try:
@@ -217,7 +216,7 @@ def _static_costs(
 def _edge(
     candidates: Iterable[_Candidate], budget: _Budget, coverage: Mapping[str, _Coverage]
 ) -> list[_Candidate]:
-    """Those that fit and that no other that fits beats in all that is kept, most promising first."""
+    """The candidates that fit and keep more of something than every other one that fits, most promising first."""
     fitting = [each for each in candidates if _fits(each, budget)]
     best = [
         each
@@ -234,11 +233,11 @@ def _edge(
 
 
 def _promise(candidate: _Candidate, coverage: _Coverage) -> float:
-    """A guess at quality from what is kept, to choose what is tried at all; trials decide, not this.
+    """Estimates quality from what is kept, to decide which candidates get a trial; the trials decide the rest.
 
-    In what was measured, a vocabulary hurts most, by what it no longer covers of the texts: not at three quarters of its size, a lot
-    at a sixth. Then comes half the width, then the layers; neurons hardly count. Int4 costs nothing beside such cuts once it is learned
-    with, but it is the dearest where next to nothing else is cut. (`benchmarks/regret.py` shows how far off this is.)
+    In measurements, a smaller vocabulary hurts most, by what it no longer covers: nothing at three quarters of its size,
+    a lot at a sixth. Then follow half the width and the layers; neurons hardly matter. Int4 costs little next to such
+    cuts once it is trained, but most if hardly anything else is cut. `benchmarks/regret.py` measures the error.
     """
     layers, _, neurons, width, _ = (float(share) for share in candidate.kept)
     precision = _INT4_PROMISE if candidate.precision in _GRID else 1.0
@@ -246,7 +245,7 @@ def _promise(candidate: _Candidate, coverage: _Coverage) -> float:
 
 
 def _smallest(candidates: Iterable[_Candidate]) -> _Candidate:
-    """The least the grid can do."""
+    """The smallest candidate of the grid."""
     return min(candidates, key=lambda each: (each.bytes, each.cost.parameters))
 
 
@@ -257,7 +256,7 @@ def _fits(candidate: _Candidate, budget: _Budget) -> bool:
 
 
 def _token_counts(model: SentenceTransformer, whole: int) -> list[int]:
-    """Counts of tokens that the step `vocabulary` does not refuse, largest first."""
+    """Numbers of tokens that `vocabulary` accepts, largest first."""
     if has_token_map(model):
         return [whole]
     try:
@@ -268,6 +267,6 @@ def _token_counts(model: SentenceTransformer, whole: int) -> list[int]:
 
 
 def _counts(whole: int, shares: Sequence[Fraction], *, at_least: int) -> list[int]:
-    """Counts for these shares, largest first, none under what makes sense unless the whole is."""
+    """Counts for these shares, largest first, none below `at_least` unless the total is."""
     counts = {max(int(whole * share), min(at_least, whole)) for share in shares}
     return sorted(counts, reverse=True)

@@ -1,9 +1,8 @@
-"""How long a query takes on this machine: measured on four small cuts of the model, and told from that for any other.
+"""Predicts how long a query takes on this machine, from timings of four small cuts of the model.
 
-A graph of one layer, one of three, one of one layer with half its neurons and one of three layers half as wide say what a query costs
-besides layers, what a layer costs however narrow it is, and what the FLOPs of attention and of an MLP cost. A static model reads and adds up in another
-way, so it is timed for itself. Kept in the cache, since neither machine nor shape
-change; but not what was timed while the machine was busy with something else.
+Graphs with one layer, three layers, half the neurons and half the width determine the fixed cost, the cost of a layer
+and the cost per FLOP of attention and MLP. A static model is timed on its own. Timings are cached, unless the machine
+was busy.
 """
 
 from __future__ import annotations
@@ -40,26 +39,26 @@ from trundle.search.candidates import _Precision
 
 _ROUNDS, _SECONDS = 5, 0.3
 _UNDISTURBED = 0.9
-"""The share of a round in which the thread that waits for the graph must have been running, if nothing held it up."""
+"""The machine was idle if the waiting thread ran for this share of a round."""
 _ANY_LOSS = Limits(cosine=1.0, agreement=1.0)
-"""A cut that is only timed may say anything."""
+"""A cut that is only timed may lose any accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Speed:
-    """Milliseconds for one short query, as a function of what a model computes."""
+    """Milliseconds of one short query as a function of what a model computes."""
 
     fixed: float
     attention: float
     mlp: float
     layer: float = 0.0
     static: float | None = None
-    """Of a model without layers; None where it can't be made of this one."""
+    """Of a model without layers; None if there is none of this model."""
     undisturbed: bool = True
-    """Whether nothing else kept the machine busy while it was timed."""
+    """Whether the machine was idle otherwise."""
 
     def milliseconds(self, of: Cost) -> float:
-        """What a query would take."""
+        """Predicts the time of a query with a model of this cost."""
         if of.layers == 0 and self.static is not None:
             return self.static
         attention, mlp, layers = _work(of)
@@ -69,7 +68,7 @@ class _Speed:
 def _measure_speed(
     model: SentenceTransformer, precision: _Precision, *, progress: Progress = SILENT
 ) -> _Speed:
-    """How fast this machine is with graphs of this model's shape and precision."""
+    """Measures how fast this machine runs graphs of this model's shape and precision."""
     kept = _cached(model, precision)
     if kept.is_file():
         return _Speed(**json.loads(kept.read_text(encoding="utf-8")))
@@ -96,7 +95,7 @@ def _measure_speed(
 
 
 def _static(model: SentenceTransformer) -> list[SentenceTransformer]:
-    """A static model of this one's size, whose vectors mean nothing; empty where it can't have one."""
+    """A static model of this model's size with random vectors; empty if there is none."""
     if has_token_map(model):
         return []
     try:
@@ -107,7 +106,7 @@ def _static(model: SentenceTransformer) -> list[SentenceTransformer]:
 
 
 def _timed_cuts(layout: Layout) -> list[Cut]:
-    """Cuts that tell the parts of a query's time from one another; a model that can't be narrow has no narrow one."""
+    """Cuts that separate the parts of a query's time; without the narrow one if the model can't be narrowed."""
     few = tuple(range(min(3, layout.layers)))
     sizes = layout.sizes
     wanted = [
@@ -131,7 +130,7 @@ def _export_graph(
     limits: Limits | None = None,
     progress: Progress = SILENT,
 ) -> int:
-    """Put the graph that is shipped into a model's own folder; the bytes it weighs."""
+    """Exports the graph into the model's own folder and returns its size in bytes."""
     return export_model(
         str(folder),
         to="onnx",
@@ -144,7 +143,7 @@ def _export_graph(
 
 
 def _fit(costs: Sequence[Cost], milliseconds: Sequence[float]) -> _Speed:
-    """The speed that explains what was timed; no part of it can be negative, and three times tell no more than three parts."""
+    """Fits the parts of a query's time, none negative; three timings determine three parts."""
     rows = np.array([(1.0, *_work(each))[: len(costs)] for each in costs])
     scale = rows.max(axis=0)
     solved, _ = nnls(rows / scale, np.array(milliseconds))
@@ -155,14 +154,14 @@ def _fit(costs: Sequence[Cost], milliseconds: Sequence[float]) -> _Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class _Timed:
-    """What one short query took, and whether anything else kept the processor from it."""
+    """The time of one short query, and whether the processor was idle otherwise."""
 
     milliseconds: float
     undisturbed: bool
 
 
 def _time_queries(folders: Sequence[Path]) -> list[_Timed]:
-    """One short query with each folder's graph, all in turns, the quietest of rounds."""
+    """Times one short query with each folder's graph, in turns; the fastest round counts."""
     texts = workload().short
     encoders = [Encoder(folder) for folder in folders]
     rounds: list[list[_Timed]] = [[] for _ in encoders]
