@@ -16,7 +16,8 @@ from tempfile import TemporaryDirectory
 from trundle.bench.workload import workload
 from trundle.data.corpus import read_corpus
 from trundle.model.load import load
-from trundle.pipeline.compress import Request, run_recipe
+from trundle.pipeline.compress import run_recipe
+from trundle.pipeline.run import Request
 from trundle.recipe import parse_recipe
 from trundle.search.candidates import _Candidate, _list_candidates
 from trundle.search.prospects import _computed_as

@@ -24,7 +24,8 @@ from trundle.data.corpus import read_corpus
 from trundle.evaluate.scoring import Result, _mean_score, _share_of_teacher, evaluate, find_tasks
 from trundle.model.encode import embedder
 from trundle.model.load import load
-from trundle.pipeline.compress import Request, compress, run_recipe
+from trundle.pipeline.compress import compress, run_recipe
+from trundle.pipeline.run import Request
 from trundle.recipe import parse_recipe
 
 TASKS = ",".join(

@@ -22,7 +22,8 @@ from trundle.data.corpus import read_corpus
 from trundle.evaluate.scoring import Result, _mean_score, evaluate, find_tasks
 from trundle.model.encode import embedder
 from trundle.model.load import load
-from trundle.pipeline.compress import Request, run_recipe
+from trundle.pipeline.compress import run_recipe
+from trundle.pipeline.run import Request
 from trundle.recipe import parse_recipe
 
 PICKED = ("small", "large")

@@ -27,7 +27,8 @@ from trundle.evaluate.scoring import Result, _mean_score, _share_of_teacher, eva
 from trundle.methods.catalogue import METHODS
 from trundle.model.encode import embedder
 from trundle.model.load import load
-from trundle.pipeline.compress import Request, run_recipe
+from trundle.pipeline.compress import run_recipe
+from trundle.pipeline.run import Request
 from trundle.recipe import single
 
 KINDS = ("retrieval", "classification", "clustering", "pairs")

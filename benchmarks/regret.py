@@ -22,7 +22,8 @@ from scipy.stats import spearmanr
 
 from rows import Lines, run_rows
 from trundle.data.corpus import Corpus, read_corpus
-from trundle.pipeline.compress import Request, run_recipe
+from trundle.pipeline.compress import run_recipe
+from trundle.pipeline.run import Request
 from trundle.recipe import parse_recipe
 from trundle.search.candidates import _GRID
 from trundle.search.search import _PLANNING_FILE, compress_to_budget

@@ -21,7 +21,8 @@ from trundle.data.corpus import read_corpus
 from trundle.export.exporting import export_model
 from trundle.export.parity import Limits
 from trundle.model.load import load
-from trundle.pipeline.compress import Request, run_recipe
+from trundle.pipeline.compress import run_recipe
+from trundle.pipeline.run import Request
 from trundle.recipe import parse_recipe
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from trundle.evaluate.scoring import _mean_score, evaluate, find_tasks
 from trundle.model.cost import cost
 from trundle.model.encode import embedder
 from trundle.model.load import load
-from trundle.pipeline.compress import Request, run_recipe
+from trundle.pipeline.compress import run_recipe
+from trundle.pipeline.run import Request
 from trundle.recipe import parse_recipe
 
 SELECTIONS = ("consecutive", "uniform", "rotary", "importance")

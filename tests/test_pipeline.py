@@ -23,7 +23,8 @@ from trundle.errors import BadInput, ImpossibleCut, WriteFailed
 from trundle.evaluate.fidelity import queries_and_documents
 from trundle.methods.catalogue import METHODS
 from trundle.model.save import weight_bytes
-from trundle.pipeline.compress import Request, Run, compress, run_recipe
+from trundle.pipeline.compress import compress, run_recipe
+from trundle.pipeline.run import Request, Run
 from trundle.recipe import parse_recipe, read_recipe, single
 from trundle.records import read_lineage
 from trundle.teacher.targets import open_targets

@@ -25,7 +25,8 @@ from told import Told
 from trundle.data.corpus import read_corpus
 from trundle.methods.align.targets_and_texts import _ALONE_BY_RANK
 from trundle.methods.catalogue import METHODS
-from trundle.pipeline.compress import Request, compress, run_recipe
+from trundle.pipeline.compress import compress, run_recipe
+from trundle.pipeline.run import Request
 from trundle.recipe import single
 from trundle.records import CALIBRATION_FILE
 from trundle.scale.local import Asked, build_alone

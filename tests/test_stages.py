@@ -17,7 +17,8 @@ import pico
 from trundle.cache import cache_folder
 from trundle.data.corpus import read_corpus
 from trundle.pipeline import stages
-from trundle.pipeline.compress import Request, Run, run_recipe
+from trundle.pipeline.compress import run_recipe
+from trundle.pipeline.run import Request, Run
 from trundle.recipe import Recipe, parse_recipe
 from trundle.train import loop
 

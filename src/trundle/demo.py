@@ -24,7 +24,7 @@ from trundle.evaluate.encoding import Memory
 from trundle.evaluate.fidelity import Fidelity, measure_fidelity, queries_and_documents
 from trundle.evaluate.scoring import evaluate
 from trundle.evaluate.tasks import KnownItemTask
-from trundle.pipeline.compress import Request
+from trundle.pipeline.run import Request
 from trundle.progress import SILENT, Progress
 from trundle.report.report import make_report, write_report
 from trundle.runtime.encoder import Encoder

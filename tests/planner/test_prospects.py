@@ -15,7 +15,7 @@ from told import Told
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, MissingExtra
 from trundle.model.load import load
-from trundle.pipeline.compress import Request
+from trundle.pipeline.run import Request
 from trundle.progress import SILENT
 from trundle.search import prospects
 from trundle.search.budget import _proof_texts, _texts_within

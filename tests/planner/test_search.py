@@ -16,7 +16,7 @@ from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
 from trundle.model.cost import cost
 from trundle.model.load import load
-from trundle.pipeline.compress import Request
+from trundle.pipeline.run import Request
 from trundle.records import read_lineage
 from trundle.runtime.encoder import Encoder
 from trundle.search import budget, candidates, search, trials

@@ -17,7 +17,7 @@ from trundle.errors import BadModel
 from trundle.model.cost import cost
 from trundle.model.load import load
 from trundle.model.save import weight_bytes
-from trundle.pipeline.compress import Request
+from trundle.pipeline.run import Request
 from trundle.progress import SILENT
 from trundle.search import budget, prospects, search
 from trundle.search.budget import _Budget

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.pipeline.compress import Request
+from trundle.pipeline.run import Request
 from trundle.search import budget
 from trundle.search.budget import _plan_time
 from trundle.search.outcome import _Tried

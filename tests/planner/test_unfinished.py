@@ -15,7 +15,8 @@ from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
 from trundle.model.cost import cost
 from trundle.model.load import load
-from trundle.pipeline.compress import Request, run_recipe
+from trundle.pipeline.compress import run_recipe
+from trundle.pipeline.run import Request
 from trundle.recipe import Recipe
 from trundle.runtime.encoder import Encoder
 from trundle.search import search, trials

@@ -25,7 +25,8 @@ from trundle.methods.width import WidthPlan
 from trundle.methods.width.sizes import _measure_importance
 from trundle.model.load import load
 from trundle.model.surgery import transformer_of
-from trundle.pipeline.compress import Run, compress
+from trundle.pipeline.compress import compress
+from trundle.pipeline.run import Run
 from trundle.recipe import make_options, parse_recipe, single
 
 WIDTH = METHODS["width"]

@@ -48,7 +48,7 @@ def _carry_out(
         raise BadInput("the small model learns from texts like yours; say where they are with --data")
     _calm_libraries(verbose=verbose)
     from trundle.data.corpus import read_corpus
-    from trundle.pipeline.compress import Request
+    from trundle.pipeline.run import Request
     from trundle.search.search import MINUTES, compress_to_budget
 
     progress = _terminal(quiet=quiet or as_json)

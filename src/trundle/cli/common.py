@@ -13,7 +13,7 @@ from trundle.errors import BadInput
 from trundle.progress import is_first
 
 if TYPE_CHECKING:
-    from trundle.pipeline.compress import Run
+    from trundle.pipeline.run import Run
     from trundle.recipe import Recipe
 
 _Model = Annotated[str, typer.Argument(help="A model folder or hub name.")]
@@ -65,7 +65,8 @@ def _carry_out(
     _calm_libraries(verbose=verbose)
     from trundle.data.corpus import read_corpus
     from trundle.pipeline.card import how_to_open
-    from trundle.pipeline.compress import Request, run_recipe
+    from trundle.pipeline.compress import run_recipe
+    from trundle.pipeline.run import Request
 
     progress = _terminal(quiet=quiet or as_json or not is_first())
     request = Request(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trundle.methods.savings import Saving
     from trundle.methods.vocabulary.sizes import VocabularySizes
     from trundle.model.cost import Cost
-    from trundle.pipeline.compress import Run
+    from trundle.pipeline.run import Run
 
 _Rows = list[tuple[str, ...]]
 

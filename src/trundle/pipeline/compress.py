@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
@@ -21,7 +20,6 @@ from trundle.errors import BadInput
 from trundle.evaluate.encoding import Memory
 from trundle.evaluate.fidelity import (
     FEWEST_DOCUMENTS,
-    MEASURED_TEXTS,
     Fidelity,
     measure_fidelity,
     queries_and_documents,
@@ -31,153 +29,16 @@ from trundle.methods.contract import Applied, Beside, Context
 from trundle.model.cost import Cost, cost
 from trundle.model.device import free_gpu_memory
 from trundle.model.encode import embedder
-from trundle.model.load import load
 from trundle.model.save import save
 from trundle.model.surgery import with_modules
 from trundle.model.token_map import has_token_map
 from trundle.pipeline.card import _model_card
 from trundle.pipeline.pair import _save_pair, pair_folder
+from trundle.pipeline.run import MethodRun, Request, Run, Sibling
 from trundle.pipeline.stages import _Stage, _stages
-from trundle.progress import SILENT, Progress, is_first, process_count
+from trundle.progress import is_first, process_count
 from trundle.recipe import Call, Recipe
 from trundle.records import THE_ORIGINAL, Lineage, read_lineage
-
-_IN_MEMORY = "model"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What to compress, and how to run it; the same for a recipe and for a budget."""
-
-    source: str | SentenceTransformer
-    """A model folder, a hub name, or a model in memory."""
-    output: str | Path | None = None
-    """Folder for the result; None keeps the result in memory."""
-    corpus: Corpus | None = None
-    seed: int = 0
-    dry_run: bool = False
-    """Plan every method and predict what it saves. Cuts are made in memory, methods that learn are not run."""
-    replace: bool = False
-    """Replace the output folder if it exists."""
-    pair: bool = False
-    """Also write the result and its teacher as one model, in a folder next to the output."""
-    trust_remote_code: bool = False
-    fresh: bool = False
-    """Start over instead of resuming an interrupted run."""
-    progress: Progress = SILENT
-    compare: bool = True
-    """Compare the result with the original on held-out texts."""
-    measured_texts: int = MEASURED_TEXTS
-    """How many held-out texts to compare on, at most."""
-    continues: bool = False
-    """The source is an intermediate result: the new lineage continues the source's own."""
-    hold: bool = False
-    """Keep intermediate results in the cache until `Run.settle` is called."""
-    opened: Mapping[str, SentenceTransformer] = field(default_factory=dict)
-    """Models that are loaded already, by the names the source and the recipe use for them."""
-
-    @property
-    def name(self) -> str:
-        """What the lineage calls the source."""
-        return self.source if isinstance(self.source, str) else _IN_MEMORY
-
-    @property
-    def target(self) -> Path | None:
-        """The folder to write, or None if this run writes nothing."""
-        return None if self.output is None or self.dry_run else Path(self.output)
-
-    def model(self) -> SentenceTransformer:
-        """Returns the source model, loaded if it is not in memory."""
-        if not isinstance(self.source, str):
-            return self.source
-        return self.opened.get(self.source) or load(self.source, trust_remote_code=self.trust_remote_code)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodRun:
-    """One method of a recipe as it was run."""
-
-    call: Call
-    says: str
-    plan: Mapping[str, Any]
-    facts: Mapping[str, Any]
-    after: Cost
-    applied: bool
-    seconds: float
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the row of the lineage: what leads to the same model again, so no times."""
-        options = self.call.options.model_dump(mode="json")
-        return {
-            "step": self.call.method.name,
-            "options": options,
-            "plan": self.plan,
-            "says": self.says,
-            "facts": self.facts,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sibling:
-    """An additional model, written to a folder next to the output."""
-
-    output: Path
-    after: Cost
-    fidelity: Fidelity | None
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns what `--json` prints."""
-        near = None if self.fidelity is None else self.fidelity.as_json()
-        return {"output": str(self.output), "after": self.after.as_json(), "fidelity": near}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """The result of a recipe: the model, what was done, and what was measured."""
-
-    source: str
-    recipe: Recipe
-    model: SentenceTransformer
-    before: Cost
-    after: Cost
-    steps: tuple[MethodRun, ...]
-    fidelity: Fidelity | None
-    judged: Mapping[str, tuple[float, float]]
-    """Scores of the original and of the result that a method asked for."""
-    output: Path | None
-    pair: Path | None
-    besides: tuple[Sibling, ...]
-    original: Embedder
-    result: Embedder
-    """Both models as texts → vectors; each text is encoded once."""
-    needs_trundle: bool
-    """Whether the result has a module of trundle's, which sentence-transformers loads only with trust_remote_code."""
-    settle: Callable[[], None]
-    """Deletes the intermediate results that `Request.hold` kept."""
-
-    @property
-    def only_cut(self) -> bool:
-        """Whether the vectors were changed without any training since."""
-        learned = any("steps" in step.facts for step in self.steps)
-        return not learned and not any(call.method.enters_space(call.options) for call in self.recipe.calls)
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns what `--json` prints."""
-        return {
-            "source": self.source,
-            "recipe": self.recipe.as_json(),
-            "before": self.before.as_json(),
-            "after": self.after.as_json(),
-            "steps": [
-                step.as_json() | {"seconds": round(step.seconds, 2), "applied": step.applied}
-                for step in self.steps
-            ],
-            "fidelity": None if self.fidelity is None else self.fidelity.as_json(),
-            "judged": {name: {"before": old, "after": new} for name, (old, new) in self.judged.items()},
-            "output": None if self.output is None else str(self.output),
-            "pair": None if self.pair is None else str(self.pair),
-            "besides": [sibling.as_json() for sibling in self.besides],
-        }
 
 
 def compress(
@@ -304,7 +165,7 @@ def _check(request: Request, recipe: Recipe) -> None:
 
 
 @dataclass(kw_only=True)
-class _Made:
+class _Results:
     """What the methods have made so far."""
 
     model: SentenceTransformer
@@ -337,9 +198,9 @@ class _Made:
             done()
 
 
-def _apply_all(request: Request, recipe: Recipe, context: Context) -> _Made:
+def _apply_all(request: Request, recipe: Recipe, context: Context) -> _Results:
     """Plans and applies each method; skips those whose results an interrupted run has left in the cache."""
-    made = _Made(model=context.original)
+    made = _Results(model=context.original)
     resumable = request.target is not None and process_count() == 1
     # The last result goes straight to the output, unless somebody does more with it first.
     kept = len(recipe.calls) if request.hold else len(recipe.calls) - 1
@@ -355,7 +216,7 @@ def _apply_all(request: Request, recipe: Recipe, context: Context) -> _Made:
 
 
 def _apply(
-    call: Call, made: _Made, request: Request, context: Context, stage: _Stage | None
+    call: Call, made: _Results, request: Request, context: Context, stage: _Stage | None
 ) -> tuple[Applied, MethodRun]:
     """One method, or what an interrupted run has left of it at its `stage`."""
     began = time.monotonic()
@@ -387,7 +248,7 @@ def _apply(
 
 
 def _write_sibling(
-    name: str, made: _Made, lineage: Lineage, request: Request, memory: Memory, teacher: Embedder
+    name: str, made: _Results, lineage: Lineage, request: Request, memory: Memory, teacher: Embedder
 ) -> Sibling:
     """Compares and writes an additional model, with the lineage up to the method that made it."""
     beside, taken = made.besides[name]

@@ -7,7 +7,7 @@ from typing import Any
 
 from trundle.evaluate.fidelity import MEASURED_TEXTS
 from trundle.model.cost import Cost
-from trundle.pipeline.compress import Run
+from trundle.pipeline.run import Run
 from trundle.search.budget import _Budget, _Timetable
 from trundle.search.candidates import _Candidate
 

@@ -25,8 +25,8 @@ from trundle.folders import check_free, write_whole
 from trundle.model.cost import Cost, cost
 from trundle.model.load import load
 from trundle.model.save import model_digest, weight_bytes
-from trundle.pipeline.compress import Request
 from trundle.pipeline.pair import pair_folder
+from trundle.pipeline.run import Request
 from trundle.progress import Progress
 from trundle.records import versions
 from trundle.search.budget import (

@@ -15,7 +15,8 @@ import torch
 from trundle.cache import cache_folder
 from trundle.errors import BadInput, BadModel, ImpossibleCut, UserError
 from trundle.folders import write_whole
-from trundle.pipeline.compress import Request, Run, run_recipe
+from trundle.pipeline.compress import run_recipe
+from trundle.pipeline.run import Request, Run
 from trundle.recipe import Recipe, make_recipe
 from trundle.records import LINEAGE_FILE, read_lineage
 from trundle.search.budget import _Timetable

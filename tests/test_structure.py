@@ -1,0 +1,17 @@
+"""The tree stays small enough to find one's way in; `python tests/structure.py` prints the counts."""
+
+from __future__ import annotations
+
+from structure import count
+
+
+def test_the_source_keeps_its_structure() -> None:
+    found = count()
+    assert found.files <= 160
+    assert found.lines <= 28_000
+    assert 100 <= found.median <= 250
+    assert found.public_names <= 450
+    assert found.long_functions == []
+    assert found.cycle == []
+    assert found.repeated_classes == []
+    assert found.repeated_files == []
