@@ -12,17 +12,40 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trundle.data.corpus import read_corpus as read_corpus
+    from trundle.export.exporting import export_model as export_model
     from trundle.model.load import load as load
     from trundle.pipeline.compress import compress as compress
+    from trundle.pipeline.run import Request as Request
+    from trundle.recipe import make_recipe as make_recipe
+    from trundle.recipe import parse_recipe as parse_recipe
     from trundle.recipe import read_recipe as read_recipe
+    from trundle.runtime.encoder import Encoder as Encoder
+    from trundle.search.search import compress_to_budget as compress_to_budget
 
 _HOMES = {
+    "Encoder": "trundle.runtime.encoder",
+    "Request": "trundle.pipeline.run",
     "compress": "trundle.pipeline.compress",
+    "compress_to_budget": "trundle.search.search",
+    "export_model": "trundle.export.exporting",
     "load": "trundle.model.load",
+    "make_recipe": "trundle.recipe",
+    "parse_recipe": "trundle.recipe",
     "read_corpus": "trundle.data.corpus",
     "read_recipe": "trundle.recipe",
 }
-__all__ = ["compress", "load", "read_corpus", "read_recipe"]
+__all__ = [
+    "Encoder",
+    "Request",
+    "compress",
+    "compress_to_budget",
+    "export_model",
+    "load",
+    "make_recipe",
+    "parse_recipe",
+    "read_corpus",
+    "read_recipe",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -115,7 +115,7 @@ def test_an_exported_graph_is_what_is_measured(run_folder: Path, texts_file: Pat
     assert torch is not None
     assert graph.cosine == pytest.approx(torch.cosine, abs=1e-4)
     html = _page(report)
-    assert "trundle.runtime import Encoder" in html
+    assert "trundle import Encoder" in html
     assert "onnx-float32" in html
 
 

@@ -65,7 +65,7 @@ def test_roles_and_prompts_are_those_of_torch(encoder: Encoder, torch_model: Sen
 
 def test_nothing_but_the_runtime_is_needed(exported: Path) -> None:
     code = (
-        "from trundle.runtime import Encoder\nv = Encoder(sys.argv[1]).encode(['a text', 'b'])\n"
+        "from trundle import Encoder\nv = Encoder(sys.argv[1]).encode(['a text', 'b'])\n"
         "print(v.shape, any(n in sys.modules for n in ('torch', 'transformers', 'sentence_transformers')))"
     )
     done = walled(code, exported, "numpy,tokenizers,onnxruntime")
@@ -79,7 +79,7 @@ def test_without_openvino_the_other_graph_is_run_and_that_is_said(exported: Path
     (folder / "encoder.json").write_text(json.dumps(content | {"graphs": [*content["graphs"], other]}))
     code = (
         "import platform\nplatform.machine = lambda: 'x86_64'\n"
-        "sys.modules['openvino'] = None\nfrom trundle.runtime import Encoder\n"
+        "sys.modules['openvino'] = None\nfrom trundle import Encoder\n"
         "print(Encoder(sys.argv[1], graph=sys.argv[3] if len(sys.argv) > 3 else None).encode('a').shape)"
     )
     done = walled(code, folder, "numpy,tokenizers,onnxruntime")

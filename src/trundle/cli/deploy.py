@@ -92,7 +92,7 @@ def export(
     for each in (exported, *([exported.documents] if exported.documents else [])):
         _show_table(_exported(each))
         _show()
-    _show("    from trundle.runtime import Encoder")
+    _show("    from trundle import Encoder")
     if exported.documents is None:
         _show(f'    Encoder("{exported.folder}").encode(["a text"])')
     else:
