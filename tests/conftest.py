@@ -30,6 +30,14 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
 @pytest.fixture(scope="session", autouse=True)
+def plain_matrix_products() -> None:
+    """oneDNN prepares each product of matrices for longer than the products of pico models take."""
+    import torch
+
+    torch._C._set_mkldnn_enabled(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def pico_models_have_something_to_learn() -> Iterator[None]:
     """Pico models are near each other from the start: nothing would be trained, and nothing tested."""
     with pytest.MonkeyPatch.context() as patched:
@@ -95,6 +103,33 @@ def no_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.Tensor, "cpu", cpu)
     monkeypatch.setattr(torch.Tensor, "double", double)
+
+
+@pytest.fixture(scope="session")
+def tasks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A task without documents, `alike`, and one with documents, `find`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from pico import TEXTS
+
+    root = tmp_path_factory.mktemp("tasks")
+    (root / "sts").mkdir()
+    (root / "retrieval" / "find").mkdir(parents=True)
+    pairs = [(a, b, float(len(a) % 5)) for a in TEXTS for b in TEXTS[:3]]
+    columns = [list(column) for column in zip(*pairs, strict=True)]
+    names = ["sentence1", "sentence2", "score"]
+    table = dict(zip(names, columns, strict=True)) | {"split": ["test"] * len(pairs)}
+    pq.write_table(pa.table(table), root / "sts" / "alike.parquet")
+    ids = [str(number) for number in range(len(TEXTS))]
+    files = {
+        "corpus": {"_id": ids, "title": [""] * len(ids), "text": TEXTS},
+        "queries": {"_id": ids, "text": [text[:12] for text in TEXTS], "split": ["test"] * len(ids)},
+        "qrels": {"query-id": ids, "corpus-id": ids, "score": [1] * len(ids), "split": ["test"] * len(ids)},
+    }
+    for name, content in files.items():
+        pq.write_table(pa.table(content), root / "retrieval" / "find" / f"{name}.parquet")
+    return root
 
 
 @pytest.fixture(scope="session")

@@ -37,17 +37,17 @@ def aligned(
     return step.apply(student, step.plan(student, make_options(step, options), context), context)
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert", "llama", "gemma3"])
+@pytest.mark.parametrize("family", ["bert", "gemma3"])
 def test_the_margin_is_written_down_and_changes_no_weight(
     family: str, pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
 ) -> None:
     student, teacher = pico_model(family), pico_model("mpnet")
-    options = {"steps": 4, "batch_size": 8, "dropout": True}
+    options = {"steps": 2, "batch_size": 8, "dropout": True}
     plain = aligned(student, teacher, tmp_path / "plain", **options)
     watched = aligned(student, teacher, tmp_path / "watched", **options, margin=True)
     lines = [json.loads(line) for line in watched.files["align.jsonl"].splitlines()]
     looks = [line for line in lines if line["validation"] is not None]
-    assert [look["step"] for look in looks] == [0, 4]
+    assert [look["step"] for look in looks] == [0, 2]
     for look in looks:
         assert set(look["measures"]) == {"agreement@10", "agreement@10, own index"}
         assert 0 < look["measures"]["agreement@10"] <= 1

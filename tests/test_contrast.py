@@ -74,7 +74,7 @@ def test_training_brings_queries_nearer_to_their_answers(
 ):
     for way in ("full", "lora"):
         applied = run(
-            pico_model("bert"), corpus, tmp_path, train=way, steps=30, learning_rate=3e-3, batch_size=16
+            pico_model("bert"), corpus, tmp_path, train=way, steps=20, learning_rate=3e-3, batch_size=8
         )
         lines = [json.loads(line) for line in applied.files["contrast.jsonl"].splitlines()]
         found = [line["validation"] for line in lines if line["validation"] is not None]
@@ -105,7 +105,7 @@ def test_a_decoder_is_pooled_and_looks_as_asked_after_a_plain_load(
 def test_prompts_change_what_is_learned_by_file(pico_model: PicoModel, corpus: Corpus, tmp_path: Path):
     model, corpus = pico_model("bert"), replace(corpus, validation_examples=lambda: iter(()))
     results = [
-        run(model, corpus, tmp_path, steps=6, prompts=prompts).model.encode(pico.TEXTS)
+        run(model, corpus, tmp_path, steps=3, prompts=prompts).model.encode(pico.TEXTS)
         for prompts in (
             {},
             {"layers": "which layer: "},

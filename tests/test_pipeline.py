@@ -34,7 +34,7 @@ from trundle.teacher.targets import open_targets
 def texts(tmp_path: Path) -> str:
     file = tmp_path / "texts.txt"
     file.write_text(
-        "\n".join(f"{text} {number}" for number in range(200) for text in pico.TEXTS), encoding="utf-8"
+        "\n".join(f"{text} {number}" for number in range(140) for text in pico.TEXTS), encoding="utf-8"
     )
     return str(file)
 
@@ -57,7 +57,7 @@ def test_start_to_end(pico_folders: Callable[[str], Path], texts: str, tmp_path:
     lineage = read_lineage(tmp_path / "small")
     assert lineage is not None
     assert lineage["before"]["layers"] == 4
-    assert lineage["data"][0]["texts"] == 200 * len(pico.TEXTS)
+    assert lineage["data"][0]["texts"] == 140 * len(pico.TEXTS)
     assert lineage["scores"]["cosine to the original"] == pytest.approx(run.fidelity.cosine, abs=1e-4)
     assert "keep 2 of 4 layers" in (tmp_path / "small" / "README.md").read_text()
 
@@ -188,15 +188,14 @@ def test_roles_of_texts_without_a_kind() -> None:
     assert (queries, documents) == (["0", "2"], ["1", "3"])
 
 
-@pytest.fixture
-def small_and_teacher(pico_folders: Callable[[str], Path], tmp_path: Path) -> tuple[str, str]:
+@pytest.fixture(scope="module")
+def small_and_teacher(
+    pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, str]:
     """Two of four layers, and the model they come from."""
-    compress(
-        str(pico_folders("bert")),
-        parse_recipe("steps: [depth: {keep: 2}]", name="x"),
-        output=tmp_path / "two",
-    )
-    return str(tmp_path / "two"), str(pico_folders("bert"))
+    two = tmp_path_factory.mktemp("small") / "two"
+    compress(str(pico_folders("bert")), parse_recipe("steps: [depth: {keep: 2}]", name="x"), output=two)
+    return str(two), str(pico_folders("bert"))
 
 
 def align(student: str, output: Path, corpus: Corpus | None, **options: object) -> Run:
@@ -352,7 +351,7 @@ def test_a_second_run_asks_the_teacher_nothing_and_reads_no_texts(
         return corpus.train()
 
     def align(steps: int) -> Run:
-        recipe = single(METHODS["align"], {"teacher": teacher, "steps": steps, "texts": 300})
+        recipe = single(METHODS["align"], {"teacher": teacher, "steps": steps, "texts": 150})
         return compress(small, recipe, output=None, corpus=replace(corpus, train=watched), seed=7)
 
     first, second = align(1), align(2)

@@ -21,12 +21,12 @@ from trundle.recipe import parse_recipe
 
 CUT = "depth: {keep: 3}"
 RECIPE = f"steps: [{CUT}, align: {{steps: 0}}]"
-PAIRS = 80
-"""Few, and short ones: one thread reads a dozen whole documents a second."""
+PAIRS = 50
+"""Few, and short ones: one thread reads a dozen complete documents a second."""
 
 
 def shortened(pair: Documented) -> Documented:
-    return replace(pair, document=pair.document[:150])
+    return replace(pair, document=pair.document[:100])
 
 
 def test_a_cut_and_mapped_model_searches_the_index_it_came_from(minilm: Path, tmp_path: Path) -> None:
@@ -54,11 +54,9 @@ def test_a_cut_and_mapped_model_searches_the_index_it_came_from(minilm: Path, tm
     assert healed.fidelity.cosine > bare.fidelity.cosine
 
     # The folder and its costs are what was promised.
-    dry = compress(str(minilm), recipe, output=None, corpus=corpus, dry_run=True)
-    assert dry.after.as_json() == healed.after.as_json()
-    assert dry.after.file_bytes == weight_bytes(tmp_path / "small")
+    assert healed.after.file_bytes == weight_bytes(tmp_path / "small")
     plain = SentenceTransformer(str(tmp_path / "small"), device="cpu")
-    assert sum(weight.numel() for weight in plain.parameters()) == dry.after.parameters
+    assert sum(weight.numel() for weight in plain.parameters()) == healed.after.parameters
     texts = ["a query", "a somewhat longer text, with a comma"]
     np.testing.assert_allclose(plain.encode(texts), healed.result.text(texts), atol=1e-5)
 

@@ -1,6 +1,7 @@
 """align in two processes, as torchrun starts it: one asks the teacher, both train, one writes.
 
-From a store, each may also open its own half of it and nothing else.
+From a store, each may also open its own half of it and nothing else. Starting the processes takes longer than the work,
+so they run the commands of all tests one after the other.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,11 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 import pico
-from told import Told
+from recorded_progress import RecordedProgress
 from trundle.data.corpus import read_corpus
 from trundle.methods.align.targets_and_texts import _ALONE_BY_RANK
 from trundle.methods.catalogue import METHODS
-from trundle.pipeline.compress import compress, run_recipe
-from trundle.pipeline.run import Request
+from trundle.pipeline.compress import compress
 from trundle.recipe import single
 from trundle.records import CALIBRATION_FILE
 from trundle.scale.local import Asked, build_alone
@@ -34,81 +35,128 @@ from trundle.scale.local import Asked, build_alone
 CHOSEN = {"start": "random", "learning_rate": 1e-3, "precision": "fp32"}
 """With the closed form as a start, pico models have nothing left to learn, and step 0 would be kept."""
 TOGETHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+PROGRAM = """
+import json, sys
+from trundle.cli.app import main
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["trundle", *words]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
 
 
-def align_together(student: Path, chosen: dict[str, Any], more: list[str], output: Path) -> str:
-    """What `trundle align` in two processes says; it has a cache of its own, so it finds nothing done."""
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in chosen.items()]
-    command = [sys.executable, *TOGETHER, "-m", "trundle", "--", "align", str(student), *options, *more]
-    environment = os.environ | {"TRUNDLE_CACHE": str(output.with_name("cache")), "OMP_NUM_THREADS": "1"}
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """An alignment: its options, and what only the command line in two processes is given."""
+
+    options: dict[str, Any]
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together:
+    """What the commands wrote in two processes, and what they printed."""
+
+    student: Path
+    commands: dict[str, Command]
+    folder: Path
+    printed: str
+
+    def output(self, name: str) -> Path:
+        return self.folder / name / "together"
+
+    def alone(self, name: str, **options: Any) -> Path:
+        """The folder that one process writes."""
+        output = self.folder / name / "alone"
+        recipe = single(METHODS["align"], self.commands[name].options | options.pop("more", {}))
+        compress(str(self.student), recipe, output=output, **options)
+        return output
+
+
+@pytest.fixture(scope="module")
+def together(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Together:
+    """All commands in two processes with a cache of their own, so they find nothing done."""
+    folder, teacher, student = (
+        tmp_path_factory.mktemp("together"),
+        pico_folders("mpnet"),
+        pico_folders("bert"),
+    )
+    texts, ordered = folder / "texts.txt", folder / "ordered.txt"
+    texts.write_text("\n".join(f"{text} {number}" for number in range(100) for text in pico.TEXTS))
+    # Ordered by kind: a process that asked its own half alone would know one kind only.
+    ordered.write_text("\n".join(f"{text} {number}" for text in pico.TEXTS for number in range(40)))
+    for file, shard_size in ((texts, 150), (ordered, 50)):
+        build_alone(
+            [str(file)], Asked(model=str(teacher)), folder / f"{file.stem} store", shard_size=shard_size
+        )
+    commands = {
+        "texts": Command(
+            options=CHOSEN | {"teacher": str(teacher), "steps": 12}, words=("--data", str(texts))
+        ),
+        "store": Command(
+            options=CHOSEN | {"teacher": str(folder / "texts store"), "steps": 80}, words=("--by-rank",)
+        ),
+        "closed form": Command(
+            options={"teacher": str(folder / "ordered store"), "steps": 0}, words=("--by-rank",)
+        ),
+    }
+    lines = []
+    for name, command in commands.items():
+        (folder / name).mkdir()
+        options = [f"--{key.replace('_', '-')}={value}" for key, value in command.options.items()]
+        lines.append(["align", str(student), *options, *command.words, "-o", str(folder / name / "together")])
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
     ran = subprocess.run(
-        [*command, "-o", str(output)],
+        [sys.executable, *TOGETHER, str(program), json.dumps(lines)],
         capture_output=True,
         text=True,
-        env=environment,
+        env=os.environ | {"TRUNDLE_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"},
         timeout=300,
         check=False,
     )
     if "the server socket" in ran.stderr:
         pytest.skip("two processes can't find each other on this machine")
     assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    return Together(student=student, commands=commands, folder=folder, printed=ran.stdout)
 
 
 def facts(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "trundle.json").read_text())["steps"][0]["facts"])
 
 
-def test_two_processes_make_the_model_that_one_makes(
-    pico_folders: Callable[[str], Path], tmp_path: Path
-) -> None:
-    texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(f"{text} {number}" for number in range(100) for text in pico.TEXTS))
-    student, alone, together = pico_folders("bert"), tmp_path / "alone", tmp_path / "together"
-    chosen = CHOSEN | {"teacher": str(pico_folders("mpnet")), "steps": 12}
-    corpus = read_corpus([str(texts)], seed=0)
-    compress(str(student), single(METHODS["align"], chosen), output=alone, corpus=corpus)
-    said = align_together(student, chosen, ["--data", str(texts)], together)
-    assert said.count("Written to") == 1
-    assert facts(together)["best_step"] == facts(alone)["best_step"] > 0, "what is compared was learned"
-    results = [load_file(folder / "model.safetensors") for folder in (alone, together)]
+def test_two_processes_make_the_model_that_one_makes(together: Together) -> None:
+    corpus = read_corpus([str(together.folder / "texts.txt")], seed=0)
+    folders = [together.alone("texts", corpus=corpus), together.output("texts")]
+    assert together.printed.count("Written to") == len(together.commands)
+    steps = [facts(folder)["best_step"] for folder in folders]
+    assert steps[0] == steps[1] > 0, "what is compared was learned"
+    results = [load_file(folder / "model.safetensors") for folder in folders]
     for name, weight in results[0].items():
         torch.testing.assert_close(weight, results[1][name], atol=1e-4, rtol=1e-3, msg=name)
 
 
-def test_two_processes_with_half_a_store_each_learn_what_one_learns(
-    pico_folders: Callable[[str], Path], tmp_path: Path
-) -> None:
-    texts, store, student = tmp_path / "texts.txt", tmp_path / "store", pico_folders("bert")
-    texts.write_text("\n".join(f"{text} {number}" for number in range(100) for text in pico.TEXTS))
-    build_alone([str(texts)], Asked(model=str(pico_folders("mpnet"))), store, shard_size=150)
-    chosen = CHOSEN | {"teacher": str(store), "steps": 80}
-    compress(str(student), single(METHODS["align"], chosen), output=tmp_path / "alone", replace=False)
-    align_together(student, chosen, ["--by-rank"], tmp_path / "together")
+def test_two_processes_with_half_a_store_each_learn_what_one_learns(together: Together) -> None:
+    folders = [together.alone("store", replace=False), together.output("store")]
+    assert [facts(folder)["texts"] for folder in folders] == [630, 630]
     logs: list[list[dict[str, Any]]] = []
-    assert [facts(tmp_path / name)["texts"] for name in ("alone", "together")] == [630, 630]
-    for name in ("alone", "together"):
-        (metrics,) = (tmp_path / name).rglob("align.jsonl")
+    for folder in folders:
+        (metrics,) = folder.rglob("align.jsonl")
         logs.append([json.loads(line) for line in metrics.read_text().splitlines()])
-    # Other texts meet in a batch: as far apart as two seeds may be, by two of their deviations (docs/scale.md).
+    # Other texts meet in a batch: as far from each other as two seeds may be, by two of their deviations (docs/scale.md).
     assert last_epochs(logs[1]) == pytest.approx(last_epochs(logs[0]), rel=0.08)
     assert last_validation(logs[1]) == pytest.approx(last_validation(logs[0]), rel=0.18)
     assert last_validation(logs[1]) < 0.8 * logs[1][0]["validation"], "it has learned"
 
 
-def test_a_closed_form_from_halves_of_a_store_is_that_of_the_whole(
-    pico_folders: Callable[[str], Path], tmp_path: Path
-) -> None:
-    texts, store, student = tmp_path / "texts.txt", tmp_path / "store", pico_folders("bert")
-    # Ordered by kind: a process that asked its own half alone would know one kind only.
-    texts.write_text("\n".join(f"{text} {number}" for text in pico.TEXTS for number in range(40)))
-    build_alone([str(texts)], Asked(model=str(pico_folders("mpnet"))), store, shard_size=50)
-    chosen, told = {"teacher": str(store), "steps": 0}, Told()
-    recipe = single(METHODS["align"], chosen | {"by_rank": True})
-    run_recipe(Request(source=str(student), output=tmp_path / "alone", progress=told), recipe)
-    assert _ALONE_BY_RANK in told.lines
-    align_together(student, chosen, ["--by-rank"], tmp_path / "together")
-    folders = [tmp_path / name for name in ("alone", "together")]
+def test_a_closed_form_from_halves_of_a_store_is_that_of_the_whole(together: Together) -> None:
+    progress = RecordedProgress()
+    alone = together.alone("closed form", more={"by_rank": True}, progress=progress)
+    assert _ALONE_BY_RANK in progress.lines
+    folders = [alone, together.output("closed form")]
     vectors = [SentenceTransformer(str(folder)).encode(pico.TEXTS) for folder in folders]
     np.testing.assert_allclose(vectors[1], vectors[0], atol=1e-3)
     ranges = [(folder / CALIBRATION_FILE).read_text() for folder in folders]

@@ -22,7 +22,7 @@ from trundle.pipeline.run import Request, Run
 from trundle.recipe import Recipe, parse_recipe
 from trundle.train import loop
 
-ORDER = "steps: [{vocabulary: {parameters: 95%}}, {weights: {sparsity: 50%, samples: 40, method: domain-fisher}}, {align: {steps: 2, texts: 60, batch_size: 8}}]"
+ORDER = "steps: [{vocabulary: {parameters: 95%}}, {weights: {sparsity: 50%, samples: 8, method: domain-fisher}}, {align: {steps: 1, texts: 30, batch_size: 8}}]"
 
 
 class Stopped(Exception):
@@ -45,7 +45,7 @@ def run(
 ) -> Callable[..., Run]:
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(stages, "_KEPT_AFTER", 0.0)
-    words = [f"{text} {number}" for number in range(40) for text in pico.TEXTS]
+    words = [f"{text} {number}" for number in range(20) for text in pico.TEXTS]
     rows = [
         {"query": one, "positive": two, "negative": three}
         for one, two, three in zip(words, words[1:], words[7:], strict=False)
@@ -130,7 +130,7 @@ def test_another_option_is_another_run(run: Callable[..., Run], tmp_path: Path) 
 def test_a_changed_file_that_a_step_reads_is_another_run(run: Callable[..., Run], tmp_path: Path) -> None:
     domain = tmp_path / "domain.jsonl"
     domain.write_text((tmp_path / "tuples.jsonl").read_text())
-    recipe = parse_recipe(ORDER.replace("samples: 40", f"samples: 40, domain: {domain}"), name="x")
+    recipe = parse_recipe(ORDER.replace("samples: 8", f"samples: 8, domain: {domain}"), name="x")
     taken: list[str] = []
     with pytest.raises(Stopped):
         run(tmp_path / "small", counted(recipe, taken, stop_at="align"))
@@ -144,7 +144,7 @@ def test_a_finished_training_is_not_lost_with_the_disk(
     run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does anything of it stay when the second try has written its result."""
-    order = "steps: [{depth: {keep: 2}}, {align: {minutes: 0.05, texts: 60, batch_size: 8}}]"
+    order = "steps: [{depth: {keep: 2}}, {align: {minutes: 0.02, texts: 60, batch_size: 8}}]"
     recipe = parse_recipe(order, name="two steps")
 
     def full(*_: Any, **__: Any) -> None:
@@ -196,7 +196,7 @@ def test_the_same_training_twice_at_once_is_two_trainings(
 
 def test_two_runs_that_begin_alike_do_not_hinder_each_other(run: Callable[..., Run], tmp_path: Path) -> None:
     """The second comes while the first applies a step they share, and is done before the first keeps it."""
-    recipe, other = (parse_recipe(ORDER.replace("steps: 2", f"steps: {n}"), name="x") for n in (2, 3))
+    recipe, other = (parse_recipe(ORDER.replace("steps: 1", f"steps: {n}"), name="x") for n in (1, 2))
     shared = recipe.calls[1]
     assert shared.options == other.calls[1].options
 

@@ -16,6 +16,7 @@ from transformers import BertConfig, BertModel, BertTokenizer
 
 from trundle.bench.results import _TABLE, BenchResult, _names, caution, rows
 from trundle.bench.rounds import bench
+from trundle.bench.torch_engine import _open_model
 from trundle.errors import BadInput, BadModel
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -132,9 +133,10 @@ def test_names_are_short_unless_they_would_be_mistaken() -> None:
     assert _names(["a/small", "b/small", "c/large"]) == ["a/small", "b/small", "large"]
 
 
-def test_a_folder_that_is_no_model_ends_the_bench(models: list[str], tmp_path: Path) -> None:
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    """What a worker does with such an error is tested with the other errors of workers."""
     with pytest.raises(BadModel, match="not a model folder"):
-        bench([models[0], str(tmp_path)], rounds=1, seconds=0.01)
+        _open_model(str(tmp_path), threads=1, batch_size=1)
 
 
 @pytest.mark.parametrize(

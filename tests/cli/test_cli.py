@@ -21,7 +21,7 @@ from trundle.records import versions
 def texts(tmp_path: Path) -> str:
     file = tmp_path / "texts.txt"
     file.write_text(
-        "\n".join(f"{text} {number}" for number in range(200) for text in pico.TEXTS), encoding="utf-8"
+        "\n".join(f"{text} {number}" for number in range(140) for text in pico.TEXTS), encoding="utf-8"
     )
     return str(file)
 
@@ -101,27 +101,27 @@ def test_compress_by_recipe(
 def test_evaluate(
     run: Callable[..., tuple[int, str, str]],
     pico_folders: Callable[[str], Path],
-    shared_data: Path,
+    tasks_folder: Path,
     tmp_path: Path,
 ) -> None:
     one, two = str(pico_folders("bert")), str(pico_folders("mpnet"))
     results = tmp_path / "results.json"
     copy = tmp_path / "model"  # the same folder name as the others have
     shutil.copytree(two, copy)
-    words = ["--tasks", "STS17-en-en,CACM", "--root", str(shared_data), "--teacher", one, "-o", str(results)]
+    words = ["--tasks", "alike,find", "--root", str(tasks_folder), "--teacher", one, "-o", str(results)]
     code, out, _ = run("evaluate", one, two, str(copy), *words)
     assert code == 0
-    heading, sts, cacm, *means = filter(None, out.splitlines())
+    heading, alike, find, *means = filter(None, out.splitlines())
     names = [Path(*Path(folder).parts[-2:]) for folder in (one, two, copy)]
     assert heading.count("share") == 4
     assert all(f"{name} " in heading for name in names)
     assert f"{names[1]} → {names[0]}" in heading
-    assert sts.split()[:2] == ["STS17-en-en", "spearman"]
-    assert sts.count("same") == 2
-    assert cacm.count("%") == 4
+    assert alike.split()[:2] == ["alike", "spearman"]
+    assert alike.count("same") == 2
+    assert find.count("%") == 4
     assert [line.split("  ")[0] for line in means] == ["mean of 2 tasks", "mean of 1 with documents"]
     content = json.loads(results.read_text())
-    assert {row["task"] for row in content["results"]} == {"STS17-en-en", "CACM"}
+    assert {row["task"] for row in content["results"]} == {"alike", "find"}
     assert len(content["shares"]) == 8
 
 
@@ -146,9 +146,9 @@ def test_evaluate_without_labels(
 
 
 def test_every_model_is_opened_before_any_work(
-    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], shared_data: Path
+    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tasks_folder: Path
 ) -> None:
-    words = ["--tasks", "STS17-en-en", "--root", str(shared_data), "--teacher", "no/such/teacher"]
+    words = ["--tasks", "alike", "--root", str(tasks_folder), "--teacher", "no/such/teacher"]
     code, out, err = run("evaluate", str(pico_folders("bert")), "no/such/folder", *words[:-2])
     assert (code, out) == (2, "")
     assert err.startswith("trundle: there is no folder 'no/such/folder'")

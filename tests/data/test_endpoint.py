@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trundle
 from trundle.data.texts import Text
 from trundle.embedder import Embedder
 from trundle.errors import BadInput, BadModel, TrundleError, UserError
@@ -28,6 +29,7 @@ from trundle.teacher.labelling import build_targets
 
 KEY = "sk-very-secret-0123456789"
 VARIABLE = "TEST_EMBEDDINGS_KEY"
+LIBRARY = Path(trundle.__file__).parent
 
 Behaviour = Callable[["Handler", dict[str, Any]], None]
 
@@ -60,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         pass
 
 
@@ -424,7 +426,7 @@ def test_the_key_is_seen_nowhere(
             seen += [str(error), repr(error), repr(vars(error))]
             trace = error.__traceback__
             while trace is not None:
-                if "trundle" in trace.tb_frame.f_code.co_filename:
+                if Path(trace.tb_frame.f_code.co_filename).is_relative_to(LIBRARY):
                     seen.append(repr(trace.tb_frame.f_locals))
                 trace = trace.tb_next
             error = error.__context__

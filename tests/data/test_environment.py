@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from told import Told
+from recorded_progress import RecordedProgress
 from trundle.data.environment import (
     _LONGEST_DOCUMENT,
     Documented,
@@ -335,7 +335,7 @@ def test_the_real_environment() -> None:
         _Package(name=name, folder=packages[name].folder, files=tuple(sorted(packages[name].files)[:150]))
         for name in chosen
     ]
-    told = Told()
+    told = RecordedProgress()
     pairs = environment_pairs(packages=short, limit_per_package=60, progress=told)
     assert told.tasks == [("reading installed documentation", len(chosen))]
     assert told.units == len(chosen)

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labelled import ROLE_OF, WIDTH, Teacher, assert_holds, build, some, vector
-from told import Told
+from fake_teacher import ROLE_OF, WIDTH, Teacher, assert_holds, build, make_texts, vector
+from recorded_progress import RecordedProgress
 from trundle.data.texts import Text
 from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput, BadModel, UserError
@@ -38,7 +38,7 @@ def test_stores_each_distinct_text_once_in_its_role(texts: list[Text], shard_siz
     first: dict[tuple[str, str], Text] = {}
     for text in texts:
         first.setdefault((ROLE_OF[text.kind], text.text), text)
-    teacher, told = Teacher(), Told()
+    teacher, told = Teacher(), RecordedProgress()
     with TemporaryDirectory() as folder:
         targets = build(Path(folder), texts, teacher, dtype=dtype, shard_size=shard_size, progress=told)
         assert_holds(targets, list(first.values()), 5e-4 if dtype == "float16" else 0)
@@ -77,7 +77,7 @@ def test_seen_grows_past_its_first_table() -> None:
 
 
 def test_reads_any_order(tmp_path: Path) -> None:
-    texts = some(50)
+    texts = make_texts(50)
     targets = build(tmp_path, texts, dtype="float32")
     order = np.random.default_rng(0).integers(0, 50, 5000)
     np.testing.assert_array_equal(
@@ -93,7 +93,7 @@ def test_reads_any_order(tmp_path: Path) -> None:
 
 
 def test_parts_are_disjoint_and_whole(tmp_path: Path) -> None:
-    texts = some(200)
+    texts = make_texts(200)
     targets = build(tmp_path, texts, dtype="float32")
     train, held_out = targets.split(15, seed=3)
     assert held_out is not None
@@ -109,7 +109,7 @@ def test_parts_are_disjoint_and_whole(tmp_path: Path) -> None:
     inner, rest = train.split(10, seed=4)
     assert rest is not None
     assert set(inner.texts(range(len(inner)))) | set(rest.texts(range(10))) == ours
-    assert build(tmp_path / "few", some(9)).split(5, seed=0)[1] is None
+    assert build(tmp_path / "few", make_texts(9)).split(5, seed=0)[1] is None
     with pytest.raises(IndexError):
         held_out.text(15)
 
@@ -136,7 +136,7 @@ def test_very_long_texts_end_a_shard_early(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_teacher_that_does_not_normalise_is_known(tmp_path: Path) -> None:
-    texts = some(10)
+    texts = make_texts(10)
     targets = build(tmp_path, texts, Teacher({texts[9].text: np.full(WIDTH, 2.0)}))
     assert not targets.normalised
 
@@ -144,7 +144,7 @@ def test_a_teacher_that_does_not_normalise_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["vectors.npy", "texts.bin", "index.npy"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "delete"])
 def test_a_damaged_shard_is_found_and_only_it_is_redone(tmp_path: Path, part: str, damage: str) -> None:
-    texts = some(14)
+    texts = make_texts(14)
     build(tmp_path, texts)
     file = tmp_path / f"00001.{part}"
     before = file.read_bytes()
@@ -156,7 +156,7 @@ def test_a_damaged_shard_is_found_and_only_it_is_redone(tmp_path: Path, part: st
     if damage != "flip":
         with pytest.raises(BadInput, match="build the folder again"):
             open_targets(tmp_path)
-    teacher, told = Teacher(), Told()
+    teacher, told = Teacher(), RecordedProgress()
     assert_holds(build(tmp_path, texts, teacher, progress=told), texts)
     assert sorted(chain.from_iterable(teacher.calls)) == sorted(text.text for text in texts[4:8])
     assert any("shard 1" in line for line in told.lines)
@@ -170,29 +170,29 @@ def test_a_damaged_shard_is_found_and_only_it_is_redone(tmp_path: Path, part: st
         {"prompts": {"query": "q: "}},
         {"dtype": "float32"},
         {"shard_size": 5},
-        {"texts": some(10)[::-1]},
-        {"texts": some(9)},
-        {"texts": some(8)},
-        {"texts": some(11)},
-        {"texts": [Text(text=text.text, kind="query") for text in some(10)]},
+        {"texts": make_texts(10)[::-1]},
+        {"texts": make_texts(9)},
+        {"texts": make_texts(8)},
+        {"texts": make_texts(11)},
+        {"texts": [Text(text=text.text, kind="query") for text in make_texts(10)]},
     ],
     ids=str,
 )
 def test_another_teacher_prompt_dtype_or_text_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
-    build(tmp_path, some(10))
+    build(tmp_path, make_texts(10))
     files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     teacher = Teacher()
     with pytest.raises(BadInput, match="choose another folder or delete it"):
-        build(tmp_path, other.pop("texts", some(10)), teacher, **other)
+        build(tmp_path, other.pop("texts", make_texts(10)), teacher, **other)
     assert teacher.calls == []
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == files
 
 
 def test_texts_after_a_full_last_shard_are_refused(tmp_path: Path) -> None:
-    build(tmp_path, some(8))
-    teacher, told = Teacher(), Told()
+    build(tmp_path, make_texts(8))
+    teacher, told = Teacher(), RecordedProgress()
     with pytest.raises(BadInput, match="other texts"):
-        build(tmp_path, some(9), teacher, progress=told)
+        build(tmp_path, make_texts(9), teacher, progress=told)
     assert teacher.calls == []
     assert told.lines == [], "running again would be no use"
 
@@ -210,8 +210,8 @@ def test_texts_after_a_full_last_shard_are_refused(tmp_path: Path) -> None:
 def test_a_bad_vector_names_its_text_and_keeps_what_is_done(
     tmp_path: Path, answer: Any, message: str
 ) -> None:
-    texts = some(14)
-    told = Told()
+    texts = make_texts(14)
+    told = RecordedProgress()
     with pytest.raises(UserError, match=message) as raised:
         build(tmp_path, texts, Teacher({texts[9].text: answer}), progress=told)
     assert repr(texts[9].text) in str(raised.value)
@@ -258,24 +258,24 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no texts"):
         build(tmp_path / "none", [])
     with pytest.raises(BadInput, match="shard of 0"):
-        build(tmp_path / "zero", some(2), shard_size=0)
+        build(tmp_path / "zero", make_texts(2), shard_size=0)
     with pytest.raises(BadInput, match="no teacher vectors"):
         open_targets(tmp_path)
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(BadInput, match=r"other files \((none|thesis.tex)\)"):
-        build(tmp_path, some(2))
+        build(tmp_path, make_texts(2))
     with pytest.raises(BadInput, match="choose another folder"):
-        build(tmp_path / "thesis.tex", some(2))
-    build(tmp_path / "good", some(2))
+        build(tmp_path / "thesis.tex", make_texts(2))
+    build(tmp_path / "good", make_texts(2))
     for damage in ("", "{}", "[]", '{"format": 1'):
         (tmp_path / "good" / _MANIFEST).write_text(damage)
         with pytest.raises(BadInput, match="is damaged"):
-            build(tmp_path / "good", some(2))
+            build(tmp_path / "good", make_texts(2))
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 7, 23])
 def test_shares_are_disjoint_and_together_everything(tmp_path: Path, processes: int) -> None:
-    whole = build(tmp_path, some(23))
+    whole = build(tmp_path, make_texts(23))
     shares = [open_share(tmp_path, rank=rank, processes=processes) for rank in range(processes)]
     assert all(share.is_share for share in shares)
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -289,7 +289,7 @@ def test_shares_are_disjoint_and_together_everything(tmp_path: Path, processes: 
 
 
 def test_a_share_needs_its_own_shards_alone(tmp_path: Path) -> None:
-    build(tmp_path, some(23))
+    build(tmp_path, make_texts(23))
     for file in tmp_path.glob("0000[3-5].*"):
         file.unlink()
     assert len(open_share(tmp_path, rank=0, processes=2)) == 11

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from labelled import Teacher, assert_holds, build, some
+from fake_teacher import Teacher, assert_holds, build, make_texts
 from trundle.errors import BadInput, WriteFailed
 from trundle.teacher.shards import read_manifest
 from trundle.teacher.targets import open_targets
@@ -28,7 +28,7 @@ class Killed(BaseException):
 def test_a_stop_at_any_write_loses_at_most_one_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
-    texts = some(14)
+    texts = make_texts(14)
     replace = Path.replace
     stops = 0
     while True:
@@ -68,7 +68,7 @@ def test_a_stop_at_any_write_loses_at_most_one_shard(
 CHILD = """
 import sys, time
 sys.path.insert(0, sys.argv[2])
-from labelled import Teacher, build, some
+from fake_teacher import Teacher, build, make_texts
 from pathlib import Path
 
 class Slow(Teacher):
@@ -79,7 +79,7 @@ class Slow(Teacher):
             return quick(texts)
         return encode
 
-build(Path(sys.argv[1]), some(400), Slow())
+build(Path(sys.argv[1]), make_texts(400), Slow())
 """
 
 
@@ -100,7 +100,7 @@ def test_kill_nine_and_resume(tmp_path: Path, shards: int) -> None:
     assert manifest is not None
     assert manifest.count >= 4 * shards
     teacher = Teacher()
-    assert_holds(build(folder, some(400), teacher), some(400))
+    assert_holds(build(folder, make_texts(400), teacher), make_texts(400))
     assert teacher.asked == 400 - manifest.count
 
 
@@ -108,9 +108,9 @@ LIMITED = """
 import resource, sys
 sys.path.insert(0, sys.argv[2])
 resource.setrlimit(getattr(resource, sys.argv[3]), (int(sys.argv[4]),) * 2)
-from labelled import assert_holds, build, some
+from fake_teacher import assert_holds, build, make_texts
 from pathlib import Path
-assert_holds(build(Path(sys.argv[1]), some(100), shard_size=2), some(100))
+assert_holds(build(Path(sys.argv[1]), make_texts(100), shard_size=2), make_texts(100))
 """
 
 
@@ -132,5 +132,5 @@ def test_a_full_disk_is_said_and_what_is_done_is_kept(tmp_path: Path) -> None:
     assert manifest is not None
     assert manifest.count > 0
     teacher = Teacher()
-    assert_holds(build(tmp_path / "targets", some(100), teacher, shard_size=2), some(100))
+    assert_holds(build(tmp_path / "targets", make_texts(100), teacher, shard_size=2), make_texts(100))
     assert teacher.asked == 100 - manifest.count

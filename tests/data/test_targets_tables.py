@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from labelled import ROLE_OF, WIDTH, assert_holds, some, vector
-from told import Told
+from fake_teacher import ROLE_OF, WIDTH, assert_holds, make_texts, vector
+from recorded_progress import RecordedProgress
 from trundle.data.texts import Text
 from trundle.errors import BadInput
 from trundle.teacher.table import _teacher_from_parquet
@@ -39,12 +39,12 @@ def listed(texts: Sequence[Text], kind: Any = None) -> Any:
     ids=str,
 )
 def test_a_table_becomes_targets(tmp_path: Path, kind: Any) -> None:
-    texts = some(30)
+    texts = make_texts(30)
     columns: dict[str, Any] = {"text": [text.text for text in texts], "kind": [text.kind for text in texts]}
     teacher = _teacher_from_parquet(
         table(tmp_path / "t.parquet", listed(texts, kind), column="embedding", **columns)
     )
-    told = Told()
+    told = RecordedProgress()
     targets = teacher.targets(tmp_path / "targets", shard_size=4, progress=told)
     assert_holds(targets, texts)
     assert (targets.normalised, told.units, told.tasks) == (True, 30, [("teacher vectors", 30)])

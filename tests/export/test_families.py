@@ -24,6 +24,8 @@ from trundle.runtime.encoder import Encoder
 from trundle.runtime.engines import is_x86
 
 TEXTS = [*pico.TEXTS, "a", "long " * 100]
+OPENVINO = ("bert", "xlm-roberta", "mpnet", "modernbert", "qwen3", "gemma3", "phi3", "gpt2")
+"""It reads the ONNX graph, which is tested for every family; the others have no operation that these lack."""
 
 
 def reference(folder: Path) -> np.ndarray:
@@ -40,8 +42,8 @@ def test_every_family(family: str, pico_folders: Callable[[str], Path], tmp_path
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("family", pico.CONFIGS)
-def test_every_family_in_openvino(family: str, pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", OPENVINO)
+def test_families_in_openvino(family: str, pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
     pytest.importorskip("nncf", reason="needs pip install 'trundle[openvino]'")
     export_model(str(pico_folders(family)), to="openvino", output=tmp_path / "out")
     ours = Encoder(tmp_path / "out", threads=1).encode(TEXTS)

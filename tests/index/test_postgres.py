@@ -15,7 +15,7 @@ import psycopg
 from sklearn.neighbors import NearestNeighbors
 
 from clusters import WIDTH, clustered, wanted
-from told import Told
+from recorded_progress import RecordedProgress
 from trundle.errors import BadInput, WriteFailed
 from trundle.index.postgres import _PostgresStore
 from trundle.index.stores import build_index, create_store, open_readable, open_store
@@ -67,7 +67,7 @@ def test_binary_with_rescoring_and_a_graph(postgres: Any, texts: list[str]) -> N
 
 
 def test_a_server_that_goes_away_and_comes_back(postgres: Any, texts: list[str]) -> None:
-    progress = Told()
+    progress = RecordedProgress()
     store = _PostgresStore.create(postgres.url, "patient", wanted(), progress=progress)
     store.add(texts[:100], clustered(100))
     postgres.stop()

@@ -134,8 +134,8 @@ def test_a_first_token_is_pooled_though_it_stands_before_the_prompt(
 def test_the_curve_in_half_precision(family: str, tmp_path: Path) -> None:
     """Norms run in the model's type as they will in the cut model; sums, cosines and the mean are in full precision."""
     model = pico.model(family, str(tmp_path))
-    full = measure_curve(model, EXAMPLES)
-    half = measure_curve(model.bfloat16(), EXAMPLES)
+    few = EXAMPLES[:21]
+    full, half = measure_curve(model, few), measure_curve(model.bfloat16(), few)
     assert _pooled_by_layer(model, pico.TEXTS).dtype == torch.float32
     np.testing.assert_allclose(half.losses, full.losses, rtol=0.03)
 

@@ -42,11 +42,11 @@ def language_model(family: str, folder: Path) -> Path:
 def test_a_language_model_becomes_an_embedder_without_its_head(family: str, mode: Any, tmp_path: Path):
     source = language_model(family, tmp_path / "lm")
     with safe_open(str(source / "model.safetensors"), "pt") as weights:
-        assert any("lm_head" in name for name in weights.keys())
+        assert any("lm_head" in name for name in weights.keys())  # noqa: SIM118
     model = load(source, pooling=mode)
     saved = save(model, tmp_path / "embedder", lineage=Lineage(source="lm"), card="")
     with safe_open(str(saved / "model.safetensors"), "pt") as weights:
-        assert not any("lm_head" in name for name in weights.keys())
+        assert not any("lm_head" in name for name in weights.keys())  # noqa: SIM118
     plain = SentenceTransformer(str(saved), device="cpu")
     np.testing.assert_allclose(plain.encode(pico.TEXTS), model.encode(pico.TEXTS), atol=1e-6)
     ends = [ids[-1] for ids in plain.tokenizer(pico.TEXTS)["input_ids"]]

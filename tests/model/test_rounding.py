@@ -38,7 +38,8 @@ onnx = pytest.importorskip("onnx", reason="the extra export is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
 TEXTS = [f"{text} {number}" for number in range(7) for text in pico.TEXTS]
-WIDE = {"hidden_size": 64, "intermediate_size": 128}
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+WIDE_GPT2 = {"n_embd": 64, "n_layer": 2}
 
 
 @given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 3), st.floats(1e-3, 1e3))
@@ -84,9 +85,9 @@ def test_gradients_are_taken_with_rounded_weights_and_fall_on_the_exact_ones(tmp
         torch.testing.assert_close(weight.grad, gradient)
 
 
-@pytest.mark.parametrize("family", ["bert", "mpnet", "gpt2", "llama"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
 def test_a_model_that_learned_on_the_grid_is_written_without_loss(family: str, tmp_path: Path) -> None:
-    wide = {"n_embd": 64} if family == "gpt2" else WIDE
+    wide = WIDE_GPT2 if family == "gpt2" else WIDE
     pico.model(family, str(tmp_path / "backbone"), **wide).save_pretrained(str(tmp_path / "teacher"))
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     options = {"steps": 3, "batch_size": 8, "learning_rate": 1e-3, "rounding": "int4"}
@@ -99,7 +100,7 @@ def test_a_model_that_learned_on_the_grid_is_written_without_loss(family: str, t
     )
     small = load(tmp_path / "small")
     held = grid_weights(small)
-    assert len(held) > pico.LAYERS
+    assert len(held) > WIDE["num_hidden_layers"]
     for weight, turned in held:
         seen = weight.T if turned else weight
         assert torch.equal(_rounded(seen), seen)
@@ -112,10 +113,10 @@ def test_a_model_that_learned_on_the_grid_is_written_without_loss(family: str, t
     assert cost(small).int4_file_bytes == run.after.int4_file_bytes
 
 
-@pytest.mark.parametrize(("family", "outputs"), [("bert", 96), ("bert", 64), ("gpt2", 96), ("llama", 64)])
+@pytest.mark.parametrize(("family", "outputs"), [("bert", 64), ("gpt2", 96)])
 def test_products_in_int8_are_those_of_an_int8_file(family: str, outputs: int, tmp_path: Path) -> None:
     """What is stored in four bits is rounded to the very int8 matrices that such a file holds."""
-    model = pico.model(family, str(tmp_path / "backbone"), **({"n_embd": 64} if family == "gpt2" else WIDE))
+    model = pico.model(family, str(tmp_path / "backbone"), **(WIDE_GPT2 if family == "gpt2" else WIDE))
     # A head is a product with a bias, which the quantiser turns; as wide as high, only its numbers tell.
     weight = np.random.default_rng(0).normal(size=(outputs, 64)).astype(np.float32)
     model = with_linear_head(model, weight, np.zeros(outputs, dtype=np.float32), normalise=True)
@@ -129,7 +130,7 @@ def test_products_in_int8_are_those_of_an_int8_file(family: str, outputs: int, t
         for name in ("model_quantized.onnx", "model_q4_int8.onnx")
     )
     products = [node for node in small.graph.node if node.op_type == "MatMulInteger"]
-    assert len(products) > pico.LAYERS
+    assert len(products) > WIDE["num_hidden_layers"]
     stored = {each.name: onnx.numpy_helper.to_array(each) for each in large.graph.initializer}
     names = {node.input[1] for node in products}
     held = {each.name for each in small.graph.initializer} & names

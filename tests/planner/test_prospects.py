@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from told import Told
+from recorded_progress import RecordedProgress
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, MissingExtra
 from trundle.model.load import load
@@ -117,7 +117,7 @@ def test_texts_of_all_lengths_are_timed_among_their_like(lengths: list[int], cou
 def test_times_of_a_busy_machine_are_called_rough_once(
     pico_folders: Callable[[str], Path], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = Told()
+    told = RecordedProgress()
     busy = _Speed(fixed=0.1, attention=1e-6, mlp=1e-6, undisturbed=False)
     monkeypatch.setattr(prospects, "_measure_speed", lambda *_, **__: busy)
     folder = str(pico_folders("bert"))

@@ -70,7 +70,7 @@ def test_where_no_layer_fits_a_static_model_does(
 ) -> None:
     folder, output = pico_folders("bert"), tmp_path / "small"
     outcome = compress_to_budget(
-        Request(source=str(folder), output=output, corpus=corpus), ["0.1ms"], minutes=0.1
+        Request(source=str(folder), output=output, corpus=corpus), ["0.1ms"], minutes=0.03
     )
     assert {each.candidate.layers for each in outcome.tried} == {0}
     assert outcome.chosen.candidate.tokens == outcome.chosen.candidate.whole.sizes["vocab"]
@@ -89,7 +89,7 @@ def test_when_the_time_for_trials_is_gone_the_best_so_far_is_taken(
     outcome = compress_to_budget(
         Request(source=str(pico_folders("bert")), output=tmp_path / "small", corpus=corpus),
         words,
-        minutes=0.1,
+        minutes=0.03,
     )
     chosen, *others = outcome.tried
     assert (chosen.outcome, len(chosen.distances)) == ("chosen", 1)
@@ -105,7 +105,7 @@ def test_a_model_that_fits_once_it_is_int8_is_only_exported(
     monkeypatch.setattr("trundle.model.cost._SMALLEST_INT8", 0)
     folder, output = pico_folders("bert"), tmp_path / "small"
     outcome = compress_to_budget(
-        Request(source=str(folder), output=output, corpus=corpus), ["2x"], minutes=0.1
+        Request(source=str(folder), output=output, corpus=corpus), ["2x"], minutes=0.03
     )
     assert outcome.chosen.candidate.untouched
     assert outcome.chosen.outcome == "chosen"
@@ -231,7 +231,7 @@ def test_one_that_was_not_tried_has_the_teacher_to_wait_for(
         compress_to_budget(
             Request(source=str(pico_folders("bert")), output=tmp_path / "small", corpus=corpus),
             ["2x"],
-            minutes=0.1,
+            minutes=0.03,
         )
     (gone, closing), (texts, mapped, distances) = asked
     assert distances == ()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from told import Told
+from recorded_progress import RecordedProgress
 from trundle.cache import locked
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
@@ -41,7 +41,7 @@ def searching(pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Pat
     def go(*, share: float = 0.5, output: Path = tmp_path / "small", **options: Any) -> Outcome:
         words = [f"{int(share * whole)}B"]
         return compress_to_budget(
-            Request(source=str(folder), output=output, corpus=corpus, **options), words, minutes=0.1
+            Request(source=str(folder), output=output, corpus=corpus, **options), words, minutes=0.03
         )
 
     return go
@@ -148,7 +148,7 @@ def test_the_same_search_twice_at_a_time_shares_no_trials(
     searching: Searching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     works: list[Path] = []
-    told = Told()
+    told = RecordedProgress()
 
     def noted(self: _Trials, *_: object, **__: object) -> None:
         works.append(self.work)

@@ -7,11 +7,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-import pico
 from trundle.bench.results import BenchResult, _ModelFigures, _of_rounds, _Settings
 from trundle.bench.workload import this_machine
 from trundle.errors import BadInput
@@ -23,28 +20,6 @@ from trundle.report.page import _page
 from trundle.report.reading import _read_runs
 from trundle.report.records import _Report
 from trundle.report.report import _find_tasks_in, make_report
-
-
-@pytest.fixture(scope="module")
-def tasks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One task without documents, and one with."""
-    root = tmp_path_factory.mktemp("tasks")
-    (root / "sts").mkdir()
-    (root / "retrieval" / "find").mkdir(parents=True)
-    pairs = [(a, b, float(len(a) % 5)) for a in pico.TEXTS for b in pico.TEXTS[:3]]
-    columns = [list(column) for column in zip(*pairs, strict=True)]
-    names = ["sentence1", "sentence2", "score"]
-    table = dict(zip(names, columns, strict=True)) | {"split": ["test"] * len(pairs)}
-    pq.write_table(pa.table(table), root / "sts" / "alike.parquet")
-    ids = [str(number) for number in range(len(pico.TEXTS))]
-    files = {
-        "corpus": {"_id": ids, "title": [""] * len(ids), "text": pico.TEXTS},
-        "queries": {"_id": ids, "text": [text[:12] for text in pico.TEXTS], "split": ["test"] * len(ids)},
-        "qrels": {"query-id": ids, "corpus-id": ids, "score": [1] * len(ids), "split": ["test"] * len(ids)},
-    }
-    for name, content in files.items():
-        pq.write_table(pa.table(content), root / "retrieval" / "find" / f"{name}.parquet")
-    return root
 
 
 def test_tasks_are_scored_as_evaluate_scores_them(run_folder: Path, tasks_folder: Path) -> None:

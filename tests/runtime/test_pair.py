@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 import pico
 from trundle.bench.engines import _engines_of
 from trundle.errors import BadInput, BadModel
-from trundle.export.exporting import export_model
+from trundle.export.exporting import Exported, export_model
 from trundle.export.open import open_encoder
 from trundle.export.parity import Limits
 from trundle.pipeline.pair import _save_pair
@@ -35,6 +35,12 @@ def pair(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
     return folder
 
 
+@pytest.fixture(scope="module")
+def exported_pair(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The pair as two graphs in a folder of their own."""
+    return export_model(str(pair), to="onnx", output=tmp_path_factory.mktemp("pairs") / "out")
+
+
 def check_sides(encoder: Encoder, pair: Path) -> None:
     truth = SentenceTransformer(str(pair), device="cpu")
     wanted = {
@@ -51,21 +57,19 @@ def check_sides(encoder: Encoder, pair: Path) -> None:
     np.testing.assert_allclose(encoder.encode_document(pico.TEXTS), wanted["document"], atol=1e-5)
 
 
-def test_a_pair_leaves_torch(pair: Path, tmp_path: Path) -> None:
-    made = export_model(str(pair), to="onnx", output=tmp_path / "out")
+def test_a_pair_leaves_torch(pair: Path, exported_pair: Exported) -> None:
+    made, out = exported_pair, exported_pair.folder.parent
     assert made.documents is not None
-    assert [made.folder, made.documents.folder] == [tmp_path / "out" / "query", tmp_path / "out" / "document"]
-    assert not list((tmp_path / "out").rglob("*.safetensors"))
-    assert read_lineage(tmp_path / "out") == read_lineage(pair)
-    encoder = Encoder(tmp_path / "out", threads=2)
+    assert [made.folder, made.documents.folder] == [out / "query", out / "document"]
+    assert not list(out.rglob("*.safetensors"))
+    assert read_lineage(out) == read_lineage(pair)
+    encoder = Encoder(out, threads=2)
     assert encoder.is_pair
     assert encoder.parameters * 4 == made.float_bytes + made.documents.float_bytes
     check_sides(encoder, pair)
     np.testing.assert_array_equal(
-        Encoder(tmp_path / "out" / "query", threads=2).encode_query(pico.TEXTS),
-        encoder.encode_query(pico.TEXTS),
+        Encoder(out / "query", threads=2).encode_query(pico.TEXTS), encoder.encode_query(pico.TEXTS)
     )
-    export_model(str(pair), to="onnx", output=tmp_path / "out", force=True)
 
 
 def test_graphs_join_the_pair_and_each_other(pair: Path, tmp_path: Path) -> None:
@@ -88,8 +92,8 @@ def test_a_pair_without_graphs_is_exported_into_the_cache(pair: Path) -> None:
     check_sides(open_encoder(str(pair)), pair)
 
 
-def test_half_a_pair_and_two_that_make_none(pair: Path, exported: Path, tmp_path: Path) -> None:
-    export_model(str(pair), to="onnx", output=tmp_path / "out")
+def test_half_a_pair_and_two_that_make_none(exported_pair: Exported, tmp_path: Path) -> None:
+    shutil.copytree(exported_pair.folder.parent, tmp_path / "out")
     with pytest.raises(BadInput, match="say query or document"):
         Encoder(tmp_path / "out").encode("a", side="passage")  # type: ignore[arg-type]
     (tmp_path / "out" / "document").rename(tmp_path / "document")

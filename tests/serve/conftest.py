@@ -11,7 +11,7 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
 from sentence_transformers import SentenceTransformer
 
-from live import Gated, Live, running
+from live_server import Gated, LiveServer, running
 from trundle.export.exporting import export_model
 from trundle.runtime.encoder import Encoder
 from trundle.serve.models import _Model, _Served
@@ -58,7 +58,7 @@ def pair(student: Encoder, teacher: Encoder) -> _Served:
 
 
 @pytest.fixture(scope="session")
-def server(pair: _Served) -> Iterator[Live]:
+def server(pair: _Served) -> Iterator[LiveServer]:
     with running(pair) as live:
         yield live
 

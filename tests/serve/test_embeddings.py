@@ -11,14 +11,14 @@ from openai import BadRequestError, NotFoundError, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 import pico
-from live import Live, running
+from live_server import LiveServer, running
 from trundle.runtime.encoder import Encoder
 from trundle.serve.models import _Served
 from trundle.serve.settings import Settings
 
 
 @pytest.fixture(scope="module")
-def client(server: Live) -> OpenAI:
+def client(server: LiveServer) -> OpenAI:
     return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
 
 
@@ -51,7 +51,7 @@ def test_the_openai_package_gets_the_runtimes_vectors(client: OpenAI, student: E
 @pytest.mark.parametrize("form", ["float", "base64"])
 @pytest.mark.parametrize(("dtype", "output"), [("float", "float32"), ("int8", "int8"), ("binary", "binary")])
 def test_every_kind_of_number_in_both_forms(
-    server: Live, student: Encoder, form: str, dtype: str, output: Any
+    server: LiveServer, student: Encoder, form: str, dtype: str, output: Any
 ) -> None:
     answer = server.embed(input=pico.TEXTS, output_dtype=dtype, encoding_format=form)
     truth = student.encode(pico.TEXTS, output=output)
@@ -59,7 +59,7 @@ def test_every_kind_of_number_in_both_forms(
 
 
 def test_queries_by_the_student_documents_by_the_teacher(
-    server: Live, student: Encoder, teacher: Encoder
+    server: LiveServer, student: Encoder, teacher: Encoder
 ) -> None:
     text = "a small model that shares the frame"
     cases = (
@@ -114,7 +114,7 @@ BAD: list[tuple[bytes | dict[str, Any], int, str]] = [
 
 
 @pytest.mark.parametrize(("content", "status", "said"), BAD, ids=range(len(BAD)))
-def test_bad_bodies_get_one_sentence(server: Live, content: Any, status: int, said: str) -> None:
+def test_bad_bodies_get_one_sentence(server: LiveServer, content: Any, status: int, said: str) -> None:
     answer = server.post("/v1/embeddings", content)
     assert answer.status == status
     error = answer.json()["error"]
@@ -124,7 +124,7 @@ def test_bad_bodies_get_one_sentence(server: Live, content: Any, status: int, sa
     assert server.embed(input="still here").status == 200
 
 
-def test_what_is_odd_but_allowed(server: Live, student: Encoder) -> None:
+def test_what_is_odd_but_allowed(server: LiveServer, student: Encoder) -> None:
     texts = ["", " ", "\x00", "🙂" * 50, "word " * 5000, "a\nb"]
     answer = server.embed(input=texts, user="somebody", unknown_field=1)
     assert answer.status == 200
@@ -132,13 +132,13 @@ def test_what_is_odd_but_allowed(server: Live, student: Encoder) -> None:
     assert server.embed(input="a", encoding_format=None).status == 200
 
 
-def test_wrong_addresses_and_methods(server: Live) -> None:
+def test_wrong_addresses_and_methods(server: LiveServer) -> None:
     assert server.get("/nowhere").status == 404
     assert server.get("/v1/embeddings").status == 405
     assert "see /openapi.json" in server.get("/nowhere").json()["error"]["message"]
 
 
-def test_health_and_figures(server: Live) -> None:
+def test_health_and_figures(server: LiveServer) -> None:
     assert server.get("/health").json() == {"status": "ok", "models": ["small", "big"]}
 
     def figures() -> dict[tuple[str, ...], float]:

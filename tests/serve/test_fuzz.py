@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from live import Live
+from live_server import LiveServer
 
 pytest.importorskip("schemathesis", reason="needs schemathesis")
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
 
-def test_no_5xx(server: Live) -> None:
+def test_no_5xx(server: LiveServer) -> None:
     script = "import sys; from schemathesis.cli import schemathesis; schemathesis()"
     words = ["run", f"{server.url}/openapi.json", "--max-examples", "25", "--checks", CHECKS, "--seed", "0"]
     done = subprocess.run(

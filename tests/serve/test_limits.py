@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from live import Answer, Gated, Live, eventually, raw, running
+from live_server import Answer, Gated, LiveServer, eventually, raw, running
 from trundle.errors import BadInput
 from trundle.runtime.encoder import Encoder
 from trundle.serve.models import _Model, _Served
@@ -24,16 +24,16 @@ from trundle.serve.settings import Settings, read_keys
 HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
-def figure(live: Live, name: str) -> float:
+def figure(live: LiveServer, name: str) -> float:
     lines = live.get("/metrics").body.decode().splitlines()
     return float(next(line for line in lines if line.startswith(name + "{")).split()[-1])
 
 
-def waiting(live: Live) -> float:
+def waiting(live: LiveServer) -> float:
     return figure(live, "trundle_waiting_texts")
 
 
-def in_background(live: Live, answers: list[Answer], **content: Any) -> threading.Thread:
+def in_background(live: LiveServer, answers: list[Answer], **content: Any) -> threading.Thread:
     thread = threading.Thread(target=lambda: answers.append(live.embed(**content)))
     thread.start()
     return thread
@@ -176,7 +176,7 @@ def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Path) -> None:
         Settings(waiting=10, most_texts=20)
 
 
-def test_other_origins_are_let_in_only_when_asked_for(alone: _Served, server: Live) -> None:
+def test_other_origins_are_let_in_only_when_asked_for(alone: _Served, server: LiveServer) -> None:
     origin = {"Origin": "https://example.org"}
     assert "access-control-allow-origin" not in server.get("/health", origin).headers
     with running(alone, Settings(cors=("https://example.org",))) as live:
@@ -213,7 +213,7 @@ def start(folder: Path, *words: str) -> tuple[subprocess.Popen[str], int]:
 
 def test_going_down_answers_what_was_taken_and_logs_no_text(student_folder: Path, student: Encoder) -> None:
     process, port = start(student_folder)
-    live = Live(port=port)
+    live = LiveServer(port=port)
     eventually(lambda: _is_up(port))
     texts = [f"a secret text number {number} that takes its time" for number in range(2000)]
     answers: list[Answer] = []
@@ -247,14 +247,14 @@ def test_serving_an_exported_folder_needs_no_torch(student_folder: Path) -> None
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_a_port_that_is_taken(student_folder: Path, server: Live) -> None:
+def test_a_port_that_is_taken(student_folder: Path, server: LiveServer) -> None:
     command = [sys.executable, "-m", "trundle", "serve", str(student_folder), "--port", str(server.port)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "choose another --port" in done.stderr
 
 
-def test_vectors_under_load_are_those_of_the_runtime(server: Live, student: Encoder) -> None:
+def test_vectors_under_load_are_those_of_the_runtime(server: LiveServer, student: Encoder) -> None:
     texts = [f"text {number} " + "word " * (number % 40) for number in range(120)]
     truth = student.encode(texts)
     found: dict[int, Any] = {}

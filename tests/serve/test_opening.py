@@ -10,7 +10,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
-from told import Told
+from recorded_progress import RecordedProgress
 from trundle.errors import BadInput, BadModel
 from trundle.export.open import open_encoder
 from trundle.pipeline.pair import _save_pair
@@ -18,7 +18,7 @@ from trundle.serve.models import open_served
 
 
 def test_a_folder_without_a_graph_is_exported_once(pico_folders: Callable[[str], Path]) -> None:
-    folder, progress = pico_folders("roberta"), Told()
+    folder, progress = pico_folders("roberta"), RecordedProgress()
     before = sorted(folder.rglob("*"))
     for _ in range(2):
         found = open_encoder(str(folder), progress=progress).encode(pico.TEXTS)
@@ -34,7 +34,7 @@ def test_a_pair_is_taken_apart(pico_folders: Callable[[str], Path], tmp_path: Pa
     student.prompts = {"query": "how do I "}
     teacher.prompts = {"document": "the "}
     _save_pair(student, teacher, names=("small", "big"), output=tmp_path / "both")
-    progress = Told()
+    progress = RecordedProgress()
     served = open_served(str(tmp_path / "both"), progress=progress)
     assert [model.name for model in served.models] == ["both", "both-teacher"]
     assert served.teacher is not None
@@ -49,13 +49,15 @@ def test_a_pair_is_taken_apart(pico_folders: Callable[[str], Path], tmp_path: Pa
         open_served(str(tmp_path / "both"), teacher=str(pico_folders("mpnet")))
 
 
-def test_what_makes_no_pair(student_folder: Path, minilm: Path) -> None:
+def test_what_makes_no_pair(student_folder: Path, tmp_path: Path) -> None:
+    wide = pico.model("bert", str(tmp_path / "backbone"), hidden_size=64, num_hidden_layers=1)
+    wide.save_pretrained(str(tmp_path / "wide"))
     with pytest.raises(BadInput, match="trundle align"):
-        open_served(str(student_folder), teacher=str(minilm))
+        open_served(str(student_folder), teacher=str(tmp_path / "wide"))
 
 
 def test_strangers_are_named_but_served(student_folder: Path, teacher_folder: Path) -> None:
-    progress = Told()
+    progress = RecordedProgress()
     served = open_served(str(student_folder), teacher=str(teacher_folder), name="mine", progress=progress)
     assert [model.name for model in served.models] == ["mine", "big"]
     card = served.student.card()

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from live import Live, running
+from live_server import LiveServer, running
 from trundle.serve.corpora import _LONGEST, _split_passages, _with_overlap
 from trundle.serve.models import _Served
 from trundle.serve.settings import Settings
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
 
 expect.set_options(timeout=30_000)  # the server reads the documentation of many packages meanwhile
 
@@ -74,7 +74,7 @@ def await_answers(page: Page) -> None:
     page.wait_for_function("state.asked > 0 && state.shown === state.asked")
 
 
-def test_type_and_see_three_columns(page: Page, server: Live, story: Path) -> None:
+def test_type_and_see_three_columns(page: Page, server: LiveServer, story: Path) -> None:
     page.goto(server.url)
     expect(page.locator(".card")).to_have_count(2)
     drop(page, story)
@@ -91,7 +91,7 @@ def test_type_and_see_three_columns(page: Page, server: Live, story: Path) -> No
     expect(page.locator(".card", has_text="big")).to_contain_text(re.compile(r"[\d.]+ ms"))
 
 
-def test_switch_to_the_documentation_found_here(page: Page, server: Live, story: Path) -> None:
+def test_switch_to_the_documentation_found_here(page: Page, server: LiveServer, story: Path) -> None:
     page.goto(server.url)
     drop(page, story)
     page.get_by_role("radio", name="Documentation found here").click()
@@ -103,7 +103,7 @@ def test_switch_to_the_documentation_found_here(page: Page, server: Live, story:
     expect(page.locator(".column")).to_have_count(3, timeout=20_000)
 
 
-def test_the_keyboard_is_enough(page: Page, server: Live, story: Path) -> None:
+def test_the_keyboard_is_enough(page: Page, server: LiveServer, story: Path) -> None:
     page.goto(server.url)
     drop(page, story)
     page.locator("h1").click()
@@ -126,7 +126,7 @@ def test_the_keyboard_is_enough(page: Page, server: Live, story: Path) -> None:
     expect(page.locator("#query")).to_be_focused()
 
 
-def test_light_and_dark(browser: Browser, server: Live) -> None:
+def test_light_and_dark(browser: Browser, server: LiveServer) -> None:
     context = browser.new_context(color_scheme="dark")
     page = context.new_page()
     page.goto(server.url)
@@ -138,7 +138,7 @@ def test_light_and_dark(browser: Browser, server: Live) -> None:
     context.close()
 
 
-def test_phone_width(browser: Browser, server: Live, story: Path) -> None:
+def test_phone_width(browser: Browser, server: LiveServer, story: Path) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
     page = context.new_page()
     page.goto(server.url)
@@ -164,7 +164,7 @@ def test_a_key_is_asked_for(browser: Browser, alone: _Served) -> None:
         context.close()
 
 
-def test_the_pages_routes_refuse_what_they_cannot_use(server: Live) -> None:
+def test_the_pages_routes_refuse_what_they_cannot_use(server: LiveServer) -> None:
     for path, content, status in (
         ("/compare/search", {"query": "", "corpus": "environment"}, 400),
         ("/compare/search", {"query": "a", "corpus": "file-999"}, 404),

@@ -11,7 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import pico
-from told import Told
+from recorded_progress import RecordedProgress
 from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput, ImpossibleCut, UserError
 from trundle.methods.catalogue import METHODS
@@ -33,7 +33,7 @@ def write(path: Path, rows: Iterator[dict[str, str]]) -> str:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    numbered = [(number, text) for number in range(60) for text in pico.TEXTS]
+    numbered = [(number, text) for number in range(30) for text in pico.TEXTS]
     domain = ({"query": f"{text} {n}", "positive": f"{n} is {text}"} for n, text in numbered)
     general = (
         {"query": f"{n} {text}", "positive": f"about {text} {n}", "negative": f"no {n}"}
@@ -45,8 +45,8 @@ def files(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def prune(model: SentenceTransformer, told: Told | None = None, **options: Any) -> Applied:
-    context = Context(original=model, seed=1, progress=told or Told())
+def prune(model: SentenceTransformer, told: RecordedProgress | None = None, **options: Any) -> Applied:
+    context = Context(original=model, seed=1, progress=told or RecordedProgress())
     options = {"samples": 20, "batch_size": 8} | options
     return TOOL.apply(model, TOOL.plan(model, make_options(TOOL, options), context), context)
 
@@ -131,8 +131,7 @@ def test_two_of_four_in_every_matrix(
 ) -> None:
     small = prune(pico_model("gpt2"), structure="2:4", attention=True, **files).model
     for name, weight in weights(small, attention=True).items():
-        assert is_two_of_four(weight), name
-        assert (weight == 0).sum() == weight.numel() // 2
+        assert ((weight.reshape(-1, 4) == 0).sum(dim=1) == 2).all(), name
 
 
 def test_a_map_is_left_in_the_folder(
@@ -151,7 +150,7 @@ def test_a_map_is_left_in_the_folder(
 def test_one_file_for_both_sides_is_said(
     pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
 ) -> None:
-    told, model = Told(), pico_model("bert")
+    told, model = RecordedProgress(), pico_model("bert")
     same = {"domain": files["domain"], "general": files["domain"]}
     small = prune(model, told, sparsity="50%", beta=1, **same)
     assert any("every alignment is 1" in line for line in told.lines)
@@ -169,7 +168,7 @@ def test_texts_alone_become_pairs(
         for text in pico.TEXTS
     ]
     (tmp_path / "texts.txt").write_text("\n".join([*lines, "short one", "short two"]), encoding="utf-8")
-    told = Told()
+    told = RecordedProgress()
     small = prune(
         pico_model("bert"),
         told,
@@ -187,9 +186,9 @@ def test_texts_alone_become_pairs(
 def test_few_samples_are_all_taken_and_said(
     pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
 ) -> None:
-    told = Told()
+    told = RecordedProgress()
     small = prune(pico_model("bert"), told, sparsity="50%", samples=2000, **files)
-    assert small.facts["domain"]["samples"] == small.facts["domain"]["of"] < 60 * len(pico.TEXTS)
+    assert small.facts["domain"]["samples"] == small.facts["domain"]["of"] < 30 * len(pico.TEXTS)
     assert any("are all there are (2,000 asked for)" in line for line in told.lines)
 
 
@@ -239,7 +238,7 @@ def test_an_anatomy_without_mlps_is_refused(pico_model: Callable[[str], Sentence
 def test_the_recipe_retrains_scores_both_sides_and_keeps_zeros(
     pico_folders: Callable[[str], Path], files: dict[str, str], tmp_path: Path
 ) -> None:
-    changes = [f"weights.general={files['general']}", "weights.samples=20", "weights.compact=true"]
+    changes = [f"weights.general={files['general']}", "weights.samples=20"]
     changes += ["contrast.steps=3", "contrast.batch_size=8"]
     corpus = read_corpus([files["domain"]], seed=0)
     run = compress(
@@ -248,8 +247,6 @@ def test_the_recipe_retrains_scores_both_sides_and_keeps_zeros(
     zeros = run.steps[0].facts["zeros"]
     assert sum(int((w == 0).sum()) for w in weights(_opened(tmp_path / "out")).values()) == zeros
     assert [name.split()[0] for name in run.judged] == ["domain", "general"]
-    assert run.stored_bytes is not None
-    assert run.stored_bytes < run.after.file_bytes
 
 
 @pytest.mark.parametrize("sparsity", ["50%", "10%"])
@@ -274,15 +271,3 @@ def _opened(folder: Path) -> SentenceTransformer:
     from trundle.model.load import load
 
     return load(folder)
-
-
-def test_a_compact_folder_without_zeros_is_a_plain_one(
-    pico_folders: Callable[[str], Path], files: dict[str, str], tmp_path: Path
-) -> None:
-    steps = [{"weights": {"sparsity": "0%", "compact": True}}]
-    corpus = read_corpus([files["domain"]], seed=0)
-    recipe = parse_recipe(json.dumps({"steps": steps}), name="nothing")
-    run = compress(str(pico_folders("bert")), recipe, output=tmp_path / "out", corpus=corpus)
-    assert not run.needs_trundle
-    assert run.stored_bytes is None
-    assert (tmp_path / "out" / "model.safetensors").is_file()

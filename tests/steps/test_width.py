@@ -37,7 +37,7 @@ ALIGNED: dict[str, Any] = {"widths": "1/2,1/4", "steps": 3, "batch_size": 8}
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     rows = [
         {"query": f"{text} {number}", "positive": f"{number} {text}", "negative": f"no {text} {number}"}
-        for number in range(40)
+        for number in range(25)
         for text in pico.TEXTS
     ]
     file = tmp_path_factory.mktemp("tuples") / "tuples.jsonl"
@@ -187,7 +187,7 @@ def test_one_size_goes_on_in_a_recipe_and_the_others_still_leave(
 def test_contrast_gives_each_size_a_space_of_its_own(
     family: str, pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
 ) -> None:
-    options = {"widths": "1/2", "objective": "contrast", "steps": 2, "batch_size": 8, "mini_batch": 4}
+    options = {"widths": "1/2", "objective": "contrast", "steps": 1, "batch_size": 4, "mini_batch": 3}
     run = compress(str(pico_folders(family)), single(WIDTH, options), output=tmp_path / "out", corpus=corpus)
     half = SentenceTransformer(str(run.besides[0].output), device="cpu").encode(pico.TEXTS)
     assert half.shape == (len(pico.TEXTS), 16)
@@ -203,8 +203,8 @@ def test_long_texts_are_cut_in_training_and_nowhere_else(
         options = {
             "widths": "1/2",
             "objective": "contrast",
-            "steps": 2,
-            "batch_size": 8,
+            "steps": 1,
+            "batch_size": 4,
             "max_length": length,
         }
         run = compress(
@@ -222,8 +222,8 @@ def test_a_student_that_knows_nothing_learns_a_teacher_s_similarities(
     heal = {
         "objective": "distil",
         "train": "full",
-        "steps": 40,
-        "batch_size": 16,
+        "steps": 25,
+        "batch_size": 8,
         "learning_rate": 1e-3,
         "warmup": 0,
     }

@@ -13,11 +13,11 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 import pico
-from apart import apart, weights_of
 from trundle.model.encode import make_tokeniser
 from trundle.train.alignment import Alignment, _Batch, _make_divider
 from trundle.train.batches import Batches, ByLength, Indices, _Divider
 from trundle.train.loop import TrainSettings, train
+from weight_difference import weight_difference, weights_of
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 46.00 MiB")
 TEXTS = [" ".join(pico.TEXTS[number % 3].split()[: 1 + number % 7]) for number in range(24)]
@@ -89,7 +89,7 @@ def test_training_in_parts_leads_to_the_same_weights(
         found.append((loss, weights_of(student)))
     (whole, one), (parts, other) = found
     assert parts == pytest.approx(whole, rel=1e-4)
-    assert apart(one, other, share=0.99) < 1e-5
+    assert weight_difference(one, other, share=0.99) < 1e-5
     assert len(told) == 1
 
 

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 import pico
-from told import Told
+from recorded_progress import RecordedProgress
 from trundle.errors import BadInput
 from trundle.model.encode import make_tokeniser
 from trundle.train.alignment import _leaf
@@ -322,17 +322,17 @@ def test_training_leaves_the_callers_dice_alone(toy: Callable[[], Toy]):
 
 
 def test_progress_is_told(toy: Callable[[], Toy]):
-    told = Told()
+    told = RecordedProgress()
     toy().train(SHORT, progress=told, label="aligning")
     assert told.tasks == [("aligning", 24)]
     assert told.units == 24
     assert len(told.lines) == 5
     assert told.lines[0].startswith("step 0: validation ")
     assert told.lines[-1].startswith("step 24: loss ")
-    told, clock = Told(), Clock(1.0)
+    told, clock = RecordedProgress(), Clock(1.0)
     toy().train(TrainSettings(minutes=0.5), progress=told, each_step=clock.tick, clock=clock)
     assert (told.tasks, told.units) == ([("training", 30)], 30)
-    told, clock = Told(), Clock(1.0)
+    told, clock = RecordedProgress(), Clock(1.0)
     toy().train(TrainSettings(steps=9, minutes=0.5), progress=told, each_step=clock.tick, clock=clock)
     assert (told.tasks, told.units) == ([("training", 9)], 9)
 

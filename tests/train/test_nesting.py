@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
 import pico
-from apart import apart, weights_of
 from trundle.data.examples import Example
 from trundle.methods.width.narrow import _NarrowModel
 from trundle.methods.width.training import _drawn_sizes, _make_nesting, _Nest
@@ -24,6 +23,7 @@ from trundle.model.surgery import transformer_of
 from trundle.train.contrastive import _angle, _infonce, make_contrast
 from trundle.train.loop import TrainSettings, train
 from trundle.train.tuples import Prompts
+from weight_difference import weight_difference, weights_of
 
 EXAMPLES = [
     Example(query=f"{text} {n}", positive=f"{n} {text}", negatives=(f"not {n}",), source="a")
@@ -93,7 +93,7 @@ def test_objectives_one_after_the_other_give_the_gradients_of_their_sum(
             TrainSettings(steps=3, learning_rate=1e-3, dropout=False),
         )
         weights.append(weights_of(nest.wide))
-    assert apart(*weights, share=0.999) < 2e-5
+    assert weight_difference(*weights, share=0.999) < 2e-5
 
 
 def test_a_size_that_is_not_drawn_is_not_computed(pico_model: Callable[[str], SentenceTransformer]) -> None:

@@ -203,4 +203,5 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_last_checkpoint(tmp_path: Pat
 
 
 if __name__ == "__main__":
+    torch._C._set_mkldnn_enabled(False)  # as in the process of the tests, for the same bits
     {"die": run_and_die, "together": run_together}[sys.argv[1]](Path(sys.argv[2]))

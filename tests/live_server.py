@@ -34,7 +34,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Live:
+class LiveServer:
     """A running server."""
 
     port: int
@@ -65,7 +65,7 @@ class Live:
 
 
 @contextmanager
-def running(served: _Served, settings: Settings | None = None) -> Iterator[Live]:
+def running(served: _Served, settings: Settings | None = None) -> Iterator[LiveServer]:
     """The server's own app under uvicorn until the block ends."""
     listening = open_socket("127.0.0.1", 0)
     server = uvicorn.Server(
@@ -76,7 +76,7 @@ def running(served: _Served, settings: Settings | None = None) -> Iterator[Live]
     try:
         while not server.started and thread.is_alive():
             time.sleep(0.01)
-        yield Live(port=listening.getsockname()[1])
+        yield LiveServer(port=listening.getsockname()[1])
     finally:
         server.should_exit = True
         thread.join()

@@ -52,7 +52,7 @@ def build(folder: Path, texts: Any, teacher: Teacher | None = None, **options: A
     return build_targets(texts, (teacher or Teacher()).embedder, folder=folder, **given_options)
 
 
-def some(count: int) -> list[Text]:
+def make_texts(count: int) -> list[Text]:
     kinds: tuple[Kind | None, ...] = ("query", "document", "definition", None)
     return [Text(text=f"text {'x' * (i * 7 % 11)} {i}", kind=kinds[i % 4]) for i in range(count)]
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from trundle.progress import Advance
 
 
-class Told:
+class RecordedProgress:
     """The tasks, how many units of them were done, and the lines."""
 
     def __init__(self) -> None:

@@ -12,7 +12,9 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
-def apart(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], *, share: float) -> float:
+def weight_difference(
+    one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], *, share: float
+) -> float:
     """The most that this share of all weights differs by.
 
     Adam makes a step of the same length of any gradient, so what is hardly reached may differ by rounding alone.
