@@ -1,0 +1,187 @@
+"""Whether the search predicts sizes and times correctly, and what its choice costs.
+
+    python benchmarks/planner.py forecast MODEL --data TEXTS [--cuts 5] [--precision int4+int8]
+    python benchmarks/planner.py regret MODEL --budget 8MB --data TEXTS --minutes 6 --texts 100000 --steps 2000 -o results/
+
+forecast  candidates spread over the complete grid are cut, mapped in closed form (training changes neither size nor
+          speed), exported as they would be shipped, and timed in turns. Goals: sizes within 1%, times within 20%
+regret    a search runs as a user would run it. Then every candidate within the budget is trained from the start for
+          the same --steps on the same --texts. Regret is the distance of the chosen one to the best. The search runs
+          alone; rows may run --at-once. The first candidate is there twice: as `first` it asks the model for all
+          vectors. Rows that exist are not made again
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from scipy.stats import spearmanr
+
+import harness
+from harness import Json
+from trundle.bench.workload import workload
+from trundle.data import read_corpus
+from trundle.data.corpus import Corpus
+from trundle.model import load
+from trundle.planner.candidates import GRID, list_candidates
+from trundle.planner.prospects import computed_as
+from trundle.planner.search import PLANNING_FILE, compress_to_budget
+from trundle.planner.speed import ANY_LOSS, export_graph, measure_speed, time_queries
+from trundle.planner.trials import CPU_PACE, GPU_PACE
+
+SEARCH, FIRST = "search", "first"
+
+
+def forecast(options: argparse.Namespace, corpus: Corpus) -> None:
+    model, texts = load(options.model), workload().short + workload().long
+    speed = measure_speed(model, computed_as(options.precision))
+    width = model.get_embedding_dimension() or 0
+    listed = list_candidates(model, options.model, dimensions=width, precision=options.precision)
+    ordered = sorted(listed, key=lambda each: -each.bytes)
+    layered = [each for each in ordered if each.layers]
+    last, gaps = len(layered) - 1, max(1, options.cuts - 1)
+    chosen = [layered[number * last // gaps] for number in range(options.cuts)]
+    chosen += [each for each in ordered if not each.layers][-1:]  # the smallest static model
+    with TemporaryDirectory() as scratch:
+        folders = [Path(scratch) / str(number) for number in range(len(chosen))]
+        sizes = []
+        for each, folder in zip(chosen, folders, strict=True):
+            mapped = {"align": {"steps": 0, "texts": 1000, "teacher": options.model}}
+            steps = [*each.steps(), *([] if each.untouched else [mapped])]
+            harness.compress_by(options.model, steps, folder, corpus, compare=False)
+            sizes.append(export_graph(folder, options.precision, calibrate=texts, limits=ANY_LOSS))
+        times = [each.milliseconds for each in time_queries(folders)]
+    for each, size, time in zip(chosen, sizes, times, strict=True):
+        predicted = speed.milliseconds(each.cost)
+        print(
+            f"{each.name:62} {each.bytes:12,} bytes predicted {size:12,} measured {each.bytes / size - 1:+8.3%} "
+            f"{predicted:8.2f} ms predicted {time:9.2f} measured {predicted / time - 1:+7.1%}"
+        )
+
+
+def train(options: argparse.Namespace, row: str, corpus: Corpus) -> None:
+    """Train one candidate from the start, as the search trains its winner."""
+    candidate = json.loads((options.output / "candidates.json").read_text())[0 if row == FIRST else int(row)]
+    align = {"steps": 1 if row == FIRST else options.steps, "texts": options.texts}
+    align |= GPU_PACE if torch.cuda.is_available() else CPU_PACE
+    if candidate["static"]:
+        align.pop("learning_rate", None)  # as the search does
+    if candidate["grid"]:
+        align["rounding"] = "int4"
+    if candidate["base"] != options.model or not candidate["steps"]:
+        align["teacher"] = options.model
+    steps = [*candidate["steps"], {"align": align}]
+    run = harness.compress_by(candidate["base"], steps, options.output / f"model-{row}", corpus)
+    found = {"name": candidate["name"], "fidelity": run.fidelity.as_json()} | dict(run.steps[-1].facts)
+    harness.write_json(options.output / f"result-{row}.json", found)
+
+
+def search(options: argparse.Namespace, corpus: Corpus, output: Path | None) -> list[Json]:
+    """Search within the budget; without an output only list the candidates in the search's order."""
+    planned = compress_to_budget(
+        options.model,
+        [options.budget],
+        output=output,
+        corpus=corpus,
+        minutes=options.minutes,
+        students=options.student,
+        dry_run=output is None,
+        progress=harness.Lines(),
+    )
+    listed = []
+    for each in planned.tried:
+        texts = options.texts if each.candidate.base == options.model else None
+        row = {"steps": each.candidate.steps(texts=texts), "static": not each.candidate.layers}
+        listed.append(each.as_json() | row | {"grid": each.candidate.precision in GRID})
+    return listed
+
+
+def table(output: Path) -> None:
+    def key(candidate: Json) -> tuple[str, str]:
+        return candidate["base"], candidate["name"]
+
+    planning = json.loads((output / SEARCH / PLANNING_FILE).read_text())["candidates"]
+    trials = {key(each): each["rungs"] for each in planning}
+    choice = next(key(each) for each in planning if each["outcome"] == "chosen")
+    listed = enumerate(json.loads((output / "candidates.json").read_text()))
+    ends = {
+        key(each): (number, each, json.loads(file.read_text())["fidelity"])
+        for number, each in listed
+        if (file := output / f"result-{number}.json").is_file()
+    }
+    for one, (number, each, near) in sorted(ends.items(), key=lambda item: item[1][2]["distance"]):
+        tried = " ".join(f"{rung['distance']:.3f}" for rung in trials.get(one, []))
+        print(
+            f"{number + 1:5} {each['name'] + (' (chosen)' if one == choice else ''):56} "
+            f"{each['bytes'] / 1e6:4.1f} MB  trials {tried:20} distance {near['distance']:.4f} "
+            f"cosine {near['cosine']:.4f} agreement {near['agreement_asymmetric']:.4f}"
+        )
+    if choice not in ends:
+        raise SystemExit(f"{choice[1]} was chosen and is not trained yet; see its log in {output}")
+    chosen, all_near = ends[choice][2], [near for _, _, near in ends.values()]
+    best = max(near["agreement_asymmetric"] for near in all_near)
+    print(
+        f"regret among {len(ends)}: {100 * (best - chosen['agreement_asymmetric']):.2f} points of agreement@10, "
+        f"{chosen['distance'] - min(near['distance'] for near in all_near):.4f} of distance"
+    )
+    order = spearmanr([end[0] for end in ends.values()], [near["distance"] for near in all_near]).statistic
+    print(f"first guess against the final distance: Spearman {order:.2f}")
+    first = [
+        (rungs[0]["distance"], ends[one][2]["distance"])
+        for one, rungs in trials.items()
+        if rungs and one in ends
+    ]
+    if len(first) > 2:
+        print(
+            f"first trial against the final distance, {len(first)} tried: Spearman {spearmanr(first).statistic:.2f}"
+        )
+
+
+def regret(options: argparse.Namespace, corpus: Corpus) -> None:
+    if options.only == SEARCH:
+        search(options, corpus, options.output / SEARCH)
+    elif options.only:
+        train(options, options.only, corpus)
+    elif not options.table:
+        listed = search(options, corpus, None)
+        harness.write_json(options.output / "candidates.json", listed)
+        rows = [FIRST, SEARCH, *(str(number) for number in range(len(listed)))]
+        places = {row: options.output / f"result-{row}.json" for row in rows}
+        places[SEARCH] = options.output / SEARCH / PLANNING_FILE
+        missing = [row for row in rows if not places[row].is_file()]
+        for alone in (FIRST, SEARCH):
+            harness.run_rows([row for row in missing if row == alone], options.output)
+        others = [row for row in missing if row not in (FIRST, SEARCH)]
+        harness.run_rows(others, options.output, at_once=options.at_once)
+    if not options.only:
+        table(options.output)
+
+
+def main() -> None:
+    parser = harness.make_parser(__doc__, "forecast", "regret")
+    parser.add_argument("model")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--cuts", type=int, default=5, help="forecast: how many candidates")
+    parser.add_argument("--precision", default="int8", choices=("int8", "int4", "int4+int8"), help="forecast")
+    parser.add_argument("--budget", help="regret")
+    parser.add_argument("--student", action="append", default=[], help="regret")
+    parser.add_argument("--minutes", type=float, default=6.0, help="regret: for the search")
+    parser.add_argument("--texts", type=int, default=20_000, help="regret")
+    parser.add_argument("--steps", type=int, default=500, help="regret")
+    parser.add_argument("--at-once", type=int, default=1, help="regret")
+    parser.add_argument("--only", help="regret: this row in this process")
+    parser.add_argument("--table", action="store_true", help="regret: only print the table")
+    parser.add_argument("-o", "--output", type=Path, help="regret")
+    options = parser.parse_args()
+    if options.what == "regret" and not (options.budget and options.output):
+        parser.error("pass --budget and -o")
+    corpus = read_corpus([options.data], seed=0)
+    (forecast if options.what == "forecast" else regret)(options, corpus)
+
+
+if __name__ == "__main__":
+    main()
