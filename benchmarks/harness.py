@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 
 from trundle.bench.summary import rotated
 from trundle.bench.worker import private_streams
-from trundle.data import Text, read_corpus
+from trundle.data import LabelledRow, Text, read_corpus
 from trundle.data.corpus import Corpus
 from trundle.evaluate import Task, evaluate
 from trundle.measure import cost
@@ -116,12 +116,13 @@ def read_folder(folder: str | Path) -> Corpus:
     return read_corpus([str(file) for file in sorted(Path(folder).glob("*.parquet"))], seed=0)
 
 
-def training_corpus(texts: Sequence[str]) -> Corpus:
-    """Make a corpus for training only: nothing is held out."""
+def training_corpus(texts: Sequence[str], rows: Sequence[LabelledRow] = ()) -> Corpus:
+    """Make a corpus of texts, and of labelled rows, for training only: nothing is held out."""
     return Corpus(
         train=lambda: (Text(text=text) for text in texts),
         validation=lambda: iter(()),
         held_out=lambda: iter(()),
+        labelled=lambda part: iter(rows if part == "train" else ()),
         facts=lambda: (),
     )
 
@@ -236,6 +237,17 @@ def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> str:
     """Show the median ratio of rounds and its range."""
     ratios = sorted(one / other for one, other in zip(ours, theirs, strict=True))
     return f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+
+
+def compare(label: str, ours: Callable[[], float], theirs: Callable[[], float], rounds: int) -> None:
+    """Run two ways interleaved and print the ratio of what they return."""
+    found = interleave({"ours": ours, "theirs": theirs}, rounds)
+    print(f"{label}: {ratio_of(found['ours'], found['theirs'])}", flush=True)
+
+
+def show(row: Json) -> None:
+    """Print a row of results on one line."""
+    print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
 
 
 def memory(field: str = "VmHWM") -> int:

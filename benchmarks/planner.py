@@ -1,8 +1,11 @@
 """Whether the search predicts sizes and times correctly, and what its choice costs.
 
+    python benchmarks/planner.py sizes MODEL [MODEL ...]
     python benchmarks/planner.py forecast MODEL --data TEXTS [--cuts 5] [--precision int4+int8]
     python benchmarks/planner.py regret MODEL --budget 8MB --data TEXTS --minutes 6 --texts 100000 --steps 2000 -o results/
 
+sizes     predicted parameters and bytes against those of the built and saved model, as it is and halved: every
+          second layer, and half of the width, head dimensions and MLP neurons
 forecast  candidates spread over the complete grid are cut, mapped in closed form (training changes neither size nor
           speed), exported as they would be shipped, and timed in turns. Goals: sizes within 1%, times within 20%
 regret    a search runs as a user would run it. Then every candidate within the budget is trained from the start for
@@ -26,7 +29,8 @@ from harness import Json
 from trundle.bench.workload import workload
 from trundle.data import read_corpus
 from trundle.data.corpus import Corpus
-from trundle.model import load
+from trundle.measure import cost, predict
+from trundle.model import Cut, cut, layout_of, load, transformer_of, weight_bytes
 from trundle.planner.candidates import GRID, list_candidates
 from trundle.planner.prospects import computed_as
 from trundle.planner.search import PLANNING_FILE, compress_to_budget
@@ -34,6 +38,28 @@ from trundle.planner.speed import ANY_LOSS, export_graph, measure_speed, time_qu
 from trundle.planner.trials import CPU_PACE, GPU_PACE
 
 SEARCH, FIRST = "search", "first"
+
+
+def sizes(options: argparse.Namespace) -> None:
+    for name in options.models:
+        model = load(name)
+        layout = layout_of(transformer_of(model).model)
+        blocks = tuple(range(0, layout.layers, 2))
+        kept = {axis: tuple(range(0, layout.sizes[axis], 2)) for axis in ("hidden", "head", "mlp")}
+        mlps = (kept["mlp"],) * layout.layers
+        small = cut(model, Cut(blocks=blocks, hidden=kept["hidden"], head=kept["head"], mlp=mlps))
+        half = predict(
+            model, blocks=blocks, hidden=len(kept["hidden"]), head=len(kept["head"]), mlp=len(kept["mlp"])
+        )
+        for label, planned, built in (("as it is", cost(model), model), ("halved", half, small)):
+            with TemporaryDirectory() as folder:
+                built.save_pretrained(folder, create_model_card=False)
+                size = weight_bytes(folder)
+            truth = sum(weight.numel() for weight in built.parameters())
+            print(
+                f"{name[-28:]:28} {label:8} parameters {planned.parameters:13,} predicted {truth:13,} real   "
+                f"bytes {planned.file_bytes:13,} predicted {size:13,} real {planned.file_bytes / size:9.6f}"
+            )
 
 
 def forecast(options: argparse.Namespace, corpus: Corpus) -> None:
@@ -162,9 +188,9 @@ def regret(options: argparse.Namespace, corpus: Corpus) -> None:
 
 
 def main() -> None:
-    parser = harness.make_parser(__doc__, "forecast", "regret")
-    parser.add_argument("model")
-    parser.add_argument("--data", required=True)
+    parser = harness.make_parser(__doc__, "sizes", "forecast", "regret")
+    parser.add_argument("models", nargs="+", metavar="MODEL")
+    parser.add_argument("--data")
     parser.add_argument("--cuts", type=int, default=5, help="forecast: how many candidates")
     parser.add_argument("--precision", default="int8", choices=("int8", "int4", "int4+int8"), help="forecast")
     parser.add_argument("--budget", help="regret")
@@ -179,6 +205,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "regret" and not (options.budget and options.output):
         parser.error("pass --budget and -o")
+    options.model = options.models[0]
+    if options.what == "sizes":
+        sizes(options)
+        return
+    if not options.data:
+        parser.error("pass --data")
     corpus = read_corpus([options.data], seed=0)
     (forecast if options.what == "forecast" else regret)(options, corpus)
 

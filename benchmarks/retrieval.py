@@ -116,7 +116,11 @@ def shortened(options: argparse.Namespace) -> None:
             found = {"teacher": score(index), "student": score(asymmetric(pupil, index))}
             means = {who: statistics.fmean(own.values()) for who, own in found.items()}
             full = rows[0]["scores"] if rows else means
-            row = {"dimensions": size, "precision": precision, "bytes": bytes_of(size, precision)}
+            row: harness.Json = {
+                "dimensions": size,
+                "precision": precision,
+                "bytes": bytes_of(size, precision),
+            }
             row |= {"scores": means, "kept": {who: means[who] / full[who] for who in means}, "tasks": found}
             rows.append(row)
             print(f"{size:4} × {precision:7} {row['bytes']:5} bytes: {row['kept']}", flush=True)

@@ -52,14 +52,9 @@ from trundle.train import TrainSettings, make_alignment, train
 NODES, WORKERS = 2, 2
 SEEDS, STEPS, BATCH = 5, 80, 16
 TOGETHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-JOBS = {
-    "make texts": (10_000, 500_000),
-    "build": (10_000, 500_000),
-    "build again": (10_000, 500_000),
-    "read at random": (10_000, 500_000),
-    "survey": (1 << 20, 1 << 24),
-}
-WORDS = (
+COUNTS, SURVEYED = (10_000, 500_000), (1 << 20, 1 << 24)
+JOBS = ("make texts", "build", "build again", "read at random", "survey")
+WORDS = [
     "index",
     "vector",
     "search",
@@ -71,7 +66,7 @@ WORDS = (
     "river",
     "copper",
     "seven",
-)
+]
 
 
 def synthetic_texts(count: int) -> Iterator[Text]:
@@ -113,7 +108,7 @@ class Loss:
             "files too many": len(found.keys() - pattern.keys()),
             "files that differ": sum(found[file] != pattern[file] for file in pattern.keys() & found.keys()),
         }
-        print("  ".join(f"{key}: {value}" for key, value in facts.items()), flush=True)
+        harness.show(facts)
 
 
 def kill_a_worker() -> None:
@@ -200,8 +195,14 @@ def learn(options: argparse.Namespace) -> None:
     for seed in range(SEEDS):
         student = with_new_head(copy_of(first_layer), whole.width, normalise=whole.normalised, seed=seed)
         task = make_alignment(student, learned, validation, batch_size=BATCH, seed=seed)
-        every = {"record_every": STEPS, "validate_every": STEPS}
-        settings = TrainSettings(steps=STEPS, learning_rate=3e-4, dropout=False, seed=seed, **every)
+        settings = TrainSettings(
+            steps=STEPS,
+            learning_rate=3e-4,
+            dropout=False,
+            seed=seed,
+            record_every=STEPS,
+            validate_every=STEPS,
+        )
         result = train(student, task.objective, task.batches, settings, validation=task.validation)
         results.append({"loss": result.loss, "validation": result.validation})
     if is_first():
@@ -210,7 +211,7 @@ def learn(options: argparse.Namespace) -> None:
 
 def training(options: argparse.Namespace) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
-    words, first = ("learn", options.model, str(options.store)), {}
+    words, first = ("learn", options.model, str(options.store)), dict[str, list[float]]()
     ways = {"one process": ((), ()), "two processes": (TOGETHER, ()), "by rank": (TOGETHER, ("--by-rank",))}
     for name, (launch, more) in ways.items():
         results = harness.in_fresh_process(*words, *more, launch=launch)
@@ -273,8 +274,8 @@ def work(job: str, count: int, folder: Path) -> Json:
 
 
 def memory(scratch: Path) -> None:
-    for job, counts in JOBS.items():
-        growth = []
+    for job in JOBS:
+        counts, growth = SURVEYED if job == "survey" else COUNTS, []
         for count in counts:
             done = harness.in_fresh_process("work", job, str(scratch / str(count)), "--texts", str(count))
             growth.append(done["growth"] / 1e6)

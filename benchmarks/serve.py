@@ -4,7 +4,7 @@
 
 trundle serve, sentence-transformers behind the same FastAPI with one lock, and the bare runtime without a server,
 interleaved. Requests have one text each; clients keep their connections and send the next request when the last one is
-answered. CPU ms is the CPU time of all threads of a process per text; on a busy machine its ratio is steadier.
+answered.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ async def clients_of(
 
 
 @contextmanager
-def server(*words: str) -> Iterator[tuple[int, int]]:
-    """Start a server that prints its address; yield its process id and port when it answers."""
+def server(*words: str) -> Iterator[int]:
+    """Start a server that prints its address; yield its port when it answers."""
     process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -87,7 +87,7 @@ def server(*words: str) -> Iterator[tuple[int, int]]:
                 break
             except ConnectionError:
                 time.sleep(0.1)
-        yield process.pid, port
+        yield port
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
@@ -118,22 +118,16 @@ def plain_server(model: str) -> None:
 
 
 def bare_runtime(model: str, texts: Sequence[str], seconds: float, pipe: Any) -> None:
-    """Encode many texts per call without a server; send texts per second and CPU ms per text."""
+    """Encode many texts per call without a server; send texts per second."""
     encoder, many = Encoder(model), list(texts) * max(1, 128 // len(texts))
     encoder.encode(many[:64])
     pipe.send("ready")
     while pipe.recv() == "go":
-        began, before, done = time.perf_counter(), time.process_time(), 0
+        began, done = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
             encoder.encode(many)
             done += len(many)
-        cpu = time.process_time() - before
-        pipe.send((done / (time.perf_counter() - began), 1000 * cpu / done))
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        pipe.send(done / (time.perf_counter() - began))
 
 
 def speed(options: argparse.Namespace) -> None:
@@ -145,7 +139,7 @@ def speed(options: argparse.Namespace) -> None:
     alone = multiprocessing.get_context("spawn").Process(target=bare_runtime, args=job, daemon=True)
     alone.start()
     ours.recv()
-    bare: list[tuple[float, float]] = []
+    bare: list[float] = []
     found: dict[tuple[str, int], list[tuple[float, ...]]] = {}
     with ExitStack() as running:
         words = ("-m", "trundle", "serve", options.model, "--port", "0", "-q")
@@ -157,24 +151,19 @@ def speed(options: argparse.Namespace) -> None:
         for _ in range(options.rounds):
             for count in harness.numbers(options.clients):
                 ours.send("go")
-                rate, cpu = ours.recv()
-                bare.append((rate, cpu))
-                for name, (process, port) in servers.items():
-                    before = cpu_seconds(process)
+                bare.append(ours.recv())
+                for name, port in servers.items():
                     mine, times = asyncio.run(clients_of(port, count, options.seconds, requests))
-                    own = 1000 * (cpu_seconds(process) - before) / len(times)
                     marks = [1000 * percentile(times, percent) for percent in (50, 95, 99)]
-                    found.setdefault((name, count), []).append((mine, mine / rate, own, cpu / own, *marks))
+                    found.setdefault((name, count), []).append((mine, mine / bare[-1], *marks))
     ours.send("stop")
     alone.join()
-    heads = ("texts/s", "of bare", "CPU ms", "of bare", "p50 ms", "p95", "p99")
+    heads = ("texts/s", "of bare", "p50 ms", "p95", "p99")
     print(
         f"{options.texts} texts, {os.cpu_count()} cores\n{'':24}{'clients':>8}"
         + "".join(f"{head:>9}" for head in heads)
     )
-    print(
-        f"{'bare runtime':32}{median(one[0] for one in bare):9.2f}{1:9}{median(one[1] for one in bare):9.2f}{1:9}"
-    )
+    print(f"{'bare runtime':32}{median(bare):9.2f}")
     for (name, count), rounds in found.items():
         cells = [median(values) for values in zip(*rounds, strict=True)]
         print(f"{name:24}{count:8}" + "".join(f"{cell:9.2f}" for cell in cells))

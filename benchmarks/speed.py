@@ -6,6 +6,8 @@
     python benchmarks/speed.py nested MODEL      a step of nested widths against the separate steps (time and memory)
     python benchmarks/speed.py neurons MODEL     encoding with half of the MLP neurons, and what the FLOPs predict
     python benchmarks/speed.py bench MODEL       texts/s that `trundle bench` reports against a bare loop (goal: 0.9)
+    python benchmarks/speed.py evaluate MODEL --data TASKS    `evaluate` against a bare encode (goal: 1.10 or less)
+    python benchmarks/speed.py imports           importing trundle against sentence-transformers (goal: 1/20, no torch)
 
 Every round runs both ways; ratios are medians over rounds with their range.
 """
@@ -16,12 +18,13 @@ import argparse
 import copy
 import itertools
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,66 +37,48 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import harness
+import trundle.model as body
+import trundle.train as training
 from trundle.bench.process import COMMAND, Worker
 from trundle.bench.workload import workload
 from trundle.data import Example, read_texts, sample
+from trundle.embedder import Embedder, Encode, Vectors
+from trundle.evaluate import evaluate, find_tasks
 from trundle.measure import best_neurons, cost
-from trundle.model import (
-    Cut,
-    NarrowModel,
-    Selection,
-    cut,
-    default_select,
-    embedder,
-    layout_of,
-    load,
-    narrow_cut,
-    transformer_of,
-)
 from trundle.model.tokenise import make_tokeniser
-from trundle.train import (
-    Batches,
-    ByLength,
-    Lora,
-    Prompts,
-    TrainSettings,
-    add_adapters,
-    compiled_blocks,
-    leaf,
-    make_contrast,
-    train,
-)
 
 Batch = tuple[dict[str, Any], Tensor]
 WORDS = ("shrink", "any", "text", "embedding", "model", "and", "keep", "your", "index")
 SOURCE = "made up"
+IMPORTS = {
+    "import trundle": "import trundle",
+    "trundle --help": "import sys; sys.argv = ['trundle', '--help']; from trundle.cli.app import main; main()",
+    "import sentence_transformers": "import sentence_transformers",
+}
+# The command line ends with SystemExit, so torch is looked for at exit.
+WATCH = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); "
+TASKS = "STSBenchmark,MRPC,TREC,SearchSnippets,Cranfield"
 HELD_OUT = 512
 LENGTH, TEXTS = 128, 256
 """Tokens of a text and texts of a round in `neurons`."""
-DEFAULTS = {
-    "loop": {"steps": 40, "rounds": 7, "batch_size": 32},
-    "lora": {"steps": 20, "rounds": 5, "batch_size": 16},
-    "precision": {"steps": 60, "rounds": 3, "batch_size": 32},
-    "nested": {"rounds": 20, "batch_size": 64},
-    "neurons": {"rounds": 5, "batch_size": 32},
-    "bench": {"rounds": 7, "batch_size": 32},
-}
 
 
 def aligned_batches(
     model: SentenceTransformer, texts: Sequence[str], targets: Tensor, size: int
-) -> Batches[Batch]:
+) -> training.Batches[Batch]:
     """Make batches of texts of similar length with their target vectors."""
     tokenise = make_tokeniser(model)
 
     def load_batch(places: Any) -> Batch:
         return tokenise([texts[place] for place in places]), targets[places]
 
-    return Batches(order=ByLength([len(text) for text in texts], batch_size=size), load=load_batch)
+    return training.Batches(
+        order=training.ByLength([len(text) for text in texts], batch_size=size), load=load_batch
+    )
 
 
 def distance(model: SentenceTransformer, batch: Batch) -> Tensor:
-    return leaf(model(dict(batch[0]))["sentence_embedding"], batch[1])
+    return training.leaf(model(dict(batch[0]))["sentence_embedding"], batch[1])
 
 
 def bare_steps(
@@ -117,14 +102,18 @@ def bare_steps(
 
 
 def trained(
-    model: SentenceTransformer, objective: Any, batches: Any, settings: TrainSettings, validation: Any = None
+    model: SentenceTransformer,
+    objective: Any,
+    batches: Any,
+    settings: training.TrainSettings,
+    validation: Any = None,
 ) -> Any:
     with tempfile.TemporaryDirectory() as folder:
-        return train(model, objective, batches, settings, validation=validation, folder=Path(folder))
+        return training.train(model, objective, batches, settings, validation=validation, folder=Path(folder))
 
 
 def loop(options: argparse.Namespace) -> None:
-    model, rng = load(options.model), np.random.default_rng(0)
+    model, rng = body.load(options.model), np.random.default_rng(0)
     texts = [
         " ".join(rng.choice(WORDS, rng.integers(5, 60))) for _ in range(options.steps * options.batch_size)
     ]
@@ -134,22 +123,20 @@ def loop(options: argparse.Namespace) -> None:
     ready = [
         send_to_device(batches.load(batches.order.batch(step)), model.device) for step in range(options.steps)
     ]
-    settings = TrainSettings(steps=options.steps, learning_rate=1e-5, precision=options.precision)
-    ways = {
-        "bare torch loop": lambda: bare_steps(
-            model, ready, lambda batch: distance(model, batch), bf16=options.precision == "bf16"
-        ),
-        "trundle's loop": lambda: float(
-            trained(model, lambda batch: distance(model, batch), batches, settings).seconds / options.steps
-        ),
-    }
-    found = harness.interleave(ways, options.rounds)
-    bare, ours = found.values()
-    print(f"steps/s of trundle's loop to a bare loop: {harness.ratio_of(bare, ours)}")
+    settings = training.TrainSettings(steps=options.steps, learning_rate=1e-5, precision=options.precision)
+    loss_of = partial(distance, model)
+
+    def bare() -> float:
+        return 1 / bare_steps(model, ready, loss_of, bf16=options.precision == "bf16")
+
+    def ours() -> float:
+        return float(options.steps / trained(model, loss_of, batches, settings).seconds)
+
+    harness.compare("steps/s of trundle's loop to a bare loop", ours, bare, options.rounds)
 
 
 def lora(options: argparse.Namespace) -> None:
-    model, rng = load(options.model), np.random.default_rng(0)
+    model, rng = body.load(options.model), np.random.default_rng(0)
 
     def text(shortest: int, longest: int, number: int) -> str:
         return f"{number} " + " ".join(rng.choice(WORDS, rng.integers(shortest, longest)))
@@ -159,37 +146,25 @@ def lora(options: argparse.Namespace) -> None:
         for i in range(options.steps * options.batch_size)
     ]
 
-    def by_contrast(mini_batch: int | None = None, *, compiled: bool = False) -> float:
+    def by_contrast() -> float:
         student = copy.deepcopy(model)
-        add_adapters(student, Lora(), seed=0)
-        task = make_contrast(
-            student,
-            examples,
-            [],
-            prompts={SOURCE: Prompts()},
-            batch_size=options.batch_size,
-            mini_batch=mini_batch,
+        training.add_adapters(student, training.Lora(), seed=0)
+        prompts = {SOURCE: training.Prompts()}
+        task = training.make_contrast(student, examples, [], prompts=prompts, batch_size=options.batch_size)
+        settings = training.TrainSettings(
+            steps=options.steps, learning_rate=1e-4, precision=options.precision
         )
-        settings = TrainSettings(steps=options.steps, learning_rate=1e-4, precision=options.precision)
-        with compiled_blocks(transformer_of(student).model) if compiled else nullcontext():
-            return float(trained(student, task.objective, task.batches, settings).seconds / options.steps)
+        return float(trained(student, task.objective, task.batches, settings).seconds / options.steps)
 
-    ways = {"peft alone": lambda: by_peft(model, examples, options), "contrast": by_contrast}
-    if options.mini_batch:
-        ways["contrast, cached"] = lambda: by_contrast(options.mini_batch)
-    if options.compile:
-        ways["contrast, compiled"] = lambda: by_contrast(compiled=True)
-    found = harness.interleave(ways, options.rounds)
-    for name, rounds in found.items():
-        ratio = harness.ratio_of(rounds, found["peft alone"])
-        print(f"{name:18} {1e3 * statistics.median(rounds):9.1f} ms/step   ratio {ratio}")
+    theirs = partial(by_peft, model, examples, options)
+    harness.compare("time of a step of contrast to peft alone", by_contrast, theirs, options.rounds)
 
 
 def by_peft(model: SentenceTransformer, examples: list[Example], options: argparse.Namespace) -> float:
     """Train the same adapters in a plain script; its batches are tokenised and on the device beforehand."""
     torch.manual_seed(0)
     config = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear")
-    backbone = get_peft_model(copy.deepcopy(transformer_of(model).model), config)
+    backbone = get_peft_model(copy.deepcopy(body.transformer_of(model).model), config)
     ready = []
     for start in range(0, len(examples), options.batch_size):
         chosen = examples[start : start + options.batch_size]
@@ -214,12 +189,12 @@ def by_peft(model: SentenceTransformer, examples: list[Example], options: argpar
 
 
 def precision(options: argparse.Namespace) -> None:
-    teacher = load(options.model)
-    layers = layout_of(transformer_of(teacher).model).layers
-    student = cut(teacher, Cut(blocks=tuple(range(1, layers, 2))))
+    teacher = body.load(options.model)
+    layers = body.layout_of(body.transformer_of(teacher).model).layers
+    student = body.cut(teacher, body.Cut(blocks=tuple(range(1, layers, 2))))
     count = options.steps * options.batch_size + HELD_OUT
     texts = sample((text.text for text in read_texts(options.data)), count, seed=0)
-    targets = torch.from_numpy(embedder(teacher).text(texts))
+    targets = torch.from_numpy(body.embedder(teacher).text(texts))
     held_out, learned = (
         aligned_batches(teacher, texts[part], targets[part], options.batch_size)
         for part in (slice(HELD_OUT), slice(HELD_OUT, None))
@@ -227,7 +202,7 @@ def precision(options: argparse.Namespace) -> None:
 
     def run(way: Any) -> float:
         mine = copy.deepcopy(student)
-        settings = TrainSettings(
+        settings = training.TrainSettings(
             steps=options.steps,
             learning_rate=1e-4,
             warmup=options.steps // 10,
@@ -240,21 +215,20 @@ def precision(options: argparse.Namespace) -> None:
             f"{way} {options.steps / result.seconds:6.2f} steps/s   distance {result.validation:.4f}",
             flush=True,
         )
-        return float(result.seconds)
+        return float(options.steps / result.seconds)
 
-    found = harness.interleave({"fp32": lambda: run("fp32"), "bf16": lambda: run("bf16")}, options.rounds)
-    print(f"steps/s of bf16 to float32: {harness.ratio_of(found['fp32'], found['bf16'])}")
+    harness.compare("steps/s of bf16 to float32", partial(run, "bf16"), partial(run, "fp32"), options.rounds)
 
 
 def nested(options: argparse.Namespace) -> None:
-    wide = load(options.model).train()
-    backbone = transformer_of(wide).model
-    layout = layout_of(backbone)
-    how = Selection(select=default_select(layout), mlp=options.mlp, hidden_order=())
-    cuts = [narrow_cut(layout, backbone.config, Fraction(w), how) for w in harness.names(options.widths)]
+    wide = body.load(options.model).train()
+    backbone = body.transformer_of(wide).model
+    layout = body.layout_of(backbone)
+    how = body.Selection(select=body.default_select(layout), mlp=options.mlp, hidden_order=())
+    cuts = [body.narrow_cut(layout, backbone.config, Fraction(w), how) for w in harness.names(options.widths)]
     ids = torch.randint(5, layout.sizes["vocab"], (options.batch_size, options.tokens), device=wide.device)
     features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    narrow = [NarrowModel(wide, what).train() for what in cuts]
+    narrow = [body.NarrowModel(wide, what).train() for what in cuts]
 
     def passes(models: Sequence[nn.Module]) -> None:
         for model in models:
@@ -284,113 +258,147 @@ def nested(options: argparse.Namespace) -> None:
         print(
             f"peak memory: alone {alone / 1e9:.2f} GB, nested {together / 1e9:.2f} GB, {together / alone:.3f}×"
         )
-    separate = [cut(wide, what).train() for what in cuts]
-    ways = {"nested": lambda: seconds([wide, *narrow]), "separate": lambda: seconds([wide, *separate])}
-    found = harness.interleave(ways, options.rounds)
-    print(
-        f"time of a nested step to the separate steps: {harness.ratio_of(found['nested'], found['separate'])}"
-    )
+    separate = [body.cut(wide, what).train() for what in cuts]
+    ways = (partial(seconds, [wide, *narrow]), partial(seconds, [wide, *separate]))
+    harness.compare("time of a nested step to the separate steps", *ways, options.rounds)
 
 
 def neurons(options: argparse.Namespace) -> None:
-    model = load(options.model).eval()
-    layout = layout_of(transformer_of(model).model)
+    model = body.load(options.model).eval()
+    layout = body.layout_of(body.transformer_of(model).model)
     keep = layout.sizes["mlp"] - layout.sizes["mlp"] * options.sparsity // 100
     chosen = tuple(best_neurons(torch.rand(layout.sizes["mlp"]), keep) for _ in range(layout.layers))
-    small = cut(model, Cut(mlp=chosen))
+    small = body.cut(model, body.Cut(mlp=chosen))
     ids = torch.randint(1000, 2000, (TEXTS, LENGTH), device=model.device)
 
     @torch.inference_mode()
     def encode(one: SentenceTransformer) -> None:
-        for part in ids.split(options.batch_size):
+        for start in range(0, TEXTS, options.batch_size):
+            part = ids[start : start + options.batch_size]
             one({"input_ids": part, "attention_mask": torch.ones_like(part)})
 
-    ways = {
-        name: (lambda one=one: harness.timed(lambda: encode(one))[0])
-        for name, one in (("all", model), ("some", small))
-    }  # type: dict[str, Callable[[], float]]
-    found = harness.interleave(ways, options.rounds)
+    def seconds(one: SentenceTransformer) -> float:
+        return harness.timed(lambda: encode(one))[0]
+
     predicted = cost(model, length=LENGTH).flops_per_token / cost(small, length=LENGTH).flops_per_token
-    print(
-        f"{keep} of {layout.sizes['mlp']} neurons on {model.device.type}, texts of {LENGTH} tokens: "
-        f"{harness.ratio_of(found['all'], found['some'])} × as fast, FLOPs predict {predicted:.2f}×"
-    )
-
-
-def bare_worker(folder: str) -> None:
-    """Encode in a loop in a process of its own, with nothing of trundle in it."""
-    model = SentenceTransformer(folder)
-
-    def answer(request: harness.Json) -> harness.Json:
-        texts, size = request["texts"], 32
-        batches = itertools.cycle([texts[start : start + size] for start in range(0, len(texts), size)])
-        done, began = 0, time.perf_counter()
-        while time.perf_counter() - began < request["seconds"]:
-            batch = next(batches)
-            model.encode(batch, batch_size=size)
-            done += len(batch)
-        return {"texts": done, "seconds": time.perf_counter() - began}
-
-    harness.reply_to_requests(answer)
+    label = f"speed-up with {keep} of {layout.sizes['mlp']} neurons (FLOPs predict {predicted:.2f})"
+    harness.compare(label, partial(seconds, model), partial(seconds, small), options.rounds)
 
 
 def bench(options: argparse.Namespace) -> None:
-    work, threads = workload(), torch.get_num_threads()
-    bare_command = (sys.executable, __file__, "bench-worker", options.model)
+    model, work = SentenceTransformer(options.model, device="cpu"), workload()
+    threads = torch.get_num_threads()
     with (
         tempfile.TemporaryDirectory() as scratch,
-        Worker("bench", threads=threads, timeout=300, command=COMMAND) as ours,
-        Worker("bare loop", threads=threads, timeout=300, command=bare_command) as bare,
+        Worker("bench", threads=threads, timeout=300, command=COMMAND) as worker,
     ):
         place = Path(scratch) / "texts.json"
         place.write_text(work.as_json(), encoding="utf-8")
         opening = {"ask": "open", "model": options.model, "engine": "torch", "texts": str(place)}
-        ours.ask({**opening, "threads": threads, "batch_size": options.batch_size})
+        worker.ask({**opening, "threads": threads, "batch_size": options.batch_size})
 
-        def rate(worker: Worker, request: harness.Json) -> float:
-            answer = worker.ask(request | {"seconds": options.seconds})
+        def ours(kind: str) -> float:
+            answer = worker.ask({"ask": "throughput", "kind": kind, "seconds": options.seconds})
             return float(answer["texts"] / answer["seconds"])
 
+        def bare(texts: Sequence[str]) -> float:
+            size, done, began = options.batch_size, 0, time.perf_counter()
+            for start in itertools.cycle(range(0, len(texts), size)):
+                done += len(model.encode(list(texts[start : start + size]), batch_size=size))
+                if time.perf_counter() - began >= options.seconds:
+                    return done / (time.perf_counter() - began)
+            raise AssertionError("there are no texts")
+
         for kind, texts in (("short", work.short), ("long", work.long)):
-            asked, plain = {"ask": "throughput", "kind": kind}, {"texts": list(texts)}
-            ways = {"bench": lambda a=asked: rate(ours, a), "bare": lambda p=plain: rate(bare, p)}  # type: ignore[misc]
-            found = harness.interleave(ways, options.rounds)
-            print(
-                f"{kind} texts/s of bench to a bare loop: {harness.ratio_of(found['bench'], found['bare'])}"
-            )
+            label = f"{kind} texts/s of bench to a bare loop"
+            harness.compare(label, partial(ours, kind), partial(bare, texts), options.rounds)
 
 
-COMMANDS = {
-    "loop": loop,
-    "lora": lora,
-    "precision": precision,
-    "nested": nested,
-    "neurons": neurons,
-    "bench": bench,
+def evaluation(options: argparse.Namespace) -> None:
+    library = body.load(options.model)
+    model, tasks = body.embedder(library), find_tasks(harness.names(options.tasks), options.data[0])
+    asked: dict[str, dict[str, None]] = {"encode": {}, "encode_query": {}, "encode_document": {}}
+    inside = [0.0]
+
+    def listening(role: str, encode: Encode) -> Encode:
+        def listened(texts: Sequence[str]) -> Vectors:
+            asked[role].update(dict.fromkeys(texts))
+            began = time.perf_counter()
+            vectors = encode(texts)
+            inside[-1] += time.perf_counter() - began
+            return vectors
+
+        return listened
+
+    text, query, document = map(listening, asked, (model.text, model.query, model.document))
+    heard = Embedder(name=model.name, text=text, query=query, document=document)
+
+    def whole() -> None:
+        inside.append(0.0)
+        evaluate(heard, tasks)
+
+    def bare() -> None:
+        for role, texts in asked.items():
+            if texts:
+                getattr(library, role)(list(texts), show_progress_bar=False)
+
+    ways = {"evaluate": lambda: harness.timed(whole), "bare": lambda: harness.timed(bare)}
+    found = harness.interleave(ways, options.rounds)
+    for place, name in enumerate(("by the clock", "of CPU time")):
+        ours, theirs = ([one[place] for one in found[way]] for way in ways)
+        print(f"evaluate to a bare encode, {name}: {harness.ratio_of(ours, theirs)}")
+    own = harness.ratio_of([one[0] for one in found["evaluate"]], inside[2:])  # without the warm-up
+    print(f"evaluate to the encoding inside it: {own}")
+
+
+def imports(options: argparse.Namespace) -> None:
+    torch_loaded = {}
+
+    def seconds(name: str) -> float:
+        command = [sys.executable, "-c", WATCH + IMPORTS[name]]
+        began = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        torch_loaded[name] = done.stderr.split()[-1]
+        return time.perf_counter() - began
+
+    found = harness.interleave({name: partial(seconds, name) for name in IMPORTS}, options.rounds)
+    for name, taken in found.items():
+        ratio = harness.ratio_of(taken, found["import sentence_transformers"])
+        print(
+            f"{name:30} {statistics.median(taken):8.3f} s, ratio {ratio}, torch loaded: {torch_loaded[name]}"
+        )
+
+
+COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], harness.Json]] = {
+    "loop": (loop, {"steps": 40, "rounds": 7, "batch_size": 32}),
+    "lora": (lora, {"steps": 20, "rounds": 5, "batch_size": 16}),
+    "precision": (precision, {"steps": 60, "rounds": 3, "batch_size": 32}),
+    "nested": (nested, {"rounds": 20, "batch_size": 64}),
+    "neurons": (neurons, {"rounds": 5, "batch_size": 32}),
+    "bench": (bench, {"rounds": 7, "batch_size": 32}),
+    "evaluate": (evaluation, {"rounds": 3}),
+    "imports": (imports, {"rounds": 5}),
 }
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["bench-worker"]:
-        bare_worker(sys.argv[2])
-        return
     parser = harness.make_parser(__doc__, *COMMANDS)
-    parser.add_argument("model")
-    parser.add_argument("--data", nargs="+", help="precision: texts")
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--data", nargs="+", help="precision: texts; evaluate: folder of tasks")
     parser.add_argument("--steps", type=int, help="loop, lora, precision")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="loop, lora")
-    parser.add_argument("--mini-batch", type=int, help="lora: also with gradient caching of this size")
-    parser.add_argument("--compile", action="store_true", help="lora: also with compiled layers")
     parser.add_argument("--widths", default="1/2,1/4", help="nested")
     parser.add_argument("--mlp", action="store_true", help="nested: narrow MLPs too")
     parser.add_argument("--tokens", type=int, default=64, help="nested: tokens of a text")
     parser.add_argument("--sparsity", type=int, default=50, help="neurons: percentage removed")
     parser.add_argument("--seconds", type=float, default=2.0, help="bench: of each measurement")
+    parser.add_argument("--tasks", default=TASKS, help="evaluate")
     options = parser.parse_args()
-    harness.set_defaults(options, DEFAULTS[options.what])
-    COMMANDS[options.what](options)
+    work, defaults = COMMANDS[options.what]
+    harness.set_defaults(options, defaults)
+    work(options)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Smaller models made in different ways from one model and trained on the same data, each scored on the same tasks.
 
     python benchmarks/students.py depth    TEACHER --data TEXTS --tasks DIR -o results/ [--keep 12,9,6,4,3,2,1,0]
-    python benchmarks/students.py depth    TEACHER --speeds -o results/
     python benchmarks/students.py heal     TEACHER --data TUPLES --tasks DIR -o results/ [--keep 6,3]
     python benchmarks/students.py l3prune  DECODER --data TUPLES --tasks DIR -o results/ [--levels 0,10,50,small,large]
     python benchmarks/students.py leaf     TEACHER --data TEXTS --tasks DIR -o results/ NAME=FOLDER[:OPTION=VALUE…] …
@@ -12,8 +11,7 @@
 are trained and not scored. --options are more options of the training step, as JSON. Every row is made in its own
 process, --at-once of them at a time, and writes result.json; rows that exist are not made again.
 
-depth    one teacher cut to fewer and fewer layers, each aligned; 0 layers is the static model. --speeds measures
-         texts per second of untrained cuts on this machine's CPU
+depth    one teacher cut to fewer and fewer layers, each aligned; 0 layers is the static model
 heal     a cut model trained with `align`, with `contrast`, and with sentence-transformers' own layer reduction and
          MSE distillation (`library`, needs `datasets`); `cut` is not trained
 l3prune  a level is a percentage of layers to drop, or `small` or `large`, which the layer-loss curve picks
@@ -30,7 +28,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -48,7 +45,6 @@ from torch import nn
 
 import harness
 from harness import Json, names
-from trundle.bench import bench
 from trundle.data import distinct, sample
 from trundle.data.corpus import Corpus
 from trundle.evaluate import Task, find_tasks
@@ -132,7 +128,7 @@ def leaf_rows(options: argparse.Namespace, length: Json, own: Json) -> dict[str,
     if not found:
         raise SystemExit("name the students: NAME=FOLDER")
     first = next(iter(found.values()))
-    start = Row(source=first.source, steps=[{"align": _without_minutes(shared) | {"steps": 1}}], stage=0)
+    start = Row(source=first.source, steps=[{"align": shared | {"steps": 1, "minutes": None}}], stage=0)
     models = {Path(model).name: Row(source=model, index=False) for model in options.as_they_are}
     return {RIDGE: start, TEACHER: Row(index=False)} | models | found
 
@@ -204,10 +200,6 @@ def _value(text: str) -> Any:
         return text
 
 
-def _without_minutes(options: Json) -> Json:
-    return {key: value for key, value in options.items() if key != "minutes"}
-
-
 def tasks_of(options: argparse.Namespace) -> list[Task]:
     """Find the tasks of a benchmark: English STS, and the searches or all kinds where it needs them."""
     if not options.tasks:
@@ -216,15 +208,15 @@ def tasks_of(options: argparse.Namespace) -> list[Task]:
     wanted = {"depth": kinds, "leaf": kinds, "static": SEARCHES}.get(options.what, ("retrieval",))
     if (options.what, options.objective) == ("width", "contrast"):
         wanted = ()
-    return find_tasks(
-        names(options.names) if options.names else [*harness.ENGLISH_STS, *wanted], options.tasks
-    )
+    chosen = names(options.names) if options.names else [*harness.ENGLISH_STS, *wanted]
+    return find_tasks(chosen, options.tasks)
 
 
 def build(options: argparse.Namespace, name: str) -> None:
     """Make one model, score it and write result.json."""
     row, folder = rows_of(options)[name], Path(options.output) / name
-    source, content = row.source or options.model, {"row": name, "steps": row.steps, "facts": {}}
+    source = row.source or options.model
+    content: Json = {"row": name, "steps": row.steps, "facts": {}}
     made, began = {"": source}, time.monotonic()
     if row.steps or row.by:
         made = {"": str(folder / "model")}
@@ -300,21 +292,6 @@ def training_speed(metrics: Path) -> float | None:
     return statistics.median(found) if found else None
 
 
-def measure_speeds(options: argparse.Namespace) -> None:
-    """Measure texts per second of untrained cuts on the CPU, interleaved."""
-    with tempfile.TemporaryDirectory() as scratch:
-        models = {TEACHER: options.model}
-        for keep in names(options.keep):
-            harness.compress_by(options.model, [{"depth": {"keep": int(keep)}}], Path(scratch) / keep, None)
-            models[keep] = str(Path(scratch) / keep)
-        found = bench(
-            list(models.values()), rounds=options.rounds, seconds=options.seconds, threads=options.threads
-        )
-    for name, figures in zip(models, found.models, strict=True):
-        rates = figures.short_texts_per_second.value, figures.long_texts_per_second.value
-        print(f"{name:8} {rates[0]:10,.0f} short texts/s {rates[1]:10,.0f} long texts/s")
-
-
 def table(options: argparse.Namespace) -> None:
     """Print all finished rows; shares are of the teacher, the tuned model or the uncut decoder."""
     found = {
@@ -324,7 +301,7 @@ def table(options: argparse.Namespace) -> None:
     }
     reference = next((found[name] for name in (TEACHER, TUNED, BEFORE, "0") if name in found), None)
     whole = reference["models"][0]["scores"] if reference else []
-    heads = (
+    heads = [
         "params",
         "STS",
         "%",
@@ -332,13 +309,13 @@ def table(options: argparse.Namespace) -> None:
         "%",
         "across",
         "%",
-        "mean %",
+        "mean%",
         "cosine",
         "agree@10",
-        "val.",
+        "valid.",
         "steps",
-        "s",
-    )
+        "seconds",
+    ]
     print(f"{'row':28}" + "".join(f"{head:>9}" for head in heads))
     for name, content in found.items():
         near, facts = content.get("fidelity") or {}, content["facts"]
@@ -373,18 +350,11 @@ def main() -> None:
     parser.add_argument("--objective", choices=("align", "contrast"), help="width")
     parser.add_argument("--widths", default="1/2,1/4", help="width")
     parser.add_argument("--rows", default="*", help="width: patterns of row names")
-    parser.add_argument("--speeds", action="store_true", help="depth: only measure speeds")
-    parser.add_argument("--rounds", type=int, default=5, help="of --speeds")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each round of --speeds")
-    parser.add_argument("--threads", type=int, help="of --speeds")
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--only", help="make this row in this process")
     parser.add_argument("-o", "--output", required=True)
     options = parser.parse_intermixed_args()
     harness.set_defaults(options, DEFAULTS[options.what])
-    if options.speeds:
-        measure_speeds(options)
-        return
     if not options.data:
         parser.error("pass --data")
     if options.what == "width" and not options.objective:

@@ -47,6 +47,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
 import harness
+import trundle.model as body
 from harness import Json, names
 from trundle.artifact import Lineage
 from trundle.bench.machine import cpu_clock, other_cores, usable_cores
@@ -54,23 +55,10 @@ from trundle.bench.process import Worker
 from trundle.bench.workload import Workload, workload
 from trundle.data import LabelledRow, Text, fingerprint, read_texts, sample
 from trundle.data.corpus import Corpus
-from trundle.embedder import Vectors, plain
 from trundle.errors import ImpossibleCut
 from trundle.evaluate import Task, evaluate, find_tasks
 from trundle.measure import cost as cost_of
 from trundle.measure import count_tokens, tokenised
-from trundle.model import (
-    copy_of,
-    embedder,
-    has_token_map,
-    layout_of,
-    load,
-    prunable,
-    read_vocabulary,
-    save,
-    transformer_of,
-    weight_bytes,
-)
 from trundle.model.tokenizer_cut import backend_of
 from trundle.recipe import make_options
 from trundle.steps import finetune
@@ -78,22 +66,17 @@ from trundle.steps.catalogue import STEPS
 from trundle.steps.contract import Context
 
 DOMAINS = "Banking77,SciFact,STSBenchmark,finance"
-MEASURES = {
-    "SST2": "accuracy",
-    "CoLA": "matthews",
-    "MRPC": "accuracy",
-    "RTE": "accuracy",
-    "STSBenchmark": "pearson",
-}
-FILES = {
-    "SST2": "classification/SST2.parquet",
-    "CoLA": "classification/CoLA.parquet",
-    "MRPC": "pairs/MRPC.parquet",
-    "RTE": "pairs/RTE.parquet",
-    "QNLI": "pairs/QNLI.parquet",
-    "Quora": "pairs/Quora.parquet",
-    "STSBenchmark": "sts/STSBenchmark.parquet",
-}
+MEASURES = {"CoLA": "matthews", "STSBenchmark": "pearson"}
+"""What a task is scored by, if it is not accuracy."""
+PLACES = (
+    "classification/SST2",
+    "classification/CoLA",
+    "pairs/MRPC",
+    "pairs/RTE",
+    "pairs/QNLI",
+    "pairs/Quora",
+)
+FILES = {place.split("/")[1]: f"{place}.parquet" for place in (*PLACES, "sts/STSBenchmark")}
 VOCABULARIES = {
     "random": {"score": "random", "oov": "unk"},
     "frequency": {"score": "frequency", "oov": "unk"},
@@ -167,42 +150,9 @@ def domain_corpus(texts: Sequence[str]) -> Corpus:
     )
 
 
-class Reuse:
-    """Encodes with a cut model only the texts whose tokens changed; the others keep the full model's vectors."""
-
-    def __init__(self, model: SentenceTransformer) -> None:
-        self.model = model
-        self._known: dict[str, Vectors] = {}
-
-    def whole(self, texts: Sequence[str]) -> Vectors:
-        """Encode with the full model, each text once."""
-        if new := [text for text in dict.fromkeys(texts) if text not in self._known]:
-            self._known.update(zip(new, embedder(self.model).text(new), strict=True))
-        return np.stack([self._known[text] for text in texts])
-
-    def changed(self, small: SentenceTransformer, kept: Sequence[int], texts: Sequence[str]) -> list[int]:
-        """Find the texts that the cut model reads as other tokens."""
-        before, after = (
-            one.tokenizer(list(texts), truncation=True, max_length=one.max_seq_length)["input_ids"]
-            for one in (self.model, small)
-        )
-        if has_token_map(small):
-            there = set(kept)
-            return [row for row, ids in enumerate(before) if not there.issuperset(ids)]
-        pairs = enumerate(zip(before, after, strict=True))
-        return [row for row, (old, new) in pairs if old != [kept[number] for number in new]]
-
-    def through(self, small: SentenceTransformer, kept: Sequence[int], texts: Sequence[str]) -> Vectors:
-        """Encode with the cut model where that makes a difference."""
-        vectors = self.whole(texts)
-        if rows := self.changed(small, kept, texts):
-            vectors[rows] = embedder(small).text([texts[row] for row in rows])
-        return vectors
-
-
 def cuts(options: argparse.Namespace) -> None:
-    model, rows = load(options.model), []
-    reuse = Reuse(model)
+    model, rows = body.load(options.model), []
+    shares = harness.numbers(options.removed or "5,10,15,20,25,35")
 
     def scored(task: Task, encoder: Any) -> float:
         device = "cuda" if harness.on_gpu() else "cpu"
@@ -212,16 +162,13 @@ def cuts(options: argparse.Namespace) -> None:
     def measure(task: Task, texts: list[str], removed: int, wish: Json, whole: float) -> Iterator[Json]:
         context, began = Context(original=model, corpus=domain_corpus(texts)), time.monotonic()
         small, plan = cut(model, wish | {"characters": options.characters}, removed, context)
-        row = {
-            "kept": len(plan.kept),
-            "coverage": plan.coverage,
-            "seconds": round(time.monotonic() - began, 1),
-        }
+        row: Json = {"kept": len(plan.kept), "coverage": plan.coverage}
+        row["seconds"] = round(time.monotonic() - began, 1)
         row["removed"] = round(1 - cost_of(small).parameters / cost_of(model).parameters, 4)
-        encoders = {0: plain("cut", lambda texts: reuse.through(small, plan.kept, texts))}
+        encoders = {0: body.embedder(small)}
         if options.align:
             align = {"steps": options.align, "start": "keep", "texts": 32 * options.align}
-            encoders[options.align] = embedder(harness.apply_step("align", small, align, context)[0])
+            encoders[options.align] = body.embedder(harness.apply_step("align", small, align, context)[0])
         for steps, encoder in encoders.items():
             found = scored(task, encoder)
             score = {"value": round(found, 5), "retention": round(found / whole, 5), "align": steps}
@@ -230,16 +177,12 @@ def cuts(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for name in names(options.domains):
             task, texts = read_domain(name, options.data, Path(scratch))
-            whole = scored(task, plain("whole", reuse.whole))
-            for removed, score, oov in itertools.product(
-                harness.numbers(options.removed or "5,10,15,20,25,35"),
-                names(options.scores),
-                names(options.oov),
-            ):
+            whole = scored(task, body.embedder(model))
+            for removed, score, oov in itertools.product(shares, names(options.scores), names(options.oov)):
                 try:
                     for row in measure(task, texts, removed, {"score": score, "oov": oov}, whole):
                         rows.append(row)
-                        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+                        harness.show(row)
                 except ImpossibleCut as error:
                     print(f"{name} {score} {oov} {removed}%: {error}", flush=True)
                 harness.write_json(options.output, {"model": options.model, "rows": rows})
@@ -278,9 +221,9 @@ def baseline(model: SentenceTransformer, method: str, remove: int) -> SentenceTr
 
     `low-rank+sparse` has the form of LoSparse, but is computed at once and not gradually during training.
     """
-    small = copy_of(model)
-    backbone = transformer_of(small).model
-    matrices = prunable(layout_of(backbone), attention=True)
+    small = body.copy_of(model)
+    backbone = body.transformer_of(small).model
+    matrices = body.prunable(body.layout_of(backbone), attention=True)
     weights = [backbone.get_parameter(matrix.parameter) for matrix in matrices]
     total = sum(weight.numel() for weight in weights)
     if remove >= total:
@@ -305,16 +248,10 @@ def parameters(model: SentenceTransformer) -> int:
 
 def glue_cell(options: argparse.Namespace, task: str, method: str) -> Json:
     """Fine-tune for one task after one method, once per seed."""
-    model, tool, found = load(options.model), STEPS["finetune"], splits(options.data, task)
+    model, tool, found = body.load(options.model), STEPS["finetune"], splits(options.data, task)
     rows, measured = found["train"], found.get("test") or found["dev"]
     rows = sample(rows, options.rows, seed=0) if options.rows else rows
-    corpus = Corpus(
-        train=lambda: (Text(text=text) for text in texts_of(rows)),
-        validation=lambda: iter(()),
-        held_out=lambda: iter(()),
-        labelled=lambda part: iter(rows if part == "train" else ()),
-        facts=lambda: (),
-    )
+    corpus = harness.training_corpus(texts_of(rows), rows)
     removed, before = int(options.removed or 20), parameters(model)
     asked = {"epochs": options.epochs, "batch_size": 32, "learning_rate": 5e-5, "precision": "auto"}
     asked |= {"max_length": min(128, model.max_seq_length or 128), "keep_zeros": method == "magnitude"}
@@ -330,20 +267,11 @@ def glue_cell(options: argparse.Namespace, task: str, method: str) -> Json:
         student, learned = finetune.trained(small, plan, rows, (), context)
         scores.append(finetune.measures_of(student, plan, measured))
         learned.done()
-    return {
-        "task": task,
-        "method": method,
-        "characters": options.characters,
-        "measure": MEASURES[task],
-        "score": statistics.fmean(score[MEASURES[task]] for score in scores),
-        "removed": lost / before,
-        "rows": len(rows),
-        "measured_rows": len(measured),
-        "seeds": harness.numbers(options.seeds),
-        "scores": scores,
-        "options": asked,
-        "seconds": round(time.monotonic() - began, 1),
-    }
+    measure = MEASURES.get(task, "accuracy")
+    cell = {"task": task, "method": method, "characters": options.characters, "measure": measure}
+    cell |= {"score": statistics.fmean(score[measure] for score in scores), "removed": lost / before}
+    cell |= {"rows": len(rows), "measured_rows": len(measured), "seeds": options.seeds, "scores": scores}
+    return cell | {"options": asked, "seconds": round(time.monotonic() - began, 1)}
 
 
 def glue(options: argparse.Namespace) -> None:
@@ -380,13 +308,13 @@ def tokens(options: argparse.Namespace) -> None:
                 row["unseen"] = None if new is None else round(float(100 * new), 2)
             seen = counts
             rows.append(row)
-            print("  ".join(f"{key} {value}" for key, value in row.items()))
+            harness.show(row)
     harness.write_json(options.output, {"rows": rows})
 
 
 def cost(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    whole, found = load(options.model, device="cpu"), splits(options.data, "SST2")
+    whole, found = body.load(options.model, device="cpu"), splits(options.data, "SST2")
     work, removed = workload(texts_of(found["test"])), int(options.removed or 20)
     context = Context(original=whole, corpus=harness.training_corpus(texts_of(found["train"])))
     made = {"whole": whole}
@@ -395,15 +323,15 @@ def cost(options: argparse.Namespace) -> None:
     rows: list[Json] = []
     with tempfile.TemporaryDirectory() as scratch:
         for name, model in made.items():
-            folder = save(model, Path(scratch) / name, lineage=Lineage(source="benchmark"), card="")
-            table: Any = transformer_of(model).model.get_input_embeddings().weight
-            row = {
-                "method": name,
-                "parameters": parameters(model),
-                "embedding_parameters": int(table.numel()),
-            }
+            folder = body.save(model, Path(scratch) / name, lineage=Lineage(source="benchmark"), card="")
+            table: Any = body.transformer_of(model).model.get_input_embeddings().weight
+            row: Json = {"method": name, "parameters": parameters(model)}
+            row["embedding_parameters"] = int(table.numel())
             maps = sum(file.stat().st_size for file in folder.rglob("*.npy"))  # of removed tokens
-            row |= {"storage_bytes": weight_bytes(folder) + maps, "memory_bytes": peak_memory(folder, work)}
+            row |= {
+                "storage_bytes": body.weight_bytes(folder) + maps,
+                "memory_bytes": peak_memory(folder, work),
+            }
             rows.append(row | {"short": [], "long": []})
     before = cpu_clock()
     for turn in range(-1, options.rounds):
@@ -414,10 +342,8 @@ def cost(options: argparse.Namespace) -> None:
                 row[kind] += [spent] if turn >= 0 else []
     others = other_cores(before, cpu_clock())
     for row in rows:
-        ratios = [
-            statistics.median(a / b for a, b in zip(row[kind], rows[0][kind], strict=True)) for kind in TIMES
-        ]
-        print({key: value for key, value in row.items() if key not in TIMES}, ratios)
+        times = {kind: harness.ratio_of(row[kind], rows[0][kind]) for kind in TIMES}
+        harness.show(row | times)
     conditions = {"removed": removed, "cores": usable_cores(), "torch": torch.__version__}
     conditions["other_cores"] = None if others is None else round(others, 2)
     harness.write_json(options.output, {"rows": rows, "conditions": conditions})
@@ -440,9 +366,9 @@ def milliseconds(made: Sequence[SentenceTransformer], texts: Sequence[str]) -> l
     for turn, text in enumerate(texts):
         for place in range(len(made)):
             model = (place + turn) % len(made)
-            spent[model] += harness.timed(
-                lambda m=model, t=text: made[m].encode([t], show_progress_bar=False)
-            )[1]  # type: ignore[misc]
+            began = time.process_time()
+            made[model].encode([text], show_progress_bar=False)
+            spent[model] += time.process_time() - began
     return [round(1e3 * seconds / len(texts), 3) for seconds in spent]
 
 
@@ -465,10 +391,10 @@ def pico_model(texts: Sequence[str], folder: Path) -> SentenceTransformer:
     )
     marks = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=128, **marks)  # type: ignore[no-untyped-call]
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
     config = XLMRobertaConfig(
-        vocab_size=len(wrapped), pad_token_id=1, bos_token_id=0, eos_token_id=2, **sizes
+        vocab_size=len(wrapped), hidden_size=64, num_hidden_layers=2, intermediate_size=128
     )
+    config.update({"num_attention_heads": 4, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2})
     torch.manual_seed(0)
     XLMRobertaModel(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
     wrapped.save_pretrained(folder)
@@ -482,11 +408,11 @@ def speed(options: argparse.Namespace) -> None:
         context = Context(original=model, corpus=harness.training_corpus(texts))
 
         def tokenise() -> None:
-            sum(len(ids) for ids, _ in tokenised(read_vocabulary(model).backend, texts))
+            sum(len(ids) for ids, _ in tokenised(body.read_vocabulary(model).backend, texts))
 
         def cut_and_save() -> None:
             small, _ = harness.apply_step("vocabulary", model, {"keep": KEPT, "score": "tfidf"}, context)
-            save(small, Path(scratch) / "small", lineage=Lineage(source="pico"), card="")
+            body.save(small, Path(scratch) / "small", lineage=Lineage(source="pico"), card="")
 
         # Tokenising is timed before and after, so that a busy machine shows in the difference.
         first, whole, second = (harness.timed(work)[0] for work in (tokenise, cut_and_save, tokenise))
@@ -508,9 +434,7 @@ def main() -> None:
     parser.add_argument("--domains", default=DOMAINS, help="cuts")
     parser.add_argument("--scores", default="tfidf,frequency,attention,cluster,random", help="cuts")
     parser.add_argument("--oov", default="decompose,cluster,unk", help="cuts: what happens to removed tokens")
-    parser.add_argument(
-        "--align", type=int, default=0, help="cuts: also score after this many steps of align"
-    )
+    parser.add_argument("--align", type=int, default=0, help="cuts: also score after these steps of align")
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"), help="cuts")
     parser.add_argument("--tasks", default="SST2,CoLA,MRPC,RTE", help="glue")
     parser.add_argument("--methods", default=METHODS, help="glue")

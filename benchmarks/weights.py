@@ -25,24 +25,13 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 import harness
+import trundle.model as body
 from harness import Json, names, numbers
 from trundle.data import read_corpus
 from trundle.evaluate import evaluate, find_tasks
 from trundle.measure import alignment, best_neurons, choose, dai, random_scores, wanda
 from trundle.measure.weight_names import FisherScale
 from trundle.measure.weight_scores import BETA
-from trundle.model import (
-    Cut,
-    copy_of,
-    cut,
-    embedder,
-    layout_of,
-    load,
-    prunable,
-    transformer_of,
-    weight_of,
-    with_zeros,
-)
 from trundle.steps.contract import Context
 from trundle.steps.weight_samples import draw_samples, open_side, texts_of
 from trundle.steps.weight_scoring import Scored, neurons_by_layer
@@ -59,9 +48,11 @@ def scored(
 ) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
     """Return the scores of every method from one pass over each side, and texts of both sides."""
     context = Context(original=model, seed=seed, progress=harness.Lines())
-    backbone = transformer_of(model).model
-    weights = {one.name: weight_of(backbone, one).float() for one in prunable(layout_of(backbone))}
-    probe, found, norms, sides = copy_of(model).float(), {}, {}, []
+    backbone = body.transformer_of(model).model
+    weights = {
+        one.name: body.weight_of(backbone, one).float() for one in body.prunable(body.layout_of(backbone))
+    }
+    probe, found, norms, sides = body.copy_of(model).float(), {}, {}, []
     probe.max_seq_length = min(options.max_length, model.max_seq_length or options.max_length)
     general = str(Path(options.data) / "triplets" / "general.parquet")
     for name, source in (("domain", train), ("general", general)):
@@ -105,14 +96,14 @@ def pruned(
     """Set weights to zero, or remove neurons."""
     share = Fraction(sparsity, 100)
     if method not in ("neuron", "neuron-alone"):
-        small = copy_of(model)
-        with_zeros(small, choose(scores, share, "row" if method == "wanda" else "global"))
+        small = body.copy_of(model)
+        body.with_zeros(small, choose(scores, share, "row" if method == "wanda" else "global"))
         return small
-    layout = layout_of(transformer_of(model).model)
+    layout = body.layout_of(body.transformer_of(model).model)
     keep = layout.sizes["mlp"] - int(layout.sizes["mlp"] * share)
-    whole = Scored(matrices=prunable(layout), scores=scores, aligned=None, facts={})
+    whole = Scored(matrices=body.prunable(layout), scores=scores, aligned=None, facts={})
     kept = tuple(best_neurons(one, keep) for one in neurons_by_layer(whole))
-    small = cut(model, Cut(mlp=kept))
+    small = body.cut(model, body.Cut(mlp=kept))
     if method == "neuron":
         take_over(model, small, kept, texts, Context(original=model, progress=harness.Lines()))
     return small
@@ -128,7 +119,7 @@ def build(options: argparse.Namespace, row: str) -> None:
     pq.write_table(pa.Table.from_pylist(free), train)
     own = find_tasks([str(folder), DOMAIN_TASKS[name]], options.data)
     tasks = own + find_tasks(names(options.general), options.data)
-    model, notes = load(options.model), {}  # type: SentenceTransformer, Json
+    model, notes = body.load(options.model), {}  # type: SentenceTransformer, Json
     scores, texts = scored(model, train, options, seed, notes)
     harness.write_json(output / f"{row}.notes.json", notes)
     retrain = {"train": "full", "steps": options.steps, "batch_size": options.batch_size, "warmup": 10}
@@ -136,7 +127,7 @@ def build(options: argparse.Namespace, row: str) -> None:
     with (output / f"{row}.jsonl").open("w") as file:
 
         def measure(small: SentenceTransformer, method: str, sparsity: int, when: str) -> None:
-            found = evaluate(embedder(small, name=method, half_on_gpu=True), tasks)
+            found = evaluate(body.embedder(small, name=method, half_on_gpu=True), tasks)
             line: dict[str, Any] = {"model": Path(options.model).name, "domain": name, "seed": seed}
             line |= {"method": method, "sparsity": sparsity, "when": when}
             line |= {"scores": {one.task: one.score for one in found}, "of_domain": [one.name for one in own]}

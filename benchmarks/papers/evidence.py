@@ -140,10 +140,15 @@ def share(score: float, whole: float) -> str:
     return f"{score:.1f} ({100 * score / whole:.1f}%)"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Render a Markdown table; all columns but the first are aligned right."""
-    lines = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+def table(columns: str, rows: Iterable[str]) -> str:
+    """Render a Markdown table from lines of cells; all columns but the first are aligned right."""
+    ruler = "|---|" + "---:|" * columns.count(" | ")
+    return "\n".join([f"| {columns} |", ruler, *(f"| {row} |" for row in rows)])
+
+
+def placeholders(name: str) -> set[str]:
+    """Return the placeholders of a section."""
+    return set(PLACEHOLDER.findall((SECTIONS / f"{name}.md").read_text(encoding="utf-8")))
 
 
 def render(name: str, values: Mapping[str, str], figures: Figures | None = None) -> str:
@@ -156,39 +161,22 @@ def render(name: str, values: Mapping[str, str], figures: Figures | None = None)
         versions = ", ".join(f"{package} {version}" for package, version in figures["versions"].items())
         filled |= {"hardware": figures["hardware"], "versions": versions}
     template = (SECTIONS / f"{name}.md").read_text(encoding="utf-8").rstrip("\n")
-    if unused := filled.keys() - set(PLACEHOLDER.findall(template)):
+    if unused := filled.keys() - placeholders(name):
         raise SystemExit(f"{name}.md does not use {', '.join(sorted(unused))}")
     return wrap(PLACEHOLDER.sub(lambda found: filled[found[1]], template))
 
 
 def wrap(markdown: str) -> str:
-    """Wrap paragraphs and list items; leave tables, headings and code as they are."""
-    blocks, code = [], False
+    """Wrap paragraphs and list items; leave tables, headings, images and code as they are."""
+    blocks = []
     for block in markdown.split("\n\n"):
-        lines = block.split("\n")
-        plain = not code and not lines[0].startswith(("|", "#", "```", "!"))
-        blocks.append("\n".join(_wrapped(lines)) if plain else block)
-        code ^= block.count("```") % 2 == 1
+        if block.startswith(("|", "#", "!", "```")):
+            blocks.append(block)
+            continue
+        items = []
+        for item in re.split(r"\n(?=- )", block):
+            indent = "  " if item.startswith("- ") else ""
+            text = " ".join(item.split())
+            items.append(textwrap.fill(text, COLUMNS, subsequent_indent=indent, break_on_hyphens=False))
+        blocks.append("\n".join(items))
     return "\n\n".join(blocks)
-
-
-def _wrapped(lines: list[str]) -> list[str]:
-    joined: list[str] = []
-    for line in lines:
-        if joined and line.startswith("  "):
-            joined[-1] += " " + line.strip()
-        elif joined and not line.startswith("- "):
-            joined[-1] += " " + line
-        else:
-            joined.append(line)
-    return [
-        piece
-        for line in joined
-        for piece in textwrap.wrap(
-            line,
-            COLUMNS,
-            subsequent_indent="  " if line.startswith("- ") else "",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    ]

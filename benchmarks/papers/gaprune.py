@@ -7,7 +7,7 @@ import json
 import statistics
 from pathlib import Path
 
-from evidence import Figure, Figures, Row, Verdict, all_above, judged, merge, table
+from evidence import Figure, Figures, Row, Verdict, all_above, judged, merge, placeholders, table
 
 MODEL, LARGER = "all-MiniLM-L6-v2", "all-mpnet-base-v2"
 DOMAINS, SIDES = ("finance", "chemistry"), ("domain", "general")
@@ -106,12 +106,12 @@ class Changes:
         """Render every method and sparsity that was measured."""
         there = [one for one in SPARSITIES if any(self.of(method, one, AFTER) for method in SWEPT)]
         rows = [
-            (labels[method], shown, *(self.both(method, sparsity, when) for sparsity in there))
+            " | ".join([labels[method], shown, *(self.both(method, sparsity, when) for sparsity in there)])
             for method in SWEPT
             if any(self.of(method, sparsity, AFTER) for sparsity in there)
             for when, shown in ((ONE_SHOT, ONE_SHOT), (AFTER, "100 steps"))
         ]
-        return table(("method", "", *(f"{sparsity}%" for sparsity in there)), rows)
+        return table(" | ".join(["method", "", *(f"{sparsity}%" for sparsity in there)]), rows)
 
 
 def values(figures: Figures) -> dict[str, str]:
@@ -119,41 +119,21 @@ def values(figures: Figures) -> dict[str, str]:
     small, large = (Changes(figures["rows"], model) for model in (MODEL, LARGER))
     elsewhere = Changes(figures["rows"], LARGER, "general")
     labels = {row["method"]: row["label"] for row in figures["methods"]}
-    found: dict[str, str] = {"seeds": str(small.seeds)}
-    wanted = {
-        "small": (
-            small,
-            "gaprune-paper 50 one-shot, gaprune-paper 50 after, magnitude 50 one-shot, "
-            "gaprune 30 one-shot, gaprune 60 one-shot, gaprune 70 one-shot, magnitude 60 one-shot, "
-            "magnitude 70 one-shot, wanda 60 one-shot, wanda 70 one-shot, dense 50 after, "
-            "wanda 50 one-shot, wanda 50 after, neuron 30 after, neuron 60 after, "
-            "neuron 70 after, gaprune 60 after, gaprune 70 after",
-        ),
-        "large": (
-            large,
-            "gaprune 30 one-shot, gaprune 50 after, gaprune 50 one-shot, neuron 30 after, "
-            "gaprune 60 one-shot, wanda 60 one-shot, dense 50 after",
-        ),
-        "general": (elsewhere, "gaprune 60 one-shot, wanda 60 one-shot, dense 50 after"),
-    }
-    for name, (side, cells) in wanted.items():
-        for cell in cells.split(", "):
-            method, sparsity, when = cell.split()
-            found[f"{name} {cell}"] = side.both(method, int(sparsity), when)
+    found, sides = {"seeds": str(small.seeds)}, {"small": small, "large": large, "general": elsewhere}
+    for name in placeholders("gaprune"):  # such as "small gaprune 50 after"
+        side, *cell = name.split()
+        if len(cell) == 3:
+            found[name] = sides[side].both(cell[0], int(cell[1]), cell[2])
     rivals = ("magnitude", "domain-fisher", "general-fisher", "random")
     gains = [one.mean > 0 for side in (small, large) for one in side.of(OURS, 30, ONE_SHOT)]
     neurons = small.pairs("neuron", OURS, 70, AFTER)
     deep = [pair for sparsity in (60, 70) for pair in small.pairs(OURS, "magnitude", sparsity, ONE_SHOT)]
     half = [
-        (
-            row["label"],
-            row["paper_one_shot"],
-            row["paper_after"],
-            *(small.both(row["method"], 50, when) for when in (ONE_SHOT, AFTER)),
-        )
+        f"{row['label']} | {row['paper_one_shot']} | {row['paper_after']} "
+        f"| {small.both(row['method'], 50, ONE_SHOT)} | {small.both(row['method'], 50, AFTER)}"
         for row in figures["methods"]
     ]
-    columns = ("method", "paper, one-shot", "paper, 100 steps", "here, one-shot", "here, 100 steps")
+    columns = "method | paper, one-shot | paper, 100 steps | here, one-shot | here, 100 steps"
     return found | {
         "verdict.best": all_above(
             pair for rival in rivals for pair in small.pairs(PAPER, rival, 50, ONE_SHOT)

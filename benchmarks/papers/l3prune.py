@@ -97,14 +97,14 @@ class Levels:
         low, high, late = (self.curve[turn] for turn in ("low", "high", "late"))
         return bool(low["layer"] > 1 and low["loss"] < high["loss"] > late["loss"])
 
-    def picked(self) -> tuple[str, ...]:
+    def picked(self) -> str:
         """Return the row of table 1."""
         whole = pick(self.rows, level="0")[0]["layers"]
         cells = [self.short]
         for level in PICKED:
             changes = " / ".join(signed(f"{self.change(level, kind):+.1f}") for kind in KINDS)
             cells += [f"{pick(self.rows, level=level)[0]['layers']} of {whole}", changes]
-        return tuple(cells)
+        return "| " + " | ".join(cells) + " |"
 
     def table(self) -> str:
         """Render figure 5 for this decoder."""
@@ -116,9 +116,8 @@ class Levels:
             for kind in KINDS:
                 found = self.score(level, kind)
                 cells += [str(found), f"{100 * found.mean / self.score('0', kind).mean:.1f}%"]
-            rows.append((*cells, self.paper.get(level, "")))
-        columns = ("pruned", "layers", "parameters", "STS", "of full", "retrieval", "of full", "paper")
-        return table(columns, rows)
+            rows.append(" | ".join([*cells, self.paper.get(level, "")]))
+        return table("pruned | layers | parameters | STS | of full | retrieval | of full | paper", rows)
 
 
 def values(figures: Figures) -> dict[str, str]:
@@ -131,10 +130,7 @@ def values(figures: Figures) -> dict[str, str]:
 
     return {
         "curves": "; ".join(model.shape() for model in models),
-        "large": "; ".join(model.against("large") for model in models),
-        "small": "; ".join(model.against("small") for model in models),
-        "30": "; ".join(model.against("30") for model in models),
-        "80": "; ".join(model.against("80") for model in models),
+        **{one: "; ".join(model.against(one) for model in models) for one in (*PICKED, "30", "80")},
         "gains": f"{small.score('large', 'retrieval')} against {small.score('0', 'retrieval')}",
         "qwen_80": f"{large.lost('80'):.1f}",
         "verdict.curves": judged(all(model.falls_twice() for model in models)),
@@ -142,7 +138,7 @@ def values(figures: Figures) -> dict[str, str]:
         "verdict.small": loses("small", MODEST),
         "verdict.30": loses("30", NEGLIGIBLE),
         "verdict.80": loses("80", MODEST),
-        "picked": "\n".join("| " + " | ".join(model.picked()) + " |" for model in models),
+        "picked": "\n".join(model.picked() for model in models),
         "first": small.table(),
         "second": large.table(),
         "seeds": str(max(model.seeds for model in models)),

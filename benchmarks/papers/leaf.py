@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 from evidence import Figures, Row, judged, merge, pick, points, read_results, share, signed, table
@@ -72,8 +73,8 @@ def values(figures: Figures) -> dict[str, str]:
     return found | {
         "searches": _searches_table(figures),
         "kinds": _kinds_table(figures),
-        "batches": table(("batch", "paper", "here"), _ablation_rows(figures, "batch", 3)),
-        "losses": table(("with", "paper", "here"), _ablation_rows(figures, "loss", 1)),
+        "batches": _ablation_table(figures, "batch", "batch", 3),
+        "losses": _ablation_table(figures, "loss", "with", 1),
     }
 
 
@@ -142,6 +143,10 @@ def _shortened(figures: Figures) -> dict[str, str]:
     shown = ((full, "int8"), (256, "float32"), (64, "float32"), (full, "binary"), (128, "binary"))
     precisions = list(dict.fromkeys(precision for _, precision in rows))
     vectors = figures["full_vectors"][0]
+
+    def cell(size: int, precision: str) -> str:
+        return f"{rows[size, precision]['teacher']:.1f} / {rows[size, precision]['student']:.1f}%"
+
     return {
         "shortened.here": "; ".join(
             f"{way[0]} × {way[1]} {rows[way]['student']:.1f}% against {rows[way]['teacher']:.1f}%"
@@ -154,17 +159,8 @@ def _shortened(figures: Figures) -> dict[str, str]:
         "full.student": f"{vectors['student']:.1f}",
         "verdict.shortened": judged(all(abs(gap) <= SIMILAR for gap in apart.values())),
         "shortened": table(
-            ("dimensions", *precisions),
-            (
-                (
-                    str(size),
-                    *(
-                        f"{rows[size, one]['teacher']:.1f} / {rows[size, one]['student']:.1f}%"
-                        for one in precisions
-                    ),
-                )
-                for size in sizes
-            ),
+            " | ".join(["dimensions", *precisions]),
+            (" | ".join([str(size), *(cell(size, one) for one in precisions)]) for size in sizes),
         ),
     }
 
@@ -182,15 +178,10 @@ def _margin(figures: Figures) -> dict[str, str]:
         found |= {f"meets.{where}": f"{(100 - start) / slope:.2f}"}
     ordered = sorted(figures["students"], key=lambda row: -row["error"])
     found["students"] = table(
-        ("student", "parameters", "error", "own index", "teacher's index"),
+        "student | parameters | error | own index | teacher's index",
         (
-            (
-                row.get("label", row["student"]),
-                f"{row['parameters'] / 1e6:.1f}M",
-                f"{row['error']:.3f}",
-                f"{row['mean']:.1f}%",
-                f"{row['across']:.1f}%",
-            )
+            f"{row.get('label', row['student'])} | {row['parameters'] / 1e6:.1f}M | {row['error']:.3f} "
+            f"| {row['mean']:.1f}% | {row['across']:.1f}%"
             for row in ordered
         ),
     )
@@ -202,10 +193,13 @@ def _speed(figures: Figures) -> dict[str, str]:
     rows = {(row["model"], row["texts"]): row for row in figures["speed"]}
     how = figures["speed_conditions"][0]
 
-    def here(row: Row) -> tuple[str, ...]:
-        largest = f"{row['largest']:.0f}" if row["largest"] else "–"
-        speeds = (f"{row['per_second']:.1f}", f"{row['ratio']:.1f}×", f"{1000 * row['latency']:.3g} ms")
-        return f"{row['model']} ({row['runs']})", row["texts"], *speeds, largest
+    def lines(kind: str) -> Iterator[str]:
+        for row in pick(figures["paper_speed"], texts=kind):
+            yield " | ".join([f"paper: {row['model']}", kind, *row["cells"]])
+        for row in pick(figures["speed"], texts=kind):
+            largest = f"{row['largest']:.0f}" if row["largest"] else "–"
+            speeds = f"{row['per_second']:.1f} | {row['ratio']:.1f}× | {1000 * row['latency']:.3g} ms"
+            yield f"{row['model']} ({row['runs']}) | {kind} | {speeds} | {largest}"
 
     def ratios(model: str) -> str:
         return ", ".join(f"{rows[model, kind]['ratio']:.1f}×" for kind in FASTER)
@@ -221,29 +215,15 @@ def _speed(figures: Figures) -> dict[str, str]:
         "speed.rounds": str(how["rounds"]),
         "verdict.speed": judged(all(rows[student, kind]["ratio"] >= one for kind, one in FASTER.items())),
         "speed": table(
-            ("model", "texts", "per second", "speed-up", "shortest latency", "largest batch"),
-            (
-                row
-                for kind in FASTER
-                for row in (
-                    *(
-                        (f"paper: {one['model']}", kind, *one["cells"])
-                        for one in pick(figures["paper_speed"], texts=kind)
-                    ),
-                    *(here(one) for one in pick(figures["speed"], texts=kind)),
-                )
-            ),
+            "model | texts | per second | speed-up | shortest latency | largest batch",
+            (line for kind in FASTER for line in lines(kind)),
         ),
     }
 
 
-def _paper(rows: list[Row]) -> tuple[str, str]:
+def _paper(rows: list[Row]) -> str:
     """Show the paper's student on its own index and on the teacher's, where the paper has this row."""
-    return (
-        (share(rows[0]["own"], rows[0]["teacher"]), share(rows[0]["across"], rows[0]["teacher"]))
-        if rows
-        else ("", "")
-    )
+    return " | ".join(share(rows[0][key], rows[0]["teacher"]) for key in ("own", "across")) if rows else " | "
 
 
 def _searches_table(figures: Figures) -> str:
@@ -251,16 +231,17 @@ def _searches_table(figures: Figures) -> str:
     scores = {(row["model"], row["task"]): row for row in figures["sets"]}
     tasks = [row["task"] for row in pick(figures["sets"], model=TEACHER, kind=RETRIEVAL)]
 
-    def row(name: str, chosen: list[str]) -> tuple[str, ...]:
+    def row(name: str, chosen: list[str]) -> str:
         def mean(model: str, where: str) -> float:
             return statistics.fmean(scores[model, task][where] for task in chosen)
 
         whole = mean(TEACHER, "own")
         cells = [share(mean(model, where), whole) for model in models for where in ("own", "across")]
-        return name, *_paper(pick(figures["paper_searches"], task=name)), f"{whole:.1f}", *cells
+        paper = _paper(pick(figures["paper_searches"], task=name))
+        return " | ".join([name, paper, f"{whole:.1f}", *cells])
 
     ours = [f"{name}, {index} index" for name in models.values() for index in ("own", "teacher's")]
-    columns = ("", "paper, own index", "paper, teacher's index", "teacher", *ours)
+    columns = " | ".join(["", "paper, own index", "paper, teacher's index", "teacher", *ours])
     return table(columns, [*(row(task, [task]) for task in tasks), row("mean", tasks)])
 
 
@@ -272,17 +253,17 @@ def _kinds_table(figures: Figures) -> str:
     for kind in kinds:
         count = len(pick(figures["sets"], model=TEACHER, kind=kind))
         last = share(across[kind], whole[kind]) if kind in across else "the same"
-        cells = (f"{whole[kind]:.1f}", share(own[kind], whole[kind]), last)
-        rows.append((f"{kind} ({count})", *_paper(pick(figures["paper_kinds"], kind=kind)), *cells))
+        paper = _paper(pick(figures["paper_kinds"], kind=kind))
+        cells = f"{whole[kind]:.1f} | {share(own[kind], whole[kind])} | {last}"
+        rows.append(f"{kind} ({count}) | {paper} | {cells}")
     first, *others = (statistics.fmean(one[kind] for kind in kinds) for one in (whole, own, own | across))
     paper = _paper(pick(figures["paper_kinds"], kind="mean"))
-    rows.append(("mean of kinds", *paper, f"{first:.1f}", *(share(one, first) for one in others)))
-    columns = ("paper, own index", "paper, teacher's index", "teacher", "own index", "teacher's index")
-    return table(("sets here", *columns), rows)
+    rows.append(" | ".join(["mean of kinds", paper, f"{first:.1f}", *(share(one, first) for one in others)]))
+    columns = "paper, own index | paper, teacher's index | teacher | own index | teacher's index"
+    return table(f"sets here | {columns}", rows)
 
 
-def _ablation_rows(figures: Figures, what: str, digits: int) -> list[tuple[str, str, str]]:
-    return [
-        (row["which"], f"{row['paper']:.{digits}f}", f"{row['error']:.3f}")
-        for row in pick(figures["ablations"], what=what)
-    ]
+def _ablation_table(figures: Figures, what: str, column: str, digits: int) -> str:
+    rows = pick(figures["ablations"], what=what)
+    lines = (f"{row['which']} | {row['paper']:.{digits}f} | {row['error']:.3f}" for row in rows)
+    return table(f"{column} | paper | here", lines)

@@ -173,20 +173,16 @@ def _together(figures: Figures, parameters: dict[tuple[str, str], float]) -> str
     for row, label in ((one["row"], one["label"]) for one in figures["aligned_rows"]):
         for size in (FULL, *STUDENTS):
             if score := sts[row].get(size):
-                searches = (f"{own[row][size]}%", f"{across[row][size]}%")
-                rows.append((label, size, f"{parameters[row, size]:.2f}×", shown(score, before), *searches))
-    return table(("", "size", "parameters", "STS", "own index", "model's index"), rows)
+                cells = f"{shown(score, before)} | {own[row][size]}% | {across[row][size]}%"
+                rows.append(f"{label} | {size} | {parameters[row, size]:.2f}× | {cells}")
+    return table(" | size | parameters | STS | own index | model's index", rows)
 
 
 def _by_labels(figures: Figures, labels: Scores, whole: float) -> str:
     sizes = (FULL, *STUDENTS)
-    rows = [
-        (
-            row["label"],
-            *(shown(labels.get(row["row"], {}).get(size), whole) for size in sizes),
-            *(f"{row['paper'][size]:.1f}" if size in row["paper"] else "" for size in sizes),
-        )
-        for row in figures["label_rows"]
-    ]
-    ours = ("full", "1/2 (0.45×)", "1/4 (0.21×)")
-    return table(("", *ours, "paper, full", "paper, 0.4×", "paper, 0.2×"), rows)
+    rows = []
+    for row in figures["label_rows"]:
+        ours = [shown(labels.get(row["row"], {}).get(size), whole) for size in sizes]
+        paper = [f"{row['paper'][size]:.1f}" if size in row["paper"] else "" for size in sizes]
+        rows.append(" | ".join([row["label"], *ours, *paper]))
+    return table(" | full | 1/2 (0.45×) | 1/4 (0.21×) | paper, full | paper, 0.4× | paper, 0.2×", rows)

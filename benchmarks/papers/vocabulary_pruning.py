@@ -91,7 +91,7 @@ def values(figures: Figures) -> dict[str, str]:
     tops = [row["top_fifth"] for row in pick(figures["tokens"], rows="train")]
     their_tops = [row["top_fifth"] for row in pick(figures["paper_tokens"], rows="train")]
     most = [
-        (methods[name]["label"] + ending, str(figure(scores[name, ONE])))
+        f"{methods[name]['label']}{ending} | {figure(scores[name, ONE])}"
         for scores, ending in ((more, ""), (later, ", `--characters auto`"))
         for name in methods
         if (name, ONE) in scores
@@ -119,7 +119,7 @@ def values(figures: Figures) -> dict[str, str]:
         "verdict.top": judged(min(tops) >= TOP),
         "not_measured": ", ".join(row["label"] for name, row in methods.items() if name not in means),
         "glue": _glue_table(methods, fifth),
-        "most": table(("", "accuracy"), most),
+        "most": table(" | accuracy", most),
         "tokens": _token_table(figures),
         "seeds": str(max(len(scores) for scores in fifth.values())),
     } | _cost(figures)
@@ -143,8 +143,9 @@ def _glue_table(methods: dict[str, Row], scores: Scores) -> str:
         if paper := row.get("paper"):
             mean = statistics.fmean(paper[task] for task in TASKS)
             theirs = [*(f"{paper[task]:.1f}" for task in TASKS), f"{mean:.1f}", f"{mean / theirs_full:.1%}"]
-        rows.append((row["label"], *map(_beside, ours, theirs), f"{paper['mean']:.1f}" if paper else "–"))
-    return table(("", *TASKS, "mean", "of full", "paper, mean of 8"), rows)
+        last = f"{paper['mean']:.1f}" if paper else "–"
+        rows.append(" | ".join([row["label"], *map(_beside, ours, theirs), last]))
+    return table(" | ".join(["", *TASKS, "mean", "of full", "paper, mean of 8"]), rows)
 
 
 def _token_table(figures: Figures) -> str:
@@ -160,10 +161,10 @@ def _token_table(figures: Figures) -> str:
                 cells.append(_beside(format(mine[key], form) if mine else "–", format(paper[key], form)))
         unseen = ours[1]["unseen"] if ours[1] else None
         cells.append(_beside("–" if unseen is None else f"{unseen:.1f}", f"{theirs[1]['unseen']:.1f}"))
-        rows.append((task, *cells))
+        rows.append(" | ".join([task, *cells]))
     halves = ("tokens", "% of vocabulary", "% by a fifth")
     columns = [f"{name}, {half}" for name in halves for half in ("train", "test")]
-    return table(("", "train texts", "test texts", *columns, "% unseen"), rows)
+    return table(" | ".join(["", "train texts", "test texts", *columns, "% unseen"]), rows)
 
 
 def _cost(figures: Figures) -> dict[str, str]:
@@ -171,6 +172,7 @@ def _cost(figures: Figures) -> dict[str, str]:
     paper = {row["what"]: row for row in figures["paper_cost"]}
     labels = {row["method"]: row["label"] for row in figures["methods"]}
     cut, whole = [name for name in models if name != "whole"], models["whole"]
+    own = [labels[name] for name in cut]
     rows = []
     for what, row in paper.items():
         unit = 1e6 if "parameters" in what else 2**20
@@ -184,7 +186,7 @@ def _cost(figures: Figures) -> dict[str, str]:
                 cells.append(f"{models[name][what] / unit:.2f} ({models[name][what] / whole[what]:.3f}×)")
         before = statistics.median(whole[what]) if what in TIMED else whole[what] / unit
         theirs = f"{row['pruned']:.2f} ({row['pruned'] / row['whole']:.3f}×)"
-        rows.append((row["label"], f"{before:.2f}", *cells, f"{row['whole']:.2f}", theirs))
+        rows.append(" | ".join([row["label"], f"{before:.2f}", *cells, f"{row['whole']:.2f}", theirs]))
     left = {what: models[CUT][what] / whole[what] for what in ("parameters", "storage_bytes", "memory_bytes")}
     times = {kind: ratios(figures, CUT, kind) for kind in TIMED}
     ends = [figure(one).interval for one in times.values()]
@@ -202,9 +204,7 @@ def _cost(figures: Figures) -> dict[str, str]:
             for kind, one in times.items()
         ),
         "verdict.slower": "does not hold here" if max(left.values()) >= 1 else verdict,
-        "cost": table(
-            ("", "full", *(labels[name] for name in cut), "paper, full", "paper, tf-idf + clusters"), rows
-        ),
+        "cost": table(" | ".join(["", "full", *own, "paper, full", "paper, tf-idf + clusters"]), rows),
         "removed": str(how["removed"]),
         "rounds": str(len(whole["short"])),
         "cost.how": f"torch {how['torch'].partition('+')[0]}{shared if how['other_cores'] else ''}",
