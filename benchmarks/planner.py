@@ -131,40 +131,36 @@ def table(output: Path) -> None:
         return candidate["base"], candidate["name"]
 
     planning = json.loads((output / SEARCH / PLANNING_FILE).read_text())["candidates"]
-    trials = {key(each): each["rungs"] for each in planning}
+    trials = {key(each): [rung["distance"] for rung in each["rungs"]] for each in planning}
     choice = next(key(each) for each in planning if each["outcome"] == "chosen")
-    listed = enumerate(json.loads((output / "candidates.json").read_text()))
-    ends = {
-        key(each): (number, each, json.loads(file.read_text())["fidelity"])
-        for number, each in listed
-        if (file := output / f"result-{number}.json").is_file()
-    }
-    for one, (number, each, near) in sorted(ends.items(), key=lambda item: item[1][2]["distance"]):
-        tried = " ".join(f"{rung['distance']:.3f}" for rung in trials.get(one, []))
-        print(
-            f"{number + 1:5} {each['name'] + (' (chosen)' if one == choice else ''):56} "
-            f"{each['bytes'] / 1e6:4.1f} MB  trials {tried:20} distance {near['distance']:.4f} "
-            f"cosine {near['cosine']:.4f} agreement {near['agreement_asymmetric']:.4f}"
-        )
+    ends: dict[tuple[str, str], Json] = {}
+    for number, each in enumerate(json.loads((output / "candidates.json").read_text())):
+        if (file := output / f"result-{number}.json").is_file():
+            near = json.loads(file.read_text())["fidelity"]
+            row = {
+                "guess": number + 1,
+                "name": each["name"],
+                "bytes": each["bytes"],
+                "trials": trials.get(key(each)),
+            }
+            wanted = ("distance", "cosine", "agreement_asymmetric")
+            ends[key(each)] = row | {name: near[name] for name in wanted} | {"chosen": key(each) == choice}
+    for row in sorted(ends.values(), key=lambda row: float(row["distance"])):
+        harness.show(row)
     if choice not in ends:
         raise SystemExit(f"{choice[1]} was chosen and is not trained yet; see its log in {output}")
-    chosen, all_near = ends[choice][2], [near for _, _, near in ends.values()]
-    best = max(near["agreement_asymmetric"] for near in all_near)
-    print(
-        f"regret among {len(ends)}: {100 * (best - chosen['agreement_asymmetric']):.2f} points of agreement@10, "
-        f"{chosen['distance'] - min(near['distance'] for near in all_near):.4f} of distance"
+    agreements, distances = (
+        [row[key] for row in ends.values()] for key in ("agreement_asymmetric", "distance")
     )
-    order = spearmanr([end[0] for end in ends.values()], [near["distance"] for near in all_near]).statistic
+    behind = 100 * (max(agreements) - ends[choice]["agreement_asymmetric"])
+    far = ends[choice]["distance"] - min(distances)
+    print(f"regret among {len(ends)}: {behind:.2f} points of agreement@10, {far:.4f} of distance")
+    order = spearmanr([row["guess"] for row in ends.values()], distances).statistic
     print(f"first guess against the final distance: Spearman {order:.2f}")
-    first = [
-        (rungs[0]["distance"], ends[one][2]["distance"])
-        for one, rungs in trials.items()
-        if rungs and one in ends
-    ]
+    first = [(row["trials"][0], row["distance"]) for row in ends.values() if row["trials"]]
     if len(first) > 2:
-        print(
-            f"first trial against the final distance, {len(first)} tried: Spearman {spearmanr(first).statistic:.2f}"
-        )
+        order = spearmanr(first).statistic
+        print(f"first trial against the final distance, {len(first)} tried: Spearman {order:.2f}")
 
 
 def regret(options: argparse.Namespace, corpus: Corpus) -> None:

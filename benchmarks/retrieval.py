@@ -1,13 +1,13 @@
 """Retrieval with fewer bits: the precisions of an index, and shortened vectors of a student and its teacher.
 
     python benchmarks/retrieval.py codes MODEL --data DIR [--sets SciFact,ArguAna] [--graph]
-    python benchmarks/retrieval.py shortened TEACHER STUDENT --data DIR [--vectors FOLDER] -o shortened.json
+    python benchmarks/retrieval.py shortened TEACHER STUDENT --data DIR -o shortened.json
 
 codes      recall@10 against exact search, memory read per search, and the median time of one query, for each
            precision. --graph searches through a usearch graph however small the set is
 shortened  LEAF's figure 6: documents are encoded by the teacher, queries by the teacher or by the student, and both are
            truncated and quantised alike. Scores are also shares of the same model's score with full vectors. Byte
-           ranges are those that `align` kept with the student. --vectors keeps all vectors for the next run
+           ranges are those that `align` kept with the student
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +23,9 @@ import pyarrow.parquet as pq
 
 import harness
 from trundle.artifact import versions
-from trundle.embedder import Encode, Vectors, asymmetric
+from trundle.embedder import asymmetric
 from trundle.evaluate import find_tasks, read_ranges
+from trundle.evaluate.encoding import Memory
 from trundle.evaluate.inheritance import by_tasks
 from trundle.evaluate.ranking import nearest
 from trundle.evaluate.shortening import PRECISIONS, bytes_of, with_shortened
@@ -38,7 +37,7 @@ from trundle.index.embedded import EmbeddedStore, create_embedded
 
 CODES: tuple[Precision, ...] = ("float", "int8", "binary")
 SETS = "SciFact,ArguAna,squadshifts,CACM,Cranfield,msmarco-mini"
-QUERIES, AT_ONCE = 300, 512
+QUERIES = 300
 
 
 def codes(options: argparse.Namespace) -> None:
@@ -75,40 +74,17 @@ def codes(options: argparse.Namespace) -> None:
                 store.close()
 
 
-def kept(encode: Encode, file: Path | None) -> Encode:
-    """Encode each text once, and keep the vectors in a file in float16 if one is given."""
-    table: dict[str, Vectors] = {}
-    if file and file.is_file():
-        stored = np.load(file)
-        table = dict(zip(stored["texts"].tolist(), stored["vectors"], strict=True))
-
-    def remembered(texts: Sequence[str]) -> Vectors:
-        new = sorted({text for text in texts if text not in table}, key=len)
-        for start in range(0, len(new), AT_ONCE):
-            part = new[start : start + AT_ONCE]
-            table.update(zip(part, encode(part).astype(np.float16 if file else np.float32), strict=True))
-            if file:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                np.savez(file, texts=np.array(list(table)), vectors=np.stack(list(table.values())))
-        return np.stack([table[text] for text in texts]).astype(np.float32)
-
-    return remembered
-
-
 def shortened(options: argparse.Namespace) -> None:
     tasks = find_tasks([f"retrieval/{name}" for name in harness.names(options.sets)], options.data)
     ranges = read_ranges(options.models[1])
     if ranges is None:
         raise SystemExit(f"{options.models[1]} has no ranges of its teacher's vectors; align it first")
-    opened, score = {}, by_tasks(tasks)
-    for who, model in zip(("teacher", "student"), options.models, strict=True):
-        one = open_embedder(model)[0]
-        # Prompts may differ, so queries and documents are kept separately.
-        place = {
-            role: options.vectors and options.vectors / f"{who}-{role}.npz" for role in ("query", "document")
-        }
-        query, document = kept(one.query, place["query"]), kept(one.document, place["document"])
-        opened[who] = replace(one, query=query, document=document)
+    # Every text is encoded once, for all sizes and precisions.
+    opened = {
+        who: Memory().remember(open_embedder(model)[0], who)
+        for who, model in zip(("teacher", "student"), options.models, strict=True)
+    }
+    score = by_tasks(tasks)
     rows: list[harness.Json] = []
     for size in (len(ranges.lowest), *harness.numbers(options.dimensions)):
         for precision in PRECISIONS:
@@ -136,7 +112,6 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=10_000, help="codes: at most this many per set")
     parser.add_argument("--graph", action="store_true", help="codes")
     parser.add_argument("--dimensions", default="512,256,128,64", help="shortened")
-    parser.add_argument("--vectors", type=Path, metavar="FOLDER", help="shortened")
     parser.add_argument("-o", "--output", help="shortened")
     options = parser.parse_args()
     (codes if options.what == "codes" else shortened)(options)

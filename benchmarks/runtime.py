@@ -52,19 +52,11 @@ if TYPE_CHECKING:
     from trundle.runtime.describe import EngineName
 
 MEASURES = ("short at once", "long at once", "short alone", "long alone")
-GRAPHS: tuple[tuple[EngineName, Size], ...] = (
-    ("onnx", "full"),
-    ("onnx", "int8"),
-    ("openvino", "half"),
-    ("openvino", "int8"),
-)
-OTHERS = (
-    "sentence-transformers float32",
-    "sentence-transformers bfloat16",
-    "onnxruntime",
-    "fastembed",
-    "openvino",
-)
+ONNX: tuple[Size, ...] = ("full", "int8")
+OPENVINO: tuple[Size, ...] = ("half", "int8")
+GRAPHS: tuple[tuple[EngineName, tuple[Size, ...]], ...] = (("onnx", ONNX), ("openvino", OPENVINO))
+LIBRARIES = ("sentence-transformers float32", "sentence-transformers bfloat16")
+OTHERS = (*LIBRARIES, "onnxruntime", "fastembed", "openvino")
 SIZES, PATIENCE = (1, 2, 4, 8, 16, 24), 0.1
 """The batch sizes of LEAF's table 9, and the seconds within which its largest batch must be encoded."""
 FILES = {"documents": "corpus.parquet", "queries": "queries.parquet"}
@@ -76,7 +68,7 @@ def prepare(model: str, folder: Path, calibrate: Sequence[str]) -> list[str]:
     if not (folder / "modules.json").is_file():
         load(model, device="cpu").save_pretrained(str(folder))
     texts, there = calibration_texts(calibrate), []
-    for to, size in GRAPHS:
+    for to, size in ((engine, size) for engine, sizes in GRAPHS for size in sizes):
         place, precision = PLACES[to, size]
         try:
             if not (folder / place).is_file():
@@ -161,9 +153,8 @@ def show(found: dict[str, dict[str, list[float]]], folder: Path, threads: int) -
             value = f"{1 / row[measure]:,.0f}" if "at once" in measure else f"{1e3 * row[measure]:.2f}"
             cells.append(f"{value} ({first[measure] / row[measure]:.2f}×)")
         cells.append(f"{row['start']:.2f} ({row['start'] / first['start']:.3f}×)")
-        cells += [
-            f"{row[key] / 1e6:,.0f} ({row[key] / first[key]:.2f}×)" for key in ("memory", "first memory")
-        ]
+        sizes = ("memory", "first memory")
+        cells += [f"{row[key] / 1e6:,.0f} ({row[key] / first[key]:.2f}×)" for key in sizes]
         print(f"{name:34}" + "".join(f"{cell:>18}" for cell in cells))
     ours = [name for name in middle if name.startswith("trundle")]
     best = min(ours, key=lambda name: middle[name]["long at once"])
@@ -171,9 +162,8 @@ def show(found: dict[str, dict[str, list[float]]], folder: Path, threads: int) -
     length = statistics.fmean(len(tokenizer.encode(text).ids) for text in workload().long)
     work = cost(load(str(folder), device="cpu")).flops_per_token * length
     peak, reached = int8_peak(threads), work / middle[best]["long at once"]
-    print(
-        f"\n{best} on documents: {reached / 1e9:,.0f} of {peak / 1e9:,.0f} billion operations/s = {reached / peak:.1%} of the int8 peak"
-    )
+    share = f"{reached / 1e9:,.0f} of {peak / 1e9:,.0f} billion operations/s"
+    print(f"\n{best} on documents: {share} = {reached / peak:.1%} of the int8 peak")
 
 
 def engines(options: argparse.Namespace) -> None:

@@ -54,19 +54,7 @@ SEEDS, STEPS, BATCH = 5, 80, 16
 TOGETHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 COUNTS, SURVEYED = (10_000, 500_000), (1 << 20, 1 << 24)
 JOBS = ("make texts", "build", "build again", "read at random", "survey")
-WORDS = [
-    "index",
-    "vector",
-    "search",
-    "small",
-    "query",
-    "teacher",
-    "table",
-    "window",
-    "river",
-    "copper",
-    "seven",
-]
+WORDS = harness.names("index,vector,search,small,query,teacher,table,window,river,copper,seven")
 
 
 def synthetic_texts(count: int) -> Iterator[Text]:
@@ -225,20 +213,6 @@ def training(options: argparse.Namespace) -> None:
             )
 
 
-class CountingTeacher:
-    """Picks a text's vector from a table by its checksum, and counts the texts."""
-
-    def __init__(self) -> None:
-        table = np.random.default_rng(0).normal(size=(4096, 384)).astype(np.float32)
-        self._table: Vectors = table / np.linalg.norm(table, axis=1, keepdims=True)
-        self.asked = 0
-
-    def encode(self, texts: Sequence[str]) -> Vectors:
-        """Return one vector per text."""
-        self.asked += len(texts)
-        return self._table[[zlib.crc32(text.encode()) % len(self._table) for text in texts]]
-
-
 def survey(texts: int, scratch: Path) -> None:
     """Survey the hashes of so many texts, a tenth of them repeats, in pieces of random order."""
     rng, pieces = np.random.default_rng(0), -(-texts // PIECE_ROWS)
@@ -253,7 +227,15 @@ def survey(texts: int, scratch: Path) -> None:
 
 def work(job: str, count: int, folder: Path) -> Json:
     """Do one job of `memory` in this process."""
-    teacher, before, began = CountingTeacher(), harness.memory("VmRSS"), time.perf_counter()
+    vectors = np.random.default_rng(0).normal(size=(4096, 384)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    asked = [0]
+
+    def encode(texts: Sequence[str]) -> Vectors:
+        asked[0] += len(texts)
+        return vectors[[zlib.crc32(text.encode()) % len(vectors) for text in texts]]
+
+    before, began = harness.memory("VmRSS"), time.perf_counter()
     if job == "make texts":
         for _ in synthetic_texts(count):
             pass
@@ -266,11 +248,9 @@ def work(job: str, count: int, folder: Path) -> Json:
         with TemporaryDirectory() as scratch:
             survey(count, Path(scratch))
     else:
-        build_targets(
-            synthetic_texts(count), plain("made up", teacher.encode), teacher_id="made up", folder=folder
-        )
+        build_targets(synthetic_texts(count), plain("made up", encode), teacher_id="made up", folder=folder)
     seconds = time.perf_counter() - began
-    return {"seconds": seconds, "growth": harness.memory() - before, "asked": teacher.asked}
+    return {"seconds": seconds, "growth": harness.memory() - before, "asked": asked[0]}
 
 
 def memory(scratch: Path) -> None:

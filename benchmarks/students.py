@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -175,22 +174,13 @@ def width_rows(options: argparse.Namespace, length: Json, own: Json) -> dict[str
         found[f"select-{select}"] = Row(steps=[{"width": nested | {"select": select}}])
     for weight in LAMBDAS:
         found[f"lambda-{weight}"] = Row(steps=[{"width": nested | {"student_weight": float(weight)}}])
-    wanted = {
-        name: row
-        for name, row in found.items()
-        if name == BEFORE or any(fnmatch(name, pattern) for pattern in names(options.rows))
-    }
+    patterns = [BEFORE, *names(options.rows)]
+    wanted = {name: row for name, row in found.items() if any(fnmatch(name, one) for one in patterns)}
     return {name: replace(row, index=row.index and aligned) for name, row in wanted.items()}
 
 
-ROWS = {
-    "depth": depth_rows,
-    "heal": heal_rows,
-    "l3prune": l3prune_rows,
-    "leaf": leaf_rows,
-    "static": static_rows,
-    "width": width_rows,
-}
+MAKERS = (depth_rows, heal_rows, l3prune_rows, leaf_rows, static_rows, width_rows)
+ROWS = {make.__name__.removesuffix("_rows"): make for make in MAKERS}
 
 
 def _value(text: str) -> Any:
@@ -233,12 +223,10 @@ def build(options: argparse.Namespace, name: str) -> None:
             made |= {each.output.name.removeprefix("model"): str(each.output) for each in run.besides}
             content |= {"facts": dict(run.steps[-1].facts), "says": [step.says for step in run.steps]}
             content["fidelity"] = run.fidelity.as_json() if run.fidelity else None
-            content["texts_per_second"] = training_speed(folder / "model" / "align.jsonl")
     content["seconds"] = round(time.monotonic() - began, 1)
     index = options.model if row.index and made[""] != options.model else None
-    tasks = tasks_of(options)
     content["models"] = [
-        {"size": size} | harness.score(place, tasks, index=index) for size, place in made.items()
+        {"size": size} | harness.score(place, tasks_of(options), index=index) for size, place in made.items()
     ]
     harness.write_json(folder / "result.json", content)
 
@@ -285,13 +273,6 @@ def by_library(teacher: str, layers: int, corpus: Corpus, folder: Path, options:
     student.save_pretrained(str(folder / "model"))
 
 
-def training_speed(metrics: Path) -> float | None:
-    """Return the median texts per second of a training log."""
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else []
-    found = [line["texts_per_second"] for line in lines if line["texts_per_second"]]
-    return statistics.median(found) if found else None
-
-
 def table(options: argparse.Namespace) -> None:
     """Print all finished rows; shares are of the teacher, the tuned model or the uncut decoder."""
     found = {
@@ -301,21 +282,7 @@ def table(options: argparse.Namespace) -> None:
     }
     reference = next((found[name] for name in (TEACHER, TUNED, BEFORE, "0") if name in found), None)
     whole = reference["models"][0]["scores"] if reference else []
-    heads = [
-        "params",
-        "STS",
-        "%",
-        "search",
-        "%",
-        "across",
-        "%",
-        "mean%",
-        "cosine",
-        "agree@10",
-        "valid.",
-        "steps",
-        "seconds",
-    ]
+    heads = names("params,STS,%,search,%,across,%,mean %,cosine,agree@10,valid.,steps,seconds")
     print(f"{'row':28}" + "".join(f"{head:>9}" for head in heads))
     for name, content in found.items():
         near, facts = content.get("fidelity") or {}, content["facts"]

@@ -232,7 +232,8 @@ def baseline(model: SentenceTransformer, method: str, remove: int) -> SentenceTr
         with torch.no_grad():
             gone = torch.zeros(total, dtype=torch.bool, device=weights[0].device)
             gone[torch.cat([weight.abs().flatten() for weight in weights]).argsort()[:remove]] = True
-            for weight, part in zip(weights, gone.split([one.numel() for one in weights]), strict=True):
+            parts = torch.split(gone, [weight.numel() for weight in weights])
+            for weight, part in zip(weights, parts, strict=True):
                 weight.masked_fill_(part.view_as(weight), 0.0)
         return small
     for matrix, weight in zip(matrices, weights, strict=True):
@@ -299,13 +300,13 @@ def tokens(options: argparse.Namespace) -> None:
             texts = texts_of(found[split])
             counts = count_tokens(tokenised(tokenizer, texts), size).occurrences
             falling = np.sort(counts[counts > 0])[::-1]
-            row = {"task": task, "rows": "train" if split == "train" else "measured", "split": split}
+            row: Json = {"task": task, "rows": "train" if split == "train" else "measured", "split": split}
             row |= {"vocabulary": size, "texts": len(texts), "tokens": len(falling)}
             row["share"] = round(100 * len(falling) / size, 2)
             row["top_fifth"] = round(float(100 * falling[: round(len(falling) / 5)].sum() / falling.sum()), 2)
             if split == measured:
-                new = None if seen is None else ((counts > 0) & (seen == 0)).sum() / len(falling)
-                row["unseen"] = None if new is None else round(float(100 * new), 2)
+                new = 0 if seen is None else int(((counts > 0) & (seen == 0)).sum())
+                row["unseen"] = None if seen is None else round(100 * new / len(falling), 2)
             seen = counts
             rows.append(row)
             harness.show(row)

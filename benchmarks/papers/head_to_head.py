@@ -155,7 +155,9 @@ def figure(figures: Figures) -> str:
         ):
             x *= 1.01
         places.append((x, up))
-        label = row.get("label", row["name"]) + (f" ({100 * across:.1f}%)" if across and up == below else "")
+        label = str(row.get("label") or row["name"]) + (
+            f" ({100 * across:.1f}%)" if across and up == below else ""
+        )
         kind = f"{row['kind']} hollow" if across is None else row["kind"]
         plot.dot((x, up), kind, size=DOT, stop=False, says=f"{label}: {row['bytes'] / 1e6:.0f} MB")
         entries.append((row["kind"], f"{number}", label))

@@ -85,11 +85,8 @@ def shown(score: Figure | None, whole: float) -> str:
 
 def values(figures: Figures) -> dict[str, str]:
     """Compute every placeholder of the section."""
-    labels, aligned, own = (
-        scores(figures["labels"]),
-        scores(figures["aligned"]),
-        scores(figures["aligned"], "own"),
-    )
+    labels = scores(figures["labels"])
+    aligned, own = (scores(figures["aligned"], key) for key in ("sts", "own"))
     before, whole = figures["before"][0], labels[TUNED][FULL].mean
     theirs = {row["row"]: row["paper"] for row in figures["label_rows"]}
     smallest = {row["size"]: row for row in figures["paper"]}
@@ -98,6 +95,7 @@ def values(figures: Figures) -> dict[str, str]:
     }
     kept = {size: 100 * labels[NESTED][size].mean / whole for size in STUDENTS}
     goals = {size: 100 * theirs[NESTED][size] / TEACHER for size in STUDENTS}
+    theirs_align = {size: 100 * smallest[size]["sts"] / TEACHER for size in STUDENTS}
     shares = {size: 100 * aligned[ROW][size].mean / before["sts"] for size in STUDENTS}
     picked = [f"{100 * labels['select-importance'][size].mean / whole:.0f}%" for size in STUDENTS]
 
@@ -109,44 +107,29 @@ def values(figures: Figures) -> dict[str, str]:
         pairs = ((theirs[row][size], theirs[other][size], PAPER_SIZES[size]) for size in both)
         return ", ".join(f"{one:.1f} against {two:.1f} ({name})" for one, two, name in pairs)
 
-    found = {
-        f"{name}.here": versus(labels, NESTED, row)
-        for name, row in (
-            ("base", BASE),
-            ("random", "random"),
-            ("distil", "distil"),
-            ("uniform", "select-uniform"),
-        )
-    }
-    found |= {
-        f"{name}.paper": paper(NESTED, row)
-        for name, row in (
-            ("base", BASE),
-            ("random", "random"),
-            ("distil", "distil"),
-            ("uniform", "select-uniform"),
-        )
-    }
+    found: dict[str, str] = {}
+    for name, row in (
+        ("base", BASE),
+        ("random", "random"),
+        ("distil", "distil"),
+        ("uniform", "select-uniform"),
+    ):
+        found |= {f"{name}.here": versus(labels, NESTED, row), f"{name}.paper": paper(NESTED, row)}
     return found | {
         "labels.paper": f"{goals['1/2']:.0f}% at 0.4×; {goals['1/4']:.0f}% at 0.2×",
         "labels.here": f"{kept['1/2']:.0f}% at 0.45×; {kept['1/4']:.0f}% at 0.21×",
         "importance": " and ".join(picked),
         "align.paper": "; ".join(
-            f"{100 * smallest[size]['sts'] / TEACHER:.0f}% at {smallest[size]['smaller']}"
-            for size in STUDENTS
+            f"{theirs_align[one]:.0f}% at {smallest[one]['smaller']}" for one in STUDENTS
         ),
         "align.here": "; ".join(f"{shares[size]:.1f}% at {parameters[ROW, size]:.2f}×" for size in STUDENTS),
         "harm.labels": f"{labels[TUNED][FULL]} → {labels[NESTED][FULL]}",
         "harm.align": f"{before['sts']:.1f} → {aligned[ROW][FULL].mean:.1f}",
-        "alone.align": "; ".join(
-            versus(aligned, row, other) for row, other in (("nested", "alone"), ("nested-mlp", "alone-mlp"))
-        ),
+        "alone.align": versus(aligned, "nested", "alone") + "; " + versus(aligned, "nested-mlp", "alone-mlp"),
         "alone.own": f"{own['nested-mlp']['1/2']}% against {own['alone-mlp']['1/2']}%",
         "one.here": f"{labels[ONE_SIZE]['1/2']} for one, {labels[NESTED]['1/2']} for two (1/2)",
         "verdict.labels": judged(all(kept[size] >= goals[size] for size in STUDENTS)),
-        "verdict.align": judged(
-            all(shares[size] >= 100 * smallest[size]["sts"] / TEACHER for size in STUDENTS)
-        ),
+        "verdict.align": judged(all(shares[size] >= theirs_align[size] for size in STUDENTS)),
         "verdict.harm": judged(not labels[TUNED][FULL].above(labels[NESTED][FULL])),
         "verdict.alone": judged(not any(labels[BASE][size].above(labels[NESTED][size]) for size in STUDENTS)),
         "verdict.random": better(NESTED, "random", "distil"),

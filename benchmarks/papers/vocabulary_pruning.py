@@ -29,7 +29,7 @@ def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -
     if what.startswith("glue-"):
         for file in sorted(Path(place).glob("*.json")):
             cell = json.loads(file.read_text())
-            row = {"removed": int(what.removeprefix("glue-"))}
+            row: Row = {"removed": int(what.removeprefix("glue-"))}
             row |= {key: cell[key] for key in ("task", "method", "characters", "measured_rows")}
             row["scores"] = [round(100 * scores[cell["measure"]], 2) for scores in cell["scores"]]
             merge(figures["glue"], [row], GLUE_KEY)
@@ -68,6 +68,11 @@ def ratios(figures: Figures, method: str, kind: str) -> list[float]:
     """Return the time of a cut model as a multiple of the full model's, one per round."""
     mine, whole = (pick(figures["cost"], method=name)[0][kind] for name in (method, "whole"))
     return [one / other for one, other in zip(mine, whole, strict=True)]
+
+
+def spread_of(times: list[float]) -> str:
+    """Show the mean and the standard deviation of ratios."""
+    return f"{statistics.fmean(times):.3f}× ± {statistics.stdev(times):.3f}"
 
 
 def values(figures: Figures) -> dict[str, str]:
@@ -130,10 +135,8 @@ def _beside(ours: str, theirs: str | None) -> str:
 
 
 def _glue_table(methods: dict[str, Row], scores: Scores) -> str:
-    full, theirs_full = (
-        statistics.fmean(by_seed(scores, FULL)),
-        statistics.fmean(methods[FULL]["paper"][task] for task in TASKS),
-    )
+    full = statistics.fmean(by_seed(scores, FULL))
+    theirs_full = statistics.fmean(methods[FULL]["paper"][task] for task in TASKS)
     rows = []
     for name, row in methods.items():
         ours, theirs = ["–"] * (len(TASKS) + 2), [None] * (len(TASKS) + 2)  # type: list[str], list[str | None]
@@ -179,8 +182,7 @@ def _cost(figures: Figures) -> dict[str, str]:
         cells = []
         for name in cut:
             if what in TIMED:
-                times = ratios(figures, name, what)
-                spread = f"{statistics.fmean(times):.3f}× ± {statistics.stdev(times):.3f}"
+                spread = spread_of(ratios(figures, name, what))
                 cells.append(f"{statistics.median(models[name][what]):.2f} ({spread})")
             else:
                 cells.append(f"{models[name][what] / unit:.2f} ({models[name][what] / whole[what]:.3f}×)")
@@ -199,10 +201,7 @@ def _cost(figures: Figures) -> dict[str, str]:
         f"paper.{what}": f"{paper[what]['pruned'] / paper[what]['whole']:.3f}×" for what in (*left, "short")
     }
     return found | {
-        "times": ", ".join(
-            f"{statistics.fmean(one):.3f}× ± {statistics.stdev(one):.3f} ({kind} texts)"
-            for kind, one in times.items()
-        ),
+        "times": ", ".join(f"{spread_of(one)} ({kind} texts)" for kind, one in times.items()),
         "verdict.slower": "does not hold here" if max(left.values()) >= 1 else verdict,
         "cost": table(" | ".join(["", "full", *own, "paper, full", "paper, tf-idf + clusters"]), rows),
         "removed": str(how["removed"]),
