@@ -79,19 +79,18 @@ def write_json(place: str | Path, content: object) -> None:
     Path(place).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def run_rows(rows: Mapping[str, str] | Iterable[str], output: str | Path, *, at_once: int = 1) -> None:
+def run_rows(rows: Iterable[str], output: str | Path, *, at_once: int = 1) -> None:
     """Run this script again with `--only ROW` for each row, several at once, each with a log file."""
-    named = rows if isinstance(rows, Mapping) else {row: row for row in rows}
     Path(output).mkdir(parents=True, exist_ok=True)
     # Without a limit each process starts one thread per core.
     environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // at_once))}
     started: dict[str, subprocess.Popen[bytes]] = {}
-    for name, row in named.items():
+    for row in rows:
         while sum(process.poll() is None for process in started.values()) >= at_once:
             time.sleep(0.5)
-        with (Path(output) / f"{name}.log").open("w") as log:
+        with (Path(output) / f"{row}.log").open("w") as log:
             command = [sys.executable, *sys.argv, "--only", row]
-            started[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            started[row] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     if failed := [name for name, process in started.items() if process.wait()]:
         raise SystemExit(f"failed: {', '.join(failed)}; see the logs in {output}")
 
@@ -247,7 +246,8 @@ def compare(label: str, ours: Callable[[], float], theirs: Callable[[], float], 
 
 def show(row: Json) -> None:
     """Print a row of results on one line."""
-    print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    shown = {key: f"{value:.5g}" if isinstance(value, float) else value for key, value in row.items()}
+    print("  ".join(f"{key}: {value}" for key, value in shown.items()), flush=True)
 
 
 def memory(field: str = "VmHWM") -> int:

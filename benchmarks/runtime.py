@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from trundle.export.exporting import Size
     from trundle.runtime.describe import EngineName
 
+Found = dict[str, dict[str, list[float]]]
 MEASURES = ("short at once", "long at once", "short alone", "long alone")
 ONNX: tuple[Size, ...] = ("full", "int8")
 OPENVINO: tuple[Size, ...] = ("half", "int8")
@@ -72,9 +73,7 @@ def prepare(model: str, folder: Path, calibrate: Sequence[str]) -> list[str]:
         place, precision = PLACES[to, size]
         try:
             if not (folder / place).is_file():
-                export_model(
-                    str(folder), to=to, size=size, calibrate=texts, limits=Limits(), progress=harness.Lines()
-                )
+                export_model(str(folder), to=to, size=size, calibrate=texts, limits=Limits())
             there.append(f"{to}-{precision}")
         except UserError as error:
             print(f"{to}-{precision} is left out: {error}")
@@ -83,15 +82,12 @@ def prepare(model: str, folder: Path, calibrate: Sequence[str]) -> list[str]:
     return there
 
 
-def race(
-    names: Sequence[str], folder: Path, options: argparse.Namespace
-) -> dict[str, dict[str, list[float]]]:
+def race(names: Sequence[str], folder: Path, options: argparse.Namespace) -> Found:
     """Measure all contestants, interleaved."""
     work = workload()
     texts = {"short": list(work.short), "long": list(work.long)}
-    found: dict[str, dict[str, list[float]]] = {
-        name: {measure: [] for measure in (*MEASURES, "start", "first memory", "memory")} for name in names
-    }
+    measures = (*MEASURES, "start", "first memory", "memory")
+    found: Found = {name: {measure: [] for measure in measures} for name in names}
 
     def worker(name: str) -> Worker:
         child = str(Path(__file__).with_name("runtime_child.py"))
@@ -142,7 +138,7 @@ def int8_peak(threads: int) -> float:
     return float(4 * 2 * size**3 / min(harness.timed(lambda: compiled(values))[0] for _ in range(20)))
 
 
-def show(found: dict[str, dict[str, list[float]]], folder: Path, threads: int) -> None:
+def show(found: Found, folder: Path, threads: int) -> None:
     middle = {name: {key: statistics.median(row[key]) for key in row} for name, row in found.items()}
     first = next(iter(middle.values()))
     heads = ("short/s", "long/s", "short ms", "long ms", "start s", "memory MB", "first MB")
@@ -172,8 +168,6 @@ def engines(options: argparse.Namespace) -> None:
         graphs = prepare(options.models[0], folder, options.calibrate)
         installed = [name for name in OTHERS if find_spec(name.split()[0].replace("-", "_"))]
         names = [*installed, *(f"trundle {graph}" for graph in graphs)]
-        if options.only:
-            names = [name for name in names if name.startswith(tuple(options.only))]
         if options.rounds:
             show(race(names, folder, options), folder, options.threads)
         if options.tasks:
@@ -228,23 +222,15 @@ def batches(options: argparse.Namespace) -> None:
     for kind in FILES:
         for model in options.models:
             mine = [row for row in measured if (row["model"], row["texts"]) == (model, kind)]
-            taken = {
-                size: statistics.median(row[time_of] for row in mine if row["size"] == size) for size in SIZES
-            }
-            row = {"model": Path(model).name, "runs": mine[0]["runs"], "texts": kind}
+            times = {size: [one[time_of] for one in mine if one["size"] == size] for size in SIZES}
+            taken = {size: statistics.median(seconds) for size, seconds in times.items()}
+            row: Json = {"model": Path(model).name, "runs": mine[0]["runs"], "texts": kind}
             row["per_second"] = statistics.fmean(size / seconds for size, seconds in taken.items())
-            row["ratio"] = (
-                row["per_second"] / next((r for r in rows if r["texts"] == kind), row)["per_second"]
-            )
-            row["latency"] = min(taken.values())
+            first = next((one for one in rows if one["texts"] == kind), row)
+            row |= {"ratio": row["per_second"] / first["per_second"], "latency": min(taken.values())}
             row["largest"] = max((size for size, seconds in taken.items() if seconds <= PATIENCE), default=0)
-            rows.append(
-                {
-                    key: float(f"{value:.4g}") if isinstance(value, float) else value
-                    for key, value in row.items()
-                }
-            )
-            print(rows[-1])
+            rows.append(row)
+            harness.show(row)
     busy = [row["other_cores"] for row in measured if row["other_cores"] is not None]
     conditions = {"other_cores": round(statistics.fmean(busy), 1) if busy else None, "time": time_of}
     conditions |= {"rounds": options.rounds, "threads": options.threads, "machine": this_machine().cpu}
@@ -261,7 +247,6 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="engines")
     parser.add_argument("--starts", type=int, default=2, help="engines")
     parser.add_argument("--seconds", type=float, default=2, help="engines")
-    parser.add_argument("--only", nargs="*", help="engines: contestants by the start of their names")
     parser.add_argument("--tasks", type=Path, help="engines")
     parser.add_argument("--texts", help="batches: folder of a retrieval task")
     parser.add_argument("--own-time", action="store_true", help="batches: CPU time, with --threads 1")

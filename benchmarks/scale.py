@@ -4,13 +4,12 @@
     python benchmarks/scale.py training MODEL STORE
     python benchmarks/scale.py memory
 
-cluster   MODEL is an exported folder. One process builds a store. A Ray cluster of 2 nodes × 2 workers on this machine
-          builds it while nothing, a worker, a node and the driver (started again) is killed. Each time all files are
-          compared byte by byte with those of the one process, and finished shards must not be written again. With
-          --gpu any model will do, and each node has one worker on the same GPU
-training  a student (the first layer of MODEL with a new linear layer) trains on STORE in one process, in two, and in
-          two that each open half of it. The deviation between seeds is the noise
-memory    peak memory, above that at the start, and time of building and reading the vectors of 10,000 and 500,000 texts
+cluster   MODEL is an exported folder, or any model with --gpu. A Ray cluster of 2 nodes × 2 workers on this machine
+          builds a store while nothing, a worker, a node and the driver (started again) is killed. All files are compared
+          with those of one process, and finished shards must not be written again. Then `training` on that store
+training  the first layer of MODEL with a new linear layer trains on STORE in one process, in two, and in two that each
+          open half of it, with several seeds
+memory    peak memory above that at the start, and time, of building and reading the vectors of 10,000 and 500,000 texts
           with an artificial teacher, and of the driver's survey of 1 and 16 million texts, each in a fresh process
 """
 
@@ -26,6 +25,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -51,6 +51,9 @@ from trundle.train import TrainSettings, make_alignment, train
 
 NODES, WORKERS = 2, 2
 SEEDS, STEPS, BATCH = 5, 80, 16
+SETTINGS = TrainSettings(
+    steps=STEPS, learning_rate=3e-4, dropout=False, record_every=STEPS, validate_every=STEPS
+)
 TOGETHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 COUNTS, SURVEYED = (10_000, 500_000), (1 << 20, 1 << 24)
 JOBS = ("make texts", "build", "build again", "read at random", "survey")
@@ -183,14 +186,7 @@ def learn(options: argparse.Namespace) -> None:
     for seed in range(SEEDS):
         student = with_new_head(copy_of(first_layer), whole.width, normalise=whole.normalised, seed=seed)
         task = make_alignment(student, learned, validation, batch_size=BATCH, seed=seed)
-        settings = TrainSettings(
-            steps=STEPS,
-            learning_rate=3e-4,
-            dropout=False,
-            seed=seed,
-            record_every=STEPS,
-            validate_every=STEPS,
-        )
+        settings = replace(SETTINGS, seed=seed)
         result = train(student, task.objective, task.batches, settings, validation=task.validation)
         results.append({"loss": result.loss, "validation": result.validation})
     if is_first():
@@ -206,11 +202,9 @@ def training(options: argparse.Namespace) -> None:
         for measure in ("loss", "validation"):
             values = [result[measure] for result in results]
             alone = first.setdefault(measure, values)
-            print(
-                f"{name:14} {measure:10} {np.mean(values):.5f}, {np.mean(values) / np.mean(alone):.5f} of one process, "
-                f"± {np.std(values, ddof=1):.5f} between seeds, "
-                f"largest difference of a seed {np.abs(np.subtract(values, alone)).max():.5f}"
-            )
+            row = {"training": name, "measure": measure, "mean": np.mean(values)}
+            row |= {"of one process": np.mean(values) / np.mean(alone), "deviation": np.std(values, ddof=1)}
+            harness.show(row | {"largest difference": np.abs(np.subtract(values, alone)).max()})
 
 
 def survey(texts: int, scratch: Path) -> None:
@@ -235,6 +229,7 @@ def work(job: str, count: int, folder: Path) -> Json:
         asked[0] += len(texts)
         return vectors[[zlib.crc32(text.encode()) % len(vectors) for text in texts]]
 
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before, began = harness.memory("VmRSS"), time.perf_counter()
     if job == "make texts":
         for _ in synthetic_texts(count):
@@ -259,10 +254,7 @@ def memory(scratch: Path) -> None:
         for count in counts:
             done = harness.in_fresh_process("work", job, str(scratch / str(count)), "--texts", str(count))
             growth.append(done["growth"] / 1e6)
-            print(
-                f"{job:16}{count:12,} texts {done['seconds']:9.1f} s {count / done['seconds']:12,.0f} texts/s "
-                f"{done['asked']:9,} asked for, {growth[-1]:8.0f} MB at most"
-            )
+            harness.show({"job": job, "texts": count, "texts/s": count / done["seconds"]} | done)
         print(f"{job}: {growth[1] - growth[0]:+.0f} MB from {counts[0]:,} to {counts[1]:,} texts", flush=True)
 
 

@@ -105,9 +105,8 @@ def plain_server(model: str) -> None:
     @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
         asked = parse_embeddings(await request.body())
-        vectors = await asyncio.to_thread(
-            encode, [asked.input] if isinstance(asked.input, str) else asked.input
-        )
+        texts = [asked.input] if isinstance(asked.input, str) else asked.input
+        vectors = await asyncio.to_thread(encode, texts)
         in_base64 = asked.encoding_format == "base64"
         body = write_embeddings(vectors, model="model", tokens=0, in_base64=in_base64)
         return Response(body, media_type="application/json")
@@ -144,10 +143,8 @@ def speed(options: argparse.Namespace) -> None:
     with ExitStack() as running:
         words = ("-m", "trundle", "serve", options.model, "--port", "0", "-q")
         servers = {"trundle serve": running.enter_context(server(*words))}
-        if not options.no_torch:
-            servers["sentence-transformers"] = running.enter_context(
-                server(__file__, "--plain", options.model)
-            )
+        plain = server(__file__, "--plain", options.model)
+        servers["sentence-transformers"] = running.enter_context(plain)
         for _ in range(options.rounds):
             for count in harness.numbers(options.clients):
                 ours.send("go")
@@ -179,7 +176,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--texts", default="short", choices=("short", "long", "mixed"))
-    parser.add_argument("--no-torch", action="store_true", help="without sentence-transformers")
     options = parser.parse_args()
     read_description(Path(options.model))  # fails early if the folder has no graph
     speed(options)

@@ -72,9 +72,8 @@ def aligned_batches(
     def load_batch(places: Any) -> Batch:
         return tokenise([texts[place] for place in places]), targets[places]
 
-    return training.Batches(
-        order=training.ByLength([len(text) for text in texts], batch_size=size), load=load_batch
-    )
+    order = training.ByLength([len(text) for text in texts], batch_size=size)
+    return training.Batches(order=order, load=load_batch)
 
 
 def distance(model: SentenceTransformer, batch: Batch) -> Tensor:
@@ -101,28 +100,20 @@ def bare_steps(
     return harness.timed(run)[0] / len(batches)
 
 
-def trained(
-    model: SentenceTransformer,
-    objective: Any,
-    batches: Any,
-    settings: training.TrainSettings,
-    validation: Any = None,
-) -> Any:
+def trained(model: Any, objective: Any, batches: Any, settings: Any, validation: Any = None) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         return training.train(model, objective, batches, settings, validation=validation, folder=Path(folder))
 
 
 def loop(options: argparse.Namespace) -> None:
     model, rng = body.load(options.model), np.random.default_rng(0)
-    texts = [
-        " ".join(rng.choice(WORDS, rng.integers(5, 60))) for _ in range(options.steps * options.batch_size)
-    ]
+    count = options.steps * options.batch_size
+    texts = [" ".join(rng.choice(WORDS, rng.integers(5, 60))) for _ in range(count)]
     width = model.get_embedding_dimension() or 0
     targets = torch.from_numpy(rng.normal(size=(len(texts), width)).astype(np.float32))
     batches = aligned_batches(model, texts, targets, options.batch_size)
-    ready = [
-        send_to_device(batches.load(batches.order.batch(step)), model.device) for step in range(options.steps)
-    ]
+    loaded = [batches.load(batches.order.batch(step)) for step in range(options.steps)]
+    ready = send_to_device(loaded, model.device)
     settings = training.TrainSettings(steps=options.steps, learning_rate=1e-5, precision=options.precision)
     loss_of = partial(distance, model)
 
@@ -151,10 +142,9 @@ def lora(options: argparse.Namespace) -> None:
         training.add_adapters(student, training.Lora(), seed=0)
         prompts = {SOURCE: training.Prompts()}
         task = training.make_contrast(student, examples, [], prompts=prompts, batch_size=options.batch_size)
-        settings = training.TrainSettings(
-            steps=options.steps, learning_rate=1e-4, precision=options.precision
-        )
-        return float(trained(student, task.objective, task.batches, settings).seconds / options.steps)
+        steps, way = options.steps, options.precision
+        settings = training.TrainSettings(steps=steps, learning_rate=1e-4, precision=way)
+        return float(trained(student, task.objective, task.batches, settings).seconds / steps)
 
     theirs = partial(by_peft, model, examples, options)
     harness.compare("time of a step of contrast to peft alone", by_contrast, theirs, options.rounds)
@@ -169,12 +159,8 @@ def by_peft(model: SentenceTransformer, examples: list[Example], options: argpar
     for start in range(0, len(examples), options.batch_size):
         chosen = examples[start : start + options.batch_size]
         columns = ([e.query for e in chosen], [e.positive for e in chosen], [e.negatives[0] for e in chosen])
-        ready.append(
-            [
-                model.tokenizer(c, padding=True, truncation=True, return_tensors="pt").to(model.device)
-                for c in columns
-            ]
-        )
+        tokens = (model.tokenizer(c, padding=True, truncation=True, return_tensors="pt") for c in columns)
+        ready.append([column.to(model.device) for column in tokens])
 
     def vectors(column: Any) -> Tensor:
         states, mask = backbone(**column).last_hidden_state, column["attention_mask"][:, :, None]
@@ -211,10 +197,7 @@ def precision(options: argparse.Namespace) -> None:
             validate_every=options.steps,
         )
         result = trained(mine, lambda batch: distance(mine, batch), learned, settings, held_out)
-        print(
-            f"{way} {options.steps / result.seconds:6.2f} steps/s   distance {result.validation:.4f}",
-            flush=True,
-        )
+        harness.show({"precision": way, "distance": result.validation})
         return float(options.steps / result.seconds)
 
     harness.compare("steps/s of bf16 to float32", partial(run, "bf16"), partial(run, "fp32"), options.rounds)
@@ -255,9 +238,7 @@ def nested(options: argparse.Namespace) -> None:
 
     if harness.on_gpu():
         alone, together = peak([wide]), peak([wide, *narrow])
-        print(
-            f"peak memory: alone {alone / 1e9:.2f} GB, nested {together / 1e9:.2f} GB, {together / alone:.3f}×"
-        )
+        print(f"peak memory: alone {alone / 1e9:.2f} GB, nested {together / alone:.3f} × that")
     separate = [body.cut(wide, what).train() for what in cuts]
     ways = (partial(seconds, [wide, *narrow]), partial(seconds, [wide, *separate]))
     harness.compare("time of a nested step to the separate steps", *ways, options.rounds)

@@ -12,15 +12,13 @@ are trained and not scored. --options are more options of the training step, as 
 process, --at-once of them at a time, and writes result.json; rows that exist are not made again.
 
 depth    one teacher cut to fewer and fewer layers, each aligned; 0 layers is the static model
-heal     a cut model trained with `align`, with `contrast`, and with sentence-transformers' own layer reduction and
-         MSE distillation (`library`, needs `datasets`); `cut` is not trained
+heal     a cut model trained with `align`, `contrast`, and sentence-transformers' own layer reduction and MSE
+         distillation (`library`, needs `datasets`); `cut` is not trained
 l3prune  a level is a percentage of layers to drop, or `small` or `large`, which the layer-loss curve picks
-leaf     students given as folders, aligned; options after the folder are for that row alone. The first row to run
-         is `ridge`, the closed-form start of the first student; it asks the teacher for all vectors
+leaf     students given as folders, aligned; options after the folder are for that row alone. `ridge`, the closed-form
+         start of the first student, runs first and asks the teacher for all vectors
 static   models without layers, and model2vec's distillation (needs model2vec[distill]) with and without its rotation
-width    nested widths from one run. With `contrast` also: `tuned` (the full model), `further-…` (a nested size
-         trained further), `random-…`, `distil-…`, `base-…` and `from-tuned-…` (consecutive selection from either,
-         then trained). With `align`: `alone-…`, each size aligned separately. --rows picks rows by pattern
+width    nested widths from one run, and what they are compared with; --rows picks rows by pattern
 """
 
 from __future__ import annotations

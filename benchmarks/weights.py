@@ -4,7 +4,7 @@
 
 DIR has the tasks and tuples (classification/, retrieval/, sts/, triplets/). A domain is tested by its classification
 task and by a search over every tenth tuple of triplets/DOMAIN; tuples that share a text with it are not trained on.
-Gradients are computed once per domain and seed and serve all methods. `neuron` removes neurons by gaprune's scores and
+`neuron` removes neurons by gaprune's scores and
 reconstructs the output of the layer from those that stay; `neuron-alone` does not reconstruct. `gaprune-paper` has
 β = 1 (with each Fisher matrix scaled below 1), `gaprune-raw` the formula as printed. `dense` is the model itself,
 before and after the same training. `papers/gaprune.py` turns the rows into changes against dense.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from torch import Tensor
 
 import harness
 import trundle.model as body
-from harness import Json, names, numbers
+from harness import names, numbers
 from trundle.data import read_corpus
 from trundle.evaluate import evaluate, find_tasks
 from trundle.measure import alignment, best_neurons, choose, dai, random_scores, wanda
@@ -44,7 +43,7 @@ GENERAL_TASKS = "sts/STSBenchmark,sts/STS15,retrieval/SciFact,retrieval/Cranfiel
 
 
 def scored(
-    model: SentenceTransformer, train: str, options: argparse.Namespace, seed: int, notes: Json
+    model: SentenceTransformer, train: str, options: argparse.Namespace, seed: int
 ) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
     """Return the scores of every method from one pass over each side, and texts of both sides."""
     context = Context(original=model, seed=seed, progress=harness.Lines())
@@ -58,11 +57,9 @@ def scored(
     for name, source in (("domain", train), ("general", general)):
         side = open_side("domain" if name == "domain" else "general", source, context)
         sides.append(side)
-        samples, facts = draw_samples(model, side, options.samples, context)
+        samples, _ = draw_samples(model, side, options.samples, context)
         prompts = {one.source: Prompts() for one in samples}
-        began = time.monotonic()
         found[name] = measure_gradients(probe, samples, tuple(weights), prompts=prompts, label=name)
-        notes[name] = facts | {"gradient_seconds": round(time.monotonic() - began, 1)}
         if name == "domain":
             norms = measure_norms(probe, samples, tuple(weights), prompts=prompts)
     f_dom, f_gen = found["domain"].fisher, found["general"].fisher
@@ -119,9 +116,8 @@ def build(options: argparse.Namespace, row: str) -> None:
     pq.write_table(pa.Table.from_pylist(free), train)
     own = find_tasks([str(folder), DOMAIN_TASKS[name]], options.data)
     tasks = own + find_tasks(names(options.general), options.data)
-    model, notes = body.load(options.model), {}  # type: SentenceTransformer, Json
-    scores, texts = scored(model, train, options, seed, notes)
-    harness.write_json(output / f"{row}.notes.json", notes)
+    model = body.load(options.model)
+    scores, texts = scored(model, train, options, seed)
     retrain = {"train": "full", "steps": options.steps, "batch_size": options.batch_size, "warmup": 10}
     retrain |= {"max_length": options.max_length} | json.loads(options.options)
     with (output / f"{row}.jsonl").open("w") as file:
