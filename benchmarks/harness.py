@@ -204,18 +204,13 @@ def held_out_search(name: str, data: Path, folder: Path) -> tuple[Path, list[Jso
     return task, others, {*passages, *(row["query"] for row in measured)}
 
 
-def on_gpu() -> bool:
-    """Whether torch sees a GPU."""
-    return torch.cuda.is_available()
-
-
 def timed(work: Callable[[], object]) -> tuple[float, float]:
     """Return the seconds by the clock and the CPU seconds of this process."""
-    if on_gpu():
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
     clock, used = time.perf_counter(), time.process_time()
     work()
-    if on_gpu():
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - clock, time.process_time() - used
 

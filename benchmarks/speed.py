@@ -215,7 +215,7 @@ def nested(options: argparse.Namespace) -> None:
 
     def passes(models: Sequence[nn.Module]) -> None:
         for model in models:
-            with torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=harness.on_gpu()):
+            with torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=torch.cuda.is_available()):
                 vectors = model(dict(features))["sentence_embedding"]
                 loss = vectors.float().square().sum(dim=-1).sqrt().mean()
             loss.backward()
@@ -236,7 +236,7 @@ def nested(options: argparse.Namespace) -> None:
             optimizer.zero_grad()
         return torch.cuda.max_memory_allocated()
 
-    if harness.on_gpu():
+    if torch.cuda.is_available():
         alone, together = peak([wide]), peak([wide, *narrow])
         print(f"peak memory: alone {alone / 1e9:.2f} GB, nested {together / alone:.3f} × that")
     separate = [body.cut(wide, what).train() for what in cuts]

@@ -31,6 +31,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import torch
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -38,7 +39,6 @@ from sentence_transformers import (
 )
 from sentence_transformers.sentence_transformer.losses import MSELoss
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from torch import nn
 
 import harness
 from harness import Json, names
@@ -248,18 +248,18 @@ def by_library(teacher: str, layers: int, corpus: Corpus, folder: Path, options:
     backbone: Any = student[0].model
     of = backbone.config.num_hidden_layers
     kept = [number * of // layers + of // layers // 2 for number in range(layers)]
-    backbone.encoder.layer = nn.ModuleList([backbone.encoder.layer[number] for number in kept])
+    backbone.encoder.layer = torch.nn.ModuleList([backbone.encoder.layer[number] for number in kept])
     backbone.config.num_hidden_layers = layers
     texts = [text.text for text in distinct(corpus.train(), key=lambda text: text.text)]
     chosen = sample(texts, options.steps * options.batch_size, seed=0)
-    vectors = SentenceTransformer(teacher).encode(chosen, batch_size=256 if harness.on_gpu() else 32)
+    vectors = SentenceTransformer(teacher).encode(chosen, batch_size=256 if torch.cuda.is_available() else 32)
     settings = SentenceTransformerTrainingArguments(
         output_dir=str(folder / "trainer"),
         max_steps=options.steps,
         per_device_train_batch_size=options.batch_size,
         learning_rate=1e-4,
         warmup_steps=options.steps // 10,
-        bf16=harness.on_gpu(),
+        bf16=torch.cuda.is_available(),
         save_strategy="no",
         report_to="none",
         seed=0,

@@ -151,7 +151,7 @@ def cuts(options: argparse.Namespace) -> None:
     shares = harness.numbers(options.removed or "5,10,15,20,25,35")
 
     def scored(task: Task, encoder: Any) -> float:
-        device = "cuda" if harness.on_gpu() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
         with torch.autocast(device, torch.bfloat16, enabled=options.precision == "bf16"):
             return evaluate(encoder, [task])[0].score
 

@@ -154,9 +154,8 @@ def _glue_table(methods: dict[str, Row], scores: Scores) -> str:
 def _token_table(figures: Figures) -> str:
     rows = []
     for task in dict.fromkeys(row["task"] for row in figures["tokens"]):
-        ours = [
-            next(iter(pick(figures["tokens"], task=task, rows=half)), None) for half in ("train", "measured")
-        ]
+        found = [pick(figures["tokens"], task=task, rows=half) for half in ("train", "measured")]
+        ours = [rows[0] if rows else None for rows in found]
         theirs = [pick(figures["paper_tokens"], task=task, rows=half)[0] for half in ("train", "measured")]
         cells = [f"{half['texts']:,}" if half else "–" for half in ours]
         for key, form in (("tokens", ",d"), ("share", ".1f"), ("top_fifth", ".1f")):
