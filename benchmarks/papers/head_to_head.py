@@ -20,8 +20,8 @@ from trundle.report.axes import Axis, Plot, around_log, svg
 
 LEVELS = (2, 4, 8, 16, 32)
 SEARCHES = 6
-FEW = {12: "12 sets", 2: "2 sets of STS"}
-"""How a mean over fewer sets is marked."""
+FEW = {2: "2 sets of STS"}
+"""How a mean over fewer sets is marked, if not by their number."""
 LOWEST = 0.8
 WIDE, HIGH, KEY = 480, 560, 310
 """Sizes of the plot and of the key next to it."""
@@ -52,7 +52,8 @@ def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -
     row: Row = {"kind": kind, "name": name}
     if file.partition("#")[0].endswith(".json"):
         parameters, scores = _scores(file)
-        there = {key: score for key, score in scores["asymmetric"].items() if key[0] == "retrieval"}
+        mode = "standard" if scores == options.teacher else "asymmetric"
+        there = {key: score for key, score in scores[mode].items() if key[0] == "retrieval"}
         row["bytes"] = 2 * parameters if form == "half" else int(form)
         row["own"] = _share(scores["standard"], options.teacher["standard"])
         row["across"] = _share(there, options.teacher["standard"]) if there else None
@@ -93,12 +94,12 @@ def contenders(figures: Figures) -> str:
     """Render the table; a row has the number it has in the figure."""
     lines = ["| | smaller by | | file | own index | teacher's index |", "|---:|---|---|---:|---:|---:|"]
     for group in groups(figures["rows"]):
-        full = [
-            row for row in group if row["across"] is not None and row.get("searches", SEARCHES) == SEARCHES
-        ]
+        able = [row for row in group if row["across"] is not None]
+        full = [row for row in able if row.get("searches", SEARCHES) == SEARCHES]
         for row in group:
             name = f"**{row['name']}**" if len(full) > 1 and row is full[0] else row["name"]
-            few = "" if row["sets"] == figures["sets"] else f" ({FEW[row['sets']]})"
+            sets = FEW.get(row["sets"], f"{row['sets']} sets")
+            few = "" if row["sets"] == figures["sets"] else f" ({sets})"
             searches = row.get("searches", SEARCHES)
             searched = "can't search it" if row["across"] is None else f"{100 * row['across']:.1f}%"
             searched += "" if searches == SEARCHES else f" ({searches} sets)"
