@@ -200,7 +200,7 @@ def serve_model(name: str, threads: int) -> None:
 
 def batches(options: argparse.Namespace) -> None:
     rng, measured, time_of = random.Random(0), [], "own" if options.own_time else "clock"
-    command = (sys.executable, "-P", __file__, "--serve", str(options.threads))
+    command = (sys.executable, __file__, "--serve", str(options.threads))
     with ExitStack() as stack:
         workers = [
             stack.enter_context(Worker(one, threads=options.threads, timeout=1800, command=(*command, one)))
