@@ -32,15 +32,14 @@ format: $(READY)
 
 # TASKS=FOLDER also compares the evaluators with mteb's; MODEL=FOLDER selects another model.
 benchmarks: $(READY)
-	$(BIN)/python benchmarks/import_time.py
-	$(BIN)/python benchmarks/costs.py $(MODEL)
-	$(BIN)/python benchmarks/bench_overhead.py $(MODEL)
-	$(BIN)/python benchmarks/loop_overhead.py $(MODEL)
-	$(BIN)/python benchmarks/targets_memory.py
+	$(BIN)/python benchmarks/speed.py imports
+	$(BIN)/python benchmarks/planner.py sizes $(MODEL)
+	$(BIN)/python benchmarks/speed.py bench $(MODEL)
+	$(BIN)/python benchmarks/speed.py loop $(MODEL)
+	$(BIN)/python benchmarks/scale.py memory
 	$(BIN)/trundle export $(MODEL) -o $(VENV)/served --force
-	$(BIN)/python benchmarks/serve.py speed $(VENV)/served
-	$(BIN)/python benchmarks/serve.py answers $(VENV)/served --requests 10000
-	$(if $(TASKS),$(BIN)/python benchmarks/evaluators.py $(MODEL) --data $(TASKS))
+	$(BIN)/python benchmarks/serve.py $(VENV)/served
+	$(if $(TASKS),$(BIN)/python benchmarks/speed.py evaluate $(MODEL) --data $(TASKS))
 
 clean:
 	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,21 +1,16 @@
-"""The store of a cluster that loses workers beside that of one process, and the training of two processes beside one.
+"""Stores of teacher vectors: on a cluster that loses workers, in training by several processes, and in memory.
 
-    python benchmarks/scale.py MODEL [--texts 1200] [--output scale.json]
-    python benchmarks/scale.py MODEL --gpu --texts 100000
+    python benchmarks/scale.py cluster MODEL [--texts 1200] [--gpu --texts 100000]
+    python benchmarks/scale.py training MODEL STORE
+    python benchmarks/scale.py memory
 
-MODEL is a folder with a graph (`trundle export MODEL`). A Ray cluster of 2 nodes × 2 workers runs on this machine. With --gpu any model
-will do: each node says it has a GPU, which is the same one, and has one worker there; parts 3 and 4 are left out.
-
-1.  One process builds a store with the torch-free runtime.
-2.  The cluster builds it while one worker is killed in the middle, then again while a whole node is lost, then again
-    with the driver killed in the middle and started anew. Each time every file is compared byte by byte with those of
-    the one process, and shards that were finished before the loss are looked at: were they written again?
-3.  A student learns from the store in one process, in two, and in two that each open half of it: losses side by side
-    (see scale_training.py).
-
-4.  What the driver of a large build holds and takes: the survey of 1 and of 16 million texts, each in a fresh process.
-
-Times are of one machine whose cores the nodes share: they show that it works, not how fast a cluster is.
+cluster   MODEL is an exported folder, or any model with --gpu. A Ray cluster of 2 nodes × 2 workers on this machine
+          builds a store while nothing, a worker, a node and the driver (started again) is killed. All files are compared
+          with those of one process, and finished shards must not be written again. Then `training` on that store
+training  the first layer of MODEL with a new linear layer trains on STORE in one process, in two, and in two that each
+          open half of it, with several seeds
+memory    peak memory above that at the start, and time, of building and reading the vectors of 10,000 and 500,000 texts
+          with an artificial teacher, and of the driver's survey of 1 and 16 million texts, each in a fresh process
 """
 
 from __future__ import annotations
@@ -28,232 +23,270 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
-import ray
-from ray.cluster_utils import Cluster
 
-from scale_training import compare
-from targets_memory import memory, synthetic_texts
+import harness
+from harness import Json
+from trundle.data.texts import Text
+from trundle.embedder import Vectors, _plain
+from trundle.model.heads import copy_of, with_new_head
+from trundle.model.load import load
+from trundle.model.surgery import Cut, cut
+from trundle.progress import is_first, own_rank, process_count
 from trundle.scale.cluster import _HERE, _QUIET
 from trundle.scale.local import Asked, build_alone
 from trundle.scale.on_ray import build_on_ray
 from trundle.scale.pieces import _PIECE_ROWS
 from trundle.scale.survey import _Survey
-from trundle.teacher.labelling import SHARD_SIZE
+from trundle.teacher.labelling import SHARD_SIZE, build_targets
 from trundle.teacher.shards import recorded
+from trundle.teacher.targets import Targets, _TargetsPart, open_share, open_targets
+from trundle.train.alignment import make_alignment
+from trundle.train.loop import TrainSettings, train
 
-SHARD = 32
-REPEATED = 10
-"""Every so many-th text comes again at the end."""
-GPU_SHARD = 2048
 NODES, WORKERS = 2, 2
-OBJECT_STORE = 100_000_000
-SURVEYED = (1 << 20, 1 << 24)
+SEEDS, STEPS, BATCH = 5, 80, 16
+SETTINGS = TrainSettings(
+    steps=STEPS, learning_rate=3e-4, dropout=False, record_every=STEPS, validate_every=STEPS
+)
+TOGETHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+COUNTS, SURVEYED = (10_000, 500_000), (1 << 20, 1 << 24)
+JOBS = ("make texts", "build", "build again", "read at random", "survey")
+WORDS = harness.names("index,vector,search,small,query,teacher,table,window,river,copper,seven")
 
 
-def write_texts(folder: Path, count: int) -> None:
-    """Four parquet files of small row groups, with repeats within and between them."""
-    folder.mkdir()
-    texts = list(synthetic_texts(count))
-    texts += texts[::REPEATED]
-    for number in range(4):
-        part = texts[number::4]
-        table = pa.table({"text": [one.text for one in part], "kind": [one.kind for one in part]})
-        pq.write_table(table, folder / f"{number}.parquet", row_group_size=500)
+def synthetic_texts(count: int) -> Iterator[Text]:
+    """Make distinct texts of 3 to 60 words; every third is a query."""
+    for number in range(count):
+        words = " ".join(WORDS[(number * step) % len(WORDS)] for step in range(3 + number * 7919 % 58))
+        yield Text(text=f"{words} {number}", kind="query" if number % 3 == 0 else "document")
 
 
-def contents(store: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(store.iterdir())}
+def shard_times(store: Path, shards: Sequence[int]) -> dict[int, int]:
+    return {number: (store / f"{number:05d}.vectors.npy").stat().st_mtime_ns for number in shards}
 
 
-def written(store: Path) -> dict[int, int]:
-    """When the vectors of each vouched-for shard were written."""
-    return {number: (store / f"{number:05d}.vectors.npy").stat().st_mtime_ns for number in recorded(store)}
-
-
-def labellers() -> list[psutil.Process]:
-    """The actors of the second pass; Ray gives its processes the names of what they run."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "Labeller" in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-@dataclass
 class Loss:
-    """Something that dies when a third of the shards are there, and what was finished by then."""
+    """Kills something when a third of the shards are finished, and remembers when these were written."""
 
-    strike: Callable[[], None]
-    store: Path
-    shards: int
-    finished: Mapping[int, int] | None = None
+    def __init__(self, strike: Callable[[], object], store: Path, shards: int) -> None:
+        self.strike, self.store, self.shards, self.began = strike, store, shards, time.perf_counter()
+        self.finished: dict[int, int] = {}
 
     def __call__(self) -> None:
-        """Wait, look, strike."""
+        """Wait, then strike."""
         while len(recorded(self.store)) < self.shards // 3:
             time.sleep(0.02)
-        self.finished = written(self.store)
+        self.finished = shard_times(self.store, list(recorded(self.store)))
         self.strike()
 
-
-def compared(
-    name: str, store: Path, pattern: Mapping[str, bytes], loss: Loss, seconds: float
-) -> dict[str, Any]:
-    """Print and return what is the matter with a store."""
-    found = contents(store)
-    finished = dict(loss.finished or {})
-    kept = sum((store / f"{n:05d}.vectors.npy").stat().st_mtime_ns == when for n, when in finished.items())
-    facts = {
-        "loss": name,
-        "seconds": round(seconds, 1),
-        "shards": loss.shards,
-        "finished before": len(finished),
-        "of these written again": len(finished) - kept,
-        "files missing": len(pattern.keys() - found.keys()),
-        "files too many": len(found.keys() - pattern.keys()),
-        "files that differ": sum(found[file] != pattern[file] for file in pattern.keys() & found.keys()),
-    }
-    print("  ".join(f"{key}: {value}" for key, value in facts.items()), flush=True)
-    return facts
-
-
-def drive(model: str, texts: Path, store: Path, *, gpu: bool, address: str | None = None) -> None:
-    workers = NODES if gpu else NODES * WORKERS
-    build_on_ray(
-        [str(texts)],
-        Asked(model=model, runtime=not gpu, threads=1),
-        store,
-        address=address or _HERE,
-        shard_size=GPU_SHARD if gpu else SHARD,
-        workers=workers,
-    )
-
-
-def builds(model: str, scratch: Path, count: int, *, gpu: bool) -> dict[str, Any]:
-    """Parts 1 and 2."""
-    texts = scratch / "texts"
-    write_texts(texts, count)
-    started = time.perf_counter()
-    asked = Asked(model=model, runtime=not gpu, threads=1)
-    one = build_alone([str(texts)], asked, scratch / "one", shard_size=GPU_SHARD if gpu else SHARD)
-    alone = time.perf_counter() - started
-    shards, pattern = len(one.manifest.shards), contents(scratch / "one")
-    print(
-        f"one process: {len(one):,} texts, {one.manifest.repeats} repeats left out, {alone:.1f} s", flush=True
-    )
-    os.environ.update(_QUIET)
-    small = {"num_cpus": WORKERS, "num_gpus": int(gpu), "object_store_memory": OBJECT_STORE}
-    cluster = Cluster(initialize_head=True, head_node_args=small | {"include_dashboard": False})
-    others = [cluster.add_node(**small) for _ in range(NODES - 1)]
-    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-    facts = []
-    try:
-        losses = {
-            "nothing": lambda: None,
-            "a worker": lambda: labellers()[-1].kill(),
-            "a node": lambda: cluster.remove_node(others.pop(), allow_graceful=False),
+    def compare(self, name: str, pattern: Mapping[str, bytes]) -> None:
+        """Print how the finished store differs from that of one process."""
+        found = {path.name: path.read_bytes() for path in self.store.iterdir()}
+        later, finished = shard_times(self.store, list(self.finished)), self.finished
+        facts = {
+            "lost": name,
+            "seconds": round(time.perf_counter() - self.began, 1),
+            "shards": self.shards,
+            "finished before": len(finished),
+            "of these written again": sum(later[number] != when for number, when in finished.items()),
+            "files missing": len(pattern.keys() - found.keys()),
+            "files too many": len(found.keys() - pattern.keys()),
+            "files that differ": sum(found[file] != pattern[file] for file in pattern.keys() & found.keys()),
         }
-        for name, strike in losses.items():
-            store = scratch / name.replace(" ", "-")
-            loss = Loss(strike, store, shards)
+        harness.show(facts)
+
+
+def kill_a_worker() -> None:
+    """Kill one of the processes that Ray named after the second pass."""
+    for process in reversed(psutil.Process().children(recursive=True)):
+        try:
+            if "Labeller" in " ".join(process.cmdline()):
+                process.kill()
+                return
+        except psutil.Error:
+            continue
+
+
+def drive(options: argparse.Namespace, texts: Path, store: Path, address: str = _HERE) -> None:
+    workers, shard = (NODES, 2048) if options.gpu else (NODES * WORKERS, 32)
+    asked = Asked(model=options.model, runtime=not options.gpu, threads=1)
+    build_on_ray([str(texts)], asked, store, address=address, shard_size=shard, workers=workers)
+
+
+def cluster(options: argparse.Namespace, scratch: Path) -> None:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    folder, listed = scratch / "texts", list(synthetic_texts(options.texts))
+    folder.mkdir()
+    listed += listed[::10]  # repeats, within and between the files
+    for number in range(4):
+        part = listed[number::4]
+        table = pa.table({"text": [one.text for one in part], "kind": [one.kind for one in part]})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=500)
+    asked, began = Asked(model=options.model, runtime=not options.gpu, threads=1), time.perf_counter()
+    one = build_alone([str(folder)], asked, scratch / "one", shard_size=2048 if options.gpu else 32)
+    print(f"one process: {len(one):,} texts, {time.perf_counter() - began:.1f} s", flush=True)
+    shards = len(one.manifest.shards)
+    pattern = {path.name: path.read_bytes() for path in (scratch / "one").iterdir()}
+    os.environ.update(_QUIET)
+    small = {"num_cpus": WORKERS, "num_gpus": int(options.gpu), "object_store_memory": 100_000_000}
+    nodes = Cluster(initialize_head=True, head_node_args=small | {"include_dashboard": False})
+    others = [nodes.add_node(**small) for _ in range(NODES - 1)]
+    ray.init(address=nodes.address, logging_level="ERROR", log_to_driver=False)
+    strikes: dict[str, Callable[[], object]] = {
+        "nothing": lambda: None,
+        "a worker": kill_a_worker,
+        "a node": lambda: nodes.remove_node(others.pop(), allow_graceful=False),
+    }
+    try:
+        for name, strike in strikes.items():
+            loss = Loss(strike, scratch / name.replace(" ", "-"), shards)
             thread = threading.Thread(target=loss, daemon=True)
-            started = time.perf_counter()
             thread.start()
-            drive(model, texts, store, gpu=gpu)
+            drive(options, folder, loss.store)
             thread.join()
-            facts.append(compared(name, store, pattern, loss, time.perf_counter() - started))
-        cluster.add_node(**small)
+            loss.compare(name, pattern)
+        nodes.add_node(**small)
         store = scratch / "the-driver"
-        command = [sys.executable, __file__, model, "--drive", str(store), "--address", cluster.address]
-        command += ["--gpu"] if gpu else []
-        first = subprocess.Popen([*command, "--data", str(texts)])
+        command = [sys.executable, __file__, "drive", options.model, str(store), "--folder", str(folder)]
+        command += ["--address", nodes.address, *(["--gpu"] if options.gpu else [])]
+        first = subprocess.Popen(command)
         loss = Loss(lambda: os.kill(first.pid, signal.SIGKILL), store, shards)
-        started = time.perf_counter()
         loss()
         first.wait()
-        time.sleep(5)  # its workers end, too
-        loss.finished = written(store)
-        subprocess.run([*command, "--data", str(texts)], check=True)
-        facts.append(compared("the driver", store, pattern, loss, time.perf_counter() - started))
+        time.sleep(5)  # until its workers have ended too
+        loss.finished = shard_times(store, list(recorded(store)))
+        subprocess.run(command, check=True)
+        loss.compare("the driver", pattern)
     finally:
         ray.shutdown()
-        cluster.shutdown()
-    return {"texts": len(one), "alone seconds": round(alone, 1), "losses": facts}
+        nodes.shutdown()
 
 
-def survey(texts: int) -> dict[str, float]:
-    """What the driver does with the hashes of so many texts, a tenth of them repeats, in pieces as they come in."""
-    before, started = memory("VmRSS"), time.perf_counter()
-    rng = np.random.default_rng(0)
-    pieces = -(-texts // _PIECE_ROWS)
-    with TemporaryDirectory(prefix="trundle-survey-") as scratch:
-        found = _Survey(Path(scratch), pieces=pieces, rows=texts)
-        for piece in rng.permutation(pieces):
-            numbers = rng.integers(0, 5 * texts, _PIECE_ROWS).astype(np.uint64)
-            hashes = np.stack([numbers * np.uint64(0x9E3779B97F4A7C15), numbers], axis=1)
-            found.add(int(piece), hashes.tobytes(), np.full(_PIECE_ROWS, 200, dtype="<u4").tobytes())
-        repeats = found.repeats()
-        shards = sum(1 for _ in found.cuts(repeats, SHARD_SIZE))
-    seconds = time.perf_counter() - started
-    return {"texts": texts, "shards": shards, "seconds": seconds, "growth": memory("VmHWM") - before}
+def part_of(targets: Targets, *, validated: bool) -> Targets:
+    """Split texts by checksum: one of ten validates, the others train."""
+    texts = targets.texts(np.arange(len(targets)))
+    kept = [at for at, text in enumerate(texts) if (not zlib.crc32(text.encode()) % 10) == validated]
+    return _TargetsPart(targets, np.asarray(kept))
 
 
-def surveys() -> list[dict[str, float]]:
-    """Part 4."""
-    rows = []
-    for texts in SURVEYED:
-        command = [sys.executable, __file__, "-", "--survey", str(texts)]
-        answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-        print(
-            f"survey of {texts:,} texts: {answer['seconds']:.1f} s, {texts / answer['seconds']:,.0f} texts/s, "
-            f"{answer['growth'] / 1e6:.0f} MB at most",
-            flush=True,
-        )
-        rows.append(answer)
-    return rows
+def learn(options: argparse.Namespace) -> None:
+    """Train once per seed, in each of the processes."""
+    whole = open_targets(options.store)
+    own = open_share(options.store, rank=own_rank(), processes=process_count()) if options.by_rank else whole
+    learned, validation = part_of(own, validated=False), part_of(whole, validated=True)
+    first_layer, results = cut(load(options.model, device="cpu"), Cut(blocks=(0,))), []
+    for seed in range(SEEDS):
+        student = with_new_head(copy_of(first_layer), whole.width, normalise=whole.normalised, seed=seed)
+        task = make_alignment(student, learned, validation, batch_size=BATCH, seed=seed)
+        settings = replace(SETTINGS, seed=seed)
+        result = train(student, task.objective, task.batches, settings, validation=task.validation)
+        results.append({"loss": result.loss, "validation": result.validation})
+    if is_first():
+        print(json.dumps(results))
+
+
+def training(options: argparse.Namespace) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    words, first = ("learn", options.model, str(options.store)), dict[str, list[float]]()
+    ways = {"one process": ((), ()), "two processes": (TOGETHER, ()), "by rank": (TOGETHER, ("--by-rank",))}
+    for name, (launch, more) in ways.items():
+        results = harness.in_fresh_process(*words, *more, launch=launch)
+        for measure in ("loss", "validation"):
+            values = [result[measure] for result in results]
+            alone = first.setdefault(measure, values)
+            row = {"training": name, "measure": measure, "mean": np.mean(values)}
+            row |= {"of one process": np.mean(values) / np.mean(alone), "deviation": np.std(values, ddof=1)}
+            harness.show(row | {"largest difference": np.abs(np.subtract(values, alone)).max()})
+
+
+def survey(texts: int, scratch: Path) -> None:
+    """Survey the hashes of so many texts, a tenth of them repeats, in pieces of random order."""
+    rng, pieces = np.random.default_rng(0), -(-texts // _PIECE_ROWS)
+    found = _Survey(scratch, pieces=pieces, rows=texts)
+    for piece in rng.permutation(pieces):
+        numbers = rng.integers(0, 5 * texts, _PIECE_ROWS).astype(np.uint64)
+        hashes = np.stack([numbers * np.uint64(0x9E3779B97F4A7C15), numbers], axis=1)
+        found.add(int(piece), hashes.tobytes(), np.full(_PIECE_ROWS, 200, dtype="<u4").tobytes())
+    for _ in found.cuts(found.repeats(), SHARD_SIZE):
+        pass
+
+
+def work(job: str, count: int, folder: Path) -> Json:
+    """Do one job of `memory` in this process."""
+    vectors = np.random.default_rng(0).normal(size=(4096, 384)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    asked = [0]
+
+    def encode(texts: Sequence[str]) -> Vectors:
+        asked[0] += len(texts)
+        return vectors[[zlib.crc32(text.encode()) % len(vectors) for text in texts]]
+
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before, began = harness.memory("VmRSS"), time.perf_counter()
+    if job == "make texts":
+        for _ in synthetic_texts(count):
+            pass
+    elif job == "read at random":
+        targets = open_targets(folder)
+        order = np.random.default_rng(1).permutation(len(targets))
+        for at in range(0, len(order), 32):
+            assert len(targets.texts(order[at : at + 32])) == len(targets.vectors(order[at : at + 32]))
+    elif job == "survey":
+        with TemporaryDirectory() as scratch:
+            survey(count, Path(scratch))
+    else:
+        build_targets(synthetic_texts(count), _plain("made up", encode), teacher_id="made up", folder=folder)
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "growth": harness.memory() - before, "asked": asked[0]}
+
+
+def memory(scratch: Path) -> None:
+    for job in JOBS:
+        counts, growth = SURVEYED if job == "survey" else COUNTS, []
+        for count in counts:
+            done = harness.in_fresh_process("work", job, str(scratch / str(count)), "--texts", str(count))
+            growth.append(done["growth"] / 1e6)
+            harness.show({"job": job, "texts": count, "texts/s": count / done["seconds"]} | done)
+        print(f"{job}: {growth[1] - growth[0]:+.0f} MB from {counts[0]:,} to {counts[1]:,} texts", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model")
-    parser.add_argument("--texts", type=int, default=1200)
-    parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--survey", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
+    parser = harness.make_parser(__doc__, "cluster", "training", "memory", "drive", "learn", "work")
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("store", nargs="?", type=Path)
+    parser.add_argument("--texts", type=int, default=1200, help="cluster")
+    parser.add_argument("--gpu", action="store_true", help="cluster")
+    parser.add_argument("--by-rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.survey:
-        print(json.dumps(survey(asked.survey)))
-        return
-    if asked.drive:
-        drive(asked.model, asked.data, asked.drive, gpu=asked.gpu, address=asked.address)
-        return
-    with TemporaryDirectory(prefix="trundle-scale-") as folder:
-        scratch = Path(folder)
-        facts = builds(asked.model, scratch, asked.texts, gpu=asked.gpu)
-        if not asked.gpu:
-            facts["training"] = compare(asked.model, scratch / "one")
-    if not asked.gpu:
-        facts["surveys"] = surveys()
-    if asked.output:
-        asked.output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    options = parser.parse_args()
+    if options.what == "drive":
+        drive(options, options.folder, options.store, options.address)
+    elif options.what == "work":
+        print(json.dumps(work(options.model, options.texts, options.store)))
+    elif options.what in ("learn", "training"):
+        (learn if options.what == "learn" else training)(options)
+    else:
+        with TemporaryDirectory(prefix="trundle-scale-") as scratch:
+            if options.what == "memory":
+                memory(Path(scratch))
+            else:
+                cluster(options, Path(scratch))
+                if not options.gpu:
+                    options.store = Path(scratch) / "one"
+                    training(options)
 
 
 if __name__ == "__main__":

@@ -1,69 +1,147 @@
-"""What is left of a model's scores when tokens go: every score and every fate of the lost tokens, cut by cut.
+"""What a smaller vocabulary costs and saves: scores after a cut, after fine-tuning, token statistics and time.
 
-    python benchmarks/vocabulary.py MODEL --data DIR -o vocabulary.json
-    python benchmarks/vocabulary.py MODEL --data DIR --removed 20 35 --scores tfidf frequency --align 300 -o few.json
+    python benchmarks/vocabulary.py cuts   MODEL --data DIR -o cuts.json [--align 300]
+    python benchmarks/vocabulary.py glue   MODEL --data DIR -o glue/ [--seeds 0,1,2]
+    python benchmarks/vocabulary.py tokens MODEL --data DIR -o tokens.json
+    python benchmarks/vocabulary.py cost   MODEL --data DIR -o cost.json
+    python benchmarks/vocabulary.py speed  --data TEXTS
 
-DIR holds the tasks and texts (classification/, retrieval/, sts/, triplets/, texts/). Tokens are chosen, and `align` learns, by
-training texts of the same domain only: the train split, for retrieval also the documents judged for training queries; for
-STSBenchmark general texts; for finance, nine of ten rows of triplets/finance, the tenth being the search that is measured.
-A text that is read exactly as before has exactly the vector it had, so only the others are encoded again. With
-`--precision bf16` all of it, the whole model too, is computed in bf16.
+DIR has the tasks and texts (classification/, pairs/, retrieval/, sts/, triplets/, texts/).
+
+cuts    scores for every score, fate of removed tokens (--oov) and share of parameters removed. Tokens are selected,
+        and `align` trains, on training texts of the same domain, for STSBenchmark on general texts
+glue    the paper's table 1: a model fine-tuned for each task after each way to remove parameters, on the split `train`
+        alone, and scored on `test`, or `dev` for RTE. Cells that exist are not made again
+tokens  table 2: how many tokens a task's texts use, and how unevenly. `top_fifth` is the share of occurrences of the
+        most frequent fifth of the tokens that occur in these rows (a fifth of the complete vocabulary is more than all
+        tokens of CoLA); `unseen` the share of distinct tokens of the scored rows that do not occur in `train`
+cost    table 3: parameters, bytes, peak memory of a process, and CPU time per text of the full model and of two cut ones
+speed   how long a byte-level BPE vocabulary of 250,000 tokens takes to cut, and how much of it is tokenising
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
+import harness
+from harness import Json, names
+from trundle.bench.process import _Worker
+from trundle.bench.workload import _cpu_clock, _other_cores, _usable_cores, _Workload, workload
 from trundle.data.corpus import Corpus
+from trundle.data.examples import LabelledRow
 from trundle.data.sampling import fingerprint, sample
 from trundle.data.texts import Text, read_texts
-from trundle.embedder import Vectors, _plain
 from trundle.errors import ImpossibleCut
 from trundle.evaluate.scoring import evaluate, find_tasks
 from trundle.evaluate.tasks import Task
 from trundle.methods.catalogue import METHODS
 from trundle.methods.contract import Context
-from trundle.model.cost import cost
+from trundle.methods.finetune.finetune import _measures_of, _trained
+from trundle.methods.vocabulary.scores import count_tokens, tokenised
+from trundle.model.cost import cost as cost_of
 from trundle.model.encode import embedder
+from trundle.model.heads import copy_of
+from trundle.model.layout import layout_of
 from trundle.model.load import load
-from trundle.model.token_map import has_token_map
+from trundle.model.matrices import prunable
+from trundle.model.save import save, weight_bytes
+from trundle.model.surgery import transformer_of
+from trundle.model.tokenizer import _backend_of
+from trundle.model.vocabulary import read_vocabulary
 from trundle.recipe import make_options
+from trundle.records import Lineage
 
-SCORES = ("tfidf", "frequency", "attention", "cluster", "random")
-FATES = ("decompose", "cluster", "unk")
-REMOVED = (5, 10, 15, 20, 25, 35)
-DOMAINS = ("Banking77", "SciFact", "STSBenchmark", "finance")
-GENERAL_TEXTS = 30_000
-TENTH = 10
-BATCH = 32
-"""What align takes at a time by default: each of its texts is seen once."""
+DOMAINS = "Banking77,SciFact,STSBenchmark,finance"
+MEASURES = {"CoLA": "matthews", "STSBenchmark": "pearson"}
+"""What a task is scored by, if it is not accuracy."""
+PLACES = (
+    "classification/SST2",
+    "classification/CoLA",
+    "pairs/MRPC",
+    "pairs/RTE",
+    "pairs/QNLI",
+    "pairs/Quora",
+)
+FILES = {place.split("/")[1]: f"{place}.parquet" for place in (*PLACES, "sts/STSBenchmark")}
+VOCABULARIES = {
+    "random": {"score": "random", "oov": "unk"},
+    "frequency": {"score": "frequency", "oov": "unk"},
+    "tfidf": {"score": "tfidf", "oov": "unk"},
+    "tfidf+cluster": {"score": "tfidf", "oov": "cluster"},
+    "decompose": {"score": "tfidf", "oov": "decompose"},
+}
+BASELINES = {"magnitude": 0.0, "low-rank": 1.0, "low-rank+sparse": 0.5}
+"""Ways to remove parameters inside the layers; the share of what is left that goes into the low-rank factors."""
+COMPARED = ",".join(("full", *VOCABULARIES, *BASELINES))
+TIMES = {"short": 18, "long": 3}
+"""Texts of each kind in a round: a multiple of the number of models, so that each goes first equally often."""
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+SIZE, KEPT, READ = 250_000, 30_000, 200_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Domain:
-    """A task, and training texts like its own."""
+def splits(data: Path, task: str) -> dict[str, list[LabelledRow]]:
+    """Read the rows of a task by split."""
+    found: dict[str, list[LabelledRow]] = {}
+    for row in pq.read_table(data / FILES[task]).to_pylist():
+        texts = tuple(row[column] for column in ("text", "sentence1", "sentence2") if column in row)
+        label = row["score" if task == "STSBenchmark" else "label"]
+        found.setdefault(row["split"], []).append(LabelledRow(texts=texts, label=label))
+    return found
 
-    name: str
-    task: Task
-    texts: list[str]
+
+def texts_of(rows: Sequence[LabelledRow]) -> list[str]:
+    return [text for row in rows for text in row.texts]
 
 
-def corpus_of(texts: Sequence[str]) -> Corpus:
-    """All of it to learn from, but a twentieth to choose the best checkpoint by."""
+def cut(
+    model: SentenceTransformer, options: Json, removed: int, context: Context
+) -> tuple[SentenceTransformer, Any]:
+    """Remove a percentage of all parameters by cutting tokens."""
+    share = {"parameters": str(1 - Fraction(removed, 100))}
+    return harness.apply_step("vocabulary", model, options | share, context)
+
+
+def read_domain(name: str, data: Path, scratch: Path) -> tuple[Task, list[str]]:
+    """Return a task and training texts of its domain."""
+    if name == "finance":
+        folder, others, measured = harness.held_out_search(name, data, scratch)
+        texts = [row[column] for row in others for column in ("query", "positive", "negative")]
+        return find_tasks([str(folder)])[0], [text for text in dict.fromkeys(texts) if text not in measured]
+    task = find_tasks([name], data)[0]
+    if name == "STSBenchmark":
+        sources = [str(path) for path in sorted((data / "texts").glob("*.parquet"))]
+        return task, sample((text.text for text in read_texts(sources)), 30_000, seed=0)
+    if name == "SciFact":
+        folder = data / "retrieval" / name
+        qrels = pq.read_table(folder / "qrels.parquet", filters=[("split", "=", "train")])
+        judged = [("_id", "in", qrels["corpus-id"].to_pylist())]
+        documents = pq.read_table(folder / "corpus.parquet", filters=judged).to_pylist()
+        texts = [text.text for text in read_texts(str(folder / "queries.parquet"))]
+        return task, texts + [f"{row['title']} {row['text']}" for row in documents]
+    return task, [text.text for text in read_texts(str(data / "classification" / f"{name}.parquet"))]
+
+
+def domain_corpus(texts: Sequence[str]) -> Corpus:
+    """Train on all texts but a twentieth, which selects the best checkpoint."""
     facts = ({"fingerprint": fingerprint(texts), "texts": len(texts)},)
 
     def part(validates: bool) -> Iterator[Text]:
@@ -77,196 +155,306 @@ def corpus_of(texts: Sequence[str]) -> Corpus:
     )
 
 
-def read_domain(name: str, data: Path, scratch: Path) -> Domain:
-    if name == "finance":
-        return finance(data, scratch)
-    task = find_tasks([name], data)[0]
-    if name == "SciFact":
-        folder = data / "retrieval" / name
-        judged = pq.read_table(folder / "qrels.parquet", filters=[("split", "=", "train")])[
-            "corpus-id"
-        ].to_pylist()
-        documents = pq.read_table(folder / "corpus.parquet", filters=[("_id", "in", judged)]).to_pylist()
-        texts = [text.text for text in read_texts(str(folder / "queries.parquet"))]
-        return Domain(
-            name=name, task=task, texts=texts + [f"{row['title']} {row['text']}" for row in documents]
-        )
-    if name == "STSBenchmark":
-        sources = [str(path) for path in sorted((data / "texts").glob("*.parquet"))]
-        general = sample((text.text for text in read_texts(sources)), GENERAL_TEXTS, seed=0)
-        return Domain(name=name, task=task, texts=general)
-    texts = [text.text for text in read_texts(str(data / "classification" / f"{name}.parquet"))]
-    return Domain(name=name, task=task, texts=texts)
+def cuts(options: argparse.Namespace) -> None:
+    model, rows = load(options.model), []
+    shares = harness.numbers(options.removed or "5,10,15,20,25,35")
+
+    def scored(task: Task, encoder: Any) -> float:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        with torch.autocast(device, torch.bfloat16, enabled=options.precision == "bf16"):
+            return evaluate(encoder, [task])[0].score
+
+    def measure(task: Task, texts: list[str], removed: int, wish: Json, whole: float) -> Iterator[Json]:
+        context, began = Context(original=model, corpus=domain_corpus(texts)), time.monotonic()
+        small, plan = cut(model, wish | {"characters": options.characters}, removed, context)
+        row: Json = {"kept": len(plan.kept), "coverage": plan.coverage}
+        row["seconds"] = round(time.monotonic() - began, 1)
+        row["removed"] = round(1 - cost_of(small).parameters / cost_of(model).parameters, 4)
+        encoders = {0: embedder(small)}
+        if options.align:
+            align = {"steps": options.align, "start": "keep", "texts": 32 * options.align}
+            encoders[options.align] = embedder(harness.apply_step("align", small, align, context)[0])
+        for steps, encoder in encoders.items():
+            found = scored(task, encoder)
+            score = {"value": round(found, 5), "retention": round(found / whole, 5), "align": steps}
+            yield {"domain": task.name, "characters": options.characters} | wish | row | score
+
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in names(options.domains):
+            task, texts = read_domain(name, options.data, Path(scratch))
+            whole = scored(task, embedder(model))
+            for removed, score, oov in itertools.product(shares, names(options.scores), names(options.oov)):
+                try:
+                    for row in measure(task, texts, removed, {"score": score, "oov": oov}, whole):
+                        rows.append(row)
+                        harness.show(row)
+                except ImpossibleCut as error:
+                    print(f"{name} {score} {oov} {removed}%: {error}", flush=True)
+                harness.write_json(options.output, {"model": options.model, "rows": rows})
 
 
-def finance(data: Path, scratch: Path) -> Domain:
-    """Every tenth question or headline searches all passages of those rows; nothing in them is learned from."""
-    rows = pq.read_table(data / "triplets" / "finance.parquet").to_pylist()
-    measured, others = rows[::TENTH], [row for number, row in enumerate(rows) if number % TENTH]
-    passages = list(dict.fromkeys(row[column] for row in measured for column in ("positive", "negative")))
-    place = {passage: str(number) for number, passage in enumerate(passages)}
-    folder = scratch / "retrieval" / "finance"
-    folder.mkdir(parents=True)
-    numbers = [str(number) for number in range(len(measured))]
-    tables: dict[str, dict[str, list[Any]]] = {
-        "corpus": {"_id": list(place.values()), "title": [""] * len(place), "text": passages},
-        "queries": {
-            "_id": numbers,
-            "text": [row["query"] for row in measured],
-            "split": ["test"] * len(measured),
-        },
-        "qrels": {
-            "query-id": numbers,
-            "corpus-id": [place[row["positive"]] for row in measured],
-            "score": [1] * len(measured),
-            "split": ["test"] * len(measured),
-        },
-    }
-    for name, columns in tables.items():
-        pq.write_table(pa.table(columns), folder / f"{name}.parquet")
-    kept_back = {*passages, *(row["query"] for row in measured)}
-    texts = [row[column] for row in others for column in ("query", "positive", "negative")]
-    free = [text for text in dict.fromkeys(texts) if text not in kept_back]
-    return Domain(name="finance", task=find_tasks([str(folder)])[0], texts=free)
+class Factored(nn.Module):
+    """A linear layer as a product of two thin matrices, plus some complete rows of what that misses."""
+
+    places: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, share: float, rank_share: float) -> None:
+        super().__init__()
+        outputs, inputs = weight.shape
+        budget = math.floor(share * outputs * inputs)
+        rank = max(1, math.floor(rank_share * budget / (outputs + inputs)))
+        left, values, right = torch.linalg.svd(weight.float(), full_matrices=False)
+        scale = values[:rank].sqrt()
+        self.left = nn.Parameter((left[:, :rank] * scale).contiguous())
+        self.right = nn.Parameter((scale[:, None] * right[:rank]).contiguous())
+        spare = 0 if rank_share == 1 else max(0, budget - rank * (outputs + inputs)) // inputs
+        missed = weight.float() - self.left.detach() @ self.right.detach()
+        self.register_buffer("places", missed.norm(dim=1).argsort(descending=True)[:spare])
+        self.rows = nn.Parameter(missed[self.places]) if spare else None
+        self.bias = None if bias is None else nn.Parameter(bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Apply the layer without building the complete matrix."""
+        outputs = nn.functional.linear(nn.functional.linear(inputs, self.right), self.left, self.bias)
+        if self.rows is None:
+            return outputs
+        return outputs.index_add(-1, self.places, nn.functional.linear(inputs, self.rows).to(outputs.dtype))
 
 
-class Reuse:
-    """The whole model's vectors, each computed once, and a cut model that is asked only for texts it reads otherwise."""
+def baseline(model: SentenceTransformer, method: str, remove: int) -> SentenceTransformer:
+    """Remove parameters inside the layers: the smallest weights, or by factoring every matrix.
 
-    def __init__(self, model: SentenceTransformer) -> None:
-        self.model = model
-        self._encode = embedder(model).text
-        self._known: dict[str, Vectors] = {}
-
-    def whole(self, texts: Sequence[str]) -> Vectors:
-        """By the whole model."""
-        new = [text for text in dict.fromkeys(texts) if text not in self._known]
-        if new:
-            self._known.update(zip(new, self._encode(new), strict=True))
-        return np.stack([self._known[text] for text in texts])
-
-    def changed(self, small: SentenceTransformer, kept: Sequence[int], texts: Sequence[str]) -> list[int]:
-        """Which texts the cut model reads as other tokens."""
-        before = self.model.tokenizer(list(texts), truncation=True, max_length=self.model.max_seq_length)[
-            "input_ids"
-        ]
-        if has_token_map(small):
-            there = set(kept)
-            return [row for row, ids in enumerate(before) if not there.issuperset(ids)]
-        after = small.tokenizer(list(texts), truncation=True, max_length=small.max_seq_length)["input_ids"]
-        return [
-            row
-            for row, (old, new) in enumerate(zip(before, after, strict=True))
-            if old != [kept[number] for number in new]
-        ]
-
-    def through(self, small: SentenceTransformer, kept: Sequence[int], texts: Sequence[str]) -> Vectors:
-        """By the cut model, where it makes a difference."""
-        vectors = self.whole(texts)
-        rows = self.changed(small, kept, texts)
-        if rows:
-            vectors[rows] = embedder(small).text([texts[row] for row in rows])
-        return vectors
+    `low-rank+sparse` has the form of LoSparse, but is computed at once and not gradually during training.
+    """
+    small = copy_of(model)
+    backbone = transformer_of(small).model
+    matrices = prunable(layout_of(backbone), attention=True)
+    weights = [backbone.get_parameter(matrix.parameter) for matrix in matrices]
+    total = sum(weight.numel() for weight in weights)
+    if remove >= total:
+        raise SystemExit(f"the layers have {total:,} weights in their matrices, {remove:,} cannot be removed")
+    if method == "magnitude":
+        with torch.no_grad():
+            gone = torch.zeros(total, dtype=torch.bool, device=weights[0].device)
+            gone[torch.cat([weight.abs().flatten() for weight in weights]).argsort()[:remove]] = True
+            parts = torch.split(gone, [weight.numel() for weight in weights])
+            for weight, part in zip(weights, parts, strict=True):
+                weight.masked_fill_(part.view_as(weight), 0.0)
+        return small
+    for matrix, weight in zip(matrices, weights, strict=True):
+        bias = getattr(backbone.get_submodule(matrix.name), "bias", None)
+        made = Factored(matrix.oriented(weight.detach()), bias, 1 - remove / total, BASELINES[method])
+        backbone.set_submodule(matrix.name, made)
+    return small
 
 
-def score_of(domain: Domain, encoder: Any, precision: str) -> float:
-    with torch.autocast(
-        "cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16, enabled=precision == "bf16"
-    ):
-        return evaluate(encoder, [domain.task])[0].score
+def parameters(model: SentenceTransformer) -> int:
+    return sum(weight.numel() for weight in model.parameters())
 
 
-def measure_row(
-    domain: Domain, reuse: Reuse, options: dict[str, Any], arguments: argparse.Namespace, whole: float
-) -> Iterator[dict[str, Any]]:
-    """The cut, and the cut after a short `align`."""
-    model, tool = reuse.model, METHODS["vocabulary"]
-    context = Context(original=model, corpus=corpus_of(domain.texts))
-    began = time.monotonic()
-    plan = tool.plan(model, make_options(tool, options), context)
-    small = tool.apply(model, plan, context).model
-    row = {
-        "domain": domain.name,
-        "score": options["score"],
-        "oov": options["oov"],
-        "characters": options["characters"],
-        "removed": round(1 - cost(small).parameters / cost(model).parameters, 4),
-        "kept": len(plan.kept),
-        "coverage": plan.coverage,
-        "seconds": round(time.monotonic() - began, 1),
-        "whole": whole,
-    }
-    cut_encoder = _plain("cut", lambda texts: reuse.through(small, plan.kept, texts))
-    encoders, steps = {0: cut_encoder}, arguments.align
-    if steps:
-        align = METHODS["align"]
-        wish = make_options(align, {"steps": steps, "start": "keep", "texts": BATCH * steps})
-        healed = align.apply(small, align.plan(small, wish, context), context).model
-        encoders[steps] = embedder(healed, name="healed")
-    for after, encoder in encoders.items():
-        found = score_of(domain, encoder, arguments.precision)
-        yield row | {"value": round(found, 5), "retention": round(found / whole, 5), "align": after}
+def glue_cell(options: argparse.Namespace, task: str, method: str) -> Json:
+    """Fine-tune for one task after one method, once per seed."""
+    model, tool, found = load(options.model), METHODS["finetune"], splits(options.data, task)
+    rows, measured = found["train"], found.get("test") or found["dev"]
+    rows = sample(rows, options.rows, seed=0) if options.rows else rows
+    corpus = harness.training_corpus(texts_of(rows), rows)
+    removed, before = int(options.removed or 20), parameters(model)
+    asked = {"epochs": options.epochs, "batch_size": 32, "learning_rate": 5e-5, "precision": "auto"}
+    asked |= {"max_length": min(128, model.max_seq_length or 128), "keep_zeros": method == "magnitude"}
+    scores, lost, began = [], 0, time.monotonic()
+    for seed in harness.numbers(options.seeds):
+        context, small = Context(original=model, corpus=corpus, seed=seed, progress=harness.Lines()), model
+        if method in BASELINES:
+            small = baseline(model, method, before * removed // 100)
+        elif method in VOCABULARIES:
+            small, _ = cut(model, VOCABULARIES[method] | {"characters": options.characters}, removed, context)
+        lost = before * removed // 100 if method == "magnitude" else before - parameters(small)
+        plan = tool.plan(small, make_options(tool, asked), context)
+        student, learned = _trained(small, plan, rows, (), context)
+        scores.append(_measures_of(student, plan, measured))
+        learned.done()
+    measure = MEASURES.get(task, "accuracy")
+    cell = {"task": task, "method": method, "characters": options.characters, "measure": measure}
+    cell |= {"score": statistics.fmean(score[measure] for score in scores), "removed": lost / before}
+    cell |= {"rows": len(rows), "measured_rows": len(measured), "seeds": options.seeds, "scores": scores}
+    return cell | {"options": asked, "seconds": round(time.monotonic() - began, 1)}
+
+
+def glue(options: argparse.Namespace) -> None:
+    folder = Path(options.output)
+    if options.only:
+        harness.write_json(folder / f"{options.only}.json", glue_cell(options, *options.only.split("-", 1)))
+        return
+    cells = [f"{task}-{method}" for task in names(options.tasks) for method in names(options.methods)]
+    missing = [cell for cell in cells if not (folder / f"{cell}.json").is_file()]
+    harness.run_rows(missing, folder, at_once=options.at_once)
+    for cell in cells:
+        found = json.loads((folder / f"{cell}.json").read_text())
+        print(f"{cell:30} removed {found['removed']:7.2%}   {found['measure']} {found['score']:.4f}")
+
+
+def tokens(options: argparse.Namespace) -> None:
+    tokenizer, rows = _backend_of(AutoTokenizer.from_pretrained(options.model)), []
+    size = tokenizer.get_vocab_size()
+    for task in FILES:
+        found, seen = splits(options.data, task), None
+        measured = "test" if "test" in found else "dev"
+        for split in ("train", measured):
+            if split not in found:
+                continue
+            texts = texts_of(found[split])
+            counts = count_tokens(tokenised(tokenizer, texts), size).occurrences
+            falling = np.sort(counts[counts > 0])[::-1]
+            row: Json = {"task": task, "rows": "train" if split == "train" else "measured", "split": split}
+            row |= {"vocabulary": size, "texts": len(texts), "tokens": len(falling)}
+            row["share"] = round(100 * len(falling) / size, 2)
+            row["top_fifth"] = round(float(100 * falling[: round(len(falling) / 5)].sum() / falling.sum()), 2)
+            if split == measured:
+                new = 0 if seen is None else int(((counts > 0) & (seen == 0)).sum())
+                row["unseen"] = None if seen is None else round(100 * new / len(falling), 2)
+            seen = counts
+            rows.append(row)
+            harness.show(row)
+    harness.write_json(options.output, {"rows": rows})
+
+
+def cost(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    whole, found = load(options.model, device="cpu"), splits(options.data, "SST2")
+    work, removed = workload(texts_of(found["test"])), int(options.removed or 20)
+    context = Context(original=whole, corpus=harness.training_corpus(texts_of(found["train"])))
+    made = {"whole": whole}
+    for name in ("tfidf+cluster", "decompose"):
+        made[name], _ = cut(whole, VOCABULARIES[name], removed, context)
+    rows: list[Json] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, model in made.items():
+            folder = save(model, Path(scratch) / name, lineage=Lineage(source="benchmark"), card="")
+            table: Any = transformer_of(model).model.get_input_embeddings().weight
+            row: Json = {"method": name, "parameters": parameters(model)}
+            row["embedding_parameters"] = int(table.numel())
+            maps = sum(file.stat().st_size for file in folder.rglob("*.npy"))  # of removed tokens
+            row |= {
+                "storage_bytes": weight_bytes(folder) + maps,
+                "memory_bytes": peak_memory(folder, work),
+            }
+            rows.append(row | {"short": [], "long": []})
+    before = _cpu_clock()
+    for turn in range(-1, options.rounds):
+        for kind, count in TIMES.items():
+            texts = getattr(work, kind)
+            chosen = [texts[(max(turn, 0) * count + place) % len(texts)] for place in range(count)]
+            for row, spent in zip(rows, milliseconds(list(made.values()), chosen), strict=True):
+                row[kind] += [spent] if turn >= 0 else []
+    others = _other_cores(before, _cpu_clock())
+    for row in rows:
+        times = {kind: harness.ratio_of(row[kind], rows[0][kind]) for kind in TIMES}
+        harness.show(row | times)
+    conditions = {"removed": removed, "cores": _usable_cores(), "torch": torch.__version__}
+    conditions["other_cores"] = None if others is None else round(others, 2)
+    harness.write_json(options.output, {"rows": rows, "conditions": conditions})
+
+
+def peak_memory(folder: Path, work: _Workload) -> int:
+    """Return the peak memory of a process that has this model alone."""
+    texts = folder / "bench-texts.json"
+    texts.write_text(work.as_json(), encoding="utf-8")
+    opening = {"ask": "open", "model": str(folder), "engine": "torch", "texts": str(texts)}
+    with _Worker(folder.name, threads=1, timeout=500) as worker:
+        worker.ask({**opening, "threads": 1, "batch_size": 32})
+        worker.ask({"ask": "warm"})
+        return int(worker.ask({"ask": "memory"})["peak"])
+
+
+def milliseconds(made: Sequence[SentenceTransformer], texts: Sequence[str]) -> list[float]:
+    """Return the CPU time per text of each model; the model that goes first changes from text to text."""
+    spent = [0.0] * len(made)
+    for turn, text in enumerate(texts):
+        for place in range(len(made)):
+            model = (place + turn) % len(made)
+            began = time.process_time()
+            made[model].encode([text], show_progress_bar=False)
+            spent[model] += time.process_time() - began
+    return [round(1e3 * seconds / len(texts), 3) for seconds in spent]
+
+
+def pico_model(texts: Sequence[str], folder: Path) -> SentenceTransformer:
+    """Train a byte-level BPE tokenizer and put it on a tiny body."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=SIZE,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+        min_frequency=1,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    marks = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=128, **marks)  # type: ignore[no-untyped-call]
+    config = XLMRobertaConfig(
+        vocab_size=len(wrapped), hidden_size=64, num_hidden_layers=2, intermediate_size=128
+    )
+    config.update({"num_attention_heads": 4, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2})
+    torch.manual_seed(0)
+    XLMRobertaModel(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    wrapped.save_pretrained(folder)
+    return SentenceTransformer(modules=[Transformer(str(folder)), Pooling(64)], device="cpu")
+
+
+def speed(options: argparse.Namespace) -> None:
+    texts = sample((text.text for text in read_texts(str(options.data))), options.rows or READ, seed=0)
+    with tempfile.TemporaryDirectory() as scratch:
+        model = pico_model(texts, Path(scratch) / "body")
+        context = Context(original=model, corpus=harness.training_corpus(texts))
+
+        def tokenise() -> None:
+            sum(len(ids) for ids, _ in tokenised(read_vocabulary(model).backend, texts))
+
+        def cut_and_save() -> None:
+            small, _ = harness.apply_step("vocabulary", model, {"keep": KEPT, "score": "tfidf"}, context)
+            save(small, Path(scratch) / "small", lineage=Lineage(source="pico"), card="")
+
+        # Tokenising is timed before and after, so that a busy machine shows in the difference.
+        first, whole, second = (harness.timed(work)[0] for work in (tokenise, cut_and_save, tokenise))
+    print(
+        f"{len(model.tokenizer):,} tokens cut to {KEPT:,} by {len(texts):,} texts: {whole:.1f} s; tokenising "
+        f"alone {first:.1f} s before and {second:.1f} s after, {(first + second) / 2 / whole:.0%} of it"
+    )
+
+
+COMMANDS = {"cuts": cuts, "glue": glue, "tokens": tokens, "cost": cost, "speed": speed}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model")
-    parser.add_argument("--data", required=True, type=Path, help="folder of the tasks and texts")
-    parser.add_argument("--domains", nargs="+", default=DOMAINS, choices=DOMAINS)
-    parser.add_argument("--removed", nargs="+", type=int, default=REMOVED, help="percent of all parameters")
-    parser.add_argument("--scores", nargs="+", default=SCORES)
-    parser.add_argument("--characters", default="auto", choices=("auto", "all", "seen"))
-    parser.add_argument("--oov", nargs="+", default=FATES, choices=FATES)
-    parser.add_argument(
-        "--align", type=int, default=0, help="steps of align after each cut, measured beside it"
-    )
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
-    parser.add_argument("--output", "-o", required=True, type=Path)
-    arguments = parser.parse_args()
-    model, rows = load(arguments.model), []
-    reuse = Reuse(model)
-    line = "{domain:13} {score:10} {oov:10} {removed:>8} {kept:>7} {align:>6} {value:>8} {retention:>10} {seconds:>8}"
-    print(
-        line.format(
-            **{
-                name: name
-                for name in (
-                    "domain",
-                    "score",
-                    "oov",
-                    "removed",
-                    "kept",
-                    "align",
-                    "value",
-                    "retention",
-                    "seconds",
-                )
-            }
-        )
-    )
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in arguments.domains:
-            domain = read_domain(name, arguments.data, Path(scratch))
-            whole = score_of(domain, _plain("whole", reuse.whole), arguments.precision)
-            for removed, score, oov in (
-                (removed, score, oov)
-                for removed in arguments.removed
-                for score in arguments.scores
-                for oov in arguments.oov
-            ):
-                share = str(1 - Fraction(removed, 100))
-                options = {"parameters": share, "score": score, "oov": oov}
-                options["characters"] = arguments.characters
-                try:
-                    for row in measure_row(domain, reuse, options, arguments, whole):
-                        rows.append(row)
-                        shown = {"removed": f"{row['removed']:.1%}", "retention": f"{row['retention']:.2%}"}
-                        print(line.format(**row | shown), flush=True)
-                except ImpossibleCut as error:
-                    print(f"{name} {score} {oov} {removed}%: {error}", flush=True)
-                arguments.output.write_text(json.dumps({"model": arguments.model, "rows": rows}, indent=1))
+    parser = harness.make_parser(__doc__, *COMMANDS)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--data", required=True, type=Path, help="folder of the tasks, or of texts for speed")
+    parser.add_argument("--removed", help="percentages of all parameters")
+    parser.add_argument("--characters", default="auto", choices=("auto", "all", "seen"), help="cuts, glue")
+    parser.add_argument("--domains", default=DOMAINS, help="cuts")
+    parser.add_argument("--scores", default="tfidf,frequency,attention,cluster,random", help="cuts")
+    parser.add_argument("--oov", default="decompose,cluster,unk", help="cuts: what happens to removed tokens")
+    parser.add_argument("--align", type=int, default=0, help="cuts: also score after these steps of align")
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"), help="cuts")
+    parser.add_argument("--tasks", default="SST2,CoLA,MRPC,RTE", help="glue")
+    parser.add_argument("--methods", default=COMPARED, help="glue")
+    parser.add_argument("--rows", type=int, help="glue: training rows of a task at most; speed: texts")
+    parser.add_argument("--epochs", type=int, default=3, help="glue")
+    parser.add_argument("--seeds", default="0", help="glue")
+    parser.add_argument("--at-once", type=int, default=1, help="glue: processes")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=20, help="cost")
+    parser.add_argument("-o", "--output", help="file, or folder for glue")
+    options = parser.parse_args()
+    if options.what != "speed" and not (options.model and options.output):
+        parser.error("pass MODEL and -o")
+    COMMANDS[options.what](options)
 
 
 if __name__ == "__main__":

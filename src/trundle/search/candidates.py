@@ -237,7 +237,7 @@ def _promise(candidate: _Candidate, coverage: _Coverage) -> float:
 
     In measurements, a smaller vocabulary hurts most, by what it no longer covers: nothing at three quarters of its size,
     a lot at a sixth. Then follow half the width and the layers; neurons hardly matter. Int4 costs little next to such
-    cuts once it is trained, but most if hardly anything else is cut. `benchmarks/regret.py` measures the error.
+    cuts once it is trained, but most if hardly anything else is cut. `benchmarks/planner.py regret` measures the error.
     """
     layers, _, neurons, width, _ = (float(share) for share in candidate.kept)
     precision = _INT4_PROMISE if candidate.precision in _GRID else 1.0
