@@ -62,6 +62,20 @@ def test_start_to_end(pico_folders: Callable[[str], Path], texts: str, tmp_path:
     assert "keep 2 of 4 layers" in (tmp_path / "small" / "README.md").read_text()
 
 
+def test_a_model_in_memory_gives_a_model_in_memory(
+    pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
+) -> None:
+    source, recipe = str(pico_folders("bert")), read_recipe("half", ["align.texts=100"])
+    corpus = read_corpus([texts], seed=1)
+    by_name = compress(source, recipe, output=tmp_path / "small", corpus=corpus)
+    model = SentenceTransformer(source, device="cpu")
+    before = model.encode(pico.TEXTS)
+    in_memory = compress(model, recipe, corpus=corpus)
+    assert in_memory.output is None
+    np.testing.assert_array_equal(in_memory.model.encode(pico.TEXTS), by_name.model.encode(pico.TEXTS))
+    np.testing.assert_array_equal(model.encode(pico.TEXTS), before)
+
+
 def test_a_second_run_on_the_result_remembers_the_first(
     pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
+from trundle.model import load as load_module
 from trundle.model.cost import cost
 from trundle.model.load import load
 from trundle.pipeline.run import Request
@@ -158,6 +159,27 @@ def test_every_model_is_opened_once(
     )
     assert {each.candidate.base for each in outcome.tried} == set(names)
     assert opened == names
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_search_loads_its_source_once(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trials, the teacher of each and the last training use the model in memory."""
+    source, loaded = pico_folders("bert"), []
+    plain = load_module._load
+
+    def noted(folder: Path, *rest: Any) -> Any:
+        loaded.append(folder)
+        return plain(folder, *rest)
+
+    monkeypatch.setattr(load_module, "_load", noted)
+    limit = f"{cost(load(source)).parameters // 2}-params"
+    loaded.clear()
+    request = Request(source=str(source), output=tmp_path / "small", corpus=corpus)
+    outcome = compress_to_budget(request, [limit], minutes=0.03)
+    assert any(each.distances for each in outcome.tried)
+    assert loaded.count(source) == 1
 
 
 @pytest.mark.usefixtures("quick")
