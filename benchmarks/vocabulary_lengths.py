@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from trundle.data.sampling import _held_out, sample
+from trundle.data.sampling import draw, sample
 from trundle.data.texts import read_texts
 from trundle.methods.vocabulary.scores import (
     _best_tokens,
@@ -59,8 +59,8 @@ def main() -> None:
     whole, content = _backend_of(opened), _tokenizer_content(opened)
     tree, needed, size = MergeTree(content), _named_ids(content) | _basic_ids(content), whole.get_vocab_size()
     lines = list(dict.fromkeys(text.text for text in read_texts(arguments.texts)))
-    measured = sample((text for text in lines if _held_out(text, 0.1, 0)), MEASURED, seed=0)
-    train = sample((text for text in lines if not _held_out(text, 0.1, 0)), arguments.limit, seed=0)
+    measured = sample((text for text in lines if draw(text, 0) < 0.1), MEASURED, seed=0)
+    train = sample((text for text in lines if draw(text, 0) >= 0.1), arguments.limit, seed=0)
     with _spilling() as spill:
         counts = count_tokens(spill.through(tokenised(whole, train)), size)
         tfidf = _passed_down(_tfidf_scores(spill.again(), counts), tree)
