@@ -31,7 +31,7 @@ from trundle.methods.catalogue import METHODS
 from trundle.methods.contract import Context
 from trundle.methods.vocabulary.scores import tokenised
 from trundle.model.save import save
-from trundle.model.vocabulary import read_vocabulary
+from trundle.model.token_map import read_vocabulary
 from trundle.recipe import _make_options
 from trundle.records import Lineage
 

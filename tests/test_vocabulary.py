@@ -31,9 +31,8 @@ from trundle.methods.vocabulary.vocabulary import _tokens_left
 from trundle.model.cost import cost
 from trundle.model.load import load
 from trundle.model.save import model_digest, save
-from trundle.model.token_map import cut_with_map, has_token_map
+from trundle.model.token_map import cut_with_map, has_token_map, read_vocabulary, token_vectors
 from trundle.model.tokenizer import _least_likely, _tokenizer_content
-from trundle.model.vocabulary import read_vocabulary, token_vectors
 from trundle.recipe import _make_options
 from trundle.records import Lineage
 

@@ -18,7 +18,7 @@ from trundle.data.sampling import fingerprint
 from trundle.errors import BadInput
 from trundle.folders import drop_folder, own_folder
 from trundle.methods.contract import Given
-from trundle.model.device import memory_told
+from trundle.model.encode import memory_told
 from trundle.model.heads import prompts_by_role
 from trundle.progress import is_first, process_count
 from trundle.train import loop

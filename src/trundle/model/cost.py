@@ -1,8 +1,8 @@
-"""What a model costs, by part, and what it would cost after a cut that has not been made.
+"""The cost of a model by part, now or after a cut that has not been made.
 
-FLOPs count a multiply and an add as two and every matrix a token meets, at a stated text length: attention between tokens
-grows with it, and what happens once per text (pooler, Dense) is spread over the text's tokens. Sliding windows are
-counted as full attention, which is how they run. A static model meets no matrix; it is counted one addition a number.
+FLOPs count a multiply and an add as two, for every matrix a token is multiplied with, at a stated text length: attention
+between tokens grows with it, and the work done once per text (pooler, Dense) is divided by the text's tokens. Sliding
+windows count as full attention, which is how they run. A static model does one addition per dimension.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sentence_transformers import SentenceTransformer
 
@@ -22,27 +22,25 @@ from trundle.model.static import static_shape, static_table
 from trundle.model.surgery import transformer_of
 
 _PARTS: tuple[_Part, ...] = ("embeddings", "attention", "mlp", "norm", "pooler", "head")
+_ONCE_PER_TEXT = ("pooler", "head")
 _LENGTH = 128
 _SAFETENSORS_ALIGNMENT = 8
-_BACKBONE_METADATA: dict[str, object] = {"__metadata__": {"format": "pt"}}
 _SMALLEST_INT8 = 4096
-"""Numbers under which a table or matrix stays float in an int8 graph."""
+"""A table or matrix with fewer values stays float in an int8 graph."""
 _GRAPH_BYTES_PER_LAYER = 36_400
-"""What a graph spends on its operations; measured on BERT-like models of four and of six layers."""
+"""The operations of an int8 graph, measured on BERT-like models of four and six layers."""
 _INT4_GRAPH_BYTES_PER_LAYER = 29_300
-"""The same for an int4 graph, measured on the same."""
-_INT8_PRODUCT_BYTES_PER_LAYER = 19_400
-"""What int8 products add to those of an int4 graph, measured on three and on six layers of MiniLM."""
-_INT8_PRODUCT_BYTES_PER_OUTPUT = 5
+"""The same for an int4 graph, measured on the same models."""
+_INT8_MATMUL_BYTES_PER_LAYER = 19_400
+"""What int8 matmuls add to an int4 graph, measured on three and six layers of MiniLM."""
+_INT8_MATMUL_BYTES_PER_OUTPUT = 5
 """A scale and a zero point."""
 _DTYPES = {1: "F8_E4M3", 2: "BF16", 4: "F32", 8: "F64"}
-"""Names by size, for the length of a header only."""
+"""Names by size; only their length matters, for the size of a header."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PartCost:
-    """One part's share."""
-
     parameters: int = 0
     bytes: int = 0
     flops_per_token: float = 0.0
@@ -57,7 +55,7 @@ class _PartCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A model's cost by part, at one text length."""
+    """The cost of a model by part, at one text length."""
 
     parts: dict[_Part, _PartCost]
     layers: int
@@ -65,25 +63,25 @@ class Cost:
     length: int
     header_bytes: int
     int8_file_bytes: int
-    """What an int8 graph of it weighs, as export writes it."""
+    """The size of the int8 graph that export writes."""
     int4_file_bytes: int
-    """What an int4 graph of it weighs."""
-    int8_product_bytes: int = 0
-    """What that graph weighs more where its products are int8's."""
+    """The size of the int4 graph that export writes."""
+    int8_product_bytes: int
+    """What int8 matmuls add to the int4 graph."""
 
     @property
     def total(self) -> _PartCost:
-        """All parts together."""
+        """The sum of all parts."""
         return sum(self.parts.values(), _PartCost())
 
     @property
     def parameters(self) -> int:
-        """All weights."""
+        """The number of weights."""
         return self.total.parameters
 
     @property
     def file_bytes(self) -> int:
-        """What the weights weigh on disk, as safetensors."""
+        """The size of the weights on disk, as safetensors."""
         return self.total.bytes + self.header_bytes
 
     @property
@@ -92,7 +90,7 @@ class Cost:
         return self.total.flops_per_token
 
     def as_json(self) -> dict[str, object]:
-        """The facts, for machines and for the lineage."""
+        """Return the cost for the lineage and for `--json`."""
         return {
             "parameters": self.parameters,
             "bytes": self.file_bytes,
@@ -112,11 +110,8 @@ class Cost:
 
 
 def cost(model: SentenceTransformer, *, length: int = _LENGTH) -> Cost:
-    """What the model costs as it is."""
-    if (table := static_table(model)) is not None:
-        shape = (table.num_embeddings, table.embedding_dim)
-        return _static_cost(shape, _itemsize(model), _heads(model), length)
-    return _cost(layout_of(transformer_of(model).model), _heads(model), length)
+    """Return the cost of the model as it is."""
+    return predict(model, length=length)
 
 
 def predict(
@@ -130,36 +125,28 @@ def predict(
     dense: tuple[int, int] | None = None,
     length: int = _LENGTH,
 ) -> Cost:
-    """What the model would cost after a cut to these counts, with its linear head replaced by a Dense (in, out) if given."""
-    if static_table(model) is not None:
-        return _predict_static(model, dense, length)
+    """Predict the cost after a cut to these sizes, with the linear head replaced by a Dense (in, out) if given."""
+    body = model if dense is None else without_head(model)
+    itemsize = _itemsize(model)
+    new = [] if dense is None else _dense_tensors(*dense, itemsize=itemsize, file=len(body))
+    if (table := static_table(model)) is not None:
+        width = table.embedding_dim
+        if dense is not None and _is_bare_table(body):
+            # a linear map of a bare table is stored in the table
+            width, new = dense[1], []
+        return _static_cost(table.num_embeddings, width, itemsize, [*_head_tensors(body), *new], length)
     before = layout_of(transformer_of(model).model)
     after = _shrunk(before, blocks=blocks, hidden=hidden, head=head, mlp=mlp, vocab=vocab)
-    if dense is None:
-        return _cost(after, _narrowed(_heads(model), before.sizes["hidden"], after.sizes["hidden"]), length)
-    kept = _narrowed(_heads(without_head(model)), before.sizes["hidden"], after.sizes["hidden"])
-    return _cost(after, [*kept, _dense(*dense, itemsize=after.parameters[0].itemsize)], length)
+    heads = _narrowed(_head_tensors(body), before.sizes["hidden"], after.sizes["hidden"])
+    return _layout_cost(after, [*heads, *new], length)
 
 
 def predict_static(
     model: SentenceTransformer, *, rows: int | None = None, width: int | None = None, length: int = _LENGTH
 ) -> Cost:
-    """What the model would cost with no layers left: one vector a token, of all its tokens and its width if nothing is said."""
-    shape = static_shape(model)
-    return _static_cost((rows or shape[0], width or shape[1]), _itemsize(model), [], length)
-
-
-def _predict_static(model: SentenceTransformer, dense: tuple[int, int] | None, length: int) -> Cost:
-    """A static model with its linear head replaced: the map goes into the table where nothing stands between."""
-    table, body = static_table(model), without_head(model)
-    assert table is not None
-    shape = (table.num_embeddings, table.embedding_dim)
-    if dense is None:
-        return _static_cost(shape, _itemsize(model), _heads(model), length)
-    if _is_bare_table(body):
-        return _static_cost((shape[0], dense[1]), _itemsize(model), [], length)
-    heads = [*_heads(body), _dense(*dense, itemsize=_itemsize(model))]
-    return _static_cost(shape, _itemsize(model), heads, length)
+    """Predict the cost of a static model made from this one; rows and width default to its tokens and width."""
+    all_rows, full_width = static_shape(model)
+    return _static_cost(rows or all_rows, width or full_width, _itemsize(model), [], length)
 
 
 def _itemsize(model: SentenceTransformer) -> int:
@@ -167,163 +154,138 @@ def _itemsize(model: SentenceTransformer) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Head:
-    """The weights of one module after the backbone."""
+class _Tensor:
+    """One tensor of a model's files: 0 is the backbone, the others are the modules after it."""
 
-    shapes: dict[str, tuple[int, ...]]
+    file: int = 0
+    name: str
+    shape: tuple[int, ...]
     itemsize: int
+    part: _Part
+    matmul: bool = False
+    token_table: bool = False
+    transposed: bool = False
 
     @property
-    def parameters(self) -> int:
-        return sum(math.prod(shape) for shape in self.shapes.values())
-
-    @property
-    def flops_per_text(self) -> float:
-        return sum(2.0 * math.prod(shape) for shape in self.shapes.values() if len(shape) == 2)
+    def outputs_first(self) -> tuple[int, ...]:
+        return self.shape[::-1] if self.transposed else self.shape
 
 
-def _heads(model: SentenceTransformer) -> list[_Head]:
-    found = []
-    for module in list(model)[1:]:
-        weights = dict(module.named_parameters())
-        if weights:
-            shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-            found.append(_Head(shapes=shapes, itemsize=next(iter(weights.values())).element_size()))
-    return found
-
-
-def _dense(columns: int, rows: int, *, itemsize: int) -> _Head:
-    return _Head(shapes={"linear.weight": (rows, columns), "linear.bias": (rows,)}, itemsize=itemsize)
-
-
-def _narrowed(heads: Sequence[_Head], before: int, after: int) -> list[_Head]:
-    """The modules after a backbone that went from one width to another: all until the first matrix feel it."""
-    narrow: list[_Head] = []
-    for head in heads:
-        if any(len(shape) == 2 for head in narrow for shape in head.shapes.values()):
-            narrow.append(head)
-            continue
-        is_matrix = any(len(shape) == 2 for shape in head.shapes.values())
-        shapes = {
-            name: (*shape[:-1], shape[-1] * after // before) if len(shape) == 2 or not is_matrix else shape
-            for name, shape in head.shapes.items()
-        }
-        narrow.append(_Head(shapes=shapes, itemsize=head.itemsize))
-    return narrow
-
-
-def _cost(layout: Layout, heads: Sequence[_Head], length: int) -> Cost:
-    parts = {part: _PartCost() for part in _PARTS}
-    for parameter in layout.parameters:
-        count = layout.numel(parameter)
-        share = 0.0
-        if parameter.multiplies:
-            share = 2.0 * count / (length if parameter.part == "pooler" else 1)
-        parts[parameter.part] += _PartCost(
-            parameters=count, bytes=count * parameter.itemsize, flops_per_token=share
+def _head_tensors(model: SentenceTransformer) -> list[_Tensor]:
+    return [
+        _Tensor(
+            file=file,
+            name=name,
+            shape=tuple(weight.shape),
+            itemsize=weight.element_size(),
+            part="head",
+            matmul=weight.ndim == 2,
         )
-    between_tokens = 4.0 * length * layout.sizes["q"] * layout.layers
-    parts["attention"] += _PartCost(flops_per_token=between_tokens)
-    parts["head"] += _head_cost(heads, length)
-    backbone = {parameter.name: layout.shape(parameter) for parameter in layout.parameters}
-    headers = [_header_bytes(backbone, layout.parameters[0].itemsize, _BACKBONE_METADATA)]
-    headers += [_header_bytes(head.shapes, head.itemsize, {}) for head in heads]
+        for file, module in enumerate(list(model)[1:], 1)
+        for name, weight in module.named_parameters()
+    ]
+
+
+def _dense_tensors(columns: int, rows: int, *, itemsize: int, file: int) -> list[_Tensor]:
+    shapes = {"linear.weight": (rows, columns), "linear.bias": (rows,)}
+    return [
+        _Tensor(file=file, name=name, shape=shape, itemsize=itemsize, part="head", matmul=len(shape) == 2)
+        for name, shape in shapes.items()
+    ]
+
+
+def _narrowed(heads: Sequence[_Tensor], before: int, after: int) -> list[_Tensor]:
+    """The tensors after a backbone of another width: it changes all of them up to the inputs of the first matrix."""
+    first = min((tensor.file for tensor in heads if tensor.matmul), default=math.inf)
+    return [
+        replace(tensor, shape=(*tensor.shape[:-1], tensor.shape[-1] * after // before))
+        if tensor.file < first or (tensor.file == first and tensor.matmul)
+        else tensor
+        for tensor in heads
+    ]
+
+
+def _layout_cost(layout: Layout, heads: Sequence[_Tensor], length: int) -> Cost:
+    backbone = [
+        _Tensor(
+            name=parameter.name,
+            shape=layout.shape(parameter),
+            itemsize=parameter.itemsize,
+            part=parameter.part,
+            matmul=parameter.multiplies,
+            token_table=parameter.axes[0] == "vocab",
+            transposed=isinstance(parameter.member, Conv1D),
+        )
+        for parameter in layout.parameters
+    ]
+    between_tokens = _PartCost(flops_per_token=4.0 * length * layout.sizes["q"] * layout.layers)
+    made = _cost([*backbone, *heads], layout.layers, layout.sizes["hidden"], length)
+    return replace(made, parts=made.parts | {"attention": made.parts["attention"] + between_tokens})
+
+
+def _static_cost(rows: int, width: int, itemsize: int, heads: Sequence[_Tensor], length: int) -> Cost:
+    table = _Tensor(
+        name="embedding.weight", shape=(rows, width), itemsize=itemsize, part="embeddings", token_table=True
+    )
+    made = _cost([table, *heads], 0, width, length)
+    additions = _PartCost(flops_per_token=float(width))
+    return replace(made, parts=made.parts | {"embeddings": made.parts["embeddings"] + additions})
+
+
+def _cost(tensors: Sequence[_Tensor], layers: int, width: int, length: int) -> Cost:
+    parts = {part: _PartCost() for part in _PARTS}
+    int8, int4, outputs = layers * _GRAPH_BYTES_PER_LAYER, layers * _INT4_GRAPH_BYTES_PER_LAYER, 0
+    for tensor in tensors:
+        count = math.prod(tensor.shape)
+        flops = 2.0 * count / (length if tensor.part in _ONCE_PER_TEXT else 1) if tensor.matmul else 0.0
+        parts[tensor.part] += _PartCost(
+            parameters=count, bytes=count * tensor.itemsize, flops_per_token=flops
+        )
+        if tensor.part == "pooler":  # not exported
+            continue
+        int8 += _int8_bytes(tensor.shape, 5 if tensor.matmul else 4)
+        if tensor.matmul or tensor.token_table:
+            int4 += _int4_bytes(tensor.outputs_first)
+        else:
+            int4 += _int8_bytes(tensor.shape, 4)
+        outputs += tensor.outputs_first[0] if tensor.matmul else 0
+    int8_matmuls = layers * _INT8_MATMUL_BYTES_PER_LAYER + _INT8_MATMUL_BYTES_PER_OUTPUT * outputs
+    files = sorted({tensor.file for tensor in tensors})
     return Cost(
         parts=parts,
-        layers=layout.layers,
-        width=layout.sizes["hidden"],
+        layers=layers,
+        width=width,
         length=length,
-        header_bytes=sum(headers),
-        int8_file_bytes=_int8_bytes(layout, heads),
-        int4_file_bytes=_int4_bytes(layout, heads),
-        int8_product_bytes=_int8_product_bytes(layout, heads),
+        header_bytes=sum(
+            _header_bytes([tensor for tensor in tensors if tensor.file == file], bool(layers) and file == 0)
+            for file in files
+        ),
+        int8_file_bytes=int8,
+        int4_file_bytes=int4,
+        int8_product_bytes=int8_matmuls if layers else 0,
     )
 
 
-def _int8_bytes(layout: Layout, heads: Sequence[_Head]) -> int:
-    """Matrices and tables in int8 with a scale (and for products a zero point) per row, the rest as floats, no pooler."""
-    whole = layout.layers * _GRAPH_BYTES_PER_LAYER
-    for parameter in layout.parameters:
-        if parameter.part != "pooler":
-            whole += _packed(layout.shape(parameter), 5 if parameter.multiplies else 4)
-    return whole + sum(_packed(shape, 5) for head in heads for shape in head.shapes.values())
-
-
-def _int4_bytes(layout: Layout, heads: Sequence[_Head]) -> int:
-    """Products and the token table on the grid of four bits, other tables in int8, the rest as floats, no pooler."""
-    whole = layout.layers * _INT4_GRAPH_BYTES_PER_LAYER
-    for parameter in layout.parameters:
-        if parameter.part != "pooler":
-            shape = layout.shape(parameter)
-            inputs_first = isinstance(parameter.member, Conv1D)
-            on_grid = parameter.multiplies or parameter.axes[0] == "vocab"
-            whole += _gridded(shape[::-1] if inputs_first else shape) if on_grid else _packed(shape, 4)
-    return whole + sum(_gridded(shape) for head in heads for shape in head.shapes.values())
-
-
-def _int8_product_bytes(layout: Layout, heads: Sequence[_Head]) -> int:
-    """Operations, and a scale and a zero point for each output of a product."""
-    outputs = sum(
-        layout.shape(parameter)[1 if isinstance(parameter.member, Conv1D) else 0]
-        for parameter in layout.parameters
-        if parameter.multiplies and parameter.part != "pooler"
-    )
-    outputs += sum(shape[0] for head in heads for shape in head.shapes.values() if len(shape) == 2)
-    return layout.layers * _INT8_PRODUCT_BYTES_PER_LAYER + _INT8_PRODUCT_BYTES_PER_OUTPUT * outputs
-
-
-def _gridded(shape: tuple[int, ...]) -> int:
+def _int4_bytes(shape: tuple[int, ...]) -> int:
     return _grid_bytes(shape) if len(shape) == 2 and fits_grid(*shape) else 4 * math.prod(shape)
 
 
-def _packed(shape: tuple[int, ...], bytes_per_row: int) -> int:
+def _int8_bytes(shape: tuple[int, ...], bytes_per_row: int) -> int:
+    """Matrices and tables in int8 with a scale (and for matmuls a zero point) per row, the rest as floats."""
     count = math.prod(shape)
     if len(shape) < 2 or count < _SMALLEST_INT8:
         return 4 * count
     return count + bytes_per_row * shape[0]
 
 
-def _static_cost(shape: tuple[int, int], itemsize: int, heads: Sequence[_Head], length: int) -> Cost:
-    rows, width = shape
-    parts = {part: _PartCost() for part in _PARTS}
-    parts["embeddings"] = _PartCost(
-        parameters=rows * width, bytes=rows * width * itemsize, flops_per_token=float(width)
-    )
-    parts["head"] = _head_cost(heads, length)
-    headers = [_header_bytes({"embedding.weight": shape}, itemsize, {})]
-    headers += [_header_bytes(head.shapes, head.itemsize, {}) for head in heads]
-    packed = _packed(shape, 4) + sum(_packed(each, 5) for head in heads for each in head.shapes.values())
-    return Cost(
-        parts=parts,
-        layers=0,
-        width=width,
-        length=length,
-        header_bytes=sum(headers),
-        int8_file_bytes=packed,
-        int4_file_bytes=_gridded(shape)
-        + sum(_gridded(each) for head in heads for each in head.shapes.values()),
-    )
-
-
-def _head_cost(heads: Sequence[_Head], length: int) -> _PartCost:
-    each = [
-        _PartCost(
-            parameters=head.parameters,
-            bytes=head.parameters * head.itemsize,
-            flops_per_token=head.flops_per_text / length,
-        )
-        for head in heads
-    ]
-    return sum(each, _PartCost())
-
-
-def _header_bytes(shapes: dict[str, tuple[int, ...]], itemsize: int, metadata: dict[str, object]) -> int:
-    """What a safetensors file spends on saying what is in it: its JSON table, padded."""
-    table = dict(metadata)
+def _header_bytes(tensors: Sequence[_Tensor], is_backbone: bool) -> int:
+    """The size of the JSON header of a safetensors file, padded."""
+    table: dict[str, object] = {"__metadata__": {"format": "pt"}} if is_backbone else {}
     offset = 0
-    for name in sorted(shapes):
-        end = offset + math.prod(shapes[name]) * itemsize
-        table[name] = {"dtype": _DTYPES[itemsize], "shape": shapes[name], "data_offsets": [offset, end]}
+    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
+        end = offset + math.prod(tensor.shape) * tensor.itemsize
+        dtype = _DTYPES[tensor.itemsize]
+        table[tensor.name] = {"dtype": dtype, "shape": tensor.shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(table, separators=(",", ":"))
     return _SAFETENSORS_ALIGNMENT + -(-len(text) // _SAFETENSORS_ALIGNMENT) * _SAFETENSORS_ALIGNMENT
