@@ -17,7 +17,7 @@ from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadRecipe, UserError
 from trundle.methods.catalogue import METHODS
 from trundle.methods.contract import Applied, Context
-from trundle.model.pooling import _attends_both_ways
+from trundle.model.heads import _attends_both_ways
 from trundle.model.save import save
 from trundle.model.surgery import transformer_of
 from trundle.pipeline.compress import compress

@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 
 import pico
 from trundle.errors import BadModel
+from trundle.model.heads import _attends_both_ways, _ending_tokenizer, with_both_ways, with_pooling
 from trundle.model.load import load
-from trundle.model.pooling import _attends_both_ways, _ending_tokenizer, with_both_ways, with_pooling
 from trundle.model.save import save
 from trundle.model.surgery import transformer_of, with_modules
 from trundle.records import Lineage

@@ -139,9 +139,7 @@ def split_by_package(
     if not 0 < share < 1:
         raise BadInput(f"a share of {share} can't be held out; pass a number between 0 and 1")
     if len(sizes) < 2:
-        raise BadInput(
-            "pairs of one package can't be split by package; install more packages, or pass other data"
-        )
+        raise BadInput("pairs of one package can't be split; install more packages, or pass other data")
     remaining = share * len(pairs)
     held: set[str] = set()
     for package in sorted(sizes, key=lambda package: _digest(f"{seed}:{package}", 16)):

@@ -212,10 +212,8 @@ def _read_separated(path: Path, _wanted: _Wanted, separator: str) -> Iterator[_T
                 columns = _check_unique(path, tuple(fields))
                 continue
             if len(fields) != len(columns):
-                raise BadInput(
-                    f"{place} has {len(fields)} fields but the header has {len(columns)}; "
-                    "quote a field that contains a separator or a line break"
-                )
+                what = f"{place} has {len(fields)} fields but the header has {len(columns)}"
+                raise BadInput(f"{what}; quote a field that contains a separator or a line break")
             yield _TableRow(place=place, columns=columns, values=dict(zip(columns, fields, strict=True)))
     except csv.Error as error:
         where = f"{path}:{start}"
@@ -243,9 +241,7 @@ def parquet_rows(
                     yield _TableRow(place=f"{name} row {number}", columns=columns, values=values)
     except UnicodeDecodeError as error:
         place = f"{name} row {number + 1}"
-        raise BadInput(
-            f"{place} is not UTF-8 text ({error.reason}); write the file again as UTF-8"
-        ) from error
+        raise BadInput(f"{place} is not UTF-8 text ({error.reason}); save the file as UTF-8") from error
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"{name} is damaged or not parquet ({reason}); create or download it again") from error

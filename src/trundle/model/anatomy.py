@@ -60,7 +60,7 @@ class Norm:
     along: str
     part: _Part = "norm"
 
-    def axes(self, parameter: str) -> _Axes:
+    def axes(self, _parameter: str) -> _Axes:
         """Return the axis of `weight` or `bias`."""
         return (self.along,)
 
@@ -73,7 +73,7 @@ class _Table:
     columns: str
     part: _Part = "embeddings"
 
-    def axes(self, parameter: str) -> _Axes:
+    def axes(self, _parameter: str) -> _Axes:
         return (self.rows, self.columns)
 
 
@@ -288,11 +288,8 @@ def family_of(model_type: str) -> _Family:
     """Return the row of a `config.model_type`; the error for an unknown one says what a row needs."""
     if model_type not in _BY_MODEL_TYPE:
         known = ", ".join(sorted(_BY_MODEL_TYPE))
-        raise UnknownFamily(
-            f"trundle has no anatomy row for model type {model_type!r} (known: {known}); "
-            "add a Family to trundle/model/anatomy.py: the path of its blocks, the axes of every parameter in and "
-            "outside a block, and its config's names for layers, width, heads and MLP width"
-        )
+        what = f"trundle has no anatomy row for model type {model_type!r} (known: {known})"
+        raise UnknownFamily(f"{what}; add a Family to trundle/model/anatomy.py, or use a known model type")
     return _BY_MODEL_TYPE[model_type]
 
 

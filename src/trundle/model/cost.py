@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from sentence_transformers import SentenceTransformer
 
-from trundle.model.anatomy import Conv1D, _Part
-from trundle.model.heads import _is_bare_table, without_head
+from trundle.model.anatomy import Conv1D, _Part, _Table
+from trundle.model.heads import without_head
 from trundle.model.layout import Layout, _shrunk, layout_of
-from trundle.model.matrices import _grid_bytes, fits_grid
+from trundle.model.matrices import BLOCK, fits_grid
 from trundle.model.static import static_shape, static_table
 from trundle.model.surgery import transformer_of
 
@@ -39,18 +39,19 @@ _DTYPES = {1: "F8_E4M3", 2: "BF16", 4: "F32", 8: "F64"}
 """Names by size; only their length matters, for the size of a header."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _PartCost:
     parameters: int = 0
     bytes: int = 0
     flops_per_token: float = 0.0
 
     def __add__(self, other: _PartCost) -> _PartCost:
-        return _PartCost(
-            parameters=self.parameters + other.parameters,
-            bytes=self.bytes + other.bytes,
-            flops_per_token=self.flops_per_token + other.flops_per_token,
-        )
+        flops = self.flops_per_token + other.flops_per_token
+        return _PartCost(self.parameters + other.parameters, self.bytes + other.bytes, flops)
+
+    def as_json(self) -> dict[str, int]:
+        flops = round(self.flops_per_token)
+        return {"parameters": self.parameters, "bytes": self.bytes, "flops_per_token": flops}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,22 +92,9 @@ class Cost:
 
     def as_json(self) -> dict[str, object]:
         """Return the cost for the lineage and for `--json`."""
-        return {
-            "parameters": self.parameters,
-            "bytes": self.file_bytes,
-            "flops_per_token": round(self.flops_per_token),
-            "length": self.length,
-            "layers": self.layers,
-            "width": self.width,
-            "parts": {
-                part: {
-                    "parameters": cost.parameters,
-                    "bytes": cost.bytes,
-                    "flops_per_token": round(cost.flops_per_token),
-                }
-                for part, cost in self.parts.items()
-            },
-        }
+        sizes = {"length": self.length, "layers": self.layers, "width": self.width}
+        parts = {part: cost.as_json() for part, cost in self.parts.items()}
+        return {**self.total.as_json(), "bytes": self.file_bytes, **sizes, "parts": parts}
 
 
 def cost(model: SentenceTransformer, *, length: int = _LENGTH) -> Cost:
@@ -128,11 +116,14 @@ def predict(
     """Predict the cost after a cut to these sizes, with the linear head replaced by a Dense (in, out) if given."""
     body = model if dense is None else without_head(model)
     itemsize = _itemsize(model)
-    new = [] if dense is None else _dense_tensors(*dense, itemsize=itemsize, file=len(body))
+    new = []
+    if dense is not None:
+        shapes = {"linear.weight": (dense[1], dense[0]), "linear.bias": (dense[1],)}
+        new = [_Tensor(len(body), name, shape, itemsize) for name, shape in shapes.items()]
     if (table := static_table(model)) is not None:
         width = table.embedding_dim
-        if dense is not None and _is_bare_table(body):
-            # a linear map of a bare table is stored in the table
+        if dense is not None and len(body) == 1:
+            # a linear map directly after the table is applied to the table
             width, new = dense[1], []
         return _static_cost(table.num_embeddings, width, itemsize, [*_head_tensors(body), *new], length)
     before = layout_of(transformer_of(model).model)
@@ -153,18 +144,22 @@ def _itemsize(model: SentenceTransformer) -> int:
     return next(model.parameters()).element_size()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Tensor:
-    """One tensor of a model's files: 0 is the backbone, the others are the modules after it."""
+    """One tensor of a model's files: file 0 is the backbone's, the others belong to the modules after it."""
 
-    file: int = 0
+    file: int
     name: str
     shape: tuple[int, ...]
     itemsize: int
-    part: _Part
-    matmul: bool = False
+    part: _Part = "head"
+    looked_up: bool = False
     token_table: bool = False
     transposed: bool = False
+
+    @property
+    def matmul(self) -> bool:
+        return len(self.shape) == 2 and not self.looked_up
 
     @property
     def outputs_first(self) -> tuple[int, ...]:
@@ -173,24 +168,9 @@ class _Tensor:
 
 def _head_tensors(model: SentenceTransformer) -> list[_Tensor]:
     return [
-        _Tensor(
-            file=file,
-            name=name,
-            shape=tuple(weight.shape),
-            itemsize=weight.element_size(),
-            part="head",
-            matmul=weight.ndim == 2,
-        )
+        _Tensor(file, name, tuple(weight.shape), weight.element_size())
         for file, module in enumerate(list(model)[1:], 1)
         for name, weight in module.named_parameters()
-    ]
-
-
-def _dense_tensors(columns: int, rows: int, *, itemsize: int, file: int) -> list[_Tensor]:
-    shapes = {"linear.weight": (rows, columns), "linear.bias": (rows,)}
-    return [
-        _Tensor(file=file, name=name, shape=shape, itemsize=itemsize, part="head", matmul=len(shape) == 2)
-        for name, shape in shapes.items()
     ]
 
 
@@ -208,58 +188,53 @@ def _narrowed(heads: Sequence[_Tensor], before: int, after: int) -> list[_Tensor
 def _layout_cost(layout: Layout, heads: Sequence[_Tensor], length: int) -> Cost:
     backbone = [
         _Tensor(
-            name=parameter.name,
-            shape=layout.shape(parameter),
-            itemsize=parameter.itemsize,
-            part=parameter.part,
-            matmul=parameter.multiplies,
+            0,
+            parameter.name,
+            layout.shape(parameter),
+            parameter.itemsize,
+            parameter.part,
+            looked_up=isinstance(parameter.member, _Table),
             token_table=parameter.axes[0] == "vocab",
             transposed=isinstance(parameter.member, Conv1D),
         )
         for parameter in layout.parameters
     ]
-    between_tokens = _PartCost(flops_per_token=4.0 * length * layout.sizes["q"] * layout.layers)
-    made = _cost([*backbone, *heads], layout.layers, layout.sizes["hidden"], length)
-    return replace(made, parts=made.parts | {"attention": made.parts["attention"] + between_tokens})
+    between_tokens = 4.0 * length * layout.sizes["q"] * layout.layers
+    extra: tuple[_Part, float] = ("attention", between_tokens)
+    return _cost([*backbone, *heads], extra, layout.layers, layout.sizes["hidden"], length)
 
 
 def _static_cost(rows: int, width: int, itemsize: int, heads: Sequence[_Tensor], length: int) -> Cost:
-    table = _Tensor(
-        name="embedding.weight", shape=(rows, width), itemsize=itemsize, part="embeddings", token_table=True
-    )
-    made = _cost([table, *heads], 0, width, length)
-    additions = _PartCost(flops_per_token=float(width))
-    return replace(made, parts=made.parts | {"embeddings": made.parts["embeddings"] + additions})
+    shape = (rows, width)
+    table = _Tensor(0, "embedding.weight", shape, itemsize, "embeddings", looked_up=True, token_table=True)
+    return _cost([table, *heads], ("embeddings", float(width)), 0, width, length)
 
 
-def _cost(tensors: Sequence[_Tensor], layers: int, width: int, length: int) -> Cost:
+def _cost(
+    tensors: Sequence[_Tensor], extra_flops: tuple[_Part, float], layers: int, width: int, length: int
+) -> Cost:
     parts = {part: _PartCost() for part in _PARTS}
     int8, int4, outputs = layers * _GRAPH_BYTES_PER_LAYER, layers * _INT4_GRAPH_BYTES_PER_LAYER, 0
     for tensor in tensors:
         count = math.prod(tensor.shape)
         flops = 2.0 * count / (length if tensor.part in _ONCE_PER_TEXT else 1) if tensor.matmul else 0.0
-        parts[tensor.part] += _PartCost(
-            parameters=count, bytes=count * tensor.itemsize, flops_per_token=flops
-        )
+        parts[tensor.part] += _PartCost(count, count * tensor.itemsize, flops)
         if tensor.part == "pooler":  # not exported
             continue
         int8 += _int8_bytes(tensor.shape, 5 if tensor.matmul else 4)
-        if tensor.matmul or tensor.token_table:
-            int4 += _int4_bytes(tensor.outputs_first)
-        else:
-            int4 += _int8_bytes(tensor.shape, 4)
+        on_grid = tensor.matmul or tensor.token_table
+        int4 += _int4_bytes(tensor.outputs_first) if on_grid else _int8_bytes(tensor.shape, 4)
         outputs += tensor.outputs_first[0] if tensor.matmul else 0
+    part, flops = extra_flops
+    parts[part] += _PartCost(flops_per_token=flops)
+    files = [[tensor for tensor in tensors if tensor.file == file] for file in {one.file for one in tensors}]
     int8_matmuls = layers * _INT8_MATMUL_BYTES_PER_LAYER + _INT8_MATMUL_BYTES_PER_OUTPUT * outputs
-    files = sorted({tensor.file for tensor in tensors})
     return Cost(
         parts=parts,
         layers=layers,
         width=width,
         length=length,
-        header_bytes=sum(
-            _header_bytes([tensor for tensor in tensors if tensor.file == file], bool(layers) and file == 0)
-            for file in files
-        ),
+        header_bytes=sum(_header_bytes(file, has_format=layers > 0 and file[0].file == 0) for file in files),
         int8_file_bytes=int8,
         int4_file_bytes=int4,
         int8_product_bytes=int8_matmuls if layers else 0,
@@ -267,20 +242,20 @@ def _cost(tensors: Sequence[_Tensor], layers: int, width: int, length: int) -> C
 
 
 def _int4_bytes(shape: tuple[int, ...]) -> int:
-    return _grid_bytes(shape) if len(shape) == 2 and fits_grid(*shape) else 4 * math.prod(shape)
+    """Half a byte per value and two bytes per block; small matrices stay float."""
+    count = math.prod(shape)
+    return count // 2 + 2 * count // BLOCK if len(shape) == 2 and fits_grid(*shape) else 4 * count
 
 
 def _int8_bytes(shape: tuple[int, ...], bytes_per_row: int) -> int:
-    """Matrices and tables in int8 with a scale (and for matmuls a zero point) per row, the rest as floats."""
+    """One byte per value and a scale (for matmuls also a zero point) per row; small tensors stay float."""
     count = math.prod(shape)
-    if len(shape) < 2 or count < _SMALLEST_INT8:
-        return 4 * count
-    return count + bytes_per_row * shape[0]
+    return 4 * count if len(shape) < 2 or count < _SMALLEST_INT8 else count + bytes_per_row * shape[0]
 
 
-def _header_bytes(tensors: Sequence[_Tensor], is_backbone: bool) -> int:
+def _header_bytes(tensors: Sequence[_Tensor], *, has_format: bool) -> int:
     """The size of the JSON header of a safetensors file, padded."""
-    table: dict[str, object] = {"__metadata__": {"format": "pt"}} if is_backbone else {}
+    table: dict[str, object] = {"__metadata__": {"format": "pt"}} if has_format else {}
     offset = 0
     for tensor in sorted(tensors, key=lambda tensor: tensor.name):
         end = offset + math.prod(tensor.shape) * tensor.itemsize

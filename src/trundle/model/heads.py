@@ -1,21 +1,32 @@
-"""The modules after the backbone: linear heads, normalisation, prompts, and pairs of two models."""
+"""The modules after the backbone: pooling, linear heads, normalisation, prompts, and pairs of two models."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Module, Normalize, Pooling, Router
+from tokenizers import processors
 from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel
 
 from trundle.errors import BadInput, BadModel
+from trundle.model.layout import layout_of
 from trundle.model.static import _with_mapped_table, static_table
-from trundle.model.surgery import _drop_pooler_unless_in, _shallow_copy, transformer_of, with_modules
+from trundle.model.surgery import (
+    Cut,
+    _cut_backbone,
+    _drop_pooler_unless_in,
+    _shallow_copy,
+    transformer_of,
+    with_modules,
+)
 
 
 def normalises(model: SentenceTransformer) -> bool:
@@ -47,11 +58,6 @@ def _is_linear(module: nn.Module) -> bool:
     if isinstance(module, Dense):
         return isinstance(module.activation_function, nn.Identity) and not module.use_residual
     return isinstance(module, Normalize)
-
-
-def _is_bare_table(body: SentenceTransformer) -> bool:
-    """Whether pooled vectors are plain means of a table, so that a linear map can be applied to the table."""
-    return static_table(body) is not None and len(body) == 1
 
 
 def with_new_head(
@@ -96,7 +102,8 @@ def with_linear_head(
     """Return the model with its linear head replaced by this linear map."""
     body = without_head(model)
     table = static_table(body)
-    if table is not None and _is_bare_table(body):
+    if table is not None and len(body) == 1:
+        # a linear map of a mean is the mean of the mapped vectors
         after = [Normalize()] if normalise else []
         return with_modules(body, [_with_mapped_table(table, weight, bias), *after])
     dtype = next(body.parameters()).dtype
@@ -149,6 +156,96 @@ def reinitialised(model: SentenceTransformer, *, seed: int) -> SentenceTransform
     return with_modules(model, [twin, *list(model)[1:]])
 
 
+_PoolingMode = Literal["mean", "weightedmean", "last", "cls"]
+_PROBE_TEXTS = ["a", "one two three"]
+_PROBE_LENGTH = 6
+
+
+def with_pooling(
+    model: SentenceTransformer, mode: _PoolingMode | None = None, *, include_prompt: bool | None = None
+) -> SentenceTransformer:
+    """Return the model with another pooling; None keeps a setting.
+
+    With `last`, the tokenizer adds its end token to every text. Otherwise the last token of a decoder is often part of
+    a word. Without `include_prompt`, a prompt is encoded but its tokens are not pooled.
+    """
+    modules = list(model)
+    places = [place for place, module in enumerate(modules) if isinstance(module, Pooling)]
+    if len(places) != 1 or (mode is not None and not isinstance(modules[places[0]].pooling_mode, str)):
+        raise BadModel("the model does not have a single pooling mode to change; use pooling: keep")
+    old = modules[places[0]]
+    modules[places[0]] = Pooling(
+        old.embedding_dimension,
+        old.pooling_mode if mode is None else "lasttoken" if mode == "last" else mode,
+        include_prompt=old.include_prompt if include_prompt is None else include_prompt,
+    )
+    if mode == "last":
+        modules[0] = copy.copy(modules[0])
+        modules[0].processor = _ending_tokenizer(model.tokenizer)
+    return with_modules(model, modules)
+
+
+def _ending_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer, or if it does not end texts with a special token, one that adds its end token."""
+    if _ends_with(tokenizer, tokenizer.all_special_ids):
+        return tokenizer
+    if tokenizer.eos_token is None:
+        raise BadModel("the tokenizer has no end token for last-token pooling; choose another pooling")
+    ending = copy.deepcopy(tokenizer)
+    end, backend = f"{tokenizer.eos_token}:0", ending.backend_tokenizer
+    adding = processors.TemplateProcessing(
+        single=f"$A:0 {end}",
+        pair=f"$A:0 {end} $B:1 {tokenizer.eos_token}:1",
+        special_tokens=[(tokenizer.eos_token, tokenizer.eos_token_id)],
+    )
+    before = backend.post_processor
+    backend.post_processor = adding if before is None else processors.Sequence([before, adding])
+    with TemporaryDirectory() as folder:
+        ending.save_pretrained(folder)
+        reloaded = AutoTokenizer.from_pretrained(folder)
+    if not _ends_with(reloaded, [tokenizer.eos_token_id]):
+        raise BadModel(f"a saved {type(tokenizer).__name__} loses an added end token; choose another pooling")
+    return reloaded
+
+
+def _ends_with(tokenizer: Any, ends: Sequence[int]) -> bool:
+    return all(ids and ids[-1] in ends for ids in tokenizer(_PROBE_TEXTS)["input_ids"])
+
+
+def with_both_ways(model: SentenceTransformer) -> SentenceTransformer:
+    """Return a copy of a decoder with bidirectional attention, which its saved config records."""
+    family = layout_of(transformer_of(model).model).family
+    if not family.causal:
+        raise BadModel(f"a {family.name} model has bidirectional attention already; use attention: keep")
+    twin = copy.deepcopy(model)
+    backbone = transformer_of(twin).model
+    backbone.config.is_causal = False
+    # Built again, because blocks read the attention direction in their constructors.
+    rebuilt = _cut_backbone(backbone, Cut())
+    if not _attends_both_ways(rebuilt):
+        raise BadModel(f"a {family.name} model can't get bidirectional attention; use attention: keep")
+    transformer_of(twin).model = rebuilt
+    return with_modules(model, list(twin))
+
+
+def _attends_both_ways(backbone: PreTrainedModel) -> bool:
+    """Whether the first token's state depends on a later token, with and without padding."""
+    one = torch.ones(2, _PROBE_LENGTH, dtype=torch.long, device=backbone.device)
+    other = one.clone()
+    other[:, -2] = 0
+    padded = torch.ones_like(one)
+    padded[:, -1] = 0
+    training = backbone.training
+    backbone.eval()
+    with torch.no_grad():
+        states = [
+            [backbone(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0] for ids in (one, other)]
+            for mask in (torch.ones_like(one), padded)
+        ]
+    backbone.train(training)
+    return not any(torch.equal(first, second) for first, second in states)
+
+
 _Role = Literal["text", "query", "document"]
 _DOCUMENT_NAMES = ("document", "passage", "corpus")
 
@@ -168,9 +265,7 @@ def _pools_prompts(model: SentenceTransformer) -> bool:
 def check_prompts_are_pooled(model: SentenceTransformer, prompts: Mapping[str, str | None]) -> None:
     """Reject a model that encodes prompts but leaves them out of pooling, which training can't imitate."""
     if not _pools_prompts(model) and (any(prompts.values()) or any(prompts_by_role(model).values())):
-        raise BadModel(
-            "the model leaves its prompts out of pooling, which align can't train; set include_prompt to true"
-        )
+        raise BadModel("align can't train a model that does not pool its prompts; set include_prompt to true")
 
 
 _TEXT_PROMPT = "text"

@@ -96,10 +96,8 @@ def layout_of(backbone: PreTrainedModel) -> Layout:
     for parameter in layout.parameters:
         expected, found = layout.shape(parameter), tuple(weights[parameter.name].shape)
         if expected != found:
-            raise BadModel(
-                f"{parameter.name} has shape {found}, but the {family.name} row and the config imply {expected}; the "
-                "config does not describe these weights, so download the model again"
-            )
+            what = f"{parameter.name} has shape {found}, but the config implies {expected}"
+            raise BadModel(f"{what}; download the model again")
     return layout
 
 
@@ -111,10 +109,7 @@ def _parameter(family: _Family, name: str, weight: nn.Parameter) -> Parameter:
         index, _, module = module.removeprefix(f"{family.blocks}.").partition(".")
         block, table = int(index), family.inside
     if module not in table:
-        raise BadModel(
-            f"the {family.name} row of the anatomy does not cover the parameter {name}; "
-            "add it to the row in trundle/model/anatomy.py, or use a model without it"
-        )
+        raise BadModel(f"the {family.name} row in trundle/model/anatomy.py lacks {name}; add it to the row")
     axes = table[module].axes(kind)
     return Parameter(name=name, block=block, member=table[module], axes=axes, itemsize=weight.element_size())
 
@@ -134,20 +129,14 @@ def _shrunk(
         if count is None:
             continue
         if not 1 <= count <= sizes[axis]:
-            raise ImpossibleCut(
-                f"{count} of {sizes[axis]} can't be kept along {axis!r}; pass 1 to {sizes[axis]}"
-            )
+            raise ImpossibleCut(f"{axis!r} can't be cut to {count}; pass 1 to {sizes[axis]}")
         sizes[axis] = count
     sizes = _with_attention_sizes(sizes)
     if family.head is None and sizes["q"] != sizes["hidden"]:
-        raise ImpossibleCut(
-            f"a {family.name} config has no entry for the head width, so hidden width {sizes['hidden']} must equal "
-            f"{sizes['heads']} heads × {sizes['head']}; cut hidden and head widths by the same share"
-        )
+        what = f"a {family.name} model has hidden width {sizes['hidden']}, but {sizes['heads']} heads × {sizes['head']}"
+        raise ImpossibleCut(f"{what}; cut hidden and head widths by the same share")
     if family.rotary and sizes["head"] % 2:
-        raise ImpossibleCut(
-            f"rotary positions rotate pairs, and head width {sizes['head']} is odd; keep an even number"
-        )
+        raise ImpossibleCut(f"rotary positions need an even head width, not {sizes['head']}")
     kept = check_blocks(layout, range(layout.layers) if blocks is None else blocks)
     parameters = []
     for parameter in layout.parameters:
@@ -166,15 +155,11 @@ def check_blocks(layout: Layout, blocks: Sequence[int]) -> tuple[int, ...]:
     if not kept:
         raise ImpossibleCut(f"at least 1 of the {layout.layers} layers must be kept")
     if any(not 0 <= block < layout.layers for block in kept):
-        raise ImpossibleCut(
-            f"the model has layers 0 to {layout.layers - 1}, not all of {list(kept)}; choose among those"
-        )
+        raise ImpossibleCut(f"there is no such layer in {list(kept)}; use layers 0 to {layout.layers - 1}")
     if list(kept) != sorted(set(kept)):
         raise ImpossibleCut(f"the layers {list(kept)} must be in ascending order without duplicates")
     if layout.family.first_block_is_special and kept[0] != 0:
-        raise ImpossibleCut(
-            f"the first layer of a {layout.family.name} model differs from the others; keep layer 0"
-        )
+        raise ImpossibleCut(f"the first layer of a {layout.family.name} model can't be removed; keep layer 0")
     return kept
 
 

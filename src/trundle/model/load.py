@@ -27,18 +27,8 @@ from transformers import PreTrainedModel
 
 from trundle.errors import BadInput, BadModel
 from trundle.model.anatomy import _BY_MODEL_TYPE, family_of
-from trundle.model.layout import layout_of
-from trundle.model.nested import (
-    Nested,
-    Selection,
-    _read_nested,
-    at_width,
-    default_select,
-    is_trained,
-    untrained,
-)
-from trundle.model.pooling import _ending_tokenizer
-from trundle.model.surgery import transformer_of
+from trundle.model.heads import _ending_tokenizer
+from trundle.model.nested import Nested, _default_selection, _read_nested, at_width, is_trained, untrained
 from trundle.model.token_map import _MAPPED_TYPE, MappedTransformer
 from trundle.runtime.description import is_exported
 
@@ -76,9 +66,7 @@ def load(
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise BadModel(
-            f"{name} can't be loaded as an embedding model ({reason}); check the folder or download it again"
-        ) from error
+        raise BadModel(f"{name} can't be loaded ({reason}); check the folder or download it again") from error
     backbone = getattr(model[0], "model", None) if len(model) else None
     if isinstance(backbone, PreTrainedModel):
         _check_complete(backbone, _backbone_folder(folder))
@@ -105,10 +93,7 @@ def _narrowed(model: SentenceTransformer, folder: Path, width: str | Fraction) -
     trained = share == 1 or is_trained(nested, model, share)
     if not trained:
         warnings.warn(untrained(folder.name, share, nested), stacklevel=3)
-    if nested is None:
-        how = Selection(select=default_select(layout_of(transformer_of(model).model)))
-    else:
-        how = nested.selection
+    how = _default_selection(model) if nested is None else nested.selection
     return at_width(model, share, how, nested if trained else None)
 
 
@@ -172,16 +157,15 @@ def _check_complete(backbone: PreTrainedModel, folder: Path | None) -> None:
     endings: set[str] = set()
     for file in folder.glob("*.safetensors"):
         with safe_open(str(file), framework="np") as weights:
-            for parts in (key.split(".") for key in weights.keys()):
-                endings.update(".".join(parts[start:]) for start in range(len(parts)))
+            names = list(weights.keys())
+        for parts in (name.split(".") for name in names):
+            endings.update(".".join(parts[start:]) for start in range(len(parts)))
     for name, _ in backbone.named_parameters():
         old_name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
             "LayerNorm.bias", "LayerNorm.beta"
         )
         if not name.startswith("pooler.") and not {name, old_name} & endings:
-            raise BadModel(
-                f"{folder} holds no weights for {name}, which its config asks for; download the full model"
-            )
+            raise BadModel(f"{folder} holds no weights for {name}; download the full model")
 
 
 def _folder(name: str, trust_remote_code: bool) -> Path:
@@ -191,9 +175,7 @@ def _folder(name: str, trust_remote_code: bool) -> Path:
     if path.is_file():
         raise BadModel(f"{name} is a file; pass the model's folder")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name.strip():
-        raise BadModel(
-            f"there is no folder {name!r}; pass a model folder or a hub name such as all-MiniLM-L6-v2"
-        )
+        raise BadModel(f"there is no folder {name!r}; pass a model folder or a hub name")
     patterns = [*_DOWNLOADED, "*.py"] if trust_remote_code else _DOWNLOADED
     for candidate in [name] if "/" in name else [f"sentence-transformers/{name}", name]:
         try:
@@ -203,39 +185,26 @@ def _folder(name: str, trust_remote_code: bool) -> Path:
         except (RepositoryNotFoundError, HFValidationError):
             continue
         except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-            raise BadModel(
-                f"{name!r} is not a local folder and the model hub can't be reached; "
-                "pass a local model folder, or connect to the network and run again"
-            ) from error
+            what = f"{name!r} is not a local folder and the model hub can't be reached"
+            raise BadModel(f"{what}; pass a local model folder, or connect to the network") from error
     raise BadModel(f"{name!r} is neither a local folder nor a model on the hub; check the spelling")
 
 
 def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
     """Reject what can't or should not be loaded, before anything heavy; return the backbone's config."""
     if is_exported(folder) and not any(folder.rglob("*.safetensors")):
-        raise BadModel(
-            f"{folder} holds graphs without torch weights, which can run but not be changed; pass the model it was "
-            "exported from"
-        )
+        raise BadModel(f"{folder} holds graphs without torch weights; pass the model it was exported from")
     if not (folder / "modules.json").is_file() and not (folder / "config.json").is_file():
-        raise BadModel(
-            f"{folder} is not a model folder: it has neither modules.json nor config.json; "
-            "pass the folder that model.save_pretrained() wrote"
-        )
+        raise BadModel(f"{folder} has neither modules.json nor config.json; pass a model folder")
     for file in sorted(folder.rglob("*.safetensors")):
         try:
             with safe_open(str(file), framework="np"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise BadModel(
-                f"{file} is truncated or damaged ({error}); download or copy the model again"
-            ) from error
+            raise BadModel(f"{file} is truncated or damaged ({error}); download it again") from error
     for pickle in (*folder.rglob("*.bin"), *folder.rglob("*.pt")):
         if not any(pickle.parent.glob("*.safetensors")) and not pickle.with_suffix(".xml").is_file():
-            raise BadModel(
-                f"{pickle.parent} has its weights only as pickle files, which can run code when loaded; "
-                "convert them to safetensors first"
-            )
+            raise BadModel(f"{pickle.parent} has only pickle files of weights; convert them to safetensors")
     inner = _backbone_folder(folder)
     if inner is None or not (inner / "config.json").is_file():
         return {}
@@ -245,9 +214,7 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
     if config and not any((inner / name).is_file() for name in _TOKENIZER_FILES):
         raise BadModel(f"{inner} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); download the full model")
     if "auto_map" in config and config.get("model_type") not in _BY_MODEL_TYPE and not trust_remote_code:
-        raise BadModel(
-            f"{folder} brings its own code to run; read it, and pass --trust-remote-code if you trust it"
-        )
+        raise BadModel(f"{folder} brings its own code to run; read it, then pass --trust-remote-code")
     return config
 
 

@@ -6,7 +6,6 @@ records the pruning, because rounding produces zeros as well.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,10 +73,7 @@ def prunable(layout: Layout, *, attention: bool = False) -> tuple[Matrix, ...]:
             )
         )
     if not any("mlp" in (*terms(matrix.rows), *terms(matrix.columns)) for matrix in found):
-        raise ImpossibleCut(
-            f"the anatomy of a {layout.family.name} model names no MLP to prune; add its matrices to the row in "
-            "trundle/model/anatomy.py"
-        )
+        raise ImpossibleCut(f"the {layout.family.name} row in trundle/model/anatomy.py has no MLP; add it")
     return tuple(found)
 
 
@@ -190,9 +186,3 @@ def put_on_grid(weights: Sequence[tuple[nn.Parameter, bool]]) -> None:
     """Round weights to the int4 grid, in place."""
     for weight, transposed in weights:
         weight.data = _rounded(weight.data.T).T.contiguous() if transposed else _rounded(weight.data)
-
-
-def _grid_bytes(shape: tuple[int, ...]) -> int:
-    """The file size of an int4 matrix: half a byte per value and two bytes per block."""
-    count = math.prod(shape)
-    return count // 2 + 2 * count // BLOCK

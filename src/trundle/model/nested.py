@@ -65,10 +65,8 @@ def narrow_cut(layout: Layout, config: Any, share: Fraction, how: Selection) -> 
     neurons = _size_at(layout, "mlp", share) if how.mlp else 0
     sizes, rotary = layout.sizes, layout.family.rotary
     if rotary and head % 2:
-        raise ImpossibleCut(
-            f"{share} of a head's {sizes['head']} dimensions is {head}, too few or odd for rotary positions, which "
-            "rotate pairs; pass a larger width"
-        )
+        what = f"{share} of a head's {sizes['head']} dimensions is {head}, odd for rotary positions"
+        raise ImpossibleCut(f"{what}; pass a larger width")
 
     def kept(axis: str, count: int) -> Indices:
         return _spaced(sizes[axis], count) if how.select == "uniform" else tuple(range(count))
@@ -89,15 +87,12 @@ def narrow_cut(layout: Layout, config: Any, share: Fraction, how: Selection) -> 
 def _size_at(layout: Layout, axis: str, share: Fraction) -> int:
     size = layout.sizes[axis]
     if not 0 < share <= 1:
-        raise ImpossibleCut(
-            f"a width is a share of the model's, above 0 and up to 1, such as 1/2, not {share}"
-        )
+        raise ImpossibleCut(f"{share} is not a width; pass a share of the model's, above 0 and up to 1")
     if (size * share).denominator > 1:
         names = {"hidden": "hidden width", "head": "head width", "mlp": "MLP width"}
-        raise ImpossibleCut(
-            f"{share} of the {names[axis]} {size} is not a whole number; pass widths that divide it, such as "
-            f"{Fraction(max(1, round(size * share)), size)}"
-        )
+        possible = Fraction(max(1, round(size * share)), size)
+        what = f"{share} of the {names[axis]} {size} is not a whole number"
+        raise ImpossibleCut(f"{what}; pass widths that divide it, such as {possible}")
     return int(size * share)
 
 
@@ -154,7 +149,8 @@ def _read_nested(folder: str | Path) -> Nested | None:
     try:
         with safe_open(str(path), framework="np") as file:
             about = json.loads(file.metadata()["nested"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            names = list(file.keys())
+            tensors = {name: file.get_tensor(name) for name in names}
         order = tuple(tensors["hidden_order"].tolist()) if "hidden_order" in tensors else ()
         widths = tuple(map(Fraction, about["widths"]))
         return Nested(
@@ -186,6 +182,10 @@ def untrained(name: str, width: Fraction, nested: Nested | None) -> str:
     else:
         reason = f"it was trained at {', '.join(map(str, nested.widths))}"
     return f"{name} at width {width} is untrained ({reason}): its vectors are poor until it is trained"
+
+
+def _default_selection(model: SentenceTransformer) -> Selection:
+    return Selection(select=default_select(layout_of(transformer_of(model).model)))
 
 
 def pooled_width(model: SentenceTransformer, what: Cut) -> int:

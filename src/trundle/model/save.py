@@ -37,9 +37,7 @@ def save(
         try:
             model.save_pretrained(str(scratch), create_model_card=False, safe_serialization=True)
         except SafetensorError as error:
-            raise WriteFailed(
-                f"{target} could not be written ({error}); free some space and run again"
-            ) from error
+            raise WriteFailed(f"{target} could not be written ({error}); free some space") from error
         for name, content in {"README.md": card, **(files or {})}.items():
             (scratch / name).write_bytes(content.encode() if isinstance(content, str) else content)
         lineage.write(scratch)

@@ -44,9 +44,7 @@ def static_shape(model: SentenceTransformer) -> tuple[int, int]:
     rows = 1 + max(_tokenizer(model).get_vocab(with_added_tokens=True).values())
     known = layout_of(transformer_of(model).model).sizes["vocab"]
     if rows > known:
-        raise BadModel(
-            f"the tokenizer has {rows} tokens and the model only {known}; give them the same vocabulary"
-        )
+        raise BadModel(f"the tokenizer has {rows} tokens, but the model only {known}; use its own tokenizer")
     return rows, model.get_embedding_dimension() or 0
 
 

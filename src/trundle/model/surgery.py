@@ -53,15 +53,11 @@ class Cut:
                 _check_indices(axis, kept, layout.sizes[axis])
         if self.mlp is not None:
             if len(self.mlp) != layout.layers:
-                raise ImpossibleCut(
-                    f"there are neurons for {len(self.mlp)} layers of {layout.layers}; pass one list per layer"
-                )
+                raise ImpossibleCut(f"{len(self.mlp)} lists of neurons; pass one list per layer")
             for kept in self.mlp:
                 _check_indices("mlp", kept, layout.sizes["mlp"])
             if len({len(kept) for kept in self.mlp}) > 1:
-                raise ImpossibleCut(
-                    "the layers would keep different numbers of MLP neurons, which no config can express"
-                )
+                raise ImpossibleCut("the layers keep different numbers of neurons; keep the same in each")
         return _shrunk(
             layout,
             blocks=self.blocks,
@@ -117,14 +113,9 @@ def transformer_of(model: SentenceTransformer) -> Transformer:
     """Return the module that holds the backbone; a model without one is rejected."""
     first = model[0] if len(model) else None
     if isinstance(first, StaticEmbedding):
-        raise BadModel(
-            "the model is static, so it has no layers to change; pass the model it was made from "
-            "(cut its vocabulary before depth --keep 0)"
-        )
+        raise BadModel("the model is static, so it can't be changed; pass the model it was made from")
     if not isinstance(first, Transformer) or not isinstance(first.model, PreTrainedModel):
-        raise BadModel(
-            f"the model begins with {type(first).__name__}, not with a torch transformer; pass a transformer model"
-        )
+        raise BadModel(f"the model begins with {type(first).__name__}; pass a torch transformer model")
     return cast("Transformer", first)
 
 
@@ -145,9 +136,7 @@ def _cut_backbone(backbone: PreTrainedModel, what: Cut) -> PreTrainedModel:
     missing, unexpected = small.load_state_dict(sliced, strict=False, assign=True)
     strangers = [name for name in missing if name in dict(small.named_parameters())] + list(unexpected)
     if strangers:
-        raise ImpossibleCut(
-            f"the cut model would not have the same parts as the original ({strangers[0]}); keep its layer"
-        )
+        raise ImpossibleCut(f"{strangers[0]} is not in both the model and the cut model; keep its layer")
     for parameter in after.parameters:
         found, expected = tuple(sliced[parameter.name].shape), after.shape(parameter)
         if found != expected:
@@ -206,9 +195,7 @@ def _new_config(config: PreTrainedConfig, after: Layout, what: Cut) -> PreTraine
             if (old_list := getattr(config, entry, None)) is None:
                 continue
             if len(old_list) != layers:
-                raise BadModel(
-                    f"the config's {entry} has {len(old_list)} entries for {layers} layers; fix the config"
-                )
+                raise BadModel(f"{entry} has {len(old_list)} entries for {layers} layers; fix the config")
             setattr(new, entry, [old_list[block] for block in what.blocks])
         setattr(new, family.layers, after.layers)
     entries = {"hidden": family.hidden, "mlp": family.mlp, "vocab": family.vocab}
@@ -220,9 +207,7 @@ def _new_config(config: PreTrainedConfig, after: Layout, what: Cut) -> PreTraine
     if what.head is not None:
         rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
         if any(isinstance(value, list) for value in rope.values()):
-            raise ImpossibleCut(
-                "this model's rotary scaling lists one factor per head dimension; its head width can't be cut"
-            )
+            raise ImpossibleCut("rotary scaling has one factor per head dimension; keep the head width")
         for entry in family.follows_head:
             setattr(new, entry, after.sizes["head"])
     if what.vocab is not None:
@@ -235,9 +220,7 @@ def _renumber(config: PreTrainedConfig, family: _Family, kept: Indices) -> None:
     new = {old: position for position, old in enumerate(kept)}
     moved = [number for number in _pinned_ids(family, config) if new.get(number) != number]
     if moved:
-        raise ImpossibleCut(
-            f"a {family.name} model counts positions from its pad token's id; keep id {moved[0]} in its place"
-        )
+        raise ImpossibleCut(f"a {family.name} model counts positions from its pad id; keep id {moved[0]}")
     for entry, value in config.to_dict().items():
         if not entry.endswith("_token_id") or value is None:
             continue
@@ -262,9 +245,7 @@ def narrow_modules(modules: Sequence[nn.Module], hidden: Indices) -> Tensor:
             module.pooling_output_dimension = len(kept)
         elif isinstance(module, Dense):
             if module.use_residual:
-                raise ImpossibleCut(
-                    "the Dense layer after the backbone has a residual path; its input can't be narrowed"
-                )
+                raise ImpossibleCut("a Dense layer with a residual path can't be narrowed; keep the width")
             module.linear.weight = nn.Parameter(module.linear.weight.detach()[:, kept].clone())
             module.linear.in_features = module.in_features = len(kept)
             return kept
@@ -274,7 +255,5 @@ def narrow_modules(modules: Sequence[nn.Module], hidden: Indices) -> Tensor:
             narrow.bias = nn.Parameter(module.norm.bias.detach()[kept].clone())
             module.norm, module.dimension = narrow, len(kept)
         elif not isinstance(module, Normalize | Dropout):
-            raise ImpossibleCut(
-                f"trundle can't narrow a {type(module).__name__} module; cut layers or neurons instead"
-            )
+            raise ImpossibleCut(f"a {type(module).__name__} module can't be narrowed; keep the width")
     return kept

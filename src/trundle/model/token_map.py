@@ -75,10 +75,9 @@ def read_vocabulary(model: SentenceTransformer) -> Vocabulary:
     backend, content = _backend_of(tokenizer), _tokenizer_content(tokenizer)
     assert tokenizer is not None
     tokens, size = _tokens_by_id(content), len(_embedding(model))
-    if beyond := [number for number in tokens if number >= size]:
+    if beyond := [token for number, token in tokens.items() if number >= size]:
         raise BadModel(
-            f"the tokenizer has the token {tokens[beyond[0]]!r} with id {beyond[0]}, but the model has only {size} rows; "
-            "use the tokenizer that the model was made with"
+            f"token {beyond[0]!r} is not among the {size} embeddings; use the model's own tokenizer"
         )
     named = _named_ids(content) | set(tokenizer.all_special_ids)
     named.update(_pinned_ids(family_of(config.model_type), config))

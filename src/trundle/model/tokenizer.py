@@ -28,9 +28,7 @@ def _model_type(content: _Content) -> str:
     if kind is None:
         kind = "BPE" if "merges" in model else "Unigram" if isinstance(model["vocab"], list) else "WordPiece"
     if kind not in _MODEL_TYPES:
-        raise BadModel(
-            f"the tokenizer is a {kind} model, which trundle can't cut; it can cut {', '.join(_MODEL_TYPES)}"
-        )
+        raise BadModel(f"a {kind} tokenizer can't be cut; use one of {', '.join(_MODEL_TYPES)}")
     return str(kind)
 
 
@@ -122,9 +120,8 @@ def _cut_file(content: _Content, kept: Sequence[int]) -> dict[str, Any]:
     new = {old: position for position, old in enumerate(kept)}
     missing = sorted(_named_ids(content) - new.keys())
     if missing:
-        raise ImpossibleCut(
-            f"the token {known.get(missing[0], missing[0])!r} is needed by the tokenizer itself; keep id {missing[0]}"
-        )
+        token = known.get(missing[0], missing[0])
+        raise ImpossibleCut(f"the token {token!r} is needed by the tokenizer itself; keep id {missing[0]}")
     added = [{**token, "id": new[token["id"]]} for token in content["added_tokens"]]
     padding = content.get("padding")
     return {
@@ -202,10 +199,7 @@ def _tokenizer_content(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, A
 def _backend_of(tokenizer: PreTrainedTokenizerBase | None) -> Tokenizer:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
-        raise BadModel(
-            f"the tokenizer {type(tokenizer).__name__} is a slow one, without a tokenizer.json; make one with "
-            "transformers.convert_slow_tokenizer and save it with the model"
-        )
+        raise BadModel(f"{type(tokenizer).__name__} is a slow one; save a tokenizer.json with the model")
     return backend
 
 
@@ -217,9 +211,7 @@ def _with_tokens(tokenizer: PreTrainedTokenizerBase, kept: Sequence[int]) -> Pre
     if backend.get_vocab(with_added_tokens=True) != {
         token: number for number, token in _tokens_by_id(small).items()
     }:
-        raise BadModel(
-            "the tokenizer's added tokens do not follow its own vocabulary, so it can't be renumbered; keep all tokens"
-        )
+        raise BadModel("the tokenizer's added tokens can't be renumbered; keep all tokens")
     # Everything is copied except the backend, which the new one replaces.
     new = copy.deepcopy(tokenizer, {id(_backend_of(tokenizer)): backend})
     new.init_kwargs.pop("added_tokens_decoder", None)

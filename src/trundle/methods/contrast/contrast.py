@@ -15,9 +15,8 @@ from trundle.methods.contrast import _FULL_RATE, _LORA_RATE, ContrastOptions, Co
 from trundle.methods.contrast.adapters import _add_adapters, _Lora
 from trundle.methods.training import NOT_VALIDATED, check_prompted, learn, prompts_by_file
 from trundle.model.cost import cost
-from trundle.model.heads import copy_of
+from trundle.model.heads import copy_of, with_both_ways, with_pooling
 from trundle.model.layout import layout_of
-from trundle.model.pooling import with_both_ways, with_pooling
 from trundle.model.save import model_digest
 from trundle.model.surgery import transformer_of
 from trundle.progress import process_count
