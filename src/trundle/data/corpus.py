@@ -224,17 +224,15 @@ def unseen_texts(
     progress: Progress = SILENT,
 ) -> list[Text]:
     """Sample up to `count` texts that none of the models with these lineages was trained on."""
-    trained = [generation for lineage in lineages for generation in _generations_with_data(lineage)]
+    trained = []
+    for lineage in lineages:
+        generation = lineage
+        while generation is not None:
+            trained += [generation] if generation.get("data") else []
+            generation = generation.get("parent")
     streams = (_unseen_in(source, trained, seed, progress) for source in sources)
     texts = (text for stream in streams for text in stream)
     return sample(distinct(texts, key=lambda text: text.text), count, seed=seed)
-
-
-def _generations_with_data(lineage: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    while lineage is not None:
-        if lineage.get("data"):
-            yield lineage
-        lineage = lineage.get("parent")
 
 
 def _unseen_in(

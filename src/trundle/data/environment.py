@@ -105,10 +105,7 @@ def standard_library() -> _Package:
 
 
 def environment_pairs(
-    *,
-    packages: Sequence[_Package] | None = None,
-    limit_per_package: int = 700,
-    progress: Progress = SILENT,
+    *, packages: Sequence[_Package] | None = None, limit_per_package: int = 700, progress: Progress = SILENT
 ) -> list[Documented]:
     """Read queries and documents from packages (default: all installed ones), up to `limit_per_package` of each.
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trundle.data.augment import _SENTENCE_END
-from trundle.data.files import _parse_sources, _read_rows, _Source, _TableRow, parse_source
+from trundle.data.files import _parse_sources, _read_rows, _TableRow, parse_source
 from trundle.data.texts import _PLAIN, Text, _checked_negatives, _negative_columns, checked_text
 from trundle.errors import BadInput
 
@@ -44,13 +44,8 @@ class Example:
 
 
 def _read_examples(sources: str | Sequence[str]) -> Iterator[Example]:
-    """Stream all examples of one or several sources in order; a missing source is rejected at once."""
-    return _examples(_parse_sources(sources))
-
-
-def _examples(sources: Sequence[_Source]) -> Iterator[Example]:
     columns_of: dict[tuple[str, ...], tuple[str, str, list[str]]] = {}
-    for source in sources:
+    for source in _parse_sources(sources):
         example = None
         for file in source.files:
             for row in _read_rows(replace(source, files=(file,)), _is_example_column):
@@ -100,10 +95,8 @@ def _missing_columns(row: _TableRow, found: Mapping[str, object], example: str) 
 def _keeps_pair(row: _TableRow) -> bool:
     label = row.values["label"]
     if not isinstance(label, (int, float, str)) or label not in _KEEPS_PAIR:
-        raise BadInput(
-            f"{row.place} has the label {label!r}; a label must be 0 or 1, or name the columns to use without it, "
-            "as in FILE::query=COLUMN,positive=COLUMN"
-        )
+        fix = "write 0 or 1, or name the other columns, as in FILE::query=COLUMN,positive=COLUMN"
+        raise BadInput(f"{row.place} has the label {label!r}; {fix}")
     return _KEEPS_PAIR[label]
 
 

@@ -95,9 +95,21 @@ _FEW = 400
 
 def representatives(vectors: _Vectors, count: int, *, seed: int) -> _Numbers:
     """Return the positions of the vectors closest in direction to the centres of `count` clusters."""
-    if count >= len(vectors):
-        return np.arange(len(vectors))
-    return np.sort(_nearest_to_centres(_directions(vectors), count, seed))
+    directions = _directions(vectors)
+    if len(vectors) <= _SMALL or count <= _FEW or count >= len(vectors):
+        return np.sort(_one_per_cluster(directions, count, seed))
+    groups = 2 * -(-len(vectors) // _SMALL)
+    split = BisectingKMeans(
+        groups, n_init=1, max_iter=_ROUNDS, random_state=seed, bisecting_strategy="largest_cluster"
+    )
+    labels = split.fit_predict(directions)
+    members = [np.flatnonzero(labels == group) for group in range(groups)]
+    found = [
+        group[_one_per_cluster(directions[group], share, seed)]
+        for group, share in zip(members, _shares([len(group) for group in members], count), strict=True)
+        if share
+    ]
+    return np.sort(np.concatenate(found))
 
 
 def nearest(vectors: _Vectors, targets: _Vectors) -> _Numbers:
@@ -113,23 +125,6 @@ def nearest(vectors: _Vectors, targets: _Vectors) -> _Numbers:
 def _directions(vectors: _Vectors) -> _Vectors:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.maximum(lengths, 1e-12), dtype=np.float32)
-
-
-def _nearest_to_centres(vectors: _Vectors, count: int, seed: int) -> _Numbers:
-    if len(vectors) <= _SMALL or count <= _FEW:
-        return _one_per_cluster(vectors, count, seed)
-    groups = 2 * -(-len(vectors) // _SMALL)
-    split = BisectingKMeans(
-        groups, n_init=1, max_iter=_ROUNDS, random_state=seed, bisecting_strategy="largest_cluster"
-    )
-    labels = split.fit_predict(vectors)
-    members = [np.flatnonzero(labels == group) for group in range(groups)]
-    found = [
-        group[_one_per_cluster(vectors[group], share, seed)]
-        for group, share in zip(members, _shares([len(group) for group in members], count), strict=True)
-        if share
-    ]
-    return np.concatenate(found)
 
 
 def _one_per_cluster(vectors: _Vectors, count: int, seed: int) -> _Numbers:

@@ -63,10 +63,9 @@ def checked_text(value: Any, column: str, place: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise BadInput(
-            f"{place} holds an unpaired surrogate, \\u{ord(value[error.start]):04x}, in column {column!r}; "
-            "clean it with text.encode('utf-8', 'replace').decode('utf-8')"
-        ) from error
+        what = f"{place} holds an unpaired surrogate, \\u{ord(value[error.start]):04x}, in column {column!r}"
+        fix = "clean it with text.encode('utf-8', 'replace').decode('utf-8')"
+        raise BadInput(f"{what}; {fix}") from error
     return value
 
 
@@ -106,20 +105,16 @@ def _text_columns(row: _TableRow) -> dict[str, Kind | None]:
         plain = next((column for column in _PLAIN if column in row.columns), None)
         found.update({plain: "document" if found else None} if plain else {})
     if not found:
-        raise BadInput(
-            f"{row.place} has no column known to hold texts (columns: {', '.join(row.columns) or 'none'}); "
-            "name the column, as in FILE::text=COLUMN"
-        )
+        what = f"has no column known to hold texts (columns: {', '.join(row.columns) or 'none'})"
+        raise BadInput(f"{row.place} {what}; name the column, as in FILE::text=COLUMN")
     return found
 
 
 def _row_texts(row: _TableRow, kinds: dict[str, Kind | None]) -> Iterator[Text]:
     stated = row.values.get("kind") or None
     if stated is not None and stated not in KINDS:
-        raise BadInput(
-            f"{row.place} has the kind {stated!r}; write one of {', '.join(KINDS)}, "
-            "or name only the text column, as in FILE::text=COLUMN"
-        )
+        fix = f"write one of {', '.join(KINDS)}, or name only the text column, as in FILE::text=COLUMN"
+        raise BadInput(f"{row.place} has the kind {stated!r}; {fix}")
     for column, implied in kinds.items():
         value = row.values[column]
         if _NEGATIVE.fullmatch(column):

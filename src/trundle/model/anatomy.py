@@ -173,10 +173,7 @@ _LLAMA = _Family(
 _FAMILIES: tuple[_Family, ...] = (
     _BERT,
     replace(
-        _BERT,
-        name="RoBERTa",
-        model_types=("roberta", "xlm-roberta", "camembert"),
-        positions_after_pad=True,
+        _BERT, name="RoBERTa", model_types=("roberta", "xlm-roberta", "camembert"), positions_after_pad=True
     ),
     _Family(
         name="MPNet",

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from sentence_transformers.util import batch_to_device
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from trundle.embedder import Embedder, Encode, Vectors, check_texts
 from trundle.errors import BadInput, BadModel
 from trundle.methods.contract import LONGEST
 from trundle.model.heads import _pools_prompts, _Role, prompts_by_role
-from trundle.model.static import _NO_LIMIT
+from trundle.model.tokenizer import _NO_LIMIT, _bare_backend
 from trundle.progress import SILENT, Progress
 
 Features = dict[str, Any]
@@ -123,11 +122,7 @@ class ShortCut:
     """A copy of a tokenizer that writes its tokens directly into one array."""
 
     def __init__(self, tokenizer: Any, like: Mapping[str, Any]) -> None:
-        self._rust = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        self._rust.no_padding()
-        self._rust.no_truncation()
-        if tokenizer.model_max_length < _NO_LIMIT:
-            self._rust.enable_truncation(tokenizer.model_max_length, direction=tokenizer.truncation_side)
+        self._rust = _bare_backend(tokenizer, tokenizer.model_max_length)
         self._pad = tokenizer.pad_token_id
         self._left = tokenizer.padding_side == "left"
         self._has_types = "token_type_ids" in like

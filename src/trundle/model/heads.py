@@ -37,10 +37,8 @@ def normalises(model: SentenceTransformer) -> bool:
 def check_untruncated(model: SentenceTransformer, fix: str) -> None:
     """Reject a model with a truncate_dim, because training sees its full vectors; `fix` completes the error."""
     if model.truncate_dim is not None:
-        raise BadInput(
-            f"the model's vectors are truncated to {model.truncate_dim} dimensions by its truncate_dim, which training "
-            f"does not see; {fix}"
-        )
+        what = f"the model's vectors are truncated to {model.truncate_dim} dimensions by its truncate_dim"
+        raise BadInput(f"{what}, which training does not see; {fix}")
 
 
 def without_head(model: SentenceTransformer) -> SentenceTransformer:
@@ -116,13 +114,8 @@ def linear_head(
 ) -> list[nn.Module]:
     """Return a linear map as the modules after pooling."""
     rows, columns = weight.shape
-    dense = Dense(
-        columns,
-        rows,
-        activation_function=nn.Identity(),
-        init_weight=torch.tensor(weight),
-        init_bias=torch.tensor(bias),
-    )
+    start = {"init_weight": torch.tensor(weight), "init_bias": torch.tensor(bias)}
+    dense = Dense(columns, rows, activation_function=nn.Identity(), **start)
     return [dense, Normalize()] if normalise else [dense]
 
 
@@ -275,10 +268,8 @@ def check_pairable(student: SentenceTransformer, teacher: SentenceTransformer) -
     """Reject two models whose vectors can't be compared."""
     ours, theirs = student.get_embedding_dimension(), teacher.get_embedding_dimension()
     if ours != theirs:
-        raise BadInput(
-            f"the student's vectors have {ours} dimensions and the teacher's {theirs}, so they can't be paired; "
-            "align the student with the teacher's space with trundle align"
-        )
+        what = f"the student's vectors have {ours} dimensions and the teacher's {theirs}"
+        raise BadInput(f"{what}, so they can't be paired; align the student with trundle align first")
 
 
 def paired(student: SentenceTransformer, teacher: SentenceTransformer) -> SentenceTransformer:

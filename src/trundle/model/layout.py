@@ -161,12 +161,3 @@ def check_blocks(layout: Layout, blocks: Sequence[int]) -> tuple[int, ...]:
     if layout.family.first_block_is_special and kept[0] != 0:
         raise ImpossibleCut(f"the first layer of a {layout.family.name} model can't be removed; keep layer 0")
     return kept
-
-
-def block_matrices(layout: Layout) -> tuple[tuple[str, _Member], ...]:
-    """Return every linear layer of attention and MLP inside the blocks, by the name of its module."""
-    return tuple(
-        (parameter.name.removesuffix(".weight"), parameter.member)
-        for parameter in layout.parameters
-        if parameter.block is not None and parameter.multiplies
-    )

@@ -22,6 +22,7 @@ from torch import Tensor
 from trundle.errors import BadModel
 from trundle.model.layout import layout_of
 from trundle.model.surgery import transformer_of, with_modules
+from trundle.model.tokenizer import _NO_LIMIT, _backend_of, _bare_backend
 from trundle.progress import SILENT, Progress
 
 _TOKENS_AT_ONCE = 1024
@@ -29,8 +30,6 @@ _TEXTS_AT_ONCE = 1000
 _SIF = 1e-3
 """A token with this share of all text has half the weight of a rare one."""
 _PROBE = "a"
-_NO_LIMIT = 1_000_000
-"""Tokenizers without a length limit report a huge one."""
 
 
 def static_table(model: SentenceTransformer) -> StaticEmbedding | None:
@@ -135,16 +134,11 @@ def shares_by_rank(rows: int) -> NDArray[np.float64]:
 def _tokenizer(model: SentenceTransformer) -> Tokenizer:
     """A copy of the model's tokenizer that truncates at the same number of text tokens."""
     tokenizer: Any = transformer_of(model).tokenizer
-    if not hasattr(tokenizer, "backend_tokenizer"):
-        raise BadModel("the model's tokenizer is not a fast one; save it with a tokenizer.json first")
-    own = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    own.no_padding()
-    own.no_truncation()
-    if (limit := model.max_seq_length) is not None and limit < _NO_LIMIT:
-        own.enable_truncation(
-            int(limit) - own.num_special_tokens_to_add(False), direction=tokenizer.truncation_side
-        )
-    return own
+    special = _backend_of(tokenizer).num_special_tokens_to_add(False)
+    limit = model.max_seq_length
+    return _bare_backend(
+        tokenizer, _NO_LIMIT if limit is None or limit >= _NO_LIMIT else int(limit) - special
+    )
 
 
 def _surroundings(model: SentenceTransformer) -> tuple[list[int], list[int]]:

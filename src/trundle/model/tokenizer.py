@@ -16,6 +16,8 @@ from trundle.errors import BadModel, ImpossibleCut
 
 _Content = Mapping[str, Any]
 """The content of a tokenizer.json."""
+_NO_LIMIT = 1_000_000
+"""Tokenizers without a length limit report a huge one."""
 _MODEL_TYPES = ("WordPiece", "BPE", "Unigram")
 _SECOND_COPIES = {"_vocab": "vocab", "_merges": "merges"}
 """Attributes in which some tokenizer classes keep copies of their file's content, and its names there."""
@@ -201,6 +203,16 @@ def _backend_of(tokenizer: PreTrainedTokenizerBase | None) -> Tokenizer:
     if not isinstance(backend, Tokenizer):
         raise BadModel(f"{type(tokenizer).__name__} is a slow one; save a tokenizer.json with the model")
     return backend
+
+
+def _bare_backend(tokenizer: Any, limit: int) -> Tokenizer:
+    """A copy of the backend without padding that truncates texts to `limit` tokens, if there is a limit."""
+    bare = Tokenizer.from_str(_backend_of(tokenizer).to_str())
+    bare.no_padding()
+    bare.no_truncation()
+    if limit < _NO_LIMIT:
+        bare.enable_truncation(limit, direction=tokenizer.truncation_side)
+    return bare
 
 
 def _with_tokens(tokenizer: PreTrainedTokenizerBase, kept: Sequence[int]) -> PreTrainedTokenizerBase:
