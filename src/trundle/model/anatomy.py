@@ -121,7 +121,8 @@ def _attention(query: str, key: str, value: str, output: str) -> dict[str, _Memb
 
 
 def _mlp(*into: str, out: str) -> dict[str, _Member]:
-    return {name: Linear("mlp", "hidden", "mlp") for name in into} | {out: Linear("hidden", "mlp", "mlp")}
+    members: dict[str, _Member] = {name: Linear("mlp", "hidden", "mlp") for name in into}
+    return members | {out: Linear("hidden", "mlp", "mlp")}
 
 
 def _norms(*names: str) -> dict[str, _Member]:
