@@ -16,7 +16,12 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 
 import pico
 from trundle.errors import BadModel
-from trundle.model.heads import _attends_both_ways, _ending_tokenizer, with_both_ways, with_pooling
+from trundle.model.heads import (
+    _attends_both_ways,
+    _ending_tokenizer,
+    with_bidirectional_attention,
+    with_pooling,
+)
 from trundle.model.load import load
 from trundle.model.save import save
 from trundle.model.surgery import transformer_of, with_modules
@@ -98,7 +103,7 @@ def test_a_model_that_pools_in_two_ways_is_refused(pico_model: PicoModel):
 def test_decoders_look_both_ways_also_after_a_plain_load(pico_model: PicoModel, family: str, tmp_path: Path):
     given = pico_model(family)
     assert not _attends_both_ways(transformer_of(given).model)
-    model = with_both_ways(given)
+    model = with_bidirectional_attention(given)
     assert not _attends_both_ways(transformer_of(given).model)
     saved = save(model, tmp_path / "saved", lineage=Lineage(source=family), card="")
     assert _attends_both_ways(AutoModel.from_pretrained(saved))
@@ -112,4 +117,4 @@ def test_decoders_look_both_ways_also_after_a_plain_load(pico_model: PicoModel, 
 
 def test_an_encoder_is_told_that_it_attends_both_ways_already(pico_model: PicoModel):
     with pytest.raises(BadModel, match="a BERT model has bidirectional attention already"):
-        with_both_ways(pico_model("bert"))
+        with_bidirectional_attention(pico_model("bert"))

@@ -18,7 +18,7 @@ from trundle.data.sampling import fingerprint
 from trundle.errors import BadInput
 from trundle.folders import drop_folder, own_folder
 from trundle.methods.contract import Given
-from trundle.model.encode import memory_told
+from trundle.model.encode import explain_out_of_memory
 from trundle.model.heads import prompts_by_role
 from trundle.progress import is_first, process_count
 from trundle.train import loop
@@ -85,7 +85,7 @@ def learn(
     with (
         _own_folder(context.cache / "runs" / name, context) as folder,
         zeros_kept(student, keep_zeros),
-        memory_told(label, _LESS_MEMORY),
+        explain_out_of_memory(label, _LESS_MEMORY),
     ):
         result = loop.train(
             student if module is None else module,

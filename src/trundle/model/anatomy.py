@@ -35,10 +35,6 @@ class Linear:
     columns: str
     part: _Part
 
-    def axes(self, parameter: str) -> _Axes:
-        """Return the axes of `weight` or `bias`."""
-        return (self.rows,) if parameter == "bias" else (self.rows, self.columns)
-
 
 @dataclass(frozen=True)
 class Conv1D:
@@ -48,10 +44,6 @@ class Conv1D:
     rows: str
     part: _Part
 
-    def axes(self, parameter: str) -> _Axes:
-        """Return the axes of `weight` or `bias`."""
-        return (self.rows,) if parameter == "bias" else (self.columns, self.rows)
-
 
 @dataclass(frozen=True)
 class Norm:
@@ -59,10 +51,6 @@ class Norm:
 
     along: str
     part: _Part = "norm"
-
-    def axes(self, _parameter: str) -> _Axes:
-        """Return the axis of `weight` or `bias`."""
-        return (self.along,)
 
 
 @dataclass(frozen=True)
@@ -73,11 +61,18 @@ class _Table:
     columns: str
     part: _Part = "embeddings"
 
-    def axes(self, _parameter: str) -> _Axes:
-        return (self.rows, self.columns)
-
 
 _Member = Linear | Conv1D | Norm | _Table
+
+
+def _axes_of(member: _Member, parameter: str) -> _Axes:
+    """The axes of a member's `weight` or `bias`, in the order it is stored."""
+    if isinstance(member, Norm):
+        return (member.along,)
+    if parameter == "bias":
+        return (member.rows,)
+    stored = (member.rows, member.columns)
+    return stored[::-1] if isinstance(member, Conv1D) else stored
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ def free_gpu_memory() -> None:
 
 
 @contextmanager
-def memory_told(what: str, fix: str) -> Iterator[None]:
+def explain_out_of_memory(what: str, fix: str) -> Iterator[None]:
     """Turn an out-of-memory error of the GPU into one sentence that says `what` did not fit and how to fix it."""
     try:
         yield

@@ -205,7 +205,7 @@ def _ends_with(tokenizer: Any, ends: Sequence[int]) -> bool:
     return all(ids and ids[-1] in ends for ids in tokenizer(_PROBE_TEXTS)["input_ids"])
 
 
-def with_both_ways(model: SentenceTransformer) -> SentenceTransformer:
+def with_bidirectional_attention(model: SentenceTransformer) -> SentenceTransformer:
     """Return a copy of a decoder with bidirectional attention, which its saved config records."""
     family = layout_of(transformer_of(model).model).family
     if not family.causal:

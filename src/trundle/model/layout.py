@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.model.anatomy import _Axes, _Family, _Member, _Part, _Table, family_of, terms
+from trundle.model.anatomy import _Axes, _axes_of, _Family, _Member, _Part, _Table, family_of, terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ def _parameter(family: _Family, name: str, weight: nn.Parameter) -> Parameter:
         block, table = int(index), family.inside
     if module not in table:
         raise BadModel(f"the {family.name} row in trundle/model/anatomy.py lacks {name}; add it to the row")
-    axes = table[module].axes(kind)
+    axes = _axes_of(table[module], kind)
     return Parameter(name=name, block=block, member=table[module], axes=axes, itemsize=weight.element_size())
 
 

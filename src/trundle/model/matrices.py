@@ -116,7 +116,7 @@ def with_zeros(model: SentenceTransformer, gone: dict[str, Tensor]) -> None:
     setattr(backbone.config, _PRUNED, True)
 
 
-def says_pruned(model: SentenceTransformer) -> bool:
+def is_pruned(model: SentenceTransformer) -> bool:
     """Return whether the model's config records that it was pruned."""
     return static_table(model) is None and bool(getattr(transformer_of(model).model.config, _PRUNED, False))
 
