@@ -228,7 +228,8 @@ def unseen_texts(
     for lineage in lineages:
         generation = lineage
         while generation is not None:
-            trained += [generation] if generation.get("data") else []
+            if generation.get("data"):
+                trained.append(generation)
             generation = generation.get("parent")
     streams = (_unseen_in(source, trained, seed, progress) for source in sources)
     texts = (text for stream in streams for text in stream)

@@ -35,11 +35,8 @@ def fingerprint(items: Iterable[Any]) -> str:
 
 
 def _count_and_fingerprint(items: Iterable[Any]) -> tuple[int, str]:
-    digest, encode, count = (
-        blake2b(digest_size=16),
-        json.JSONEncoder(sort_keys=True, default=_fields).encode,
-        0,
-    )
+    encode = json.JSONEncoder(sort_keys=True, default=_fields).encode
+    digest, count = blake2b(digest_size=16), 0
     for item in items:
         # JSON in ASCII contains no line feed, so a line feed after each item marks the boundaries.
         digest.update(encode(item).encode("ascii") + b"\n")

@@ -13,13 +13,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+from huggingface_hub import errors as hub
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
 from safetensors import SafetensorError, safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -182,9 +177,9 @@ def _folder(name: str, trust_remote_code: bool) -> Path:
             return Path(
                 snapshot_download(candidate, allow_patterns=patterns, ignore_patterns=_NOT_DOWNLOADED)
             )
-        except (RepositoryNotFoundError, HFValidationError):
+        except (hub.RepositoryNotFoundError, hub.HFValidationError):
             continue
-        except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        except (hub.LocalEntryNotFoundError, hub.HfHubHTTPError, OSError) as error:
             what = f"{name!r} is not a local folder and the model hub can't be reached"
             raise BadModel(f"{what}; pass a local model folder, or connect to the network") from error
     raise BadModel(f"{name!r} is neither a local folder nor a model on the hub; check the spelling")

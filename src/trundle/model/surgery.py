@@ -58,14 +58,11 @@ class Cut:
                 _check_indices("mlp", kept, layout.sizes["mlp"])
             if len({len(kept) for kept in self.mlp}) > 1:
                 raise ImpossibleCut("the layers keep different numbers of neurons; keep the same in each")
-        return _shrunk(
-            layout,
-            blocks=self.blocks,
-            hidden=None if self.hidden is None else len(self.hidden),
-            head=None if self.head is None else len(self.head),
-            mlp=None if self.mlp is None else len(self.mlp[0]),
-            vocab=None if self.vocab is None else len(self.vocab),
+        neurons = None if self.mlp is None else self.mlp[0]
+        hidden, head, mlp, vocab = (
+            None if kept is None else len(kept) for kept in (self.hidden, self.head, neurons, self.vocab)
         )
+        return _shrunk(layout, blocks=self.blocks, hidden=hidden, head=head, mlp=mlp, vocab=vocab)
 
 
 def _check_indices(axis: str, kept: Indices, size: int) -> None:
@@ -123,11 +120,8 @@ def _cut_backbone(backbone: PreTrainedModel, what: Cut) -> PreTrainedModel:
     before = layout_of(backbone)
     after = what.apply_to(before)
     small = unfilled_backbone(backbone, after, what)
-    kept = [
-        one
-        for one in before.parameters
-        if one.block is None or what.blocks is None or one.block in what.blocks
-    ]
+    blocks = (None, *(range(before.layers) if what.blocks is None else what.blocks))
+    kept = [parameter for parameter in before.parameters if parameter.block in blocks]
     weights = backbone.state_dict()
     sliced = {
         new.name: _sliced(weights[old.name], old, before, what)

@@ -155,7 +155,7 @@ class MappedTransformer(Transformer):
         local_files_only: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """Load the transformer and its map."""
+        """Load the transformer and its map. The library inspects this signature."""
         hub: dict[str, Any] = {
             "subfolder": subfolder,
             "token": token,
