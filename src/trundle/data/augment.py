@@ -1,7 +1,8 @@
 """Make more training texts from existing ones, for a teacher to label.
 
-Each augmentation is a function from one text to new ones. Its generator is seeded by the text itself, so a text always
-gives the same pieces. Only `joins` depends on the order of reading: it joins short texts that follow each other.
+Each augmentation is a function from one text to new ones. Its generator is seeded by the text itself, so a
+text always gives the same pieces. Only `joins` depends on the order of reading: it joins short texts that
+follow each other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The user's texts in three parts: one to train on, one to validate with, and one that only measures the result.
+"""The user's texts in three parts: to train on, to validate with, and to measure the result.
 
-A hash of the text decides its part, so equal texts never end up in two. The documentation of the packages installed in
-this Python environment is a source called `environment`; its parts consist of complete packages.
+A hash of the text decides its part, so equal texts never end up in two. The documentation of the packages
+installed in this Python environment is a source called `environment`; its parts consist of complete packages.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Corpus:
 
 
 def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILENT) -> Corpus:
-    """Open files, folders and `environment` as one corpus; a source that can't be read is rejected at once."""
+    """Open files, folders and `environment` as one corpus; unreadable sources are rejected at once."""
     reader = _CorpusReader(tuple(dict.fromkeys(sources)), seed, progress)
     return Corpus(
         train=reader.train,
@@ -153,8 +153,8 @@ class _CorpusReader:
 class _HeldOutTexts:
     """Collects the texts that are not trained on while they stream by, before their number is known.
 
-    The share of such texts only decreases with the number of texts, and a text within a small share is within any
-    larger one, so a text that is dropped on the way would be dropped in the end.
+    The share of such texts only decreases with the number of texts, and a text within a small share is within
+    any larger one, so a text that is dropped on the way would be dropped in the end.
     """
 
     def __init__(self, seed: int) -> None:

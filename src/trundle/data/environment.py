@@ -1,7 +1,8 @@
 """Queries and documents that every machine has: the docstrings of the installed Python packages.
 
-The summary of a docstring is a query; the rest of it, after the name of what it documents, is the document to retrieve.
-Packages are read as text and never imported. The same environment always gives the same pairs in the same order.
+The summary of a docstring is a query; the rest of it, after the name of what it documents, is the document to
+retrieve. Packages are read as text and never imported. The same environment always gives the same pairs in
+the same order.
 """
 
 from __future__ import annotations
@@ -107,10 +108,10 @@ def standard_library() -> _Package:
 def environment_pairs(
     *, packages: Sequence[_Package] | None = None, limit_per_package: int = 700, progress: Progress = SILENT
 ) -> list[Documented]:
-    """Read queries and documents from packages (default: all installed ones), up to `limit_per_package` of each.
+    """Read queries and documents from packages, up to `limit_per_package` of each.
 
-    The limit keeps large packages from dominating. Their files are read in the order of a hash of their names, until
-    the limit is reached.
+    The limit keeps large packages from dominating. Their files are read in the order of a hash of their
+    names, until the limit is reached.
     """
     if packages is None:
         packages = [*installed_packages(), standard_library()]
@@ -129,8 +130,8 @@ def split_by_package(
 ) -> tuple[list[Documented], list[Documented]]:
     """Split pairs into pairs to train on and held-out pairs; no package is in both.
 
-    Packages are considered in an order that depends on the seed, and held out while they fit into the share. If none
-    fits, the smallest is held out.
+    Packages are considered in an order that depends on the seed, and held out while they fit into the share.
+    If none fits, the smallest is held out.
     """
     sizes = Counter(pair.package for pair in pairs)
     if not 0 < share < 1:
@@ -189,8 +190,8 @@ def _package_pairs(package: _Package, uses: Counter[str]) -> Iterator[Documented
 def _docstrings(source: bytes, file: PurePath) -> Iterator[tuple[str, str]]:
     """Every public name of a source file with its docstring; a file that can't be parsed has none.
 
-    A private file in a public folder usually holds what the folder offers: `cluster/_kmeans.py` is read, and its
-    `KMeans` is called `cluster.KMeans`.
+    A private file in a public folder usually holds what the folder offers: `cluster/_kmeans.py` is read, and
+    its `KMeans` is called `cluster.KMeans`.
     """
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Labelled data: tuples of a query, a text that answers it and texts that do not; and texts with a class or a score.
+"""Labelled data: tuples of a query, a positive and negatives, and texts with a class or a score.
 
 The columns of a tuple are found by name, the first of each list that the table has:
 
@@ -162,7 +162,7 @@ _FIRST_LINE = re.compile(r"\s*(?P<title>[^\n]+)\n+(?P<body>.+)", re.DOTALL)
 def pairs_from_texts(
     texts: Iterable[Text], *, allowed: Callable[[str], bool] = lambda _text: True
 ) -> Iterator[Example]:
-    """Yield one pair per text; its source says how it was made. Pairs with a piece that is not allowed are dropped."""
+    """Yield one pair per text if its pieces are `allowed`; its source says how it was made."""
     for text in texts:
         pair = _pair_from_text(text.text)
         if allowed(pair.query) and allowed(pair.positive):

@@ -8,8 +8,9 @@ A source is written `PATH` or `PATH::role=column,role=column`. PATH is a file or
     .parquet          read a few rows at a time
     .gz               after any of the above except .parquet
 
-`role=column` reads `column` as if its name were `role` and hides every column that is not named. Text is UTF-8, with
-or without a byte order mark. If a table has a column `split`, only the rows of the split `train` are read.
+`role=column` reads `column` as if its name were `role` and hides every column that is not named. Text is
+UTF-8, with or without a byte order mark. If a table has a column `split`, only the rows of the split `train`
+are read.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _parse_sources(sources: str | Sequence[str]) -> list[_Source]:
 
 
 def _read_rows(source: _Source, wanted: _Wanted = lambda _column: True) -> Iterator[_TableRow]:
-    """Stream the rows of a source; only columns that are named in the source or else `wanted` need to be read."""
+    """Stream the rows of a source; columns that it does not name and that are not `wanted` may be skipped."""
     needed = needed_columns(source.columns, wanted)
     for file in source.files:
         row, used = None, 0

@@ -1,7 +1,7 @@
 """Fingerprints, samples and clusters that are reproducible on every machine.
 
-Python's own `hash` changes from run to run and most of `random` may change between versions, so this module relies
-only on blake2b and `random.Random(seed).random()`.
+Python's own `hash` changes from run to run and most of `random` may change between versions, so this module
+relies only on blake2b and `random.Random(seed).random()`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _fields(record: Any) -> dict[str, Any]:
 def sample(items: Iterable[_T], n: int, seed: int) -> list[_T]:
     """Sample `n` items uniformly from a stream, in their order of appearance; all of them if there are fewer.
 
-    Every item gets a random number, and the n smallest are kept: this needs memory for n items only, and a larger
-    sample with the same seed contains the smaller one.
+    Every item gets a random number, and the n smallest are kept: this needs memory for n items only, and a
+    larger sample with the same seed contains the smaller one.
     """
     if n < 0:
         raise BadInput(f"a sample of {n} is not possible; request 0 or more")

@@ -7,11 +7,11 @@ In a .txt file every line is a text. In a table the columns are found by name:
       response, negative, negatives, negative_1, ...
     definition                                           definitions
     sentence1, sentence2                                 texts of no special kind
-    text, sentence, content, body, abstract,             the first one found, if the table has none of the above
-      description, title                                   except a query; a document if it has a query
+    text, sentence, content, body, abstract,             the first one found, if the table has none of the
+      description, title                                   above except a query; a document if it has a query
 
-A column `kind` (query, document, definition, or null) overrides what the names imply. Choose other columns with
-`docs.parquet::text=summary` or `faq.csv::query=asked,document=reply`.
+A column `kind` (query, document, definition, or null) overrides what the names imply. Choose other columns
+with `docs.parquet::text=summary` or `faq.csv::query=asked,document=reply`.
 """
 
 from __future__ import annotations

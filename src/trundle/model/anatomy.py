@@ -1,7 +1,8 @@
-"""The parameters of each model family: one table, one row per family. No other module knows an architecture by name.
+"""The parameters of each model family: one table, one row per family.
 
-A row names every parameter of the family and the *axes* it lies along. This determines all cuts (slice every parameter
-along the axis that shrinks), all sizes (multiply the axes), and all tied tensors (those that share an axis).
+A row names every parameter of the family and the *axes* it lies along. This determines all cuts (slice every
+parameter along the axis that shrinks), all sizes (multiply the axes), and all tied tensors (those that share
+an axis).
 
     vocab, position, type, bucket   rows of lookup tables
     hidden                          the width of the residual stream
@@ -12,7 +13,8 @@ along the axis that shrinks), all sizes (multiply the axes), and all tied tensor
     mlp                             the neurons between the two matrices of an MLP
     a+b                             two axes concatenated in a fused matrix
 
-To add a family, write its row and add a pico config to the tests' table; the contract matrix then checks the row.
+To add a family, write its row and add a pico config to the tests' table; the contract matrix then checks the
+row.
 """
 
 from __future__ import annotations
@@ -287,7 +289,7 @@ def family_of(model_type: str) -> _Family:
 
 
 def _pinned_ids(family: _Family, config: object) -> range:
-    """The token ids that can't be renumbered; MPNet's code uses 1 as the pad token, whatever its config says."""
+    """The token ids that can't be renumbered; MPNet's code always uses 1 as the pad token."""
     pad = getattr(config, "pad_token_id", None) or 0
     return range(max(pad, 1) + 1) if family.positions_after_pad else range(0)
 

@@ -1,8 +1,9 @@
 """The cost of a model by part, now or after a cut that has not been made.
 
-FLOPs count a multiply and an add as two, for every matrix a token is multiplied with, at a stated text length: attention
-between tokens grows with it, and the work done once per text (pooler, Dense) is divided by the text's tokens. Sliding
-windows count as full attention, which is how they run. A static model does one addition per dimension.
+FLOPs count a multiply and an add as two, for every matrix a token is multiplied with, at a stated text
+length: attention between tokens grows with it, and the work done once per text (pooler, Dense) is divided by
+the text's tokens. Sliding windows count as full attention, which is how they run. A static model does one
+addition per dimension.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def predict(
     dense: tuple[int, int] | None = None,
     length: int = _LENGTH,
 ) -> Cost:
-    """Predict the cost after a cut to these sizes, with the linear head replaced by a Dense (in, out) if given."""
+    """Predict the cost after a cut to these sizes, and with a Dense (in, out) as the new linear head."""
     body = model if dense is None else without_head(model)
     itemsize = _itemsize(model)
     new = []
@@ -135,7 +136,7 @@ def predict(
 def predict_static(
     model: SentenceTransformer, *, rows: int | None = None, width: int | None = None, length: int = _LENGTH
 ) -> Cost:
-    """Predict the cost of a static model made from this one; rows and width default to its tokens and width."""
+    """Predict the cost of a static model made from this one; the default is all its tokens and its width."""
     all_rows, full_width = static_shape(model)
     return _static_cost(rows or all_rows, width or full_width, _itemsize(model), [], length)
 
@@ -175,7 +176,7 @@ def _head_tensors(model: SentenceTransformer) -> list[_Tensor]:
 
 
 def _narrowed(heads: Sequence[_Tensor], before: int, after: int) -> list[_Tensor]:
-    """The tensors after a backbone of another width: it changes all of them up to the inputs of the first matrix."""
+    """The tensors after a narrower backbone: all shrink, up to the inputs of the first matrix."""
     first = min((tensor.file for tensor in heads if tensor.matmul), default=math.inf)
     return [
         replace(tensor, shape=(*tensor.shape[:-1], tensor.shape[-1] * after // before))

@@ -53,7 +53,7 @@ def free_gpu_memory() -> None:
 
 @contextmanager
 def explain_out_of_memory(what: str, fix: str) -> Iterator[None]:
-    """Turn an out-of-memory error of the GPU into one sentence that says `what` did not fit and how to fix it."""
+    """Turn a GPU out-of-memory error into one that says `what` did not fit and how to `fix` it."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -167,8 +167,8 @@ def embedder(
 ) -> Embedder:
     """Return the model as an Embedder with three roles, each with the model's own prompt for it.
 
-    `half_on_gpu` computes in half precision on a GPU, for vectors that are stored in half precision anyway. From the
-    first chunk that overflows, it computes in full precision.
+    `half_on_gpu` computes in half precision on a GPU, for vectors that are stored in half precision anyway.
+    From the first chunk that overflows, it computes in full precision.
     """
     on_gpu = _on_gpu(model)
     half = half_on_gpu and on_gpu and model.dtype == torch.float32
@@ -236,7 +236,7 @@ def _encode(
     on_gpu: bool,
     batch_size: int,
 ) -> Vectors:
-    """The vectors of the library's encode, without waiting for the GPU before the end: it computes while we tokenise.
+    """The vectors of the library's encode, without waiting for the GPU until the end.
 
     After an out-of-memory error, this batch and the limit for all later ones are halved.
     """

@@ -35,7 +35,7 @@ def normalises(model: SentenceTransformer) -> bool:
 
 
 def check_untruncated(model: SentenceTransformer, fix: str) -> None:
-    """Reject a model with a truncate_dim, because training sees its full vectors; `fix` completes the error."""
+    """Reject a model with a truncate_dim, because training ignores it; `fix` completes the error."""
     if model.truncate_dim is not None:
         what = f"the model's vectors are truncated to {model.truncate_dim} dimensions by its truncate_dim"
         raise BadInput(f"{what}, which training does not see; {fix}")
@@ -52,7 +52,7 @@ def without_head(model: SentenceTransformer) -> SentenceTransformer:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Whether a module after pooling is a linear layer or a normalisation, which a new linear head replaces."""
+    """Whether a new linear head replaces this module: a linear layer or a normalisation."""
     if isinstance(module, Dense):
         return isinstance(module.activation_function, nn.Identity) and not module.use_residual
     return isinstance(module, Normalize)
@@ -159,8 +159,8 @@ def with_pooling(
 ) -> SentenceTransformer:
     """Return the model with another pooling; None keeps a setting.
 
-    With `last`, the tokenizer adds its end token to every text. Otherwise the last token of a decoder is often part of
-    a word. Without `include_prompt`, a prompt is encoded but its tokens are not pooled.
+    With `last`, the tokenizer adds its end token to every text. Otherwise the last token of a decoder is
+    often part of a word. Without `include_prompt`, a prompt is encoded but its tokens are not pooled.
     """
     modules = list(model)
     places = [place for place, module in enumerate(modules) if isinstance(module, Pooling)]
@@ -273,7 +273,7 @@ def check_pairable(student: SentenceTransformer, teacher: SentenceTransformer) -
 
 
 def paired(student: SentenceTransformer, teacher: SentenceTransformer) -> SentenceTransformer:
-    """Return one model that encodes queries with the student and documents with the teacher, sharing their weights."""
+    """Return one model that encodes queries with the student and documents with the teacher."""
     check_pairable(student, teacher)
     theirs = prompts_by_role(teacher)
     prompts = {name: prompt or "" for name, prompt in teacher.prompts.items()}

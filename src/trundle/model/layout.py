@@ -1,7 +1,7 @@
 """The parameters of one model along named axes: its anatomy row with sizes.
 
-A layout holds no weights. Sizes before and after a cut are arithmetic on layouts, so a plan can predict what it saves
-without building anything, and surgery can check the result.
+A layout holds no weights. Sizes before and after a cut are arithmetic on layouts, so a plan can predict what
+it saves without building anything, and surgery can check the result.
 """
 
 from __future__ import annotations
@@ -133,8 +133,10 @@ def _shrunk(
         sizes[axis] = count
     sizes = _with_attention_sizes(sizes)
     if family.head is None and sizes["q"] != sizes["hidden"]:
-        what = f"a {family.name} model has hidden width {sizes['hidden']}, but {sizes['heads']} heads × {sizes['head']}"
-        raise ImpossibleCut(f"{what}; cut hidden and head widths by the same share")
+        what = f"hidden width {sizes['hidden']} is not {sizes['heads']} heads × {sizes['head']}"
+        raise ImpossibleCut(
+            f"{what}, as a {family.name} model needs; cut hidden and head widths by the same share"
+        )
     if family.rotary and sizes["head"] % 2:
         raise ImpossibleCut(f"rotary positions need an even head width, not {sizes['head']}")
     kept = check_blocks(layout, range(layout.layers) if blocks is None else blocks)

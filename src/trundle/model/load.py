@@ -1,8 +1,9 @@
 """Load any model as a SentenceTransformer.
 
-A sentence-transformers folder is loaded unchanged. A bare encoder gets mean pooling. A decoder LLM gets position-weighted
-mean pooling (or last-token pooling with an end token) and a pad token, and loses its LM head. A hub name is downloaded
-first. Weights are read from safetensors only, and code that comes with a model runs only on request.
+A sentence-transformers folder is loaded unchanged. A bare encoder gets mean pooling. A decoder LLM gets
+position-weighted mean pooling (or last-token pooling with an end token) and a pad token, and loses its LM
+head. A hub name is downloaded first. Weights are read from safetensors only, and code that comes with a model
+runs only on request.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def load(
 ) -> SentenceTransformer:
     """Load a folder or hub name as a SentenceTransformer.
 
-    `pooling` is for models without one; the default is mean for encoders and weightedmean for decoders. `width` loads a
-    nested model at one of its sizes, such as "1/2".
+    `pooling` is for models without one; the default is mean for encoders and weightedmean for decoders.
+    `width` loads a nested model at one of its sizes, such as "1/2".
     """
     folder = _folder(str(name), trust_remote_code)
     config = _check_folder(folder, trust_remote_code)
@@ -214,7 +215,7 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
 
 
 def _backbone_folder(folder: Path) -> Path | None:
-    """The folder of the transformer's config and weights, or None if the first module is not a transformer."""
+    """The folder of the transformer's config, or None if the first module is not a transformer."""
     modules = folder / "modules.json"
     if not modules.is_file():
         return folder

@@ -1,7 +1,7 @@
 """The matrices that can be pruned or rounded to int4, each as (out, in) whatever its family stores.
 
-A pruned model stores its mask as zeros: a weight that is exactly zero in one of these matrices stays zero. Its config
-records the pruning, because rounding produces zeros as well.
+A pruned model stores its mask as zeros: a weight that is exactly zero in one of these matrices stays zero.
+Its config records the pruning, because rounding produces zeros as well.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def has_bias(backbone: nn.Module, matrix: Matrix) -> bool:
 
 
 def put_map(backbone: nn.Module, matrix: Matrix, weight: Tensor, gain: Tensor) -> None:
-    """Replace the weight of a linear layer, as (out, in), and add `gain` to its bias if it has one, in place."""
+    """Replace the weight of a linear layer, as (out, in), and add `gain` to its bias, if any, in place."""
     with torch.no_grad():
         weight_of(backbone, matrix).copy_(weight)
         if has_bias(backbone, matrix):
@@ -122,12 +122,12 @@ def is_pruned(model: SentenceTransformer) -> bool:
 
 
 def fits_grid(rows: int, columns: int) -> bool:
-    """Return whether the int4 grid applies to a matrix: its inputs divide into blocks, and it is large enough."""
+    """Return whether a matrix is rounded to int4: its inputs divide into blocks, and it is large."""
     return columns % BLOCK == 0 and rows * columns >= _SMALLEST
 
 
 def on_grid(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return codes from −8 to 7 as (rows, blocks, 32) and scales as (rows, blocks, 1) for a matrix (rows, inputs)."""
+    """Return a matrix (rows, inputs) as codes from −8 to 7 (rows, blocks, 32) and scales (rows, blocks, 1)."""
     blocks = matrix.detach().float().reshape(*matrix.shape[:-1], -1, BLOCK)
     largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
     scales = (largest / _LOWEST).half().float()
@@ -141,7 +141,7 @@ def _rounded(matrix: Tensor) -> Tensor:
 
 
 def grid_weights(model: SentenceTransformer) -> list[tuple[nn.Parameter, bool]]:
-    """Return the weights that int4 rounds, the token table and all matrices, each with whether it is transposed."""
+    """Return the weights that int4 rounds, each with whether it is stored as (in, out)."""
     table = static_table(model)
     found: list[tuple[nn.Parameter, bool]] = []
     if table is not None:

@@ -1,7 +1,8 @@
 """The sizes inside a nested model, and how to extract one of them.
 
-One small file next to the wide model records how positions are selected, which widths were trained, and the linear map
-of each into the shared vector space. It names the weights it belongs to; if they have changed, only the selection is used.
+One small file next to the wide model records how positions are selected, which widths were trained, and the
+linear map of each into the shared vector space. It names the weights it belongs to; if they have changed,
+only the selection is used.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _spaced(size: int, count: int) -> Indices:
 
 
 def _spaced_pairs(size: int, count: int, rotated: int) -> Indices:
-    """Evenly spaced pairs (i, i + half) of the part of a head that is rotated, then spaced positions of the rest."""
+    """Evenly spaced pairs (i, i + half) of a head's rotated part, then spaced positions of the rest."""
     kept = rotated * count // size
     pairs = _spaced(rotated // 2, kept // 2)
     others = _spaced(size - rotated, count - kept)

@@ -56,9 +56,8 @@ def model_digest(model: SentenceTransformer) -> str:
         settings = module.get_config_dict() if isinstance(module, Module) else {}
         backbone = getattr(module, "model", None)
         config = backbone.config.to_json_string() if isinstance(backbone, PreTrainedModel) else ""
-        digest.update(
-            f"{type(module).__name__}\0{json.dumps(settings, sort_keys=True, default=str)}\0{config}\n".encode()
-        )
+        described = json.dumps(settings, sort_keys=True, default=str)
+        digest.update(f"{type(module).__name__}\0{described}\0{config}\n".encode())
     digest.update(f"{model.max_seq_length} {model.truncate_dim} {model.default_prompt_name}\n".encode())
     digest.update(f"{json.dumps(model.prompts, sort_keys=True)}\n".encode())
     digest.update(tokenizer_text(model).encode())

@@ -1,8 +1,8 @@
 """Static models: one vector per token and no layers; the vector of a text is the mean of its tokens' vectors.
 
-The vectors are initialised with what the model itself computes for each token alone, minus the mean common to all texts,
-so they lie in its vector space; frequent tokens get smaller weights. A linear map of a mean is the mean of the mapped
-vectors, so a map into another space is applied to the table and costs nothing later.
+The vectors are initialised with what the model itself computes for each token alone, minus the mean common to
+all texts, so they lie in its vector space; frequent tokens get smaller weights. A linear map of a mean is the
+mean of the mapped vectors, so a map into another space is applied to the table and costs nothing later.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def static_model(
 ) -> SentenceTransformer:
     """Return a static model of the model's vectors for single tokens, given each token's share of all text.
 
-    The mean common to all texts is subtracted first: it is large in a single token and small in a complete text.
+    The mean common to all texts is subtracted first: it is large in a single token and small in a complete
+    text.
     """
     vectors = _token_vectors(model, progress=progress).double()
     weights = torch.from_numpy(_frequency_weights(shares))
@@ -120,7 +121,7 @@ def token_counts(model: SentenceTransformer, texts: Iterable[str]) -> NDArray[np
 
 
 def _frequency_weights(shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """SIF weights a / (a + p) for tokens with a share p of all text, scaled so that their mean over text is 1."""
+    """SIF weights a / (a + p) for tokens with a share p of all text, with a mean of 1 over text."""
     weights: NDArray[np.float64] = _SIF / (_SIF + shares)
     return weights / float(shares @ weights)
 

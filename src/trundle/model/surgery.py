@@ -1,7 +1,8 @@
 """Cut models: given indices, slice every tied tensor, update the config and check the shapes.
 
-A cut model is built from its new config and filled with sliced copies of the old weights, so everything that a
-constructor derives from its config (scales, head counts, rotary tables) is correct. The input model is never changed.
+A cut model is built from its new config and filled with sliced copies of the old weights, so everything that
+a constructor derives from its config (scales, head counts, rotary tables) is correct. The input model is
+never changed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The tokens of a model: which of them can be removed, and a map from removed tokens to kept ones.
 
 `MappedTransformer` is the only custom module in a model's folder. If trundle is installed,
-`SentenceTransformer(folder, trust_remote_code=True)` loads it; otherwise the library reports that it can't import
-trundle. The map is applied in `forward`, so a graph traced from the model contains it.
+`SentenceTransformer(folder, trust_remote_code=True)` loads it; otherwise the library reports that it can't
+import trundle. The map is applied in `forward`, so a graph traced from the model contains it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Vocabulary:
         return None if self.unknown is None else self.tokens[self.unknown]
 
     def least(self, *, rebuilt: bool = True) -> set[int]:
-        """Return the tokens that are always kept: the named ones and, if the tokenizer is rebuilt, the basic ones."""
+        """Return the tokens that are always kept; the basic ones only if the tokenizer is `rebuilt`."""
         return self.tree.with_halves(self.named | self.basic) if rebuilt else set(self.named)
 
 
@@ -185,7 +185,7 @@ def has_token_map(model: SentenceTransformer) -> bool:
 def cut_with_map(
     model: SentenceTransformer, kept: Sequence[int], stands_for: Sequence[int]
 ) -> SentenceTransformer:
-    """Return the model with only the kept rows; `stands_for` names the kept id for each id of its tokenizer."""
+    """Return the model with only the kept rows; `stands_for` has a kept id for each id of its tokenizer."""
     transformer = transformer_of(model)
     if isinstance(transformer, MappedTransformer):
         raise ImpossibleCut("the model's tokens are mapped already; cut the model it was made from instead")

@@ -56,7 +56,7 @@ def _named_ids(content: _Content) -> set[int]:
 
 
 def _basic_ids(content: _Content) -> set[int]:
-    """The tokens that can spell every text: all bytes if the tokenizer has byte tokens, else all characters."""
+    """The tokens that can spell every text: all bytes if there are byte tokens, else all characters."""
     vocab = _own_ids(content)
     if not _knows_bytes(content):
         basic = set(_single_characters(content))
@@ -69,7 +69,7 @@ def _basic_ids(content: _Content) -> set[int]:
 
 
 def _least_likely(content: _Content) -> int | None:
-    """The Unigram piece with the lowest score; it must be kept, because it determines an unknown character's score."""
+    """The Unigram piece with the lowest score, which determines the score of unknown characters."""
     if _model_type(content) != "Unigram":
         return None
     scores = [score for _, score in content["model"]["vocab"]]
@@ -268,7 +268,7 @@ class MergeTree:
         return found
 
     def _read_merges(self) -> None:
-        """Most vocabularies have one merge per token; those converted from sentencepiece list every possible one."""
+        """Most vocabularies have one merge per token; those from sentencepiece list every possible one."""
         vocab = self._vocab
         for rank, merge in enumerate(self._model["merges"]):
             left, right = _merge_parts(merge)
@@ -282,7 +282,7 @@ class MergeTree:
                 self._halves[made] = (vocab[left], vocab[right])
 
     def _last_merge(self, text: str) -> _Halves | None:
-        """Merge the characters of a token in the tokenizer's order to find which of several merges is the last."""
+        """Merge the characters of a token in the tokenizer's order to find its last merge."""
         pieces, last = list(text), None
         while len(pieces) > 1:
             ranked = [
