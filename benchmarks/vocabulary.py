@@ -66,7 +66,7 @@ from trundle.model.matrices import prunable
 from trundle.model.save import save, weight_bytes
 from trundle.model.surgery import transformer_of
 from trundle.model.tokenizer import _backend_of
-from trundle.model.vocabulary import read_vocabulary
+from trundle.model.token_map import read_vocabulary
 from trundle.recipe import make_options
 from trundle.records import Lineage
 

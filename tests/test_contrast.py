@@ -17,7 +17,7 @@ from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadRecipe, UserError
 from trundle.methods.catalogue import METHODS
 from trundle.methods.contract import Applied, Context
-from trundle.model.pooling import _looks_both_ways
+from trundle.model.heads import _attends_both_ways
 from trundle.model.save import save
 from trundle.model.surgery import transformer_of
 from trundle.pipeline.compress import compress
@@ -94,7 +94,7 @@ def test_a_decoder_is_pooled_and_looks_as_asked_after_a_plain_load(
     assert plain[1].pooling_mode == "lasttoken"
     assert not plain[1].include_prompt
     assert plain.tokenizer("a")["input_ids"][-1] == plain.tokenizer.eos_token_id
-    assert _looks_both_ways(transformer_of(plain).model)
+    assert _attends_both_ways(transformer_of(plain).model)
     assert plain.prompts["query"] == "question: "
     assert plain.max_seq_length == pico_model("qwen2").max_seq_length
     np.testing.assert_allclose(
@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "there is no data file 'other' to prompt; name one of documents",
     ),
     "too long": ({"max_length": 4000}, "the model takes at most 48 tokens"),
-    "encoder": ({"attention": "bidirectional"}, "looks both ways already"),
+    "encoder": ({"attention": "bidirectional"}, "has bidirectional attention already"),
 }
 
 

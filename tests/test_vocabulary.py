@@ -31,9 +31,8 @@ from trundle.methods.vocabulary.vocabulary import _tokens_left
 from trundle.model.cost import cost
 from trundle.model.load import load
 from trundle.model.save import model_digest, save
-from trundle.model.token_map import cut_with_map, has_token_map
+from trundle.model.token_map import cut_with_map, has_token_map, read_vocabulary, token_vectors
 from trundle.model.tokenizer import _least_likely, _tokenizer_content
-from trundle.model.vocabulary import read_vocabulary, token_vectors
 from trundle.recipe import make_options
 from trundle.records import Lineage
 
@@ -462,7 +461,7 @@ def test_texts_the_model_can_not_read_are_refused(pico_model: Models) -> None:
 def test_a_tokenizer_larger_than_its_model_is_refused(pico_folders: Callable[[str], Path]) -> None:
     model = SentenceTransformer(str(pico_folders("llama")), device="cpu")
     model.tokenizer.add_tokens(["<too far>"])
-    with pytest.raises(BadModel, match="the tokenizer the model was made with"):
+    with pytest.raises(BadModel, match="use the model's own tokenizer"):
         run(model, {"keep": 300})
 
 

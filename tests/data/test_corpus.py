@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trundle.data.corpus import _kept_back, read_corpus
+from trundle.data.corpus import _share_not_trained_on, read_corpus
 from trundle.data.examples import Example
 from trundle.errors import BadInput
 
@@ -21,7 +21,7 @@ def write_tuples(path: Path, count: int, name: str) -> str:
     return str(path)
 
 
-def test_tuples_hold_no_text_that_is_kept_back(tmp_path: Path) -> None:
+def test_tuples_hold_no_text_that_is_share_not_trained_on(tmp_path: Path) -> None:
     corpus = read_corpus([write_tuples(tmp_path / "a.jsonl", 400, "a")], seed=3)
     kept = {text.text for part in (corpus.validation, corpus.held_out) for text in part()}
     read = list(corpus.examples())
@@ -38,8 +38,8 @@ def test_tuples_hold_no_text_that_is_kept_back(tmp_path: Path) -> None:
     ("texts", "kept"), [(100, 25), (800, 200), (1280, 320), (2000, 320), (10_000, 1500), (1_000_000, 16_000)]
 )
 def test_few_texts_keep_a_larger_share_back_and_many_a_smaller_one(texts: int, kept: int) -> None:
-    assert texts * _kept_back(texts) == pytest.approx(kept)
-    assert _kept_back(texts) >= _kept_back(texts + 1)
+    assert texts * _share_not_trained_on(texts) == pytest.approx(kept)
+    assert _share_not_trained_on(texts) >= _share_not_trained_on(texts + 1)
 
 
 def test_of_few_texts_enough_are_kept_back_to_measure_with(tmp_path: Path) -> None:

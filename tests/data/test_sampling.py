@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from trundle.data.examples import Example
-from trundle.data.sampling import _Fingerprinted, _held_out, _split, distinct, fingerprint, sample
+from trundle.data.sampling import _count_and_fingerprint, distinct, draw, fingerprint, sample
 from trundle.data.texts import Text, read_texts
 from trundle.errors import BadInput
 
@@ -62,15 +62,12 @@ def test_the_format_of_a_file_does_not_count(
 
 @given(texts=TEXTS)
 def test_one_pass_hashes_and_counts(texts: list[str]) -> None:
-    watched = _Fingerprinted(texts)
-    assert list(watched) == texts
-    assert watched.count == len(texts)
-    assert watched.fingerprint == fingerprint(texts)
+    assert _count_and_fingerprint(iter(texts)) == (len(texts), fingerprint(texts))
 
 
 SCRIPT = """
-from trundle.data.sampling import fingerprint, held_out, sample
-print(fingerprint(["a", "ü"]), sample(range(1000), 5, 7), [held_out(str(n), 0.5, 3) for n in range(8)])
+from trundle.data.sampling import draw, fingerprint, sample
+print(fingerprint(["a", "ü"]), sample(range(1000), 5, 7), [draw(str(n), 3) < 0.5 for n in range(8)])
 """
 EXPECTED = (
     "2a532bdcc151dae409d6c61b1d58b91b [130, 422, 548, 645, 745] "
@@ -118,35 +115,17 @@ def test_a_sample_holds_only_what_it_keeps() -> None:
     assert peak < 1e6
 
 
-@given(keys=TEXTS, share=st.floats(min_value=0, max_value=1), seed=SEEDS)
-def test_a_split_never_leaks(keys: list[str], share: float, seed: int) -> None:
-    items = list(enumerate([*keys, *keys]))
-    train, held = _split(items, share, seed, key=lambda item: item[1])
-    assert not {key for _, key in train} & {key for _, key in held}
-    assert sorted([*train, *held]) == items
-    assert train == sorted(train)
-    assert held == sorted(held)
-
-
-@given(
-    key=st.text(),
-    small=st.floats(min_value=0, max_value=1),
-    large=st.floats(min_value=0, max_value=1),
-    seed=SEEDS,
-)
-def test_a_larger_share_holds_out_more(key: str, small: float, large: float, seed: int) -> None:
-    assert _held_out(key, min(small, large), seed) <= _held_out(key, max(small, large), seed)
-    assert not _held_out(key, 0, seed)
-    assert _held_out(key, 1, seed)
+@given(key=st.text(), seed=SEEDS)
+def test_a_draw_depends_on_the_key_and_the_seed_alone(key: str, seed: int) -> None:
+    assert 0 <= draw(key, seed) < 1
+    assert draw(key, seed) == draw(key, seed)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5])
 def test_the_share_held_out_is_the_share_asked_for(share: float) -> None:
-    held = sum(_held_out(str(number), share, 0) for number in range(20_000))
+    held = sum(draw(str(number), 0) < share for number in range(20_000))
     assert held == pytest.approx(20_000 * share, rel=0.1)
-    elsewhere = sum(
-        _held_out(str(number), share, 0) and _held_out(str(number), share, 1) for number in range(20_000)
-    )
+    elsewhere = sum(draw(str(number), 0) < share and draw(str(number), 1) < share for number in range(20_000))
     assert elsewhere == pytest.approx(20_000 * share**2, rel=0.4)
 
 
@@ -164,6 +143,3 @@ def test_distinct_streams() -> None:
 def test_bad_numbers_are_refused() -> None:
     with pytest.raises(BadInput, match="0 or more"):
         sample([], -1, 0)
-    for share in (-0.1, 1.1, float("nan")):
-        with pytest.raises(BadInput, match="from 0 to 1"):
-            _held_out("a", share, 0)

@@ -265,15 +265,15 @@ def test_a_text_file_is_never_held_whole(tmp_path: Path, name: str) -> None:
 PEAK_OF_READING = """
 import re, sys
 from pathlib import Path
-from trundle.data.source import parse_source, read_rows
+from trundle.data.files import _read_rows, parse_source
 
 def peak():
     return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
 small, big = sys.argv[1:]
-list(read_rows(parse_source(small)))
+list(_read_rows(parse_source(small)))
 before = peak()
-count = sum(1 for _ in read_rows(parse_source(big)))
+count = sum(1 for _ in _read_rows(parse_source(big)))
 print(count, peak() - before)
 """
 

@@ -108,7 +108,7 @@ def test_odd_but_whole_texts_pass_unchanged(tmp_path: Path) -> None:
         ({"text": ["a"]}, "holds list instead of text"),
         ({"query": "q", "positive": None}, "no text in column 'positive'"),
         ({"query": "q", "negatives": ["n", ""]}, "no text in column 'negatives'"),
-        ({"text": "a\ud800b"}, "half a character, \\ud800, in column 'text'"),
+        ({"text": "a\ud800b"}, "an unpaired surrogate, \\ud800, in column 'text'"),
         ({"text": "a", "kind": "news"}, "has the kind 'news'; write one of query, document, definition"),
         ({"id": 1, "score": 2}, "no column known to hold texts (columns: id, score)"),
         ({}, "no column known to hold texts (columns: none)"),

@@ -116,7 +116,7 @@ def test_named_columns(tmp_path: Path) -> None:
         ({"query": "q", "positive": "p", "negative": 3}, "holds int instead of text in column 'negative'"),
         ({"query": "q", "positive": "p", "negative": " "}, "no text in column 'negative'"),
         ({"query": "q", "positive": "p", "negatives": ["n", None]}, "no text in column 'negatives'"),
-        ({"query": "q", "positive": "\udfff"}, "half a character, \\udfff, in column 'positive'"),
+        ({"query": "q", "positive": "\udfff"}, "an unpaired surrogate, \\udfff, in column 'positive'"),
         ({"query": "q", "positive": "p", "label": 2}, "has the label 2"),
         ({"query": "q", "positive": "p", "label": None}, "has the label None"),
         ({"query": "q", "positive": "p", "label": [1]}, "has the label [1]"),

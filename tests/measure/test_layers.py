@@ -24,7 +24,7 @@ from trundle.methods.depth.curve import (
     measure_curve,
 )
 from trundle.model.anatomy import family_of
-from trundle.model.device import multiplies_bf16
+from trundle.model.encode import multiplies_bf16
 from trundle.model.heads import without_head
 from trundle.model.surgery import Cut, cut
 

@@ -24,8 +24,8 @@ from trundle.methods.vocabulary.scores import (
     count_tokens,
     tokenised,
 )
+from trundle.model.token_map import read_vocabulary
 from trundle.model.tokenizer import NO_MERGES, MergeTree
-from trundle.model.vocabulary import read_vocabulary
 
 Models = Callable[[str], SentenceTransformer]
 

@@ -16,8 +16,13 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 
 import pico
 from trundle.errors import BadModel
+from trundle.model.heads import (
+    _attends_both_ways,
+    _ending_tokenizer,
+    with_bidirectional_attention,
+    with_pooling,
+)
 from trundle.model.load import load
-from trundle.model.pooling import _ending_tokenizer, _looks_both_ways, with_both_ways, with_pooling
 from trundle.model.save import save
 from trundle.model.surgery import transformer_of, with_modules
 from trundle.records import Lineage
@@ -90,18 +95,18 @@ def test_pooling_is_changed_and_all_else_is_kept(pico_model: PicoModel, mode: An
 def test_a_model_that_pools_in_two_ways_is_refused(pico_model: PicoModel):
     given = pico_model("bert")
     twice = with_modules(given, [given[0], Pooling(32, ("mean", "max"))])
-    with pytest.raises(BadModel, match="does not pool in one single way"):
+    with pytest.raises(BadModel, match="does not have a single pooling mode"):
         with_pooling(twice, "last")
 
 
 @pytest.mark.parametrize("family", sorted(pico.DECODERS))
 def test_decoders_look_both_ways_also_after_a_plain_load(pico_model: PicoModel, family: str, tmp_path: Path):
     given = pico_model(family)
-    assert not _looks_both_ways(transformer_of(given).model)
-    model = with_both_ways(given)
-    assert not _looks_both_ways(transformer_of(given).model)
+    assert not _attends_both_ways(transformer_of(given).model)
+    model = with_bidirectional_attention(given)
+    assert not _attends_both_ways(transformer_of(given).model)
     saved = save(model, tmp_path / "saved", lineage=Lineage(source=family), card="")
-    assert _looks_both_ways(AutoModel.from_pretrained(saved))
+    assert _attends_both_ways(AutoModel.from_pretrained(saved))
     plain = SentenceTransformer(str(saved), device="cpu")
     vectors = plain.encode(pico.TEXTS)
     np.testing.assert_allclose(vectors, model.encode(pico.TEXTS), atol=1e-6)
@@ -110,6 +115,6 @@ def test_decoders_look_both_ways_also_after_a_plain_load(pico_model: PicoModel, 
     np.testing.assert_allclose(alone, vectors, atol=1e-5)
 
 
-def test_an_encoder_is_told_that_it_looks_both_ways_already(pico_model: PicoModel):
-    with pytest.raises(BadModel, match="a BERT model looks both ways already"):
-        with_both_ways(pico_model("bert"))
+def test_an_encoder_is_told_that_it_attends_both_ways_already(pico_model: PicoModel):
+    with pytest.raises(BadModel, match="a BERT model has bidirectional attention already"):
+        with_bidirectional_attention(pico_model("bert"))

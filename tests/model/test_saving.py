@@ -91,7 +91,7 @@ def test_a_really_full_device(pico_model: Callable[[str], SentenceTransformer], 
 def test_a_kill_while_saving_leaves_no_result(tmp_path: Path) -> None:
     """SIGKILL in the middle: the target is absent, and a later save of the same name works."""
     script = (
-        "import sys, time\nfrom pathlib import Path\nfrom trundle.artifact import whole_folder\n"
+        "import sys, time\nfrom pathlib import Path\nfrom trundle.folders import whole_folder\n"
         f"with whole_folder({str(tmp_path / 'out')!r}) as scratch:\n"
         "    (scratch / 'half').write_text('half')\n    print('writing', flush=True)\n    time.sleep(60)\n"
     )

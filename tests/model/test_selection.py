@@ -79,9 +79,9 @@ def test_by_priority_is_an_order_that_begins_with_the_narrowest(size: int, data:
 @pytest.mark.parametrize(
     ("family", "share", "how", "says"),
     [
-        ("bert", "1/3", Selection(select="consecutive"), "hidden width 32 is no whole number"),
-        ("bert", "1/16", Selection(select="consecutive"), "head width 8 is no whole number"),
-        ("bert", "1/32", Selection(select="consecutive", mlp=True), "no whole number"),
+        ("bert", "1/3", Selection(select="consecutive"), "hidden width 32 is not a whole number"),
+        ("bert", "1/16", Selection(select="consecutive"), "head width 8 is not a whole number"),
+        ("bert", "1/32", Selection(select="consecutive", mlp=True), "not a whole number"),
         ("llama", "1/8", Selection(select="rotary"), "odd for rotary positions"),
         ("bert", "0", Selection(select="consecutive"), "above 0"),
         ("bert", "3/2", Selection(select="consecutive"), "above 0"),

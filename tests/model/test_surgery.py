@@ -208,8 +208,8 @@ def test_prompts_and_settings_travel(pico_model: Callable[[str], SentenceTransfo
     [
         ("bert", Cut(blocks=()), "at least 1"),
         ("bert", Cut(blocks=(0, 9)), "layers 0 to 3"),
-        ("bert", Cut(blocks=(1, 0)), "rising order"),
-        ("bert", Cut(blocks=(0, 0)), "rising order"),
+        ("bert", Cut(blocks=(1, 0)), "ascending order"),
+        ("bert", Cut(blocks=(0, 0)), "ascending order"),
         ("modernbert", Cut(blocks=(1, 2)), "keep layer 0"),
         ("bert", Cut(hidden=tuple(range(16))), "same share"),
         ("bert", Cut(hidden=(0, 0)), "different"),

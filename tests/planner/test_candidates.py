@@ -17,8 +17,7 @@ from trundle.methods.contract import Context
 from trundle.methods.vocabulary import VOCABULARY, VocabularyOptions
 from trundle.model.cost import cost
 from trundle.model.load import load
-from trundle.model.token_map import cut_with_map
-from trundle.model.vocabulary import read_vocabulary
+from trundle.model.token_map import cut_with_map, read_vocabulary
 from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
 from trundle.search import candidates

@@ -158,7 +158,7 @@ def test_weights_changed_since_nesting_count_as_untrained(nested: Run, tmp_path:
     (tmp_path / "changed" / "nested.safetensors").write_bytes(
         (nested.output / "nested.safetensors").read_bytes()
     )
-    with pytest.warns(UserWarning, match="were changed since"):
+    with pytest.warns(UserWarning, match="have changed since"):
         assert load(tmp_path / "changed", width="1/2").get_embedding_dimension() == 16
     (tmp_path / "changed" / "nested.safetensors").write_bytes(b"damaged")
     with pytest.raises(BadModel, match="damaged"):
@@ -284,12 +284,12 @@ def test_importance_keeps_what_flows(pico_model: Callable[[str], SentenceTransfo
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"widths": "1/3"}, "no whole number"),
+        ({"widths": "1/3"}, "not a whole number"),
         ({"widths": "1,1/2"}, "shares under 1"),
         ({"widths": "1/2", "result": "1/4"}, "none of the widths"),
         ({"widths": "1/2", "start": "random"}, "belongs to extract"),
         ({"objective": "contrast", "steps": 0}, "no closed form for contrast"),
-        ({"objective": "contrast", "widths": "1/32"}, "no whole number"),
+        ({"objective": "contrast", "widths": "1/32"}, "not a whole number"),
         ({"objective": "contrast", "max_length": 100_000}, "takes at most"),
         ({"objective": "align", "max_length": 8}, "only contrast cuts texts by max_length"),
     ],
@@ -312,7 +312,7 @@ def test_truncated_vectors_are_not_trained_but_have_a_closed_form(
 ) -> None:
     model = copy.deepcopy(pico_model("bert"))
     model.truncate_dim = 8
-    with pytest.raises(BadInput, match="cut to 8 numbers by its truncate_dim"):
+    with pytest.raises(BadInput, match="truncated to 8 dimensions by its truncate_dim"):
         planned(model, corpus, widths="1/2")
     plan = planned(model, corpus, widths="1/2", result="1/2", steps=0)
     small = WIDTH.apply(model, plan, Context(original=model, corpus=corpus)).model

@@ -1,1 +1,1 @@
-""""""
+"""Texts and labelled examples: reading files, splitting, sampling and augmenting."""

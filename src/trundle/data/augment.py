@@ -1,7 +1,8 @@
-"""More texts out of the texts there are: a teacher can label anything, so texts are free.
+"""Make more training texts from existing ones, for a teacher to label.
 
-Each kind of making is a function from one text to new ones, drawn with a generator seeded by the text itself, so that a
-text always gives the same pieces. Only joins depend on the order of reading: they put neighbours together.
+Each augmentation is a function from one text to new ones. Its generator is seeded by the text itself, so a
+text always gives the same pieces. Only `joins` depends on the order of reading: it joins short texts that
+follow each other.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ _SENTENCE_WORDS = range(4, 60)
 _SENTENCES_PER_TEXT = 2
 _SPAN_WORDS = (4, 24)
 _LONG_ENOUGH = 12
-"""Words a text must have before pieces are cut from it."""
+"""A span is taken only from texts with more words than this."""
 _JOINED = 3
 _SHORT = 12
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]{2,}")
 
 
 def _sentences(text: Text, random: Random) -> Iterator[Text]:
-    """A few whole sentences of a longer text."""
     found = [part.strip() for part in _SENTENCE_END.split(text.text)]
     usable = [part for part in found if len(part.split()) in _SENTENCE_WORDS]
     if len(found) > 1:
@@ -35,7 +35,6 @@ def _sentences(text: Text, random: Random) -> Iterator[Text]:
 
 
 def _spans(text: Text, random: Random) -> Iterator[Text]:
-    """A run of words from anywhere in a longer text: what a query often is."""
     words = text.text.split()
     if len(words) > _LONG_ENOUGH:
         size = random.randint(_SPAN_WORDS[0], min(_SPAN_WORDS[1], len(words) - 1))
@@ -44,7 +43,6 @@ def _spans(text: Text, random: Random) -> Iterator[Text]:
 
 
 def _prefixes(text: Text, random: Random) -> Iterator[Text]:
-    """The beginning of a text, as somebody who is still typing has it."""
     words = text.text.split()
     if len(words) >= 4:
         size = random.randint(2, min(_SPAN_WORDS[1], len(words) - 1))
@@ -52,7 +50,6 @@ def _prefixes(text: Text, random: Random) -> Iterator[Text]:
 
 
 def _words(text: Text, random: Random) -> Iterator[Text]:
-    """One word of the text by itself."""
     found = _WORD.findall(text.text)
     if found:
         yield Text(text=random.choice(found), kind="query")
@@ -69,10 +66,10 @@ _AUGMENTATIONS = (*_PIECES, _JOINS)
 
 
 def check_augmentations(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, if each is known."""
+    """Return the names if all of them are known augmentations."""
     for name in names:
         if name not in _AUGMENTATIONS:
-            raise BadInput(f"there is no augmentation {name!r}; there is {', '.join(_AUGMENTATIONS)}")
+            raise BadInput(f"there is no augmentation {name!r}; choose from {', '.join(_AUGMENTATIONS)}")
     return tuple(names)
 
 
@@ -83,13 +80,14 @@ def augmented(
     seed: int,
     allowed: Callable[[str], bool] = lambda _text: True,
 ) -> Iterator[Text]:
-    """Every text, and after it what is made from it and is allowed."""
+    """Yield every text, followed by the texts that are made from it and `allowed`."""
     chosen = [_PIECES[name] for name in _PIECES if name in names]
     waiting: list[str] = []
     for text in texts:
         yield text
         if chosen:
-            random = Random(_seed_of(text, seed))
+            digest = blake2b(f"{seed}\0{text.text}".encode(), digest_size=8).digest()
+            random = Random(int.from_bytes(digest, "big"))
             yield from (piece for make in chosen for piece in make(text, random) if allowed(piece.text))
         if _JOINS in names and len(text.text.split()) <= _SHORT:
             waiting.append(text.text)
@@ -98,8 +96,3 @@ def augmented(
                 if allowed(joined):
                     yield Text(text=joined, kind="document")
                 waiting = []
-
-
-def _seed_of(text: Text, seed: int) -> int:
-    digest = blake2b(f"{seed}\0{text.text}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")

@@ -1,7 +1,8 @@
-"""Real text that every machine has: the documentation of the Python packages installed on it.
+"""Queries and documents that every machine has: the docstrings of the installed Python packages.
 
-A docstring's summary is a query; the rest of it, after the name of what it documents, is the document to find. The
-packages are read as text and never imported. The same environment always gives the same pairs in the same order.
+The summary of a docstring is a query; the rest of it, after the name of what it documents, is the document to
+retrieve. Packages are read as text and never imported. The same environment always gives the same pairs in
+the same order.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from importlib.metadata import distributions
 from itertools import islice
 from pathlib import Path, PurePath
 
+from trundle.data.sampling import _digest
 from trundle.errors import BadInput
 from trundle.progress import SILENT, Progress
 
@@ -25,27 +26,16 @@ _QUERY_WORDS = range(3, 31)
 _LEAST_DOCUMENT_WORDS = 8
 _LONGEST_DOCUMENT = 800
 _GENERIC = 3
-"""A summary that this many things share says too little to find any of them."""
+"""A summary that this many names share is too generic to retrieve any of them."""
 
-_OURSELVES = "trundle"
-_SKIPPED_FOLDERS = frozenset(
-    (
-        "test",
-        "tests",
-        "vendor",
-        "vendored",
-        "extern",
-        "external",
-        "externals",
-        "third_party",
-        "site-packages",
-        "dist-packages",
-    )
+_SKIPPED_PACKAGE = "trundle"
+_SKIPPED_FOLDER = re.compile(
+    r"[_.].*|tests?|vendor(ed)?|extern(als?)?|third_party|(site|dist)-packages", re.IGNORECASE | re.DOTALL
 )
+_SKIPPED_FILE = re.compile(r"test_.*|.*_test|conftest|setup")
 _SUMMARY = re.compile(rb'"""[^"]{10,400}?\n[ \t]*\n[ \t]*[^\s"]')
 _BYTES_PER_SUMMARY = 4000
-"""A file with fewer summaries than one in so many bytes costs more to parse than it gives."""
-_SKIPPED_FILE = re.compile(r"test_.*|.*_test|conftest|setup")
+"""A file with fewer summaries than one in this many bytes is not worth parsing."""
 
 _BAD_QUERY = re.compile(
     r"^[^\w(\"']|[\\{}|<>=]|https?:|[:;,]$|\b(and|are|as|by|for|from|if|in|is|of|or|that|the|to|where|with)$"
@@ -59,26 +49,26 @@ _NOT_PROSE = re.compile(
 )
 _HEADING = re.compile(r"[#* ]*(Usage|Examples?|References)[:.* ]*", re.IGNORECASE)
 _UNDERLINE = re.compile(r"([-=~^*#+_.`'\"])\1{2,}")
-_FIELD = re.compile(r":(?:param|arg|argument|keyword|ivar|cvar)\b *([^:]*):")
-_RETURNS = re.compile(r":(?:returns?|yields?):")
-_INLINE = (
+_MARKUP = (
     (re.compile(r":(?:\w+:)+`~?\.?([^`<]*?)(?: *<[^`]*>)?`"), r"\1"),  # :class:`~a.b <c>` → a.b
     (re.compile(r"`([^`<]+?) *<[^`>]*>`_+"), r"\1"),  # `words <address>`_ → words
     (re.compile(r"\[([^\][]*)\]\([^)\s]*\)"), r"\1"),  # [words](address) → words
     (re.compile(r"\[(`[^`]*`)\]"), r"\1"),  # [`name`] → `name`
     (re.compile(r"``([^`\n]*)``|`~?([^`\n]*)`_*"), r"\1\2"),  # `name`, ``code`` → the inside
-    (re.compile(r"\*\*([^*\n]+)\*\*"), r"\1"),  # **loud** → loud
+    (re.compile(r"\*\*([^*\n]+)\*\*"), r"\1"),  # **bold** → bold
     (re.compile(r"\|(@?[A-Za-z][\w.]{3,}(?:\(\))?)\|"), r"\1"),  # |substituted| → substituted
     (re.compile(r"\.\. *([\w-]+) *::"), r"\1:"),  # .. note:: → note:
     (re.compile(r"</?(?:Tip|br|p|b|i|code|pre|a)\b[^<>]*>"), ""),
     (re.compile(r"\s+"), " "),
 )
+_FIELD = re.compile(r":(?:param|arg|argument|keyword|ivar|cvar)\b *([^:]*):")
+_RETURNS = re.compile(r":(?:returns?|yields?):")
 _WORD = re.compile(r"[a-z]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Documented:
-    """One documented thing: its summary as a query, its name and description as the document."""
+    """One documented name: its summary as a query, its name and description as the document."""
 
     package: str
     name: str
@@ -88,7 +78,7 @@ class Documented:
 
 @dataclass(frozen=True, kw_only=True)
 class _Package:
-    """A package on disk: its Python files, relative to the folder that imports start from."""
+    """A package on disk and its Python files, relative to `folder`."""
 
     name: str
     folder: Path
@@ -96,132 +86,112 @@ class _Package:
 
 
 def installed_packages(path: Sequence[str] | None = None) -> list[_Package]:
-    """The packages installed in the running environment, or in the folders of `path`, by name."""
+    """List the packages of the running environment, or of the folders in `path`, by name."""
     found: dict[str, _Package] = {}
     for distribution in distributions() if path is None else distributions(path=list(path)):
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
-        if name and name != _OURSELVES and name not in found:
+        if name and name != _SKIPPED_PACKAGE and name not in found:
             files = tuple(PurePath(file) for file in distribution.files or () if file.suffix == ".py")
             found[name] = _Package(name=name, folder=Path(str(distribution.locate_file(""))), files=files)
     return [found[name] for name in sorted(found)]
 
 
 def standard_library() -> _Package:
-    """The library that comes with Python, as a package called "python"."""
+    """Return Python's standard library as a package called "python"."""
     folder = Path(sysconfig.get_path("stdlib"))
     top = [entry for entry in folder.iterdir() if _is_public_code(PurePath(entry.name))]
     files = (file for entry in top for file in (entry.rglob("*.py") if entry.is_dir() else (entry,)))
-    return _Package(
-        name="python",
-        folder=folder,
-        files=tuple(file.relative_to(folder) for file in files if file.suffix == ".py"),
-    )
+    relative = tuple(file.relative_to(folder) for file in files if file.suffix == ".py")
+    return _Package(name="python", folder=folder, files=relative)
 
 
 def environment_pairs(
-    *,
-    packages: Sequence[_Package] | None = None,
-    limit_per_package: int = 700,
-    progress: Progress = SILENT,
+    *, packages: Sequence[_Package] | None = None, limit_per_package: int = 700, progress: Progress = SILENT
 ) -> list[Documented]:
-    """Queries and documents from the installed packages, at most `limit_per_package` of each package.
+    """Read queries and documents from packages, up to `limit_per_package` of each.
 
-    The limit keeps the giants from drowning the rest. What is taken of a giant is spread over its files by a hash
-    of their names, and the files beyond the limit are not read at all.
+    The limit keeps large packages from dominating. Their files are read in the order of a hash of their
+    names, until the limit is reached.
     """
     if packages is None:
         packages = [*installed_packages(), standard_library()]
     found: list[Documented] = []
-    shared: Counter[str] = Counter()
+    uses: Counter[str] = Counter()
     with progress.task("reading installed documentation", len(packages)) as advance:
         for package in packages:
-            pairs = islice(_unrepeated(_counted(_package_pairs(package), shared)), limit_per_package)
+            pairs = islice(_without_duplicates(_package_pairs(package, uses)), limit_per_package)
             found.extend(sorted(pairs, key=lambda pair: (pair.name, pair.query)))
             advance(1)
-    return list(_unrepeated(pair for pair in found if shared[_words(pair.query)] < _GENERIC))
+    return list(_without_duplicates(pair for pair in found if uses[_letters(pair.query)] < _GENERIC))
 
 
 def split_by_package(
     pairs: Sequence[Documented], share: float, seed: int
 ) -> tuple[list[Documented], list[Documented]]:
-    """Pairs to train on and pairs held out; no package is on both sides, so nothing leaks.
+    """Split pairs into pairs to train on and held-out pairs; no package is in both.
 
-    Packages are taken in an order drawn from the seed, each that still fits into the share; where none fits, the
-    smallest is held out.
+    Packages are considered in an order that depends on the seed, and held out while they fit into the share.
+    If none fits, the smallest is held out.
     """
     sizes = Counter(pair.package for pair in pairs)
     if not 0 < share < 1:
-        raise BadInput(f"a share of {share} can't be held out; give a number between 0 and 1")
+        raise BadInput(f"a share of {share} can't be held out; pass a number between 0 and 1")
     if len(sizes) < 2:
-        raise BadInput(
-            "pairs of one package can't be split by package; install more packages, or give other data"
-        )
-    room = share * len(pairs)
+        raise BadInput("pairs of one package can't be split; install more packages, or pass other data")
+    remaining = share * len(pairs)
     held: set[str] = set()
-    for package in sorted(sizes, key=lambda package: _digest(f"{seed}:{package}")):
-        if sizes[package] <= room:
+    for package in sorted(sizes, key=lambda package: _digest(f"{seed}:{package}", 16)):
+        if sizes[package] <= remaining:
             held.add(package)
-            room -= sizes[package]
+            remaining -= sizes[package]
     if not held:
         held.add(min(sizes, key=lambda package: (sizes[package], package)))
     train = [pair for pair in pairs if pair.package not in held]
     return train, [pair for pair in pairs if pair.package in held]
 
 
-def _digest(text: str) -> bytes:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _words(text: str) -> str:
-    """A text reduced to its letters, so that copies with other numbers and marks count as the same."""
+def _letters(text: str) -> str:
+    """A text reduced to its letters, so that copies with other numbers and punctuation are equal."""
     return " ".join(_WORD.findall(text.lower()))
 
 
-def _counted(pairs: Iterable[Documented], shared: Counter[str]) -> Iterator[Documented]:
-    """Note in `shared` how often each query goes by."""
+def _without_duplicates(pairs: Iterable[Documented]) -> Iterator[Documented]:
+    """Drop a pair if its query or its description has occurred before."""
+    seen: set[str] = set()
     for pair in pairs:
-        shared[_words(pair.query)] += 1
-        yield pair
-
-
-def _unrepeated(pairs: Iterable[Documented]) -> Iterator[Documented]:
-    """Leave out a pair whose query or whose description has been seen, whatever it is the description of."""
-    seen: set[bytes] = set()
-    for pair in pairs:
-        keys = {_digest("query " + _words(pair.query)), _digest(_words(pair.document.partition(": ")[2]))}
+        keys = {"query " + _letters(pair.query), _letters(pair.document.partition(": ")[2])}
         if not keys & seen:
             yield pair
         seen |= keys
 
 
 def _is_public_code(file: PurePath) -> bool:
-    """Whether a file is part of what its package offers: not a test, not a copy of another package."""
+    """Whether a file is public code of its package: not a test, not a copy of another package."""
     folders = file.parts[:-1] if file.suffix == ".py" else file.parts
-    return not (
-        any(folder.startswith(("_", ".")) or folder.lower() in _SKIPPED_FOLDERS for folder in folders)
-        or _SKIPPED_FILE.fullmatch(file.stem)
-    )
+    return not (any(map(_SKIPPED_FOLDER.fullmatch, folders)) or _SKIPPED_FILE.fullmatch(file.stem))
 
 
-def _package_pairs(package: _Package) -> Iterator[Documented]:
+def _package_pairs(package: _Package, uses: Counter[str]) -> Iterator[Documented]:
+    """The pairs of a package; `uses` counts every query that is read."""
     files = [file for file in package.files if _is_public_code(file)]
-    for file in sorted(files, key=lambda file: _digest(file.as_posix())):
+    for file in sorted(files, key=lambda file: _digest(file.as_posix(), 16)):
         try:
             source = (package.folder / file).read_bytes()
         except OSError:
             continue
-        if len(_SUMMARY.findall(source)) * _BYTES_PER_SUMMARY >= len(source):
-            for name, docstring in _docstrings(source, file):
-                pair = _documented(package.name, name, docstring)
-                if pair is not None:
-                    yield pair
+        if len(_SUMMARY.findall(source)) * _BYTES_PER_SUMMARY < len(source):
+            continue
+        for name, docstring in _docstrings(source, file):
+            if (pair := _documented(package.name, name, docstring)) is not None:
+                uses[_letters(pair.query)] += 1
+                yield pair
 
 
 def _docstrings(source: bytes, file: PurePath) -> Iterator[tuple[str, str]]:
-    """Every public name of a source file with its docstring; a file that does not parse has none.
+    """Every public name of a source file with its docstring; a file that can't be parsed has none.
 
-    A private file in a public folder mostly holds what the folder offers: `cluster/_kmeans.py` is read, and its
-    `KMeans` is called `cluster.KMeans`.
+    A private file in a public folder usually holds what the folder offers: `cluster/_kmeans.py` is read, and
+    its `KMeans` is called `cluster.KMeans`.
     """
     try:
         with warnings.catch_warnings():
@@ -232,38 +202,35 @@ def _docstrings(source: bytes, file: PurePath) -> Iterator[tuple[str, str]]:
     private = file.stem.startswith("_")
     module = ".".join(file.parts[:-1] if private else (*file.parts[:-1], file.stem))
     if module:
-        yield from _below(tree, module, named=not private or file.stem == "__init__")
+        if (not private or file.stem == "__init__") and (docstring := ast.get_docstring(tree)):
+            yield module, docstring
+        yield from _docstrings_inside(tree, module)
 
 
-def _below(node: ast.AST, name: str, *, named: bool) -> Iterator[tuple[str, str]]:
-    if named and isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-        docstring = ast.get_docstring(node)
-        if docstring:
-            yield name, docstring
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return
+def _docstrings_inside(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            if not child.name.startswith("_"):
-                yield from _below(child, f"{name}.{child.name}", named=True)
-        elif isinstance(child, (ast.If, ast.Try)):
-            yield from _below(child, name, named=False)
+        if isinstance(child, (ast.If, ast.Try)):
+            yield from _docstrings_inside(child, name)
+        elif isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            if child.name.startswith("_"):
+                continue
+            if docstring := ast.get_docstring(child):
+                yield f"{name}.{child.name}", docstring
+            if isinstance(child, ast.ClassDef):
+                yield from _docstrings_inside(child, f"{name}.{child.name}")
 
 
 def _documented(package: str, name: str, docstring: str) -> Documented | None:
-    """A docstring as a pair, or None where its summary makes no good query or there is too little beside it."""
+    """A docstring as a pair, or None if its summary is not a good query or the rest of it is too short."""
     paragraphs = docstring.split("\n\n")
     while paragraphs and _NOT_A_SUMMARY.fullmatch(paragraphs[0].strip()):
         paragraphs.pop(0)
-    query = _plain(_prose(paragraphs[:1]))
+    query = _prose("".join(paragraphs[:1]))
     if _BAD_QUERY.search(query) or len(query.split()) not in _QUERY_WORDS:
         return None
-    document = _plain(_prose(paragraphs[1:]))
-    if (
-        len(_words(document).split()) < _LEAST_DOCUMENT_WORDS
-        or _LEGAL.search(query)
-        or _LEGAL.search(document)
-    ):
+    document = _prose("\n\n".join(paragraphs[1:]))
+    too_short = len(_letters(document).split()) < _LEAST_DOCUMENT_WORDS
+    if too_short or _LEGAL.search(query) or _LEGAL.search(document):
         return None
     document = f"{name}: {document}"
     if len(document) > _LONGEST_DOCUMENT:
@@ -271,16 +238,12 @@ def _documented(package: str, name: str, docstring: str) -> Documented | None:
     return Documented(package=package, name=name, query=query, document=document)
 
 
-def _plain(text: str) -> str:
-    """Text without the marks of reStructuredText and Markdown."""
-    for pattern, replacement in _INLINE:
-        text = pattern.sub(replacement, text)
-    return text.strip()
-
-
-def _prose(paragraphs: Iterable[str]) -> str:
-    """What is meant to be read as sentences: no code, no results of code, no underlines, no footnotes."""
-    return "\n".join(_prose_lines("\n\n".join(paragraphs).split("\n")))
+def _prose(text: str) -> str:
+    """The sentences of a docstring, without code, underlines, footnotes and markup."""
+    prose = "\n".join(_prose_lines(text.split("\n")))
+    for pattern, replacement in _MARKUP:
+        prose = pattern.sub(replacement, prose)
+    return prose.strip()
 
 
 def _prose_lines(lines: Iterable[str]) -> Iterator[str]:
@@ -299,10 +262,8 @@ def _prose_lines(lines: Iterable[str]) -> Iterator[str]:
             continue
         if _NOT_PROSE.fullmatch(bare):
             block = indent
-            continue
-        if _UNDERLINE.fullmatch(bare) or _HEADING.fullmatch(bare):
-            continue
-        if bare.endswith("::") and not bare.startswith(".."):
-            block = indent
-            bare = bare.removesuffix(":")
-        yield _RETURNS.sub("Returns:", _FIELD.sub(r"\1:", bare.lstrip("#")))
+        elif not _UNDERLINE.fullmatch(bare) and not _HEADING.fullmatch(bare):
+            if bare.endswith("::") and not bare.startswith(".."):
+                block = indent
+                bare = bare.removesuffix(":")
+            yield _RETURNS.sub("Returns:", _FIELD.sub(r"\1:", bare.lstrip("#")))

@@ -1,19 +1,16 @@
-"""Rows out of files, one at a time, each with the place it came from.
+"""Read rows from data files as a stream; each row records where it comes from.
 
 A source is written `PATH` or `PATH::role=column,role=column`. PATH is a file or a folder of files:
 
-    .txt              one text a line, in a column called `text`; blank lines are skipped
-    .jsonl, .ndjson   one JSON object a line; a bare JSON string is a row with one column, `text`
-    .csv, .tsv        a header line, then rows; quoted fields may hold line breaks
+    .txt              one text per line, in a column called `text`; blank lines are skipped
+    .jsonl, .ndjson   one JSON object per line; a bare JSON string is a row with one column, `text`
+    .csv, .tsv        a header line, then rows; quoted fields may contain line breaks
     .parquet          read a few rows at a time
-    .gz               after any of the above but .parquet
+    .gz               after any of the above except .parquet
 
-`role=column` reads `column` as if its name were `role`, and hides every column that is not named. Nothing is
-ever read whole, so a file may be larger than memory. Text is UTF-8, with or without a byte order mark.
-
-A table with a column called `split` says which of its rows are for measuring: only those of the split `train` are read.
-
-What this is not: it does not know what a text or an example is; see `texts` and `tuples`.
+`role=column` reads `column` as if its name were `role` and hides every column that is not named. Text is
+UTF-8, with or without a byte order mark. If a table has a column `split`, only the rows of the split `train`
+are read.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -34,7 +32,7 @@ from trundle.errors import BadInput
 
 _BATCH_ROWS = 64  # texts may be megabytes long
 BUFFER_BYTES = 1 << 20
-_LONGEST_FIELD = 2**31 - 1  # the largest limit the csv module takes on every platform
+_LONGEST_FIELD = 2**31 - 1  # the largest limit the csv module accepts on every platform
 _BYTE_ORDER_MARK = "\ufeff"
 
 _SPLIT, _TRAIN = "split", "train"
@@ -43,8 +41,8 @@ _Wanted = Callable[[str], bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Row:
-    """One row: where it stands, the columns its table has, and the values that were read."""
+class _TableRow:
+    """One row: its place, the columns of its table, and the values that were read."""
 
     place: str
     columns: tuple[str, ...]
@@ -53,20 +51,20 @@ class _Row:
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """A source whose files are known to be there; `columns` maps each role to the column that plays it."""
+    """A source whose files exist; `columns` maps each role to its column."""
 
     files: tuple[Path, ...]
     columns: Mapping[str, str]
 
 
 def parse_source(text: str) -> _Source:
-    """Understand one source, and refuse it now if its files are not there or not of a known kind."""
+    """Parse a source and check that its files exist and have a known suffix."""
     path, columns = parse_columns(text)
     return _Source(files=_files(Path(path)), columns=columns)
 
 
 def parse_columns(text: str) -> tuple[str, dict[str, str]]:
-    """The place a source names, and its columns by role."""
+    """Split a source into its path and its columns by role."""
     path, separator, named = text.rpartition("::")
     if not separator:
         path, named = text, ""
@@ -82,19 +80,15 @@ def parse_columns(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _parse_sources(sources: str | Sequence[str]) -> list[_Source]:
-    """Understand one source or several."""
     return [parse_source(source) for source in ([sources] if isinstance(sources, str) else sources)]
 
 
-def _read_rows(source: _Source, wanted: _Wanted = lambda _column: True) -> Iterator[_Row]:
-    """Stream the rows of a source.
-
-    `wanted` says which columns the caller could use: where the format lets others be left unread, they are.
-    Columns named in the source take its place.
-    """
+def _read_rows(source: _Source, wanted: _Wanted = lambda _column: True) -> Iterator[_TableRow]:
+    """Stream the rows of a source; columns that it does not name and that are not `wanted` may be skipped."""
+    needed = needed_columns(source.columns, wanted)
     for file in source.files:
         row, used = None, 0
-        for row in _READERS[_suffix(file)](file, needed_columns(source.columns, wanted)):
+        for row in _READERS[_suffix(file)](file, needed):
             if (usable := training_row(row, source.columns)) is not None:
                 used += 1
                 yield usable
@@ -105,69 +99,61 @@ def _read_rows(source: _Source, wanted: _Wanted = lambda _column: True) -> Itera
 
 
 def needed_columns(columns: Mapping[str, str], wanted: _Wanted) -> _Wanted:
-    """Which columns must be read: those named, or else those wanted, and what tells the split."""
+    """Return which columns must be read: those named, or else those wanted, and the split."""
     named = frozenset(columns.values())
     return lambda column: column == _SPLIT or (column in named if named else wanted(column))
 
 
-def training_row(row: _Row, columns: Mapping[str, str]) -> _Row | None:
-    """The row with its columns by role, or None if it is not to be learned from."""
+def training_row(row: _TableRow, columns: Mapping[str, str]) -> _TableRow | None:
+    """Return the row with its columns by role, or None if it is not in the training split."""
     if row.values.get(_SPLIT, _TRAIN) != _TRAIN:
         return None
-    return _renamed(row, columns) if columns else row
-
-
-def no_rows(file: object) -> BadInput:
-    """What is said of an empty file."""
-    return BadInput(f"{file} has no rows; leave it out, or fill it")
-
-
-def no_training_rows(file: object) -> BadInput:
-    """What is said of a file of which every row is for measuring."""
-    return BadInput(f"{file} has no rows of the split {_TRAIN!r}, and the others only measure; leave it out")
-
-
-def _renamed(row: _Row, columns: Mapping[str, str]) -> _Row:
+    if not columns:
+        return row
     for column in columns.values():
         if column not in row.columns:
             raise BadInput(f"{row.place} has no column {column!r}; name one it has: {', '.join(row.columns)}")
-    return _Row(
-        place=row.place,
-        columns=tuple(columns),
-        values={role: row.values[column] for role, column in columns.items()},
-    )
+    values = {role: row.values[column] for role, column in columns.items()}
+    return _TableRow(place=row.place, columns=tuple(columns), values=values)
+
+
+def no_rows(file: object) -> BadInput:
+    """Return the error for an empty file."""
+    return BadInput(f"{file} has no rows; remove it from the data, or fill it")
+
+
+def no_training_rows(file: object) -> BadInput:
+    """Return the error for a file without rows of the training split."""
+    return BadInput(f"{file} has no rows of the split {_TRAIN!r}; remove it from the data, or fill it")
 
 
 def _suffix(path: Path) -> str:
-    """The part of a file's name that says how to read it, without the `.gz`."""
+    """The suffix without `.gz`; empty for zipped parquet, which can't be streamed."""
     plain = path.with_suffix("") if path.suffix.lower() == ".gz" else path
     suffix = plain.suffix.lower()
     return "" if plain != path and suffix == ".parquet" else suffix
 
 
 def _files(path: Path) -> tuple[Path, ...]:
-    """The file itself, or all known files below a folder in an order that is the same everywhere."""
+    """The file itself, or all data files in a folder in an order that is the same on every machine."""
+    known = f"{', '.join(_READERS)} (or .gz of the text formats)"
     if path.is_dir():
-        below = sorted(
-            (file.relative_to(path).parts, file) for file in path.rglob("*") if _suffix(file) in _READERS
-        )
+        below = sorted((file.relative_to(path).parts, file) for file in path.rglob("*"))
         files = tuple(
             file
             for parts, file in below
-            if file.is_file() and not any(part.startswith(".") for part in parts)
+            if _suffix(file) in _READERS
+            and file.is_file()
+            and not any(part.startswith(".") for part in parts)
         )
         if not files:
-            raise BadInput(f"{path} holds no data files; put some there that end in {_known()}")
+            raise BadInput(f"{path} contains no data files; add files that end in {known}")
         return files
     if not path.exists():
-        raise BadInput(f"{path} does not exist; give a file that ends in {_known()}, or a folder of them")
+        raise BadInput(f"{path} does not exist; pass a file that ends in {known}, or a folder of them")
     if _suffix(path) not in _READERS:
-        raise BadInput(f"{path} is not a kind of file trundle reads; give one that ends in {_known()}")
+        raise BadInput(f"{path} is not a kind of file trundle reads; pass one that ends in {known}")
     return (path,)
-
-
-def _known() -> str:
-    return f"{', '.join(_READERS)} (or .gz of the text formats)"
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -179,25 +165,24 @@ def _lines(path: Path) -> Iterator[str]:
                 try:
                     line = raw.decode("utf-8")
                 except UnicodeDecodeError as error:
+                    where = f"{path}:{number}"
                     byte = f"byte 0x{raw[error.start]:02x}"
-                    raise BadInput(
-                        f"{path}:{number} is not UTF-8 text ({byte}); save the file as UTF-8"
-                    ) from error
+                    raise BadInput(f"{where} is not UTF-8 text ({byte}); save the file as UTF-8") from error
                 yield line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadInput(f"{path} is not whole gzip data ({error}); make or fetch it again") from error
+        raise BadInput(f"{path} is damaged or not gzip ({error}); create or download it again") from error
     except OSError as error:
         raise BadInput(f"{path} can't be read ({error.strerror or error}); check the file") from error
 
 
-def _read_text(path: Path, _wanted: _Wanted) -> Iterator[_Row]:
+def _read_text(path: Path, _wanted: _Wanted) -> Iterator[_TableRow]:
     for number, line in enumerate(_lines(path), 1):
         if line.strip():
             text = line.removesuffix("\n").removesuffix("\r")
-            yield _Row(place=f"{path}:{number}", columns=("text",), values={"text": text})
+            yield _TableRow(place=f"{path}:{number}", columns=("text",), values={"text": text})
 
 
-def _read_json_lines(path: Path, _wanted: _Wanted) -> Iterator[_Row]:
+def _read_json_lines(path: Path, _wanted: _Wanted) -> Iterator[_TableRow]:
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
@@ -211,10 +196,10 @@ def _read_json_lines(path: Path, _wanted: _Wanted) -> Iterator[_Row]:
             value = {"text": value}
         if not isinstance(value, dict):
             raise BadInput(f'{place} is not a JSON object; write a line such as {{"text": "..."}}')
-        yield _Row(place=place, columns=tuple(value), values=value)
+        yield _TableRow(place=place, columns=tuple(value), values=value)
 
 
-def _read_separated(path: Path, separator: str) -> Iterator[_Row]:
+def _read_separated(path: Path, _wanted: _Wanted, separator: str) -> Iterator[_TableRow]:
     csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.reader(_lines(path), delimiter=separator, strict=True)
     columns: tuple[str, ...] = ()
@@ -225,69 +210,46 @@ def _read_separated(path: Path, separator: str) -> Iterator[_Row]:
             if not fields:
                 continue
             if not columns:
-                columns = _without_repeats(path, tuple(fields))
+                columns = _check_unique(path, tuple(fields))
                 continue
             if len(fields) != len(columns):
-                raise BadInput(
-                    f"{place} has {len(fields)} fields where the header has {len(columns)}; "
-                    "quote a field that holds a separator or a line break"
-                )
-            yield _Row(place=place, columns=columns, values=dict(zip(columns, fields, strict=True)))
+                what = f"{place} has {len(fields)} fields but the header has {len(columns)}"
+                raise BadInput(f"{what}; quote a field that contains a separator or a line break")
+            yield _TableRow(place=place, columns=columns, values=dict(zip(columns, fields, strict=True)))
     except csv.Error as error:
-        raise BadInput(
-            f"{path}:{start} is not a row ({error}); double the quotes inside a quoted field"
-        ) from error
+        where = f"{path}:{start}"
+        raise BadInput(f"{where} is not a row ({error}); double the quotes inside a quoted field") from error
 
 
-def _read_csv(path: Path, _wanted: _Wanted) -> Iterator[_Row]:
-    return _read_separated(path, ",")
-
-
-def _read_tsv(path: Path, _wanted: _Wanted) -> Iterator[_Row]:
-    return _read_separated(path, "\t")
-
-
-def _read_parquet(path: Path, wanted: _Wanted) -> Iterator[_Row]:
-    try:
-        empty = path.stat().st_size == 0
-    except OSError as error:
-        raise _not_parquet(path, error) from error
-    if not empty:
+def _read_parquet(path: Path, wanted: _Wanted) -> Iterator[_TableRow]:
+    # An empty file has no rows, but pyarrow would call it damaged.
+    if path.stat().st_size:
         yield from parquet_rows(path, str(path), wanted)
 
 
 def parquet_rows(
     opened: Any, name: str, wanted: _Wanted, *, groups: Sequence[int] | None = None, before: int = 0
-) -> Iterator[_Row]:
-    """The rows of a parquet file, or of some of its row groups, `before` which so many others stand."""
+) -> Iterator[_TableRow]:
+    """Stream the rows of a parquet file, or of some of its row `groups` that follow `before` other rows."""
     number = before
     try:
         with pq.ParquetFile(opened, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
-            columns = _without_repeats(name, tuple(file.schema_arrow.names))
+            columns = _check_unique(name, tuple(file.schema_arrow.names))
             used = [column for column in columns if wanted(column)]
-            batches = file.iter_batches(
-                batch_size=_BATCH_ROWS, row_groups=groups, columns=used, use_threads=False
-            )
-            for batch in batches:
+            for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=used, use_threads=False):
                 for values in _values(batch):
                     number += 1
-                    yield _Row(place=f"{name} row {number}", columns=columns, values=values)
+                    yield _TableRow(place=f"{name} row {number}", columns=columns, values=values)
     except UnicodeDecodeError as error:
         place = f"{name} row {number + 1}"
-        raise BadInput(
-            f"{place} is not UTF-8 text ({error.reason}); write the file again from clean text"
-        ) from error
+        raise BadInput(f"{place} is not UTF-8 text ({error.reason}); save the file as UTF-8") from error
     except (pa.ArrowException, OSError) as error:
-        raise _not_parquet(name, error) from error
-
-
-def _not_parquet(name: object, error: Exception) -> BadInput:
-    reason = str(error).splitlines()[0]
-    return BadInput(f"{name} is damaged or not parquet ({reason}); make or fetch it again")
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"{name} is damaged or not parquet ({reason}); create or download it again") from error
 
 
 def _values(batch: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a batch; one that can't be decoded is met only after the good ones before it."""
+    """The rows of a batch. A row that can't be decoded raises only after the good rows before it."""
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError:
@@ -295,18 +257,18 @@ def _values(batch: Any) -> Iterator[dict[str, Any]]:
             yield from batch.slice(index, 1).to_pylist()
 
 
-def _without_repeats(path: object, columns: tuple[str, ...]) -> tuple[str, ...]:
+def _check_unique(path: object, columns: tuple[str, ...]) -> tuple[str, ...]:
     for column in columns:
         if columns.count(column) > 1:
             raise BadInput(f"{path} has two columns called {column!r}; rename one of them")
     return columns
 
 
-_READERS: dict[str, Callable[[Path, _Wanted], Iterator[_Row]]] = {
+_READERS: dict[str, Callable[[Path, _Wanted], Iterator[_TableRow]]] = {
     ".txt": _read_text,
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
+    ".csv": partial(_read_separated, separator=","),
+    ".tsv": partial(_read_separated, separator="\t"),
     ".parquet": _read_parquet,
 }

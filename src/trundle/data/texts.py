@@ -1,4 +1,4 @@
-"""Texts without labels: what a model is measured on and what it learns to imitate.
+"""Texts without labels: what a model is measured on and trained to imitate.
 
 In a .txt file every line is a text. In a table the columns are found by name:
 
@@ -7,11 +7,11 @@ In a .txt file every line is a text. In a table the columns are found by name:
       response, negative, negatives, negative_1, ...
     definition                                           definitions
     sentence1, sentence2                                 texts of no special kind
-    text, sentence, content, body, abstract,             the first there is, if the table has none of the above
-      description, title                                   but a query; a document where it has one
+    text, sentence, content, body, abstract,             the first one found, if the table has none of the
+      description, title                                   above except a query; a document if it has a query
 
-A column `kind` (query, document, definition, or null) overrides what the names imply. When the names say
-something else, say which is which: `docs.parquet::text=summary`, `faq.csv::query=asked,document=reply`.
+A column `kind` (query, document, definition, or null) overrides what the names imply. Choose other columns
+with `docs.parquet::text=summary` or `faq.csv::query=asked,document=reply`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from trundle.data.files import _parse_sources, _read_rows, _Row, _Source
+from trundle.data.files import _parse_sources, _read_rows, _TableRow
 from trundle.errors import BadInput
 
 Kind = Literal["query", "document", "definition"]
@@ -29,15 +29,8 @@ Kind = Literal["query", "document", "definition"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _IMPLIED: dict[str, Kind | None] = {
-    "query": "query",
-    "question": "query",
-    "anchor": "query",
-    "positive": "document",
-    "passage": "document",
-    "document": "document",
-    "context": "document",
-    "answer": "document",
-    "response": "document",
+    **dict.fromkeys(("query", "question", "anchor"), "query"),
+    **dict.fromkeys(("positive", "passage", "document", "context", "answer", "response"), "document"),
     "definition": "definition",
     "sentence1": None,
     "sentence2": None,
@@ -49,19 +42,20 @@ _NEGATIVE = re.compile(r"negative(s|_(?P<number>[0-9]+))?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:
-    """One text, and the role its model should prompt it for; no kind means no prompt."""
+    """One text and the role whose prompt it gets; no kind means no prompt."""
 
     text: str
     kind: Kind | None = None
 
 
 def read_texts(sources: str | Sequence[str]) -> Iterator[Text]:
-    """Stream all texts of some sources, in order; a source that is not there is refused at once."""
-    return _texts(_parse_sources(sources))
+    """Stream all texts of one or several sources in order; a missing source is rejected at once."""
+    parsed = _parse_sources(sources)
+    return texts_of(row for source in parsed for row in _read_rows(source, may_hold_texts))
 
 
 def checked_text(value: Any, column: str, place: str) -> str:
-    """A value as a text a tokenizer can take, or an error that says where it stands."""
+    """Return the value if it is a text that a tokenizer accepts; otherwise raise an error with its place."""
     if not isinstance(value, str) or not value.strip():
         empty = value is None or isinstance(value, str)
         what = "has no text" if empty else f"holds {type(value).__name__} instead of text"
@@ -69,9 +63,9 @@ def checked_text(value: Any, column: str, place: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        broken = f"half a character, \\u{ord(value[error.start]):04x}, in column {column!r}"
-        mend = "clean it with text.encode('utf-8', 'replace').decode('utf-8')"
-        raise BadInput(f"{place} holds {broken}; {mend}") from error
+        what = f"{place} holds an unpaired surrogate, \\u{ord(value[error.start]):04x}, in column {column!r}"
+        fix = "clean it with text.encode('utf-8', 'replace').decode('utf-8')"
+        raise BadInput(f"{what}; {fix}") from error
     return value
 
 
@@ -82,60 +76,49 @@ def _negative_columns(columns: Sequence[str]) -> list[str]:
 
 
 def _checked_negatives(value: Any, column: str, place: str) -> tuple[str, ...]:
-    """The negatives in one value: none (null, or an empty field), one, or a list of them."""
+    """The negatives in one value: none (null or an empty field), one, or a list of them."""
     if value is None or value == "":
         return ()
-    return tuple(
-        checked_text(item, column, place) for item in (value if isinstance(value, list) else [value])
-    )
+    items = value if isinstance(value, list) else [value]
+    return tuple(checked_text(item, column, place) for item in items)
 
 
-def _texts(sources: Sequence[_Source]) -> Iterator[Text]:
-    return texts_of(row for source in sources for row in _read_rows(source, may_hold_texts))
-
-
-def texts_of(rows: Iterable[_Row]) -> Iterator[Text]:
-    """The texts of rows that may come from several tables."""
-    plans: dict[tuple[str, ...], dict[str, Kind | None]] = {}
+def texts_of(rows: Iterable[_TableRow]) -> Iterator[Text]:
+    """Yield the texts of rows that may come from several tables."""
+    kinds_of: dict[tuple[str, ...], dict[str, Kind | None]] = {}
     for row in rows:
-        if row.columns not in plans:
-            plans[row.columns] = _plan(row)
-        yield from _row_texts(row, plans[row.columns])
+        if row.columns not in kinds_of:
+            kinds_of[row.columns] = _text_columns(row)
+        yield from _row_texts(row, kinds_of[row.columns])
 
 
 def may_hold_texts(column: str) -> bool:
-    """Whether a column is worth reading."""
-    return (
-        column in _IMPLIED or column in _PLAIN or column == "kind" or _NEGATIVE.fullmatch(column) is not None
-    )
+    """Return whether a column of this name is read."""
+    return column in (*_IMPLIED, *_PLAIN, "kind") or _NEGATIVE.fullmatch(column) is not None
 
 
-def _plan(row: _Row) -> dict[str, Kind | None]:
-    """Which columns of a table hold texts, and of what kind."""
-    plan = {column: kind for column, kind in _IMPLIED.items() if column in row.columns}
-    plan.update(dict.fromkeys(_negative_columns(row.columns), "document"))
-    if all(kind == "query" for kind in plan.values()):
+def _text_columns(row: _TableRow) -> dict[str, Kind | None]:
+    """The columns of a table that hold texts, with the kind of each."""
+    found = {column: kind for column, kind in _IMPLIED.items() if column in row.columns}
+    found.update(dict.fromkeys(_negative_columns(row.columns), "document"))
+    if all(kind == "query" for kind in found.values()):
         plain = next((column for column in _PLAIN if column in row.columns), None)
-        plan.update({plain: "document" if plan else None} if plain else {})
-    if not plan:
-        there = ", ".join(row.columns) or "none"
-        raise BadInput(
-            f"{row.place} has no column known to hold texts (columns: {there}); "
-            "say which one does, as in FILE::text=COLUMN"
-        )
-    return plan
+        found.update({plain: "document" if found else None} if plain else {})
+    if not found:
+        what = f"has no column known to hold texts (columns: {', '.join(row.columns) or 'none'})"
+        raise BadInput(f"{row.place} {what}; name the column, as in FILE::text=COLUMN")
+    return found
 
 
-def _row_texts(row: _Row, plan: dict[str, Kind | None]) -> Iterator[Text]:
+def _row_texts(row: _TableRow, kinds: dict[str, Kind | None]) -> Iterator[Text]:
     stated = row.values.get("kind") or None
     if stated is not None and stated not in KINDS:
-        raise BadInput(
-            f"{row.place} has the kind {stated!r}; write one of {', '.join(KINDS)}, "
-            "or name the text column alone, as in FILE::text=COLUMN"
-        )
-    for column, implied in plan.items():
+        fix = f"write one of {', '.join(KINDS)}, or name only the text column, as in FILE::text=COLUMN"
+        raise BadInput(f"{row.place} has the kind {stated!r}; {fix}")
+    for column, implied in kinds.items():
+        value = row.values[column]
         if _NEGATIVE.fullmatch(column):
-            for text in _checked_negatives(row.values[column], column, row.place):
-                yield Text(text=text, kind=stated or implied)
+            texts = _checked_negatives(value, column, row.place)
         else:
-            yield Text(text=checked_text(row.values[column], column, row.place), kind=stated or implied)
+            texts = (checked_text(value, column, row.place),)
+        yield from (Text(text=text, kind=stated or implied) for text in texts)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trundle.cache import cache_entry, locked, remove_entry
 from trundle.errors import BadInput
 from trundle.methods.contract import Given
-from trundle.model.device import memory_told
+from trundle.model.encode import explain_out_of_memory
 from trundle.model.heads import prompts_by_role
 from trundle.progress import is_first, process_count
 from trundle.train import loop
@@ -83,7 +83,7 @@ def learn(
     with (
         _own_folder(cache_entry("runs", label, *key, str(settings), root=context.cache), context) as folder,
         zeros_kept(student, keep_zeros),
-        memory_told(label, _LESS_MEMORY),
+        explain_out_of_memory(label, _LESS_MEMORY),
     ):
         result = loop.train(
             student if module is None else module,

@@ -1,1 +1,1 @@
-""""""
+"""Models: anatomy, layout, cuts, cost, loading, saving and encoding."""

@@ -1,20 +1,20 @@
-"""Where things are in a model: one table, one row per family. Nothing else knows an architecture by name.
+"""The parameters of each model family: one table, one row per family.
 
-A row names every parameter of the family and the *axes* it is laid out along. From that alone follow all cuts (slice
-every parameter along the axis that shrinks), all sizes (multiply the axes), and all tied places (whatever shares an
-axis shrinks together).
+A row names every parameter of the family and the *axes* it lies along. This determines all cuts (slice every
+parameter along the axis that shrinks), all sizes (multiply the axes), and all tied tensors (those that share
+an axis).
 
     vocab, position, type, bucket   rows of lookup tables
     hidden                          the width of the residual stream
     q, o                            heads × head width: rows of the query matrix, columns of the output matrix
     k, v                            key-value heads × head width
-    head                            one head's width (norms inside attention)
+    head                            the width of one head (norms inside attention)
     heads                           the number of heads
     mlp                             the neurons between the two matrices of an MLP
-    a+b                             two axes one after the other in a fused matrix
+    a+b                             two axes concatenated in a fused matrix
 
-To add a family: write its row, add its `model_type`, and add a pico config to the tests' table; the contract matrix
-then checks every claim the row makes.
+To add a family, write its row and add a pico config to the tests' table; the contract matrix then checks the
+row.
 """
 
 from __future__ import annotations
@@ -31,28 +31,20 @@ _Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Linear:
-    """A matrix stored as (out, in), as torch does."""
+    """A matrix stored as (out, in), as in torch."""
 
     rows: str
     columns: str
     part: _Part
-
-    def axes(self, parameter: str) -> _Axes:
-        """The axes of `weight` or `bias`."""
-        return (self.rows,) if parameter == "bias" else (self.rows, self.columns)
 
 
 @dataclass(frozen=True)
 class Conv1D:
-    """A matrix stored as (in, out), as GPT-2 does."""
+    """A matrix stored as (in, out), as in GPT-2."""
 
     columns: str
     rows: str
     part: _Part
-
-    def axes(self, parameter: str) -> _Axes:
-        """The axes of `weight` or `bias`."""
-        return (self.rows,) if parameter == "bias" else (self.columns, self.rows)
 
 
 @dataclass(frozen=True)
@@ -62,30 +54,32 @@ class Norm:
     along: str
     part: _Part = "norm"
 
-    def axes(self, parameter: str) -> _Axes:
-        """The axes of `weight` or `bias`."""
-        return (self.along,)
-
 
 @dataclass(frozen=True)
 class _Table:
-    """A lookup table: no arithmetic, only memory."""
+    """A lookup table: memory, but no matmul."""
 
     rows: str
     columns: str
     part: _Part = "embeddings"
 
-    def axes(self, parameter: str) -> _Axes:
-        """The axes of `weight`."""
-        return (self.rows, self.columns)
-
 
 _Member = Linear | Conv1D | Norm | _Table
 
 
+def _axes_of(member: _Member, parameter: str) -> _Axes:
+    """The axes of a member's `weight` or `bias`, in the order it is stored."""
+    if isinstance(member, Norm):
+        return (member.along,)
+    if parameter == "bias":
+        return (member.rows,)
+    stored = (member.rows, member.columns)
+    return stored[::-1] if isinstance(member, Conv1D) else stored
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """One row: what a family calls its parts and its config entries."""
+    """One row: a family's names for its parameters and config entries."""
 
     name: str
     model_types: tuple[str, ...]
@@ -98,7 +92,7 @@ class _Family:
     heads: str = "num_attention_heads"
     kv_heads: str | None = None
     head: str | None = None
-    """Config entry of the head width; None where it is always hidden / heads."""
+    """Config entry of the head width; None if it is always hidden / heads."""
     mlp: str = "intermediate_size"
     vocab: str = "vocab_size"
     position: str | None = "max_position_embeddings"
@@ -107,60 +101,58 @@ class _Family:
     follows_head: tuple[str, ...] = ()
     """Config entries that must equal the head width, such as Gemma's attention scale."""
     final_norm: str | None = None
-    """Path of the norm applied after the last block, in families that have one."""
+    """Path of the norm after the last block, if there is one."""
     causal: bool = False
     rotary: bool = False
     first_block_is_special: bool = False
-    """ModernBERT's first block lacks a norm the others have, so it can't be swapped for another."""
+    """ModernBERT's first block lacks a norm, so another block can't replace it."""
     positions_after_pad: bool = False
-    """Whether the first position is the one after the pad token's id, so that this id must not change."""
+    """Whether the first position is the id after the pad token's, so that this id must not change."""
     extra_axes: Mapping[str, str] = field(default_factory=dict)
     """Axis → config entry, for axes that only this family has."""
 
 
-_BERT_BLOCK: dict[str, _Member] = {
-    "attention.self.query": Linear("q", "hidden", "attention"),
-    "attention.self.key": Linear("k", "hidden", "attention"),
-    "attention.self.value": Linear("v", "hidden", "attention"),
-    "attention.output.dense": Linear("hidden", "o", "attention"),
-    "attention.output.LayerNorm": Norm("hidden"),
-    "intermediate.dense": Linear("mlp", "hidden", "mlp"),
-    "output.dense": Linear("hidden", "mlp", "mlp"),
-    "output.LayerNorm": Norm("hidden"),
-}
+def _attention(query: str, key: str, value: str, output: str) -> dict[str, _Member]:
+    axes = {query: ("q", "hidden"), key: ("k", "hidden"), value: ("v", "hidden"), output: ("hidden", "o")}
+    return {name: Linear(rows, columns, "attention") for name, (rows, columns) in axes.items()}
 
-_LLAMA_BLOCK: dict[str, _Member] = {
-    "self_attn.q_proj": Linear("q", "hidden", "attention"),
-    "self_attn.k_proj": Linear("k", "hidden", "attention"),
-    "self_attn.v_proj": Linear("v", "hidden", "attention"),
-    "self_attn.o_proj": Linear("hidden", "o", "attention"),
-    "mlp.gate_proj": Linear("mlp", "hidden", "mlp"),
-    "mlp.up_proj": Linear("mlp", "hidden", "mlp"),
-    "mlp.down_proj": Linear("hidden", "mlp", "mlp"),
-    "input_layernorm": Norm("hidden"),
-    "post_attention_layernorm": Norm("hidden"),
-}
 
-_HEAD_NORMS: dict[str, _Member] = {"self_attn.q_norm": Norm("head"), "self_attn.k_norm": Norm("head")}
+def _mlp(*into: str, out: str) -> dict[str, _Member]:
+    members: dict[str, _Member] = {name: Linear("mlp", "hidden", "mlp") for name in into}
+    return members | {out: Linear("hidden", "mlp", "mlp")}
 
-_BERT_TABLES: dict[str, _Member] = {
+
+def _norms(*names: str) -> dict[str, _Member]:
+    return {name: Norm("hidden") for name in names}
+
+
+_BERT_EMBEDDINGS: dict[str, _Member] = {
     "embeddings.word_embeddings": _Table("vocab", "hidden"),
     "embeddings.position_embeddings": _Table("position", "hidden"),
-    "embeddings.token_type_embeddings": _Table("type", "hidden"),
     "embeddings.LayerNorm": Norm("hidden", "embeddings"),
-    "pooler.dense": Linear("hidden", "hidden", "pooler"),
 }
-
-_LLAMA_TABLES: dict[str, _Member] = {"embed_tokens": _Table("vocab", "hidden"), "norm": Norm("hidden")}
+_POOLER: dict[str, _Member] = {"pooler.dense": Linear("hidden", "hidden", "pooler")}
+_BERT_MLP = _mlp("intermediate.dense", out="output.dense") | _norms("output.LayerNorm")
 
 _BERT = _Family(
     name="BERT",
     model_types=("bert",),
     blocks="encoder.layer",
-    outside=_BERT_TABLES,
-    inside=_BERT_BLOCK,
+    outside=_BERT_EMBEDDINGS | _POOLER | {"embeddings.token_type_embeddings": _Table("type", "hidden")},
+    inside=_attention(
+        "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"
+    )
+    | _norms("attention.output.LayerNorm")
+    | _BERT_MLP,
     extra_axes={"type": "type_vocab_size"},
 )
+
+_LLAMA_BLOCK = (
+    _attention("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+    | _mlp("mlp.gate_proj", "mlp.up_proj", out="mlp.down_proj")
+    | _norms("input_layernorm", "post_attention_layernorm")
+)
+_HEAD_NORMS: dict[str, _Member] = {"self_attn.q_norm": Norm("head"), "self_attn.k_norm": Norm("head")}
 
 _LLAMA = _Family(
     name="Llama",
@@ -172,39 +164,25 @@ _LLAMA = _Family(
     final_norm="norm",
     causal=True,
     rotary=True,
-    outside=_LLAMA_TABLES,
+    outside={"embed_tokens": _Table("vocab", "hidden"), "norm": Norm("hidden")},
     inside=_LLAMA_BLOCK,
 )
 
 _FAMILIES: tuple[_Family, ...] = (
     _BERT,
     replace(
-        _BERT,
-        name="RoBERTa",
-        model_types=("roberta", "xlm-roberta", "camembert"),
-        positions_after_pad=True,
+        _BERT, name="RoBERTa", model_types=("roberta", "xlm-roberta", "camembert"), positions_after_pad=True
     ),
     _Family(
         name="MPNet",
         model_types=("mpnet",),
         blocks="encoder.layer",
-        outside={
-            "embeddings.word_embeddings": _Table("vocab", "hidden"),
-            "embeddings.position_embeddings": _Table("position", "hidden"),
-            "embeddings.LayerNorm": Norm("hidden", "embeddings"),
-            "encoder.relative_attention_bias": _Table("bucket", "heads", "attention"),
-            "pooler.dense": Linear("hidden", "hidden", "pooler"),
-        },
-        inside={
-            "attention.attn.q": Linear("q", "hidden", "attention"),
-            "attention.attn.k": Linear("k", "hidden", "attention"),
-            "attention.attn.v": Linear("v", "hidden", "attention"),
-            "attention.attn.o": Linear("hidden", "o", "attention"),
-            "attention.LayerNorm": Norm("hidden"),
-            "intermediate.dense": Linear("mlp", "hidden", "mlp"),
-            "output.dense": Linear("hidden", "mlp", "mlp"),
-            "output.LayerNorm": Norm("hidden"),
-        },
+        outside=_BERT_EMBEDDINGS
+        | _POOLER
+        | {"encoder.relative_attention_bias": _Table("bucket", "heads", "attention")},
+        inside=_attention("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o")
+        | _norms("attention.LayerNorm")
+        | _BERT_MLP,
         positions_after_pad=True,
         extra_axes={"bucket": "relative_attention_num_buckets"},
     ),
@@ -216,21 +194,10 @@ _FAMILIES: tuple[_Family, ...] = (
         hidden="dim",
         heads="n_heads",
         mlp="hidden_dim",
-        outside={
-            "embeddings.word_embeddings": _Table("vocab", "hidden"),
-            "embeddings.position_embeddings": _Table("position", "hidden"),
-            "embeddings.LayerNorm": Norm("hidden", "embeddings"),
-        },
-        inside={
-            "attention.q_lin": Linear("q", "hidden", "attention"),
-            "attention.k_lin": Linear("k", "hidden", "attention"),
-            "attention.v_lin": Linear("v", "hidden", "attention"),
-            "attention.out_lin": Linear("hidden", "o", "attention"),
-            "sa_layer_norm": Norm("hidden"),
-            "ffn.lin1": Linear("mlp", "hidden", "mlp"),
-            "ffn.lin2": Linear("hidden", "mlp", "mlp"),
-            "output_layer_norm": Norm("hidden"),
-        },
+        outside=_BERT_EMBEDDINGS,
+        inside=_attention("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin")
+        | _mlp("ffn.lin1", out="ffn.lin2")
+        | _norms("sa_layer_norm", "output_layer_norm"),
     ),
     _Family(
         name="ModernBERT",
@@ -247,13 +214,12 @@ _FAMILIES: tuple[_Family, ...] = (
             "final_norm": Norm("hidden"),
         },
         inside={
-            "attn_norm": Norm("hidden"),
             "attn.Wqkv": Linear("q+k+v", "hidden", "attention"),
             "attn.Wo": Linear("hidden", "o", "attention"),
-            "mlp_norm": Norm("hidden"),
             "mlp.Wi": Linear("mlp+mlp", "hidden", "mlp"),
             "mlp.Wo": Linear("hidden", "mlp", "mlp"),
-        },
+        }
+        | _norms("attn_norm", "mlp_norm"),
     ),
     _LLAMA,
     replace(_LLAMA, name="Qwen2", model_types=("qwen2",), per_layer=("layer_types",)),
@@ -270,9 +236,7 @@ _FAMILIES: tuple[_Family, ...] = (
         model_types=("gemma3_text",),
         per_layer=("layer_types",),
         follows_head=("query_pre_attn_scalar",),
-        inside=_LLAMA_BLOCK
-        | _HEAD_NORMS
-        | {"pre_feedforward_layernorm": Norm("hidden"), "post_feedforward_layernorm": Norm("hidden")},
+        inside=_LLAMA_BLOCK | _HEAD_NORMS | _norms("pre_feedforward_layernorm", "post_feedforward_layernorm"),
     ),
     replace(
         _LLAMA,
@@ -283,9 +247,8 @@ _FAMILIES: tuple[_Family, ...] = (
             "self_attn.o_proj": Linear("hidden", "o", "attention"),
             "mlp.gate_up_proj": Linear("mlp+mlp", "hidden", "mlp"),
             "mlp.down_proj": Linear("hidden", "mlp", "mlp"),
-            "input_layernorm": Norm("hidden"),
-            "post_attention_layernorm": Norm("hidden"),
-        },
+        }
+        | _norms("input_layernorm", "post_attention_layernorm"),
     ),
     _Family(
         name="GPT-2",
@@ -304,13 +267,12 @@ _FAMILIES: tuple[_Family, ...] = (
             "ln_f": Norm("hidden"),
         },
         inside={
-            "ln_1": Norm("hidden"),
             "attn.c_attn": Conv1D("hidden", "q+k+v", "attention"),
             "attn.c_proj": Conv1D("o", "hidden", "attention"),
-            "ln_2": Norm("hidden"),
             "mlp.c_fc": Conv1D("hidden", "mlp", "mlp"),
             "mlp.c_proj": Conv1D("mlp", "hidden", "mlp"),
-        },
+        }
+        | _norms("ln_1", "ln_2"),
     ),
 )
 
@@ -318,22 +280,20 @@ _BY_MODEL_TYPE: dict[str, _Family] = {kind: family for family in _FAMILIES for k
 
 
 def family_of(model_type: str) -> _Family:
-    """The row of a `config.model_type`; an unknown one is told what a row needs."""
+    """Return the row of a `config.model_type`; the error for an unknown one says what a row needs."""
     if model_type not in _BY_MODEL_TYPE:
-        raise UnknownFamily(
-            f"trundle has no anatomy row for model type {model_type!r} (it knows {', '.join(sorted(_BY_MODEL_TYPE))}); "
-            "add a Family to trundle/model/anatomy.py: the path of its blocks, the axes of every parameter in and "
-            "outside a block, and its config's names for layers, width, heads and MLP width"
-        )
+        known = ", ".join(sorted(_BY_MODEL_TYPE))
+        what = f"trundle has no anatomy row for model type {model_type!r} (known: {known})"
+        raise UnknownFamily(f"{what}; add a Family to trundle/model/anatomy.py, or use a known model type")
     return _BY_MODEL_TYPE[model_type]
 
 
 def _pinned_ids(family: _Family, config: object) -> range:
-    """The token ids that can't be renumbered; MPNet's code takes 1 for the pad token, whatever its config says."""
+    """The token ids that can't be renumbered; MPNet's code always uses 1 as the pad token."""
     pad = getattr(config, "pad_token_id", None) or 0
     return range(max(pad, 1) + 1) if family.positions_after_pad else range(0)
 
 
 def terms(axis: str) -> Iterator[str]:
-    """The plain axes of a fused one, in order."""
+    """Yield the plain axes of a fused axis, in order."""
     yield from axis.split("+")

@@ -1,8 +1,9 @@
-"""What a model costs, by part, and what it would cost after a cut that has not been made.
+"""The cost of a model by part, now or after a cut that has not been made.
 
-FLOPs count a multiply and an add as two and every matrix a token meets, at a stated text length: attention between tokens
-grows with it, and what happens once per text (pooler, Dense) is spread over the text's tokens. Sliding windows are
-counted as full attention, which is how they run. A static model meets no matrix; it is counted one addition a number.
+FLOPs count a multiply and an add as two, for every matrix a token is multiplied with, at a stated text
+length: attention between tokens grows with it, and the work done once per text (pooler, Dense) is divided by
+the text's tokens. Sliding windows count as full attention, which is how they run. A static model does one
+addition per dimension.
 """
 
 from __future__ import annotations
@@ -10,54 +11,53 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sentence_transformers import SentenceTransformer
 
-from trundle.model.anatomy import Conv1D, _Part
-from trundle.model.heads import _is_bare_table, without_head
+from trundle.model.anatomy import Conv1D, _Part, _Table
+from trundle.model.heads import without_head
 from trundle.model.layout import Layout, _shrunk, layout_of
-from trundle.model.matrices import _grid_bytes, fits_grid
+from trundle.model.matrices import BLOCK, fits_grid
 from trundle.model.static import static_shape, static_table
 from trundle.model.surgery import transformer_of
 
 _PARTS: tuple[_Part, ...] = ("embeddings", "attention", "mlp", "norm", "pooler", "head")
+_ONCE_PER_TEXT = ("pooler", "head")
 _LENGTH = 128
 _SAFETENSORS_ALIGNMENT = 8
-_BACKBONE_METADATA: dict[str, object] = {"__metadata__": {"format": "pt"}}
 _SMALLEST_INT8 = 4096
-"""Numbers under which a table or matrix stays float in an int8 graph."""
+"""A table or matrix with fewer values stays float in an int8 graph."""
 _GRAPH_BYTES_PER_LAYER = 36_400
-"""What a graph spends on its operations; measured on BERT-like models of four and of six layers."""
+"""The operations of an int8 graph, measured on BERT-like models of four and six layers."""
 _INT4_GRAPH_BYTES_PER_LAYER = 29_300
-"""The same for an int4 graph, measured on the same."""
-_INT8_PRODUCT_BYTES_PER_LAYER = 19_400
-"""What int8 products add to those of an int4 graph, measured on three and on six layers of MiniLM."""
-_INT8_PRODUCT_BYTES_PER_OUTPUT = 5
+"""The same for an int4 graph, measured on the same models."""
+_INT8_MATMUL_BYTES_PER_LAYER = 19_400
+"""What int8 matmuls add to an int4 graph, measured on three and six layers of MiniLM."""
+_INT8_MATMUL_BYTES_PER_OUTPUT = 5
 """A scale and a zero point."""
 _DTYPES = {1: "F8_E4M3", 2: "BF16", 4: "F32", 8: "F64"}
-"""Names by size, for the length of a header only."""
+"""Names by size; only their length matters, for the size of a header."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _PartCost:
-    """One part's share."""
-
     parameters: int = 0
     bytes: int = 0
     flops_per_token: float = 0.0
 
     def __add__(self, other: _PartCost) -> _PartCost:
-        return _PartCost(
-            parameters=self.parameters + other.parameters,
-            bytes=self.bytes + other.bytes,
-            flops_per_token=self.flops_per_token + other.flops_per_token,
-        )
+        flops = self.flops_per_token + other.flops_per_token
+        return _PartCost(self.parameters + other.parameters, self.bytes + other.bytes, flops)
+
+    def as_json(self) -> dict[str, int]:
+        flops = round(self.flops_per_token)
+        return {"parameters": self.parameters, "bytes": self.bytes, "flops_per_token": flops}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A model's cost by part, at one text length."""
+    """The cost of a model by part, at one text length."""
 
     parts: dict[_Part, _PartCost]
     layers: int
@@ -65,25 +65,25 @@ class Cost:
     length: int
     header_bytes: int
     int8_file_bytes: int
-    """What an int8 graph of it weighs, as export writes it."""
+    """The size of the int8 graph that export writes."""
     int4_file_bytes: int
-    """What an int4 graph of it weighs."""
-    int8_product_bytes: int = 0
-    """What that graph weighs more where its products are int8's."""
+    """The size of the int4 graph that export writes."""
+    int8_product_bytes: int
+    """What int8 matmuls add to the int4 graph."""
 
     @property
     def total(self) -> _PartCost:
-        """All parts together."""
+        """The sum of all parts."""
         return sum(self.parts.values(), _PartCost())
 
     @property
     def parameters(self) -> int:
-        """All weights."""
+        """The number of weights."""
         return self.total.parameters
 
     @property
     def file_bytes(self) -> int:
-        """What the weights weigh on disk, as safetensors."""
+        """The size of the weights on disk, as safetensors."""
         return self.total.bytes + self.header_bytes
 
     @property
@@ -92,31 +92,15 @@ class Cost:
         return self.total.flops_per_token
 
     def as_json(self) -> dict[str, object]:
-        """The facts, for machines and for the lineage."""
-        return {
-            "parameters": self.parameters,
-            "bytes": self.file_bytes,
-            "flops_per_token": round(self.flops_per_token),
-            "length": self.length,
-            "layers": self.layers,
-            "width": self.width,
-            "parts": {
-                part: {
-                    "parameters": cost.parameters,
-                    "bytes": cost.bytes,
-                    "flops_per_token": round(cost.flops_per_token),
-                }
-                for part, cost in self.parts.items()
-            },
-        }
+        """Return the cost for the lineage and for `--json`."""
+        sizes = {"length": self.length, "layers": self.layers, "width": self.width}
+        parts = {part: cost.as_json() for part, cost in self.parts.items()}
+        return {**self.total.as_json(), "bytes": self.file_bytes, **sizes, "parts": parts}
 
 
 def cost(model: SentenceTransformer, *, length: int = _LENGTH) -> Cost:
-    """What the model costs as it is."""
-    if (table := static_table(model)) is not None:
-        shape = (table.num_embeddings, table.embedding_dim)
-        return _static_cost(shape, _itemsize(model), _heads(model), length)
-    return _cost(layout_of(transformer_of(model).model), _heads(model), length)
+    """Return the cost of the model as it is."""
+    return predict(model, length=length)
 
 
 def predict(
@@ -130,200 +114,154 @@ def predict(
     dense: tuple[int, int] | None = None,
     length: int = _LENGTH,
 ) -> Cost:
-    """What the model would cost after a cut to these counts, with its linear head replaced by a Dense (in, out) if given."""
-    if static_table(model) is not None:
-        return _predict_static(model, dense, length)
+    """Predict the cost after a cut to these sizes, and with a Dense (in, out) as the new linear head."""
+    body = model if dense is None else without_head(model)
+    itemsize = _itemsize(model)
+    new = []
+    if dense is not None:
+        shapes = {"linear.weight": (dense[1], dense[0]), "linear.bias": (dense[1],)}
+        new = [_Tensor(len(body), name, shape, itemsize) for name, shape in shapes.items()]
+    if (table := static_table(model)) is not None:
+        width = table.embedding_dim
+        if dense is not None and len(body) == 1:
+            # a linear map directly after the table is applied to the table
+            width, new = dense[1], []
+        return _static_cost(table.num_embeddings, width, itemsize, [*_head_tensors(body), *new], length)
     before = layout_of(transformer_of(model).model)
     after = _shrunk(before, blocks=blocks, hidden=hidden, head=head, mlp=mlp, vocab=vocab)
-    if dense is None:
-        return _cost(after, _narrowed(_heads(model), before.sizes["hidden"], after.sizes["hidden"]), length)
-    kept = _narrowed(_heads(without_head(model)), before.sizes["hidden"], after.sizes["hidden"])
-    return _cost(after, [*kept, _dense(*dense, itemsize=after.parameters[0].itemsize)], length)
+    heads = _narrowed(_head_tensors(body), before.sizes["hidden"], after.sizes["hidden"])
+    return _layout_cost(after, [*heads, *new], length)
 
 
 def predict_static(
     model: SentenceTransformer, *, rows: int | None = None, width: int | None = None, length: int = _LENGTH
 ) -> Cost:
-    """What the model would cost with no layers left: one vector a token, of all its tokens and its width if nothing is said."""
-    shape = static_shape(model)
-    return _static_cost((rows or shape[0], width or shape[1]), _itemsize(model), [], length)
-
-
-def _predict_static(model: SentenceTransformer, dense: tuple[int, int] | None, length: int) -> Cost:
-    """A static model with its linear head replaced: the map goes into the table where nothing stands between."""
-    table, body = static_table(model), without_head(model)
-    assert table is not None
-    shape = (table.num_embeddings, table.embedding_dim)
-    if dense is None:
-        return _static_cost(shape, _itemsize(model), _heads(model), length)
-    if _is_bare_table(body):
-        return _static_cost((shape[0], dense[1]), _itemsize(model), [], length)
-    heads = [*_heads(body), _dense(*dense, itemsize=_itemsize(model))]
-    return _static_cost(shape, _itemsize(model), heads, length)
+    """Predict the cost of a static model made from this one; the default is all its tokens and its width."""
+    all_rows, full_width = static_shape(model)
+    return _static_cost(rows or all_rows, width or full_width, _itemsize(model), [], length)
 
 
 def _itemsize(model: SentenceTransformer) -> int:
     return next(model.parameters()).element_size()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Head:
-    """The weights of one module after the backbone."""
+@dataclass(frozen=True)
+class _Tensor:
+    """One tensor of a model's files: file 0 is the backbone's, the others belong to the modules after it."""
 
-    shapes: dict[str, tuple[int, ...]]
+    file: int
+    name: str
+    shape: tuple[int, ...]
     itemsize: int
+    part: _Part = "head"
+    looked_up: bool = False
+    token_table: bool = False
+    transposed: bool = False
 
     @property
-    def parameters(self) -> int:
-        return sum(math.prod(shape) for shape in self.shapes.values())
+    def matmul(self) -> bool:
+        return len(self.shape) == 2 and not self.looked_up
 
     @property
-    def flops_per_text(self) -> float:
-        return sum(2.0 * math.prod(shape) for shape in self.shapes.values() if len(shape) == 2)
+    def outputs_first(self) -> tuple[int, ...]:
+        return self.shape[::-1] if self.transposed else self.shape
 
 
-def _heads(model: SentenceTransformer) -> list[_Head]:
-    found = []
-    for module in list(model)[1:]:
-        weights = dict(module.named_parameters())
-        if weights:
-            shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-            found.append(_Head(shapes=shapes, itemsize=next(iter(weights.values())).element_size()))
-    return found
+def _head_tensors(model: SentenceTransformer) -> list[_Tensor]:
+    return [
+        _Tensor(file, name, tuple(weight.shape), weight.element_size())
+        for file, module in enumerate(list(model)[1:], 1)
+        for name, weight in module.named_parameters()
+    ]
 
 
-def _dense(columns: int, rows: int, *, itemsize: int) -> _Head:
-    return _Head(shapes={"linear.weight": (rows, columns), "linear.bias": (rows,)}, itemsize=itemsize)
+def _narrowed(heads: Sequence[_Tensor], before: int, after: int) -> list[_Tensor]:
+    """The tensors after a narrower backbone: all shrink, up to the inputs of the first matrix."""
+    first = min((tensor.file for tensor in heads if tensor.matmul), default=math.inf)
+    return [
+        replace(tensor, shape=(*tensor.shape[:-1], tensor.shape[-1] * after // before))
+        if tensor.file < first or (tensor.file == first and tensor.matmul)
+        else tensor
+        for tensor in heads
+    ]
 
 
-def _narrowed(heads: Sequence[_Head], before: int, after: int) -> list[_Head]:
-    """The modules after a backbone that went from one width to another: all until the first matrix feel it."""
-    narrow: list[_Head] = []
-    for head in heads:
-        if any(len(shape) == 2 for head in narrow for shape in head.shapes.values()):
-            narrow.append(head)
-            continue
-        is_matrix = any(len(shape) == 2 for shape in head.shapes.values())
-        shapes = {
-            name: (*shape[:-1], shape[-1] * after // before) if len(shape) == 2 or not is_matrix else shape
-            for name, shape in head.shapes.items()
-        }
-        narrow.append(_Head(shapes=shapes, itemsize=head.itemsize))
-    return narrow
-
-
-def _cost(layout: Layout, heads: Sequence[_Head], length: int) -> Cost:
-    parts = {part: _PartCost() for part in _PARTS}
-    for parameter in layout.parameters:
-        count = layout.numel(parameter)
-        share = 0.0
-        if parameter.multiplies:
-            share = 2.0 * count / (length if parameter.part == "pooler" else 1)
-        parts[parameter.part] += _PartCost(
-            parameters=count, bytes=count * parameter.itemsize, flops_per_token=share
+def _layout_cost(layout: Layout, heads: Sequence[_Tensor], length: int) -> Cost:
+    backbone = [
+        _Tensor(
+            0,
+            parameter.name,
+            layout.shape(parameter),
+            parameter.itemsize,
+            parameter.part,
+            looked_up=isinstance(parameter.member, _Table),
+            token_table=parameter.axes[0] == "vocab",
+            transposed=isinstance(parameter.member, Conv1D),
         )
-    between_tokens = 4.0 * length * layout.sizes["q"] * layout.layers
-    parts["attention"] += _PartCost(flops_per_token=between_tokens)
-    parts["head"] += _head_cost(heads, length)
-    backbone = {parameter.name: layout.shape(parameter) for parameter in layout.parameters}
-    headers = [_header_bytes(backbone, layout.parameters[0].itemsize, _BACKBONE_METADATA)]
-    headers += [_header_bytes(head.shapes, head.itemsize, {}) for head in heads]
-    return Cost(
-        parts=parts,
-        layers=layout.layers,
-        width=layout.sizes["hidden"],
-        length=length,
-        header_bytes=sum(headers),
-        int8_file_bytes=_int8_bytes(layout, heads),
-        int4_file_bytes=_int4_bytes(layout, heads),
-        int8_product_bytes=_int8_product_bytes(layout, heads),
-    )
-
-
-def _int8_bytes(layout: Layout, heads: Sequence[_Head]) -> int:
-    """Matrices and tables in int8 with a scale (and for products a zero point) per row, the rest as floats, no pooler."""
-    whole = layout.layers * _GRAPH_BYTES_PER_LAYER
-    for parameter in layout.parameters:
-        if parameter.part != "pooler":
-            whole += _packed(layout.shape(parameter), 5 if parameter.multiplies else 4)
-    return whole + sum(_packed(shape, 5) for head in heads for shape in head.shapes.values())
-
-
-def _int4_bytes(layout: Layout, heads: Sequence[_Head]) -> int:
-    """Products and the token table on the grid of four bits, other tables in int8, the rest as floats, no pooler."""
-    whole = layout.layers * _INT4_GRAPH_BYTES_PER_LAYER
-    for parameter in layout.parameters:
-        if parameter.part != "pooler":
-            shape = layout.shape(parameter)
-            inputs_first = isinstance(parameter.member, Conv1D)
-            on_grid = parameter.multiplies or parameter.axes[0] == "vocab"
-            whole += _gridded(shape[::-1] if inputs_first else shape) if on_grid else _packed(shape, 4)
-    return whole + sum(_gridded(shape) for head in heads for shape in head.shapes.values())
-
-
-def _int8_product_bytes(layout: Layout, heads: Sequence[_Head]) -> int:
-    """Operations, and a scale and a zero point for each output of a product."""
-    outputs = sum(
-        layout.shape(parameter)[1 if isinstance(parameter.member, Conv1D) else 0]
         for parameter in layout.parameters
-        if parameter.multiplies and parameter.part != "pooler"
-    )
-    outputs += sum(shape[0] for head in heads for shape in head.shapes.values() if len(shape) == 2)
-    return layout.layers * _INT8_PRODUCT_BYTES_PER_LAYER + _INT8_PRODUCT_BYTES_PER_OUTPUT * outputs
+    ]
+    between_tokens = 4.0 * length * layout.sizes["q"] * layout.layers
+    extra: tuple[_Part, float] = ("attention", between_tokens)
+    return _cost([*backbone, *heads], extra, layout.layers, layout.sizes["hidden"], length)
 
 
-def _gridded(shape: tuple[int, ...]) -> int:
-    return _grid_bytes(shape) if len(shape) == 2 and fits_grid(*shape) else 4 * math.prod(shape)
+def _static_cost(rows: int, width: int, itemsize: int, heads: Sequence[_Tensor], length: int) -> Cost:
+    shape = (rows, width)
+    table = _Tensor(0, "embedding.weight", shape, itemsize, "embeddings", looked_up=True, token_table=True)
+    return _cost([table, *heads], ("embeddings", float(width)), 0, width, length)
 
 
-def _packed(shape: tuple[int, ...], bytes_per_row: int) -> int:
-    count = math.prod(shape)
-    if len(shape) < 2 or count < _SMALLEST_INT8:
-        return 4 * count
-    return count + bytes_per_row * shape[0]
-
-
-def _static_cost(shape: tuple[int, int], itemsize: int, heads: Sequence[_Head], length: int) -> Cost:
-    rows, width = shape
+def _cost(
+    tensors: Sequence[_Tensor], extra_flops: tuple[_Part, float], layers: int, width: int, length: int
+) -> Cost:
     parts = {part: _PartCost() for part in _PARTS}
-    parts["embeddings"] = _PartCost(
-        parameters=rows * width, bytes=rows * width * itemsize, flops_per_token=float(width)
-    )
-    parts["head"] = _head_cost(heads, length)
-    headers = [_header_bytes({"embedding.weight": shape}, itemsize, {})]
-    headers += [_header_bytes(head.shapes, head.itemsize, {}) for head in heads]
-    packed = _packed(shape, 4) + sum(_packed(each, 5) for head in heads for each in head.shapes.values())
+    int8, int4, outputs = layers * _GRAPH_BYTES_PER_LAYER, layers * _INT4_GRAPH_BYTES_PER_LAYER, 0
+    for tensor in tensors:
+        count = math.prod(tensor.shape)
+        flops = 2.0 * count / (length if tensor.part in _ONCE_PER_TEXT else 1) if tensor.matmul else 0.0
+        parts[tensor.part] += _PartCost(count, count * tensor.itemsize, flops)
+        if tensor.part == "pooler":  # not exported
+            continue
+        int8 += _int8_bytes(tensor.shape, 5 if tensor.matmul else 4)
+        on_grid = tensor.matmul or tensor.token_table
+        int4 += _int4_bytes(tensor.outputs_first) if on_grid else _int8_bytes(tensor.shape, 4)
+        outputs += tensor.outputs_first[0] if tensor.matmul else 0
+    part, flops = extra_flops
+    parts[part] += _PartCost(flops_per_token=flops)
+    files = [[tensor for tensor in tensors if tensor.file == file] for file in {one.file for one in tensors}]
+    int8_matmuls = layers * _INT8_MATMUL_BYTES_PER_LAYER + _INT8_MATMUL_BYTES_PER_OUTPUT * outputs
     return Cost(
         parts=parts,
-        layers=0,
+        layers=layers,
         width=width,
         length=length,
-        header_bytes=sum(headers),
-        int8_file_bytes=packed,
-        int4_file_bytes=_gridded(shape)
-        + sum(_gridded(each) for head in heads for each in head.shapes.values()),
+        header_bytes=sum(_header_bytes(file, has_format=layers > 0 and file[0].file == 0) for file in files),
+        int8_file_bytes=int8,
+        int4_file_bytes=int4,
+        int8_product_bytes=int8_matmuls if layers else 0,
     )
 
 
-def _head_cost(heads: Sequence[_Head], length: int) -> _PartCost:
-    each = [
-        _PartCost(
-            parameters=head.parameters,
-            bytes=head.parameters * head.itemsize,
-            flops_per_token=head.flops_per_text / length,
-        )
-        for head in heads
-    ]
-    return sum(each, _PartCost())
+def _int4_bytes(shape: tuple[int, ...]) -> int:
+    """Half a byte per value and two bytes per block; small matrices stay float."""
+    count = math.prod(shape)
+    return count // 2 + 2 * count // BLOCK if len(shape) == 2 and fits_grid(*shape) else 4 * count
 
 
-def _header_bytes(shapes: dict[str, tuple[int, ...]], itemsize: int, metadata: dict[str, object]) -> int:
-    """What a safetensors file spends on saying what is in it: its JSON table, padded."""
-    table = dict(metadata)
+def _int8_bytes(shape: tuple[int, ...], bytes_per_row: int) -> int:
+    """One byte per value and a scale (for matmuls also a zero point) per row; small tensors stay float."""
+    count = math.prod(shape)
+    return 4 * count if len(shape) < 2 or count < _SMALLEST_INT8 else count + bytes_per_row * shape[0]
+
+
+def _header_bytes(tensors: Sequence[_Tensor], *, has_format: bool) -> int:
+    """The size of the JSON header of a safetensors file, padded."""
+    table: dict[str, object] = {"__metadata__": {"format": "pt"}} if has_format else {}
     offset = 0
-    for name in sorted(shapes):
-        end = offset + math.prod(shapes[name]) * itemsize
-        table[name] = {"dtype": _DTYPES[itemsize], "shape": shapes[name], "data_offsets": [offset, end]}
+    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
+        end = offset + math.prod(tensor.shape) * tensor.itemsize
+        dtype = _DTYPES[tensor.itemsize]
+        table[tensor.name] = {"dtype": dtype, "shape": tensor.shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(table, separators=(",", ":"))
     return _SAFETENSORS_ALIGNMENT + -(-len(text) // _SAFETENSORS_ALIGNMENT) * _SAFETENSORS_ALIGNMENT

@@ -1,9 +1,11 @@
-"""A SentenceTransformer seen as texts → array, with bad texts named instead of a traceback."""
+"""Run a SentenceTransformer: tokenise, encode texts to arrays, and handle the limits of a device."""
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -14,38 +16,93 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from sentence_transformers.util import batch_to_device
-from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from trundle.embedder import Embedder, Encode, Vectors, check_texts
 from trundle.errors import BadInput, BadModel
 from trundle.methods.contract import LONGEST
-from trundle.model.device import _too_large, dropping, free_gpu_memory
 from trundle.model.heads import _pools_prompts, _Role, prompts_by_role
+from trundle.model.tokenizer import _NO_LIMIT, _bare_backend
 from trundle.progress import SILENT, Progress
 
 Features = dict[str, Any]
-"""What a SentenceTransformer takes."""
-
-_NO_LIMIT = 1_000_000
-"""Tokenizers without a length limit state an absurd one."""
+"""The input of a SentenceTransformer's forward pass."""
 
 _SAMPLES = ("query: 12 plain words?", "tabs\tand  spaces ", "Größe 東京 🙂", "[MASK] <s> </s> <pad>", "")
+_BATCH = 32
+_CHUNK = 4096
+"""Texts between two progress reports."""
+_GPU_CHARACTERS = 1 << 17
+"""Characters per batch on a GPU, including padding: enough to use it fully."""
+_GPU_TEXTS = 1024
+_CPU_LABELLING_BATCH, _GPU_LABELLING_BATCH = 32, 256
+"""The least number of texts per batch that a teacher encodes."""
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Return whether a device has bf16 units: every current GPU, and processors with AMX."""
+    return device.type == "cuda" or (device.type == "cpu" and torch.cpu._is_amx_tile_supported())
+
+
+def free_gpu_memory() -> None:
+    """Release unused GPU memory, including that of reference cycles, which training leaves behind."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def explain_out_of_memory(what: str, fix: str) -> Iterator[None]:
+    """Turn a GPU out-of-memory error into one that says `what` did not fit and how to `fix` it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise _out_of_memory(what, fix) from error
+
+
+def _out_of_memory(what: str, fix: str) -> BadInput:
+    return BadInput(f"{what} needs more memory than the GPU has left; {fix}")
+
+
+@contextmanager
+def sound_gradients() -> Iterator[None]:
+    """Disable cuDNN's attention kernels: with a mask, their gradients are NaN for some lengths.
+
+    Seen with Qwen2.5 and texts of 64 tokens on an H200, torch 2.11 (pytorch/pytorch issue 196678).
+    """
+    before: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@contextmanager
+def dropping(model: nn.Module, drops: bool) -> Iterator[None]:
+    """Enable or disable dropout inside the block; afterwards each module has its previous training mode."""
+    before = {module: module.training for module in model.modules()}
+    model.train(drops)
+    try:
+        yield
+    finally:
+        for module, trained in before.items():
+            module.training = trained
 
 
 def check_fast_tokenizer(model: SentenceTransformer) -> None:
-    """Refuse a tokenizer written in Python: it would hold up the training."""
+    """Reject a tokenizer written in Python, because it would slow training down."""
     if not getattr(model.tokenizer, "is_fast", True):
         raise BadModel("the model's tokenizer is not a fast one; save it with a tokenizer.json first")
 
 
 def make_tokeniser(model: SentenceTransformer) -> Callable[[list[str]], Features]:
-    """What the model takes for texts. Costly to make and cheap to use: make it once."""
+    """Return a function from texts to the model's input. Making it is slow, so make it once."""
     return find_short_cut(model) or model.preprocess
 
 
 def find_short_cut(model: SentenceTransformer) -> ShortCut | None:
-    """The fast way, where it gives exactly what the model's own preprocessing gives, which is tried out first."""
+    """Return a fast tokeniser if it gives exactly the output of the model's own preprocessing on samples."""
     tokenizer = model.tokenizer
     if not hasattr(tokenizer, "backend_tokenizer"):
         return None
@@ -53,18 +110,19 @@ def find_short_cut(model: SentenceTransformer) -> ShortCut | None:
     samples = ["a", "Some more words, ünlike the first.", "long " * longest, *_SAMPLES]
     expected = model.preprocess(samples)
     short_cut = ShortCut(tokenizer, expected)
-    return short_cut if _alike(short_cut(samples), expected) else None
+    found = short_cut(samples)
+    same = found.keys() == expected.keys() and all(
+        torch.equal(value, expected[name]) if torch.is_tensor(value) else value == expected[name]
+        for name, value in found.items()
+    )
+    return short_cut if same else None
 
 
 class ShortCut:
-    """A tokenizer of its own, whose tokens go straight into one array."""
+    """A copy of a tokenizer that writes its tokens directly into one array."""
 
     def __init__(self, tokenizer: Any, like: Mapping[str, Any]) -> None:
-        self._rust = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        self._rust.no_padding()
-        self._rust.no_truncation()
-        if tokenizer.model_max_length < _NO_LIMIT:
-            self._rust.enable_truncation(tokenizer.model_max_length, direction=tokenizer.truncation_side)
+        self._rust = _bare_backend(tokenizer, tokenizer.model_max_length)
         self._pad = tokenizer.pad_token_id
         self._left = tokenizer.padding_side == "left"
         self._has_types = "token_type_ids" in like
@@ -76,13 +134,13 @@ class ShortCut:
         return self.features(torch.from_numpy(tokens), lengths.cumsum() - lengths, lengths)
 
     def flat(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """All tokens in one row, and how many each text has."""
+        """Return all tokens in one array, and the number of tokens of each text."""
         rows = [encoding.ids for encoding in self._rust.encode_batch_fast(texts)]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths
 
     def features(self, tokens: Tensor, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Features:
-        """The texts that begin at `starts` in the row of tokens, padded, on the device of the tokens."""
+        """Return the padded texts that begin at `starts` in the array of tokens, on its device."""
         width = int(lengths.max())
         first, count = (torch.from_numpy(array).to(tokens.device)[:, None] for array in (starts, lengths))
         places = torch.arange(width, device=tokens.device)[None, :]
@@ -99,49 +157,30 @@ class ShortCut:
         return features | self._constants
 
 
-def _alike(ours: Features, theirs: Mapping[str, Any]) -> bool:
-    return ours.keys() == theirs.keys() and all(
-        torch.equal(value, theirs[name]) if torch.is_tensor(value) else value == theirs[name]
-        for name, value in ours.items()
-    )
-
-
-_CHUNK = 4096
-"""Texts between two reports of progress."""
-
-_GPU_CHARACTERS = 1 << 17
-"""Characters in one batch on a GPU, padding included: enough to keep it busy."""
-_GPU_TEXTS = 1024
-_CPU_BATCH, _GPU_BATCH = 32, 256
-"""Texts a teacher encodes at once, at least."""
-
-
 def embedder(
     model: SentenceTransformer,
     *,
     name: str = "model",
-    batch_size: int = 32,
+    batch_size: int = _BATCH,
     half_on_gpu: bool = False,
     progress: Progress = SILENT,
 ) -> Embedder:
-    """The model's three roles, each with the model's own prompt for it.
+    """Return the model as an Embedder with three roles, each with the model's own prompt for it.
 
-    `half_on_gpu` computes in half precision where there is a GPU: for vectors that are stored so anyway. A model whose
-    inner numbers are too large for that is computed in full from the first chunk on in which it shows.
+    `half_on_gpu` computes in half precision on a GPU, for vectors that are stored in half precision anyway.
+    From the first chunk that overflows, it computes in full precision.
     """
     on_gpu = _on_gpu(model)
     half = half_on_gpu and on_gpu and model.dtype == torch.float32
     prompts = prompts_by_role(model)
-
-    @cache
-    def tokenise() -> Callable[[list[str]], Features]:
-        return make_tokeniser(model)
+    routed = model.truncate_dim is not None or any(isinstance(module, Router) for module in model)
+    tokenise = cache(lambda: make_tokeniser(model))
 
     def role(role: _Role, encode: Callable[..., Vectors]) -> Encode:
-        straight = _has_one_way(model) and (not prompts[role] or _pools_prompts(model))
+        direct = not routed and (not prompts[role] or _pools_prompts(model))
 
         def run_chunk(texts: list[str]) -> Vectors:
-            if straight:
+            if direct:
                 prompted = [prompts[role] + text for text in texts]
                 return _encode(model, tokenise(), prompted, on_gpu=on_gpu, batch_size=batch_size)
             vectors = encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
@@ -158,8 +197,8 @@ def embedder(
 
         def run(texts: Sequence[str]) -> Vectors:
             check_texts(texts)
+            parts = []
             with progress.task(f"{name}: encoding", len(texts)) as advance:
-                parts = []
                 for start in range(0, len(texts), _CHUNK):
                     chunk = list(texts[start : start + _CHUNK])
                     parts.append(run_half(chunk))
@@ -179,18 +218,13 @@ def embedder(
 
 
 def labelling_embedder(model: SentenceTransformer, *, name: str, progress: Progress = SILENT) -> Embedder:
-    """The model as a teacher of many texts; whoever labels with it asks it so, and gets the same vectors."""
-    batch_size = _GPU_BATCH if _on_gpu(model) else _CPU_BATCH
+    """Return the model as a teacher for many texts; every caller that labels gets the same vectors."""
+    batch_size = _GPU_LABELLING_BATCH if _on_gpu(model) else _CPU_LABELLING_BATCH
     return embedder(model, name=name, batch_size=batch_size, half_on_gpu=True, progress=progress)
 
 
 def _on_gpu(model: SentenceTransformer) -> bool:
     return model.device.type == "cuda"
-
-
-def _has_one_way(model: SentenceTransformer) -> bool:
-    """Whether queries and documents go the same way through the model, and all of the vector is used."""
-    return model.truncate_dim is None and not any(isinstance(module, Router) for module in model)
 
 
 @torch.inference_mode()
@@ -202,26 +236,26 @@ def _encode(
     on_gpu: bool,
     batch_size: int,
 ) -> Vectors:
-    """What the library's encode gives; but a GPU is never waited for before the end, so it works while we tokenise.
+    """The vectors of the library's encode, without waiting for the GPU until the end.
 
-    A batch that does not fit into its memory is halved, and so is what all later ones may hold.
+    After an out-of-memory error, this batch and the limit for all later ones are halved.
     """
     model.eval()
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]), reverse=True)
     found: list[Tensor] = []
-    start, room = 0, sys.maxsize
+    start, most_characters = 0, sys.maxsize
     while start < len(order):
         longest = max(len(texts[order[start]]), 1)
         size = max(batch_size, min(_GPU_TEXTS, _GPU_CHARACTERS // longest)) if on_gpu else batch_size
-        rows = order[start : start + max(1, min(size, room // longest))]
+        rows = order[start : start + max(1, min(size, most_characters // longest))]
         features = tokenise([texts[number] for number in rows])
         try:
             outputs = model(batch_to_device(features, model.device))
         except torch.OutOfMemoryError as error:
             if len(rows) == 1:
-                mend = "shorten it, or hide the GPU with CUDA_VISIBLE_DEVICES= before the command"
-                raise _too_large(f"a text of {longest:,} characters", mend) from error
-            room = longest * (len(rows) // 2)
+                fix = "shorten it, or hide the GPU with CUDA_VISIBLE_DEVICES= before the command"
+                raise _out_of_memory(f"a text of {longest:,} characters", fix) from error
+            most_characters = longest * (len(rows) // 2)
             free_gpu_memory()
             continue
         found.append(outputs["sentence_embedding"].float())
@@ -232,20 +266,16 @@ def _encode(
 
 
 def _check_vectors(vectors: Vectors, texts: Sequence[str], name: str) -> Vectors:
-    good = np.isfinite(vectors).all(axis=1)
-    if not good.all():
-        number = int(np.argmin(good))
-        raise BadModel(
-            f"{name} gives a vector with NaN or infinity for text {number + 1} ({texts[number][:60]!r}); check its weights"
-        )
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        number = int(np.argmin(finite))
+        where = f"text {number + 1} ({texts[number][:60]!r})"
+        raise BadModel(f"{name} gives a vector with NaN or infinity for {where}; check its weights")
     empty = ~vectors.any(axis=1)
     if empty.any():
         number = int(np.argmax(empty))
-        raise BadInput(f"text {number + 1} ({texts[number][:60]!r}) has nothing to embed; leave it out")
+        raise BadInput(f"text {number + 1} ({texts[number][:60]!r}) has nothing to embed; remove it")
     return vectors
-
-
-_BATCH = 32
 
 
 @torch.no_grad()
@@ -257,9 +287,12 @@ def read_through(
     label: str,
     progress: Progress = SILENT,
 ) -> None:
-    """Run texts of like length together, cut after 512 tokens; `before` each batch hear which positions are tokens, not padding."""
-    ordered, takes = sorted(texts, key=len), model.max_seq_length
-    model.max_seq_length = min(takes or LONGEST, LONGEST)
+    """Run texts of similar length through the model, truncated to 512 tokens, for hooks that observe it.
+
+    `before` each batch gets a mask of the positions that are tokens, not padding.
+    """
+    ordered, limit = sorted(texts, key=len), model.max_seq_length
+    model.max_seq_length = min(limit or LONGEST, LONGEST)
     try:
         with dropping(model, False), progress.task(label, len(ordered)) as advance:
             for start in range(0, len(ordered), _BATCH):
@@ -269,4 +302,4 @@ def read_through(
                 model(features)
                 advance(len(chosen))
     finally:
-        model.max_seq_length = takes
+        model.max_seq_length = limit

@@ -1,46 +1,48 @@
-"""What comes after pooling: the linear layer that leads into another model's space, and normalisation."""
+"""The modules after the backbone: pooling, linear heads, normalisation, prompts, and pairs of two models."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Module, Normalize, Pooling, Router
+from tokenizers import processors
 from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel
 
 from trundle.errors import BadInput, BadModel
+from trundle.model.layout import layout_of
 from trundle.model.static import _with_mapped_table, static_table
-from trundle.model.surgery import transformer_of, with_modules
+from trundle.model.surgery import (
+    Cut,
+    _cut_backbone,
+    _drop_pooler_unless_in,
+    _shallow_copy,
+    transformer_of,
+    with_modules,
+)
 
 
 def normalises(model: SentenceTransformer) -> bool:
-    """Whether the model's vectors have length 1 by construction; what truncate_dim cuts them to, afterwards, has not."""
+    """Return whether all vectors have length 1; vectors that truncate_dim shortens do not."""
     return len(model) > 0 and isinstance(model[-1], Normalize) and model.truncate_dim is None
 
 
-def check_untruncated(model: SentenceTransformer, mend: str) -> None:
-    """Refuse to train a model whose vectors are cut after its last module: training sees the whole ones."""
+def check_untruncated(model: SentenceTransformer, fix: str) -> None:
+    """Reject a model with a truncate_dim, because training ignores it; `fix` completes the error."""
     if model.truncate_dim is not None:
-        raise BadInput(
-            f"the model's vectors are cut to {model.truncate_dim} numbers by its truncate_dim, which training does not "
-            f"see; {mend}"
-        )
-
-
-def _is_linear(module: nn.Module) -> bool:
-    """Whether a module after pooling is a linear map or a rescaling, which one linear map can stand in for."""
-    if isinstance(module, Dense):
-        return isinstance(module.activation_function, nn.Identity) and not module.use_residual
-    return isinstance(module, Normalize)
+        what = f"the model's vectors are truncated to {model.truncate_dim} dimensions by its truncate_dim"
+        raise BadInput(f"{what}, which training does not see; {fix}")
 
 
 def without_head(model: SentenceTransformer) -> SentenceTransformer:
-    """The model up to its pooled vectors. It shares its weights with the model it was taken from."""
+    """Return the model up to its pooled vectors, sharing its weights."""
     modules = list(model)
     while len(modules) > 1 and _is_linear(modules[-1]):
         modules.pop()
@@ -49,26 +51,26 @@ def without_head(model: SentenceTransformer) -> SentenceTransformer:
     return body
 
 
-def _is_bare_table(body: SentenceTransformer) -> bool:
-    """Whether pooled vectors are plain means of a table, into which a linear map can go."""
-    return static_table(body) is not None and len(body) == 1
+def _is_linear(module: nn.Module) -> bool:
+    """Whether a new linear head replaces this module: a linear layer or a normalisation."""
+    if isinstance(module, Dense):
+        return isinstance(module.activation_function, nn.Identity) and not module.use_residual
+    return isinstance(module, Normalize)
 
 
 def with_new_head(
     model: SentenceTransformer, width: int, *, normalise: bool, seed: int
 ) -> SentenceTransformer:
-    """The model with its linear head replaced by one that knows nothing yet."""
+    """Return the model with its linear head replaced by a randomly initialised one."""
     columns = without_head(model).get_embedding_dimension() or 0
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        linear = nn.Linear(columns, width)
-    return with_linear_head(
-        model, linear.weight.detach().numpy(), linear.bias.detach().numpy(), normalise=normalise
-    )
+        linear = nn.Linear(columns, width).requires_grad_(False)
+    return with_linear_head(model, linear.weight.numpy(), linear.bias.numpy(), normalise=normalise)
 
 
 def with_mean_pooling(model: SentenceTransformer) -> SentenceTransformer:
-    """The model with the mean over tokens as its pooled vector."""
+    """Return the model with mean pooling."""
     modules = [
         Pooling(module.embedding_dimension, pooling_mode="mean", include_prompt=module.include_prompt)
         if isinstance(module, Pooling)
@@ -81,49 +83,44 @@ def with_mean_pooling(model: SentenceTransformer) -> SentenceTransformer:
 def with_prompts(
     model: SentenceTransformer, prompts: Mapping[str, str | None], default: str | None
 ) -> SentenceTransformer:
-    """The model asked the way another one is, if that one has prompts at all."""
+    """Give the model these prompts in place, unless all of them are empty."""
     if any(prompts.values()):
         model.prompts, model.default_prompt_name = dict(prompts), default
     return model
 
 
 def copy_of(model: SentenceTransformer) -> SentenceTransformer:
-    """A model that can be trained without touching the one it came from."""
+    """Return a copy that can be trained without changing the original."""
     return copy.deepcopy(model)
 
 
 def with_linear_head(
     model: SentenceTransformer, weight: NDArray[np.float32], bias: NDArray[np.float32], *, normalise: bool
 ) -> SentenceTransformer:
-    """The model with its linear head replaced by this map, saved inside it."""
+    """Return the model with its linear head replaced by this linear map."""
     body = without_head(model)
     table = static_table(body)
-    if table is not None and _is_bare_table(body):
+    if table is not None and len(body) == 1:
+        # a linear map of a mean is the mean of the mapped vectors
         after = [Normalize()] if normalise else []
         return with_modules(body, [_with_mapped_table(table, weight, bias), *after])
     dtype = next(body.parameters()).dtype
-    return with_modules(
-        body, [*body, *(part.to(dtype) for part in linear_head(weight, bias, normalise=normalise))]
-    )
+    head = linear_head(weight, bias, normalise=normalise)
+    return with_modules(body, [*body, *(module.to(dtype) for module in head)])
 
 
 def linear_head(
     weight: NDArray[np.float32], bias: NDArray[np.float32], *, normalise: bool
 ) -> list[nn.Module]:
-    """A linear map as the modules after pooling."""
+    """Return a linear map as the modules after pooling."""
     rows, columns = weight.shape
-    dense = Dense(
-        columns,
-        rows,
-        activation_function=nn.Identity(),
-        init_weight=torch.tensor(weight),
-        init_bias=torch.tensor(bias),
-    )
+    start = {"init_weight": torch.tensor(weight), "init_bias": torch.tensor(bias)}
+    dense = Dense(columns, rows, activation_function=nn.Identity(), **start)
     return [dense, Normalize()] if normalise else [dense]
 
 
 def rescale_head(model: SentenceTransformer, *, mean: float, spread: float) -> None:
-    """Let the model's last linear layer answer in other units, in place."""
+    """Scale the output of the last linear layer by `spread` and shift it by `mean`, in place."""
     dense = model[-1]
     assert isinstance(dense, Dense)
     with torch.no_grad():
@@ -132,7 +129,7 @@ def rescale_head(model: SentenceTransformer, *, mean: float, spread: float) -> N
 
 
 def name_labels(model: SentenceTransformer, labels: Sequence[str]) -> None:
-    """Write into the config which class each score is for; without labels there is one score, a number."""
+    """Write the class names of the scores into the config; no labels means regression."""
     config = transformer_of(model).model.config
     config.id2label = dict(enumerate(labels)) or {0: "LABEL_0"}
     config.label2id = {name: number for number, name in config.id2label.items()}
@@ -140,19 +137,106 @@ def name_labels(model: SentenceTransformer, labels: Sequence[str]) -> None:
 
 
 def reinitialised(model: SentenceTransformer, *, seed: int) -> SentenceTransformer:
-    """The model with the backbone's weights drawn anew, as its own code draws them: a student that knows nothing."""
+    """Return the model with the backbone's weights initialised again, by its own code."""
     transformer = transformer_of(model)
-    twin = copy.copy(transformer)
-    twin._modules = dict(transformer._modules)
+    twin = _shallow_copy(transformer)
     backbone = transformer.model
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         fresh = type(backbone)(copy.deepcopy(backbone.config))
-    if getattr(backbone, "pooler", fresh) is None:
-        del fresh.pooler
-        fresh.register_module("pooler", None)
+    _drop_pooler_unless_in(backbone, fresh)
     twin.model = nn.Module.to(fresh.train(backbone.training), backbone.device, backbone.dtype)
     return with_modules(model, [twin, *list(model)[1:]])
+
+
+_PoolingMode = Literal["mean", "weightedmean", "last", "cls"]
+_PROBE_TEXTS = ["a", "one two three"]
+_PROBE_LENGTH = 6
+
+
+def with_pooling(
+    model: SentenceTransformer, mode: _PoolingMode | None = None, *, include_prompt: bool | None = None
+) -> SentenceTransformer:
+    """Return the model with another pooling; None keeps a setting.
+
+    With `last`, the tokenizer adds its end token to every text. Otherwise the last token of a decoder is
+    often part of a word. Without `include_prompt`, a prompt is encoded but its tokens are not pooled.
+    """
+    modules = list(model)
+    places = [place for place, module in enumerate(modules) if isinstance(module, Pooling)]
+    if len(places) != 1 or (mode is not None and not isinstance(modules[places[0]].pooling_mode, str)):
+        raise BadModel("the model does not have a single pooling mode to change; use pooling: keep")
+    old = modules[places[0]]
+    modules[places[0]] = Pooling(
+        old.embedding_dimension,
+        old.pooling_mode if mode is None else "lasttoken" if mode == "last" else mode,
+        include_prompt=old.include_prompt if include_prompt is None else include_prompt,
+    )
+    if mode == "last":
+        modules[0] = copy.copy(modules[0])
+        modules[0].processor = _ending_tokenizer(model.tokenizer)
+    return with_modules(model, modules)
+
+
+def _ending_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer, or if it does not end texts with a special token, one that adds its end token."""
+    if _ends_with(tokenizer, tokenizer.all_special_ids):
+        return tokenizer
+    if tokenizer.eos_token is None:
+        raise BadModel("the tokenizer has no end token for last-token pooling; choose another pooling")
+    ending = copy.deepcopy(tokenizer)
+    end, backend = f"{tokenizer.eos_token}:0", ending.backend_tokenizer
+    adding = processors.TemplateProcessing(
+        single=f"$A:0 {end}",
+        pair=f"$A:0 {end} $B:1 {tokenizer.eos_token}:1",
+        special_tokens=[(tokenizer.eos_token, tokenizer.eos_token_id)],
+    )
+    before = backend.post_processor
+    backend.post_processor = adding if before is None else processors.Sequence([before, adding])
+    with TemporaryDirectory() as folder:
+        ending.save_pretrained(folder)
+        reloaded = AutoTokenizer.from_pretrained(folder)
+    if not _ends_with(reloaded, [tokenizer.eos_token_id]):
+        raise BadModel(f"a saved {type(tokenizer).__name__} loses an added end token; choose another pooling")
+    return reloaded
+
+
+def _ends_with(tokenizer: Any, ends: Sequence[int]) -> bool:
+    return all(ids and ids[-1] in ends for ids in tokenizer(_PROBE_TEXTS)["input_ids"])
+
+
+def with_bidirectional_attention(model: SentenceTransformer) -> SentenceTransformer:
+    """Return a copy of a decoder with bidirectional attention, which its saved config records."""
+    family = layout_of(transformer_of(model).model).family
+    if not family.causal:
+        raise BadModel(f"a {family.name} model has bidirectional attention already; use attention: keep")
+    twin = copy.deepcopy(model)
+    backbone = transformer_of(twin).model
+    backbone.config.is_causal = False
+    # Built again, because blocks read the attention direction in their constructors.
+    rebuilt = _cut_backbone(backbone, Cut())
+    if not _attends_both_ways(rebuilt):
+        raise BadModel(f"a {family.name} model can't get bidirectional attention; use attention: keep")
+    transformer_of(twin).model = rebuilt
+    return with_modules(model, list(twin))
+
+
+def _attends_both_ways(backbone: PreTrainedModel) -> bool:
+    """Whether the first token's state depends on a later token, with and without padding."""
+    one = torch.ones(2, _PROBE_LENGTH, dtype=torch.long, device=backbone.device)
+    other = one.clone()
+    other[:, -2] = 0
+    padded = torch.ones_like(one)
+    padded[:, -1] = 0
+    training = backbone.training
+    backbone.eval()
+    with torch.no_grad():
+        states = [
+            [backbone(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0] for ids in (one, other)]
+            for mask in (torch.ones_like(one), padded)
+        ]
+    backbone.train(training)
+    return not any(torch.equal(first, second) for first, second in states)
 
 
 _Role = Literal["text", "query", "document"]
@@ -160,7 +244,7 @@ _DOCUMENT_NAMES = ("document", "passage", "corpus")
 
 
 def prompts_by_role(model: SentenceTransformer) -> dict[_Role, str]:
-    """The prompt for each of the roles text, query and document; empty where there is none."""
+    """Return the prompt of each of the roles text, query and document; empty if there is none."""
     prompts = model.prompts
     default = prompts.get(model.default_prompt_name or "") or ""
     document = next((prompts[name] for name in _DOCUMENT_NAMES if name in prompts), default)
@@ -168,35 +252,36 @@ def prompts_by_role(model: SentenceTransformer) -> dict[_Role, str]:
 
 
 def _pools_prompts(model: SentenceTransformer) -> bool:
-    """Whether a prompt is for this model nothing but the beginning of the text."""
     return not any(isinstance(module, Pooling) and not module.include_prompt for module in model)
 
 
 def check_prompts_are_pooled(model: SentenceTransformer, prompts: Mapping[str, str | None]) -> None:
-    """Refuse the one arrangement training can't imitate: prompts that are read but not pooled."""
+    """Reject a model that encodes prompts but leaves them out of pooling, which training can't imitate."""
     if not _pools_prompts(model) and (any(prompts.values()) or any(prompts_by_role(model).values())):
-        raise BadModel(
-            "the model leaves its prompts out of pooling, which align can't train; set include_prompt to true"
-        )
+        raise BadModel("align can't train a model that does not pool its prompts; set include_prompt to true")
 
 
 _TEXT_PROMPT = "text"
 
 
 def check_pairable(student: SentenceTransformer, teacher: SentenceTransformer) -> None:
-    """Refuse two models whose vectors can't be compared."""
+    """Reject two models whose vectors can't be compared."""
     ours, theirs = student.get_embedding_dimension(), teacher.get_embedding_dimension()
     if ours != theirs:
-        raise BadInput(
-            f"the student's vectors are {ours} wide and the teacher's {theirs}, so they make no pair; "
-            "bring the student into the teacher's space with trundle align"
-        )
+        what = f"the student's vectors have {ours} dimensions and the teacher's {theirs}"
+        raise BadInput(f"{what}, so they can't be paired; align the student with trundle align first")
 
 
 def paired(student: SentenceTransformer, teacher: SentenceTransformer) -> SentenceTransformer:
-    """One model of both; it shares its weights with them."""
+    """Return one model that encodes queries with the student and documents with the teacher."""
     check_pairable(student, teacher)
-    prompts, default = _prompts(student, teacher)
+    theirs = prompts_by_role(teacher)
+    prompts = {name: prompt or "" for name, prompt in teacher.prompts.items()}
+    prompts |= {"query": prompts_by_role(student)["query"], "document": theirs["document"]}
+    default = teacher.default_prompt_name
+    if default is not None and prompts.get(default) != theirs["text"]:
+        default = _TEXT_PROMPT
+        prompts[default] = theirs["text"]
     router = Router.for_query_document(
         query_modules=cast("list[Module]", list(student)),
         document_modules=cast("list[Module]", list(teacher)),
@@ -210,36 +295,23 @@ def paired(student: SentenceTransformer, teacher: SentenceTransformer) -> Senten
     ).eval()
 
 
-def _prompts(student: SentenceTransformer, teacher: SentenceTransformer) -> tuple[dict[str, str], str | None]:
-    """The prompts of both by role, the teacher's other ones, and the name of the one that plain `encode` uses."""
-    theirs = prompts_by_role(teacher)
-    prompts = {name: prompt or "" for name, prompt in teacher.prompts.items()}
-    prompts |= {"query": prompts_by_role(student)["query"], "document": theirs["document"]}
-    default = teacher.default_prompt_name
-    if default is not None and prompts.get(default) != theirs["text"]:
-        default = _TEXT_PROMPT
-        prompts[default] = theirs["text"]
-    return prompts, default
-
-
 def is_pair(model: SentenceTransformer) -> bool:
-    """Whether the model is two, one for queries and one for documents."""
+    """Return whether the model is a pair of a query model and a document model."""
     router = model[0] if len(model) == 1 else None
     return isinstance(router, Router) and {"query", "document"} <= set(router.sub_modules)
 
 
 def one_route(both: SentenceTransformer, route: str) -> SentenceTransformer:
-    """The student or the teacher of a pair as a model of its own; it shares its weights with the pair."""
+    """Return the query or document model of a pair, sharing its weights."""
     router = both[0]
     if not isinstance(router, Router) or route not in router.sub_modules:
-        raise BadInput(f"the model has no route {route!r}; give a folder that trundle pair wrote")
+        raise BadInput(f"the model has no route {route!r}; pass a folder that trundle pair wrote")
     prompts = prompts_by_role(both)
     own = {name: prompt or "" for name, prompt in both.prompts.items()} if route == "document" else {}
-    kept = {**own, "query": prompts["query"], "document": prompts["document"]}
     return SentenceTransformer(
         modules=list(cast("nn.Sequential", router.sub_modules[route])),
         device=str(both.device),
-        prompts=kept,
+        prompts={**own, "query": prompts["query"], "document": prompts["document"]},
         default_prompt_name=both.default_prompt_name if route == "document" else None,
         similarity_fn_name=both.similarity_fn_name,
     ).eval()

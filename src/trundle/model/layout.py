@@ -1,7 +1,7 @@
-"""A model's parameters laid out along named axes: the anatomy row applied to one model.
+"""The parameters of one model along named axes: its anatomy row with sizes.
 
-What this is not: it holds no weights. Sizes before and after a cut are arithmetic on layouts, so a plan can say what it
-would save without building anything, and surgery can check that it did exactly that.
+A layout holds no weights. Sizes before and after a cut are arithmetic on layouts, so a plan can predict what
+it saves without building anything, and surgery can check the result.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.model.anatomy import _Axes, _Family, _Member, _Part, _Table, family_of, terms
+from trundle.model.anatomy import _Axes, _axes_of, _Family, _Member, _Part, _Table, family_of, terms
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One parameter: where it is, what it is part of, and the axes it lies along."""
+    """One parameter: its name, its part of the model, and the axes it lies along."""
 
     name: str
     block: int | None
@@ -29,12 +29,12 @@ class Parameter:
 
     @property
     def part(self) -> _Part:
-        """Which part of the model it is counted under."""
+        """The part of the model it is counted under."""
         return self.member.part
 
     @property
     def multiplies(self) -> bool:
-        """Whether a token is multiplied with it (a matrix), rather than looked up in it or scaled by it."""
+        """Whether it is a matrix that tokens are multiplied with, not a lookup table or a vector."""
         return len(self.axes) == 2 and not isinstance(self.member, _Table)
 
 
@@ -48,27 +48,26 @@ class Layout:
     parameters: tuple[Parameter, ...]
 
     def size(self, axis: str) -> int:
-        """The length of a plain or fused axis."""
+        """Return the length of a plain or fused axis."""
         return sum(self.sizes[term] for term in terms(axis))
 
     def shape(self, parameter: Parameter) -> tuple[int, ...]:
-        """The shape a parameter has in this layout."""
+        """Return the shape of a parameter in this layout."""
         return tuple(self.size(axis) for axis in parameter.axes)
 
     def numel(self, parameter: Parameter) -> int:
-        """How many weights a parameter holds in this layout."""
+        """Return the number of weights of a parameter in this layout."""
         return math.prod(self.shape(parameter))
 
 
 def _read_sizes(family: _Family, config: PreTrainedConfig) -> dict[str, int]:
-    """The length of every axis, as the config tells it."""
+    """The length of every axis, according to the config."""
     hidden, heads = int(getattr(config, family.hidden)), int(getattr(config, family.heads))
-    kv_heads = int(getattr(config, family.kv_heads)) if family.kv_heads else heads
     head = (getattr(config, family.head, None) if family.head else None) or hidden // heads
     sizes = {
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": kv_heads,
+        "kv_heads": int(getattr(config, family.kv_heads)) if family.kv_heads else heads,
         "head": int(head),
         "mlp": int(getattr(config, family.mlp) or 4 * hidden),
         "vocab": int(getattr(config, family.vocab)),
@@ -76,36 +75,33 @@ def _read_sizes(family: _Family, config: PreTrainedConfig) -> dict[str, int]:
     if family.position:
         sizes["position"] = int(getattr(config, family.position))
     sizes |= {axis: int(getattr(config, entry)) for axis, entry in family.extra_axes.items()}
-    return _with_products(sizes)
+    return _with_attention_sizes(sizes)
 
 
-def _with_products(sizes: Mapping[str, int]) -> dict[str, int]:
+def _with_attention_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     queries, keys = sizes["heads"] * sizes["head"], sizes["kv_heads"] * sizes["head"]
     return {**sizes, "q": queries, "o": queries, "k": keys, "v": keys}
 
 
 def layout_of(backbone: PreTrainedModel) -> Layout:
-    """Lay out a backbone, and check the row against its real shapes."""
+    """Return the layout of a backbone, checked against the shapes of its weights."""
     family = family_of(backbone.config.model_type)
-    layers = int(getattr(backbone.config, family.layers))
-    found: list[Parameter] = []
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, weight in backbone.named_parameters():
-        shapes[name] = tuple(weight.shape)
-        found.append(_place(family, name, weight))
+    weights = dict(backbone.named_parameters())
     layout = Layout(
-        family=family, layers=layers, sizes=_read_sizes(family, backbone.config), parameters=tuple(found)
+        family=family,
+        layers=int(getattr(backbone.config, family.layers)),
+        sizes=_read_sizes(family, backbone.config),
+        parameters=tuple(_parameter(family, name, weight) for name, weight in weights.items()),
     )
-    for parameter in found:
-        if layout.shape(parameter) != shapes[parameter.name]:
-            raise BadModel(
-                f"{parameter.name} has shape {shapes[parameter.name]} where the {family.name} row and the config say "
-                f"{layout.shape(parameter)}; the config does not describe these weights, so fetch the model again"
-            )
+    for parameter in layout.parameters:
+        expected, found = layout.shape(parameter), tuple(weights[parameter.name].shape)
+        if expected != found:
+            what = f"{parameter.name} has shape {found}, but the config implies {expected}"
+            raise BadModel(f"{what}; download the model again")
     return layout
 
 
-def _place(family: _Family, name: str, weight: nn.Parameter) -> Parameter:
+def _parameter(family: _Family, name: str, weight: nn.Parameter) -> Parameter:
     module, _, kind = name.rpartition(".")
     block: int | None = None
     table: Mapping[str, _Member] = family.outside
@@ -113,14 +109,9 @@ def _place(family: _Family, name: str, weight: nn.Parameter) -> Parameter:
         index, _, module = module.removeprefix(f"{family.blocks}.").partition(".")
         block, table = int(index), family.inside
     if module not in table:
-        raise BadModel(
-            f"the {family.name} row of the anatomy does not cover the parameter {name}; "
-            "add it to the row in trundle/model/anatomy.py, or use a model without it"
-        )
-    member = table[module]
-    return Parameter(
-        name=name, block=block, member=member, axes=member.axes(kind), itemsize=weight.element_size()
-    )
+        raise BadModel(f"the {family.name} row in trundle/model/anatomy.py lacks {name}; add it to the row")
+    axes = _axes_of(table[module], kind)
+    return Parameter(name=name, block=block, member=table[module], axes=axes, itemsize=weight.element_size())
 
 
 def _shrunk(
@@ -132,65 +123,43 @@ def _shrunk(
     mlp: int | None = None,
     vocab: int | None = None,
 ) -> Layout:
-    """The layout after a cut to these counts, checked for what the family's config can express."""
-    family = layout.family
-    wanted = {"hidden": hidden, "head": head, "mlp": mlp, "vocab": vocab}
-    sizes = dict(layout.sizes)
-    for axis, count in wanted.items():
+    """The layout after a cut to these sizes, if the family's config can express it."""
+    family, sizes = layout.family, dict(layout.sizes)
+    for axis, count in {"hidden": hidden, "head": head, "mlp": mlp, "vocab": vocab}.items():
         if count is None:
             continue
         if not 1 <= count <= sizes[axis]:
-            raise ImpossibleCut(
-                f"{count} of {sizes[axis]} can't be kept along {axis!r}; give 1 to {sizes[axis]}"
-            )
+            raise ImpossibleCut(f"{axis!r} can't be cut to {count}; pass 1 to {sizes[axis]}")
         sizes[axis] = count
-    sizes = _with_products(sizes)
+    sizes = _with_attention_sizes(sizes)
     if family.head is None and sizes["q"] != sizes["hidden"]:
+        what = f"hidden width {sizes['hidden']} is not {sizes['heads']} heads × {sizes['head']}"
         raise ImpossibleCut(
-            f"a {family.name} config has no entry for the head width, so hidden width {sizes['hidden']} must equal "
-            f"{sizes['heads']} heads × {sizes['head']}; cut hidden and head widths by the same share"
+            f"{what}, as a {family.name} model needs; cut hidden and head widths by the same share"
         )
     if family.rotary and sizes["head"] % 2:
-        raise ImpossibleCut(
-            f"rotary positions turn pairs, and head width {sizes['head']} is odd; keep an even number"
-        )
+        raise ImpossibleCut(f"rotary positions need an even head width, not {sizes['head']}")
     kept = check_blocks(layout, range(layout.layers) if blocks is None else blocks)
-    position = {old: new for new, old in enumerate(kept)}
-    parameters = tuple(
-        parameter if parameter.block is None else _moved(family, parameter, position[parameter.block])
-        for parameter in layout.parameters
-        if parameter.block is None or parameter.block in position
-    )
-    return Layout(family=family, layers=len(kept), sizes=sizes, parameters=parameters)
-
-
-def _moved(family: _Family, parameter: Parameter, block: int) -> Parameter:
-    inside = parameter.name.removeprefix(f"{family.blocks}.{parameter.block}.")
-    return replace(parameter, block=block, name=f"{family.blocks}.{block}.{inside}")
+    parameters = []
+    for parameter in layout.parameters:
+        if parameter.block is None:
+            parameters.append(parameter)
+        elif parameter.block in kept:
+            block = kept.index(parameter.block)
+            inside = parameter.name.removeprefix(f"{family.blocks}.{parameter.block}.")
+            parameters.append(replace(parameter, block=block, name=f"{family.blocks}.{block}.{inside}"))
+    return Layout(family=family, layers=len(kept), sizes=sizes, parameters=tuple(parameters))
 
 
 def check_blocks(layout: Layout, blocks: Sequence[int]) -> tuple[int, ...]:
-    """The blocks to keep, if the model can do with them."""
+    """Return the blocks to keep if the model can be cut to them."""
     kept = tuple(blocks)
     if not kept:
         raise ImpossibleCut(f"at least 1 of the {layout.layers} layers must be kept")
     if any(not 0 <= block < layout.layers for block in kept):
-        raise ImpossibleCut(
-            f"the model has layers 0 to {layout.layers - 1}, not all of {list(kept)}; choose among those"
-        )
+        raise ImpossibleCut(f"there is no such layer in {list(kept)}; use layers 0 to {layout.layers - 1}")
     if list(kept) != sorted(set(kept)):
-        raise ImpossibleCut(f"the layers {list(kept)} must be in rising order, each named once")
+        raise ImpossibleCut(f"the layers {list(kept)} must be in ascending order without duplicates")
     if layout.family.first_block_is_special and kept[0] != 0:
-        raise ImpossibleCut(
-            f"the first layer of a {layout.family.name} model is built unlike the others; keep layer 0"
-        )
+        raise ImpossibleCut(f"the first layer of a {layout.family.name} model can't be removed; keep layer 0")
     return kept
-
-
-def block_matrices(layout: Layout) -> tuple[tuple[str, _Member], ...]:
-    """Every linear map of attention and MLP inside the blocks, by the name of its module."""
-    return tuple(
-        (parameter.name.removesuffix(".weight"), parameter.member)
-        for parameter in layout.parameters
-        if parameter.block is not None and parameter.multiplies
-    )

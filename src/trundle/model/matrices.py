@@ -1,12 +1,11 @@
-"""The matrices whose weights can be pruned, each seen as (out, in) whatever way its family stores it.
+"""The matrices that can be pruned or rounded to int4, each as (out, in) whatever its family stores.
 
-A model carries its mask in its zeros: a weight that is exactly zero in one of these matrices was pruned, and stays so. Its
-config says that it was, since rounding leaves zeros, too.
+A pruned model stores its mask as zeros: a weight that is exactly zero in one of these matrices stays zero.
+Its config records the pruning, because rounding produces zeros as well.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from trundle.errors import ImpossibleCut
 from trundle.model.anatomy import Conv1D, terms
@@ -23,18 +21,22 @@ from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
 
 _PRUNED = "trundle_pruned"
-"""What the backbone's config says of a model that was pruned."""
+"""The entry in the config of a pruned backbone."""
+BLOCK = 32
+_LOWEST, _HIGHEST = -8, 7
+_SMALLEST = 4096
+"""A matrix with fewer values stays float, because it hardly counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """One linear map inside a block."""
+    """One linear layer inside a block."""
 
     name: str
-    """Its module's name in the backbone."""
+    """The name of its module in the backbone."""
     block: int
     inside: str
-    """Its module's name in the block."""
+    """The name of its module in the block."""
     rows: str
     columns: str
     transposed: bool
@@ -46,50 +48,47 @@ class Matrix:
         return f"{self.name}.weight"
 
     def oriented(self, tensor: Tensor) -> Tensor:
-        """The weight, or a tensor shaped like it, as (out, in); the same call turns (out, in) back."""
+        """Convert the weight, or a tensor of its shape, to (out, in), or back."""
         return tensor.T if self.transposed else tensor
 
 
 def prunable(layout: Layout, *, attention: bool = False) -> tuple[Matrix, ...]:
-    """The matrices of the MLPs, and of attention where asked for, in the order of the layers."""
+    """Return the matrices of the MLPs, and of attention if requested, in the order of the layers."""
     parts = ("mlp", "attention") if attention else ("mlp",)
     found = []
     for parameter in layout.parameters:
         if parameter.block is None or not parameter.multiplies or parameter.part not in parts:
             continue
         transposed = isinstance(parameter.member, Conv1D)
-        first, second = parameter.axes
+        rows, columns = reversed(parameter.axes) if transposed else parameter.axes
         name = parameter.name.removesuffix(".weight")
         found.append(
             Matrix(
                 name=name,
                 block=parameter.block,
                 inside=name.removeprefix(f"{layout.family.blocks}.{parameter.block}."),
-                rows=second if transposed else first,
-                columns=first if transposed else second,
+                rows=rows,
+                columns=columns,
                 transposed=transposed,
             )
         )
     if not any("mlp" in (*terms(matrix.rows), *terms(matrix.columns)) for matrix in found):
-        raise ImpossibleCut(
-            f"the anatomy of a {layout.family.name} model names no MLP to prune; add its matrices to the row in "
-            "trundle/model/anatomy.py"
-        )
+        raise ImpossibleCut(f"the {layout.family.name} row in trundle/model/anatomy.py has no MLP; add it")
     return tuple(found)
 
 
 def weight_of(backbone: nn.Module, matrix: Matrix) -> Tensor:
-    """The weight as (out, in), sharing memory with the model."""
+    """Return the weight as (out, in), sharing memory with the model."""
     return matrix.oriented(backbone.get_parameter(matrix.parameter).detach())
 
 
 def has_bias(backbone: nn.Module, matrix: Matrix) -> bool:
-    """Whether a map adds something to what it computes."""
+    """Return whether a linear layer has a bias."""
     return getattr(backbone.get_submodule(matrix.name), "bias", None) is not None
 
 
 def put_map(backbone: nn.Module, matrix: Matrix, weight: Tensor, gain: Tensor) -> None:
-    """Give a map another weight, as (out, in), and its bias, where it has one, something more; in place."""
+    """Replace the weight of a linear layer, as (out, in), and add `gain` to its bias, if any, in place."""
     with torch.no_grad():
         weight_of(backbone, matrix).copy_(weight)
         if has_bias(backbone, matrix):
@@ -98,7 +97,7 @@ def put_map(backbone: nn.Module, matrix: Matrix, weight: Tensor, gain: Tensor) -
 
 
 def block_weights(model: SentenceTransformer) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every matrix of attention and MLP inside the blocks, by the name of its module; a static model has none."""
+    """Yield every matrix of attention and MLP inside the blocks, by module name; none for a static model."""
     if static_table(model) is not None:
         return
     backbone = transformer_of(model).model
@@ -107,7 +106,7 @@ def block_weights(model: SentenceTransformer) -> Iterator[tuple[str, nn.Paramete
 
 
 def with_zeros(model: SentenceTransformer, gone: dict[str, Tensor]) -> None:
-    """Set weights of a model to zero in place: by matrix name, as (out, in), where `gone` is true."""
+    """Set weights to zero in place where `gone`, by matrix name and as (out, in), is true."""
     backbone = transformer_of(model).model
     with torch.no_grad():
         for matrix in prunable(layout_of(backbone), attention=True):
@@ -117,65 +116,54 @@ def with_zeros(model: SentenceTransformer, gone: dict[str, Tensor]) -> None:
     setattr(backbone.config, _PRUNED, True)
 
 
-def says_pruned(model: SentenceTransformer) -> bool:
-    """Whether the model's zeros were put there by pruning, by its own word."""
+def is_pruned(model: SentenceTransformer) -> bool:
+    """Return whether the model's config records that it was pruned."""
     return static_table(model) is None and bool(getattr(transformer_of(model).model.config, _PRUNED, False))
 
 
-BLOCK = 32
-_LOWEST, _HIGHEST = -8, 7
-_SMALLEST = 4096
-"""Numbers under which a matrix stays in float: it weighs nothing."""
-
-
 def fits_grid(rows: int, columns: int) -> bool:
-    """Whether a matrix with so many inputs a row is cut into whole blocks, and large enough to be."""
+    """Return whether a matrix is rounded to int4: its inputs divide into blocks, and it is large."""
     return columns % BLOCK == 0 and rows * columns >= _SMALLEST
 
 
 def on_grid(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes from −8 to 7 as (rows, blocks, 32) and scales as (rows, blocks, 1), for a matrix of (rows, inputs)."""
+    """Return a matrix (rows, inputs) as codes from −8 to 7 (rows, blocks, 32) and scales (rows, blocks, 1)."""
     blocks = matrix.detach().float().reshape(*matrix.shape[:-1], -1, BLOCK)
-    farthest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
-    scales = (farthest / _LOWEST).half().float()
+    largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+    scales = (largest / _LOWEST).half().float()
     scales = torch.where(scales == 0, torch.ones_like(scales), scales)
     return (blocks / scales).round().clamp(_LOWEST, _HIGHEST), scales
 
 
 def _rounded(matrix: Tensor) -> Tensor:
-    """The nearest matrix on the grid."""
     codes, scales = on_grid(matrix)
     return (codes * scales).flatten(-2).to(matrix.dtype)
 
 
 def grid_weights(model: SentenceTransformer) -> list[tuple[nn.Parameter, bool]]:
-    """The token table and every matrix that is multiplied by, each with whether its inputs lie along the first axis."""
+    """Return the weights that int4 rounds, each with whether it is stored as (in, out)."""
     table = static_table(model)
-    if table is None:
-        found = _backbone_weights(transformer_of(model).model)
+    found: list[tuple[nn.Parameter, bool]] = []
+    if table is not None:
+        found += [(weight, False) for weight in table.parameters()]
     else:
-        found = [(weight, False) for weight in table.parameters()]
+        backbone = transformer_of(model).model
+        for parameter in layout_of(backbone).parameters:
+            is_matmul = parameter.multiplies and parameter.part != "pooler"
+            if is_matmul or (len(parameter.axes) == 2 and parameter.axes[0] == "vocab"):
+                weight = backbone.get_parameter(parameter.name)
+                found.append((weight, isinstance(parameter.member, Conv1D)))
     for module in list(model)[1:]:
         found += [(weight, False) for weight in module.parameters() if weight.ndim == 2]
     return [
-        (weight, turned)
-        for weight, turned in found
-        if fits_grid(*(reversed(weight.shape) if turned else weight.shape))
+        (weight, transposed)
+        for weight, transposed in found
+        if fits_grid(*(reversed(weight.shape) if transposed else weight.shape))
     ]
 
 
-def _backbone_weights(backbone: PreTrainedModel) -> list[tuple[nn.Parameter, bool]]:
-    found: list[tuple[nn.Parameter, bool]] = []
-    for parameter in layout_of(backbone).parameters:
-        looked_up = len(parameter.axes) == 2 and parameter.axes[0] == "vocab"
-        if looked_up or (parameter.multiplies and parameter.part != "pooler"):
-            weight = backbone.get_parameter(parameter.name)
-            found.append((weight, isinstance(parameter.member, Conv1D)))
-    return found
-
-
 def token_rows(model: SentenceTransformer) -> int:
-    """How many rows the token table has."""
+    """Return the number of rows of the token table."""
     if (table := static_table(model)) is not None:
         return int(table.num_embeddings)
     return layout_of(transformer_of(model).model).sizes["vocab"]
@@ -183,7 +171,7 @@ def token_rows(model: SentenceTransformer) -> int:
 
 @contextmanager
 def computing_on_grid(model: SentenceTransformer) -> Iterator[None]:
-    """While the block runs, the model computes with rounded weights; a gradient taken inside falls on the exact ones."""
+    """Compute with rounded weights inside the block; gradients computed there apply to the exact ones."""
     weights = grid_weights(model)
     exact = [weight.data for weight, _ in weights]
     put_on_grid(weights)
@@ -195,12 +183,6 @@ def computing_on_grid(model: SentenceTransformer) -> Iterator[None]:
 
 
 def put_on_grid(weights: Sequence[tuple[nn.Parameter, bool]]) -> None:
-    """Replace weights by rounded ones."""
-    for weight, turned in weights:
-        weight.data = _rounded(weight.data.T).T.contiguous() if turned else _rounded(weight.data)
-
-
-def _grid_bytes(shape: tuple[int, ...]) -> int:
-    """What a matrix of (rows, inputs) weighs in the file: half a byte a number, two a block."""
-    count = math.prod(shape)
-    return count // 2 + 2 * count // BLOCK
+    """Round weights to the int4 grid, in place."""
+    for weight, transposed in weights:
+        weight.data = _rounded(weight.data.T).T.contiguous() if transposed else _rounded(weight.data)

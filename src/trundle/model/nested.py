@@ -1,8 +1,8 @@
-"""What a nested model's folder keeps of its sizes, so that any of them can be taken out of it later.
+"""The sizes inside a nested model, and how to extract one of them.
 
-One small file beside the wide model: how positions are selected, which widths were trained, and each one's linear map
-into the shared vector space. It names the weights it belongs to; where they were changed since, it counts for nothing
-but the selection.
+One small file next to the wide model records how positions are selected, which widths were trained, and the
+linear map of each into the shared vector space. It names the weights it belongs to; if they have changed,
+only the selection is used.
 """
 
 from __future__ import annotations
@@ -29,103 +29,84 @@ from trundle.model.surgery import Cut, Indices, cut, narrow_modules, transformer
 
 Select = Literal["consecutive", "uniform", "rotary", "importance"]
 
+NESTED_FILE = "nested.safetensors"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """How sizes are taken out of a model."""
+    """How the positions of a size are selected."""
 
     select: Select
     mlp: bool = False
-    """Whether the MLPs get narrower, too."""
+    """Whether the MLPs get narrower as well."""
     hidden_order: Indices = ()
     """With `importance`: the dimensions of the hidden width, the most important one first."""
 
 
 def default_select(layout: Layout) -> Select:
-    """What keeps most of a family's habits: whole rotary pairs where it has them."""
+    """Return the default selection of a family: complete rotary pairs if it has them."""
     return "rotary" if layout.family.rotary else "consecutive"
 
 
-def _first(size: int, count: int) -> Indices:
-    """The first positions."""
-    del size
-    return tuple(range(count))
-
-
 def _spaced(size: int, count: int) -> Indices:
-    """Evenly spaced positions."""
     return tuple(number * size // count for number in range(count))
 
 
 def _spaced_pairs(size: int, count: int, rotated: int) -> Indices:
-    """Evenly spaced pairs (i, i + half) of the part of a head that is turned, then spaced ones of the part that is not."""
-    turned = rotated * count // size
-    pairs = _spaced(rotated // 2, turned // 2)
-    still = _spaced(size - rotated, count - turned)
-    return (*pairs, *(rotated // 2 + pair for pair in pairs), *(rotated + place for place in still))
+    """Evenly spaced pairs (i, i + half) of a head's rotated part, then spaced positions of the rest."""
+    kept = rotated * count // size
+    pairs = _spaced(rotated // 2, kept // 2)
+    others = _spaced(size - rotated, count - kept)
+    return (*pairs, *(rotated // 2 + pair for pair in pairs), *(rotated + place for place in others))
 
 
 def narrow_cut(layout: Layout, config: Any, share: Fraction, how: Selection) -> Cut:
-    """The cut that leaves this share of the width, or why it can't be had."""
-    sizes = layout.sizes
-    hidden, head = _part_of(layout, "hidden", share), _part_of(layout, "head", share)
-    neurons = _part_of(layout, "mlp", share) if how.mlp else sizes["mlp"]
-    if layout.family.rotary and head % 2:
-        raise ImpossibleCut(
-            f"{share} of a head's {sizes['head']} dimensions is {head}, too few or odd for rotary positions, which turn "
-            "pairs; give a larger width"
-        )
-    spread = _spaced if how.select == "uniform" else _first
-    best = tuple(sorted(how.hidden_order[:hidden]))
-    kept_hidden = best or spread(sizes["hidden"], hidden)
-    kept = _head_positions(layout, config, head, how.select)
-    mlp = None if not how.mlp else (spread(sizes["mlp"], neurons),) * layout.layers
-    return Cut(hidden=kept_hidden, head=kept, mlp=mlp)
+    """Return the cut to this share of the width, or raise an error that says why it is impossible."""
+    hidden, head = (_size_at(layout, axis, share) for axis in ("hidden", "head"))
+    neurons = _size_at(layout, "mlp", share) if how.mlp else 0
+    sizes, rotary = layout.sizes, layout.family.rotary
+    if rotary and head % 2:
+        what = f"{share} of a head's {sizes['head']} dimensions is {head}, odd for rotary positions"
+        raise ImpossibleCut(f"{what}; pass a larger width")
+
+    def kept(axis: str, count: int) -> Indices:
+        return _spaced(sizes[axis], count) if how.select == "uniform" else tuple(range(count))
+
+    if how.select == "rotary" or (how.select == "importance" and rotary):
+        rope = getattr(config, "rope_parameters", None) or {}
+        rotated = int(sizes["head"] * rope.get("partial_rotary_factor", 1.0))
+        kept_in_head = _spaced_pairs(sizes["head"], head, rotated)
+    else:
+        kept_in_head = kept("head", head)
+    return Cut(
+        hidden=tuple(sorted(how.hidden_order[:hidden])) or kept("hidden", hidden),
+        head=kept_in_head,
+        mlp=(kept("mlp", neurons),) * layout.layers if how.mlp else None,
+    )
 
 
-def _head_positions(layout: Layout, config: Any, count: int, select: Select) -> Indices:
-    """The dimensions kept inside every head."""
-    size = layout.sizes["head"]
-    if select == "rotary" or (select == "importance" and layout.family.rotary):
-        return _spaced_pairs(size, count, _rotated_dimensions(config, size))
-    return _spaced(size, count) if select == "uniform" else _first(size, count)
-
-
-def _rotated_dimensions(config: Any, head: int) -> int:
-    """How many dimensions of a head rotary positions turn: all, unless the config says a part of them."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    return int(head * rope.get("partial_rotary_factor", 1.0))
-
-
-def _part_of(layout: Layout, axis: str, share: Fraction) -> int:
-    """The share of an axis in whole positions."""
+def _size_at(layout: Layout, axis: str, share: Fraction) -> int:
     size = layout.sizes[axis]
     if not 0 < share <= 1:
-        raise ImpossibleCut(
-            f"a width is a share of the model's, above 0 and up to 1, such as 1/2, not {share}"
-        )
+        raise ImpossibleCut(f"{share} is not a width; pass a share of the model's, above 0 and up to 1")
     if (size * share).denominator > 1:
         names = {"hidden": "hidden width", "head": "head width", "mlp": "MLP width"}
-        raise ImpossibleCut(
-            f"{share} of the {names[axis]} {size} is no whole number; give widths that divide it, such as "
-            f"{Fraction(max(1, round(size * share)), size)}"
-        )
+        possible = Fraction(max(1, round(size * share)), size)
+        what = f"{share} of the {names[axis]} {size} is not a whole number"
+        raise ImpossibleCut(f"{what}; pass widths that divide it, such as {possible}")
     return int(size * share)
 
 
 def by_priority(size: int, selections: Sequence[Indices]) -> Indices:
-    """All positions, those that the narrowest selection looks at first: where the most important things should lie."""
+    """Return all positions, those of the narrowest selection first: the most important ones belong there."""
     narrowest_first = sorted(selections, key=len)
     ordered = dict.fromkeys(place for kept in narrowest_first for place in kept)
     return (*ordered, *(place for place in range(size) if place not in ordered))
 
 
-NESTED_FILE = "nested.safetensors"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Map:
-    """y = weight · x + bias."""
+    """The linear map y = weight · x + bias."""
 
     weight: NDArray[np.float32]
     bias: NDArray[np.float32]
@@ -138,17 +119,17 @@ class Nested:
     selection: Selection
     widths: tuple[Fraction, ...]
     maps: Mapping[Fraction, Map] = field(default_factory=dict)
-    """Each width's way into the wide model's vector space, where it was trained to have one."""
+    """The map of each width into the wide model's vector space, if it was trained with one."""
     normalise: bool = False
     weights: str
-    """The digest of the weights all this belongs to."""
+    """The digest of the weights that this record belongs to."""
 
     def as_bytes(self) -> bytes:
-        """The file's content."""
+        """Return the content of the file."""
         order = np.asarray(self.selection.hidden_order, dtype=np.int64)
         tensors: dict[str, NDArray[Any]] = {"hidden_order": order} if order.size else {}
         for width, linear in self.maps.items():
-            # safetensors writes memory as it lies, whatever the strides say
+            # safetensors writes memory in its order, whatever the strides are
             tensors[f"{width}.weight"] = np.ascontiguousarray(linear.weight)
             tensors[f"{width}.bias"] = np.ascontiguousarray(linear.bias)
         about = {
@@ -162,21 +143,19 @@ class Nested:
 
 
 def _read_nested(folder: str | Path) -> Nested | None:
-    """The sizes inside a folder's model, or None where it was never nested."""
+    """The sizes inside a folder's model, or None if it is not nested."""
     path = Path(folder) / NESTED_FILE
     if not path.is_file():
         return None
     try:
         with safe_open(str(path), framework="np") as file:
             about = json.loads(file.metadata()["nested"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            names = list(file.keys())
+            tensors = {name: file.get_tensor(name) for name in names}
+        order = tuple(tensors["hidden_order"].tolist()) if "hidden_order" in tensors else ()
         widths = tuple(map(Fraction, about["widths"]))
         return Nested(
-            selection=Selection(
-                select=about["select"],
-                mlp=about["mlp"],
-                hidden_order=tuple(tensors.get("hidden_order", np.empty(0, np.int64)).tolist()),
-            ),
+            selection=Selection(select=about["select"], mlp=about["mlp"], hidden_order=order),
             widths=widths,
             maps={
                 width: Map(weight=tensors[f"{width}.weight"], bias=tensors[f"{width}.bias"])
@@ -191,32 +170,27 @@ def _read_nested(folder: str | Path) -> Nested | None:
 
 
 def is_trained(nested: Nested | None, model: SentenceTransformer, width: Fraction) -> bool:
-    """Whether a size was trained inside exactly these weights."""
+    """Return whether a size was trained inside exactly these weights."""
     return nested is not None and width in nested.widths and nested.weights == weights_digest(model)
 
 
 def untrained(name: str, width: Fraction, nested: Nested | None) -> str:
-    """What to say of a size that nobody trained."""
+    """Return the warning for a size that was not trained."""
     if nested is None:
-        there = "it was never nested"
+        reason = "it was never nested"
     elif width in nested.widths:
-        there = "its weights were changed since it was nested"
+        reason = "its weights have changed since it was nested"
     else:
-        there = f"it was trained at {', '.join(map(str, nested.widths))}"
-    return f"{name} at width {width} is untrained ({there}): its vectors are poor until it is trained"
+        reason = f"it was trained at {', '.join(map(str, nested.widths))}"
+    return f"{name} at width {width} is untrained ({reason}): its vectors are poor until it is trained"
 
 
-def _selection_for(
-    nested: Nested | None, model: SentenceTransformer, *, mlp: bool | None = None
-) -> Selection:
-    """How a size is taken: as the folder's sizes were, or as suits the family."""
-    if nested is not None:
-        return nested.selection
-    return Selection(select=default_select(layout_of(transformer_of(model).model)), mlp=bool(mlp))
+def _default_selection(model: SentenceTransformer) -> Selection:
+    return Selection(select=default_select(layout_of(transformer_of(model).model)))
 
 
 def pooled_width(model: SentenceTransformer, what: Cut) -> int:
-    """How wide the vectors of a cut model are."""
+    """Return the width of the vectors of the model after a cut."""
     hidden = what.hidden or tuple(range(layout_of(transformer_of(model).model).sizes["hidden"]))
     rest = [copy.deepcopy(module) for module in list(model)[1:]]
     narrow_modules(rest, hidden)
@@ -227,7 +201,7 @@ def pooled_width(model: SentenceTransformer, what: Cut) -> int:
 def at_width(
     model: SentenceTransformer, width: Fraction, how: Selection, nested: Nested | None = None
 ) -> SentenceTransformer:
-    """The model at one of its widths, as a model of its own; `nested` is given where this size was trained."""
+    """Return the model at one of its widths as a separate model; pass `nested` if this size was trained."""
     if width == 1:
         return model
     backbone = transformer_of(model).model

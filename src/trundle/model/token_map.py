@@ -1,38 +1,131 @@
-"""A backbone with fewer tokens behind its original tokenizer: each id is replaced by one that was kept.
+"""The tokens of a model: which of them can be removed, and a map from removed tokens to kept ones.
 
-This is the one module of ours in a model's folder. Where trundle is installed,
-`SentenceTransformer(folder, trust_remote_code=True)` opens it; elsewhere the library says that it can't import trundle.
-The map is applied in `forward`, so a graph traced from the model contains it.
+`MappedTransformer` is the only custom module in a model's folder. If trundle is installed,
+`SentenceTransformer(folder, trust_remote_code=True)` loads it; otherwise the library reports that it can't
+import trundle. The map is applied in `forward`, so a graph traced from the model contains it.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.model.surgery import Cut, _cut_backbone, transformer_of, with_modules
+from trundle.model.anatomy import _pinned_ids, family_of
+from trundle.model.surgery import Cut, _cut_backbone, _shallow_copy, transformer_of, with_modules
+from trundle.model.tokenizer import (
+    MergeTree,
+    _backend_of,
+    _basic_ids,
+    _knows_bytes,
+    _least_likely,
+    _named_ids,
+    _single_characters,
+    _tokenizer_content,
+    _tokens_by_id,
+    _unknown_id,
+    _with_tokens,
+)
 
 _MAP_FILE = "token_map.npy"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """Every token of a model, and which of them it needs."""
+
+    backend: Tokenizer
+    size: int
+    """Rows of the embedding; there may be more of them than tokens."""
+    tokens: Mapping[int, str]
+    named: frozenset[int]
+    """Special and added tokens, tokens that the config names, and the tokens of the prompts."""
+    basic: frozenset[int]
+    """Bytes or single characters, which can spell every text."""
+    characters: Mapping[int, str]
+    """The basic tokens that are characters, which can be removed if no text contains them."""
+    unknown: int | None
+    tree: MergeTree
+
+    @property
+    def unknown_token(self) -> str | None:
+        """The unknown token."""
+        return None if self.unknown is None else self.tokens[self.unknown]
+
+    def least(self, *, rebuilt: bool = True) -> set[int]:
+        """Return the tokens that are always kept; the basic ones only if the tokenizer is `rebuilt`."""
+        return self.tree.with_halves(self.named | self.basic) if rebuilt else set(self.named)
+
+
+def read_vocabulary(model: SentenceTransformer) -> Vocabulary:
+    """Return the vocabulary of a model."""
+    transformer = transformer_of(model)
+    tokenizer, config = transformer.tokenizer, transformer.model.config
+    backend, content = _backend_of(tokenizer), _tokenizer_content(tokenizer)
+    assert tokenizer is not None
+    tokens, size = _tokens_by_id(content), len(_embedding(model))
+    if beyond := [token for number, token in tokens.items() if number >= size]:
+        raise BadModel(
+            f"token {beyond[0]!r} is not among the {size} embeddings; use the model's own tokenizer"
+        )
+    named = _named_ids(content) | set(tokenizer.all_special_ids)
+    named.update(_pinned_ids(family_of(config.model_type), config))
+    for prompt in model.prompts.values():
+        if prompt:
+            named.update(backend.encode(prompt, add_special_tokens=False).ids)
+    characters = {} if _knows_bytes(content) else _single_characters(content)
+    least = _least_likely(content)
+    return Vocabulary(
+        backend=backend,
+        size=size,
+        tokens=tokens,
+        named=frozenset(named & tokens.keys()),
+        basic=frozenset(_basic_ids(content)),
+        characters={number: text for number, text in characters.items() if number != least},
+        unknown=_unknown_id(content, tokenizer.unk_token),
+        tree=MergeTree(content),
+    )
+
+
+def token_vectors(model: SentenceTransformer, ids: Sequence[int]) -> NDArray[np.float32]:
+    """Return the embeddings of some tokens."""
+    chosen: NDArray[np.float32] = _embedding(model)[list(ids)].float().cpu().numpy()
+    return chosen
+
+
+def _embedding(model: SentenceTransformer) -> Tensor:
+    table = cast("Any", transformer_of(model).model).get_input_embeddings()
+    weight: Tensor = table.weight.detach()
+    return weight
+
+
+def rebuilt_backend(model: SentenceTransformer, kept: Sequence[int]) -> Tokenizer:
+    """Return the model's tokenizer with only the kept tokens, without cutting the model."""
+    tokenizer = transformer_of(model).tokenizer
+    assert tokenizer is not None
+    return _backend_of(_with_tokens(tokenizer, kept))
+
+
 class MappedTransformer(Transformer):
-    """A transformer that looks up every token id in a table before it reads it."""
+    """A transformer with fewer tokens than its tokenizer: a table replaces each id by a kept one."""
 
     token_map: Tensor
     """For each id of the tokenizer, a row of the embedding."""
 
     @classmethod
     def around(cls, transformer: Transformer, token_map: Tensor) -> Self:
-        """The same transformer with a map before it; the two share everything else."""
+        """Return the transformer with a map in front of it, sharing everything else."""
         mapped = cls.__new__(cls)
         mapped.__dict__.update(transformer.__dict__)
         mapped._modules, mapped._buffers = dict(transformer._modules), dict(transformer._buffers)
@@ -40,13 +133,13 @@ class MappedTransformer(Transformer):
         return mapped
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Replace the ids, and go on as usual."""
+        """Replace the ids and run the transformer."""
         ids = features["input_ids"]
         result: dict[str, Any] = super().forward({**features, "input_ids": self.token_map[ids]}, **kwargs)
         return result | {"input_ids": ids}
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Write the map beside the weights."""
+        """Write the map next to the weights."""
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
         table = self.token_map.cpu().numpy().astype(np.int32)
         np.save(Path(output_path) / _MAP_FILE, table, allow_pickle=False)
@@ -62,7 +155,7 @@ class MappedTransformer(Transformer):
         local_files_only: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """Read the transformer and its map."""
+        """Load the transformer and its map. The library inspects this signature."""
         hub: dict[str, Any] = {
             "subfolder": subfolder,
             "token": token,
@@ -73,32 +166,31 @@ class MappedTransformer(Transformer):
         transformer = Transformer.load(model_name_or_path, **hub, **kwargs)
         path = cls.load_file_path(model_name_or_path, filename=_MAP_FILE, **hub)
         if path is None:
-            raise BadModel(f"{model_name_or_path} has no {_MAP_FILE}; fetch the whole model")
+            raise BadModel(f"{model_name_or_path} has no {_MAP_FILE}; download the full model")
         table = np.load(path, allow_pickle=False)
         if table.max(initial=0) >= transformer.model.config.vocab_size:
-            raise BadModel(f"{path} points beyond the model's vocabulary; fetch the model again")
+            raise BadModel(f"{path} points beyond the model's vocabulary; download the model again")
         return cls.around(transformer, torch.from_numpy(table.astype(np.int64)))
 
 
 _MAPPED_TYPE = f"{MappedTransformer.__module__}.{MappedTransformer.__name__}"
-"""How a folder's modules.json calls it."""
+"""The type in a folder's modules.json."""
 
 
 def has_token_map(model: SentenceTransformer) -> bool:
-    """Whether a model needs trundle to be opened."""
+    """Return whether loading the model requires trundle."""
     return len(model) > 0 and isinstance(model[0], MappedTransformer)
 
 
 def cut_with_map(
     model: SentenceTransformer, kept: Sequence[int], stands_for: Sequence[int]
 ) -> SentenceTransformer:
-    """The model with only the kept rows; for each id of its tokenizer, `stands_for` names the kept id that is read."""
+    """Return the model with only the kept rows; `stands_for` has a kept id for each id of its tokenizer."""
     transformer = transformer_of(model)
     if isinstance(transformer, MappedTransformer):
         raise ImpossibleCut("the model's tokens are mapped already; cut the model it was made from instead")
     new = {old: position for position, old in enumerate(kept)}
-    twin = copy.copy(transformer)
-    twin._modules = dict(transformer._modules)
+    twin = _shallow_copy(transformer)
     twin.model = _cut_backbone(transformer.model, Cut(vocab=tuple(kept)))
     twin.processor = copy.deepcopy(transformer.processor)
     mapped = MappedTransformer.around(twin, torch.tensor([new[old] for old in stands_for]))

@@ -1,4 +1,4 @@
-"""A transformers tokenizer with fewer tokens, and every setting it had."""
+"""Cut the vocabulary of a transformers tokenizer and keep all its settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from transformers import PreTrainedTokenizerBase
 from trundle.errors import BadModel, ImpossibleCut
 
 _Content = Mapping[str, Any]
+"""The content of a tokenizer.json."""
+_NO_LIMIT = 1_000_000
+"""Tokenizers without a length limit report a huge one."""
 _MODEL_TYPES = ("WordPiece", "BPE", "Unigram")
+_SECOND_COPIES = {"_vocab": "vocab", "_merges": "merges"}
+"""Attributes in which some tokenizer classes keep copies of their file's content, and its names there."""
 
 
 def _model_type(content: _Content) -> str:
@@ -25,20 +30,18 @@ def _model_type(content: _Content) -> str:
     if kind is None:
         kind = "BPE" if "merges" in model else "Unigram" if isinstance(model["vocab"], list) else "WordPiece"
     if kind not in _MODEL_TYPES:
-        raise BadModel(
-            f"the tokenizer is a {kind} model, which trundle can't cut; it can cut {', '.join(_MODEL_TYPES)}"
-        )
+        raise BadModel(f"a {kind} tokenizer can't be cut; use one of {', '.join(_MODEL_TYPES)}")
     return str(kind)
 
 
 def _tokens_by_id(content: _Content) -> dict[int, str]:
-    """Every token the file knows, those added beside the model's own vocabulary included."""
+    """Every token of the file, including added tokens."""
     own = {number: token for token, number in _own_ids(content).items()}
     return own | {added["id"]: added["content"] for added in content["added_tokens"]}
 
 
 def _named_ids(content: _Content) -> set[int]:
-    """The ids the file itself needs: added tokens, the unknown token, and what is put around or after a text."""
+    """The ids that the file itself needs: added tokens, the unknown token, and tokens added around a text."""
     ids = {int(added["id"]) for added in content["added_tokens"]}
     unknown = _unknown_id(content, None)
     if unknown is not None:
@@ -53,11 +56,11 @@ def _named_ids(content: _Content) -> set[int]:
 
 
 def _basic_ids(content: _Content) -> set[int]:
-    """The pieces everything can be spelled with: all bytes where the tokenizer knows bytes, else all characters."""
-    model, vocab = content["model"], _own_ids(content)
+    """The tokens that can spell every text: all bytes if there are byte tokens, else all characters."""
+    vocab = _own_ids(content)
     if not _knows_bytes(content):
-        basic = set(_characters(content))
-    elif model.get("byte_fallback"):
+        basic = set(_single_characters(content))
+    elif content["model"].get("byte_fallback"):
         basic = {vocab[token] for token in (f"<0x{byte:02X}>" for byte in range(256)) if token in vocab}
     else:
         basic = {vocab[token] for token in ByteLevel.alphabet() if token in vocab}
@@ -66,15 +69,15 @@ def _basic_ids(content: _Content) -> set[int]:
 
 
 def _least_likely(content: _Content) -> int | None:
-    """The piece of a Unigram vocabulary that has to stay: an unknown character weighs a fixed bit more than it does."""
+    """The Unigram piece with the lowest score, which determines the score of unknown characters."""
     if _model_type(content) != "Unigram":
         return None
     scores = [score for _, score in content["model"]["vocab"]]
     return scores.index(min(scores))
 
 
-def _characters(content: _Content) -> dict[int, str]:
-    """The pieces of one character, at the start of a word or inside it."""
+def _single_characters(content: _Content) -> dict[int, str]:
+    """The tokens of one character, at the start of a word or inside it."""
     prefix = content["model"].get("continuing_subword_prefix") or ""
     suffix = content["model"].get("end_of_word_suffix") or ""
     bare = {
@@ -84,7 +87,7 @@ def _characters(content: _Content) -> dict[int, str]:
 
 
 def _knows_bytes(content: _Content) -> bool:
-    """Whether every text can be spelled in bytes: each written as a character of its own, or as `<0x41>`."""
+    """Whether bytes can spell every text, either as ByteLevel characters or as tokens such as `<0x41>`."""
     if content["model"].get("byte_fallback"):
         return True
     parts = (content.get("pre_tokenizer"), content.get("decoder"), content.get("normalizer"))
@@ -92,7 +95,7 @@ def _knows_bytes(content: _Content) -> bool:
 
 
 def _unknown_id(content: _Content, named: str | None) -> int | None:
-    """The id of the unknown token: the tokenizer model's, or the one the tokenizer's settings name."""
+    """The id of the unknown token of the tokenizer's model, or else of the token `named` in the settings."""
     model = content["model"]
     if isinstance(model["vocab"], list):
         unknown = model.get("unk_id")
@@ -102,7 +105,7 @@ def _unknown_id(content: _Content, named: str | None) -> int | None:
 
 
 def _own_ids(content: _Content) -> dict[str, int]:
-    """The tokens of the model's own vocabulary, without those added beside it."""
+    """The tokens of the model's own vocabulary, without added tokens."""
     vocab = content["model"]["vocab"]
     if isinstance(vocab, list):
         return {piece: number for number, (piece, _) in enumerate(vocab)}
@@ -111,7 +114,7 @@ def _own_ids(content: _Content) -> dict[str, int]:
 
 
 def _cut_file(content: _Content, kept: Sequence[int]) -> dict[str, Any]:
-    """The content with only the kept ids; the place of an id in `kept` is its new id."""
+    """The content with only the kept ids; the position of an id in `kept` is its new id."""
     known = _tokens_by_id(content)
     strangers = [number for number in kept if number not in known]
     if strangers:
@@ -119,29 +122,26 @@ def _cut_file(content: _Content, kept: Sequence[int]) -> dict[str, Any]:
     new = {old: position for position, old in enumerate(kept)}
     missing = sorted(_named_ids(content) - new.keys())
     if missing:
-        raise ImpossibleCut(
-            f"the token {known.get(missing[0], missing[0])!r} is needed by the tokenizer itself; keep id {missing[0]}"
-        )
+        token = known.get(missing[0], missing[0])
+        raise ImpossibleCut(f"the token {token!r} is needed by the tokenizer itself; keep id {missing[0]}")
+    added = [{**token, "id": new[token["id"]]} for token in content["added_tokens"]]
+    padding = content.get("padding")
     return {
         **content,
-        "added_tokens": sorted(
-            ({**added, "id": new[added["id"]]} for added in content["added_tokens"]),
-            key=lambda added: added["id"],
-        ),
-        "padding": _new_padding(content.get("padding"), new),
+        "added_tokens": sorted(added, key=lambda token: token["id"]),
+        "padding": None if padding is None else {**padding, "pad_id": new[padding["pad_id"]]},
         "post_processor": _new_processor(content.get("post_processor"), new),
         "model": _new_model(content["model"], _model_type(content), new),
     }
 
 
 def _merge_parts(merge: str | Sequence[str]) -> tuple[str, str]:
-    """The two halves of a merge, as old and new files write it."""
+    """The two halves of a merge, in the format of old or new files."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right
 
 
 def _merged(left: str, right: str, model: _Content) -> str:
-    """What a merge makes: its halves joined, without the mark of a word's inside."""
     return left + right.removeprefix(model.get("continuing_subword_prefix") or "")
 
 
@@ -166,11 +166,8 @@ def _new_model(model: _Content, kind: str, new: Mapping[int, int]) -> dict[str, 
     return small
 
 
-def _new_padding(padding: _Content | None, new: Mapping[int, int]) -> dict[str, Any] | None:
-    return None if padding is None else {**padding, "pad_id": new[padding["pad_id"]]}
-
-
 def _processors(processor: _Content | None) -> list[_Content]:
+    """A post-processor as a flat list."""
     if processor is None:
         return []
     if processor["type"] == "Sequence":
@@ -196,32 +193,38 @@ def _new_processor(processor: _Content | None, new: Mapping[int, int]) -> dict[s
     return changed
 
 
-_SECOND_COPIES = {"_vocab": "vocab", "_merges": "merges"}
-"""Where some tokenizer classes keep what their backend was made of, and what it is called in the file."""
-
-
 def _tokenizer_content(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
-    """What the tokenizer's tokenizer.json says; a tokenizer without one can't be rebuilt."""
     content: dict[str, Any] = json.loads(_backend_of(tokenizer).to_str())
     return content
 
 
 def _backend_of(tokenizer: PreTrainedTokenizerBase | None) -> Tokenizer:
-    """The tokenizers library's own object inside a tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
-        raise BadModel(
-            f"the tokenizer {type(tokenizer).__name__} is a slow one, without a tokenizer.json; make one with "
-            "transformers.convert_slow_tokenizer and save it with the model"
-        )
+        raise BadModel(f"{type(tokenizer).__name__} is a slow one; save a tokenizer.json with the model")
     return backend
 
 
+def _bare_backend(tokenizer: Any, limit: int) -> Tokenizer:
+    """A copy of the backend without padding that truncates texts to `limit` tokens, if there is a limit."""
+    bare = Tokenizer.from_str(_backend_of(tokenizer).to_str())
+    bare.no_padding()
+    bare.no_truncation()
+    if limit < _NO_LIMIT:
+        bare.enable_truncation(limit, direction=tokenizer.truncation_side)
+    return bare
+
+
 def _with_tokens(tokenizer: PreTrainedTokenizerBase, kept: Sequence[int]) -> PreTrainedTokenizerBase:
-    """The tokenizer with only the kept ids, renumbered in the order given."""
+    """The tokenizer with only the kept ids, renumbered in their order."""
     small = _cut_file(_tokenizer_content(tokenizer), kept)
-    backend = _checked(small)
-    # Everything is copied but the backend, which the new one takes the place of.
+    backend = Tokenizer.from_str(json.dumps(small))
+    # The library numbers added tokens by its own rule, which may differ from the file.
+    if backend.get_vocab(with_added_tokens=True) != {
+        token: number for number, token in _tokens_by_id(small).items()
+    }:
+        raise BadModel("the tokenizer's added tokens can't be renumbered; keep all tokens")
+    # Everything is copied except the backend, which the new one replaces.
     new = copy.deepcopy(tokenizer, {id(_backend_of(tokenizer)): backend})
     new.init_kwargs.pop("added_tokens_decoder", None)
     for attribute, name in _SECOND_COPIES.items():
@@ -230,25 +233,15 @@ def _with_tokens(tokenizer: PreTrainedTokenizerBase, kept: Sequence[int]) -> Pre
     return new
 
 
-def _checked(content: dict[str, Any]) -> Tokenizer:
-    """The content as the library reads it, if that is what it says: it numbers added tokens by its own rule."""
-    backend = Tokenizer.from_str(json.dumps(content))
-    wanted = {token: number for number, token in _tokens_by_id(content).items()}
-    if backend.get_vocab(with_added_tokens=True) != wanted:
-        raise BadModel(
-            "the tokenizer's added tokens do not follow its own vocabulary, so it can't be renumbered; keep all tokens"
-        )
-    return backend
-
-
 _Halves = tuple[int, int]
 
 
 class MergeTree:
-    """The last merge of every token, found when it is asked for."""
+    """The last merge of every token."""
 
     def __init__(self, content: _Content) -> None:
         self._model: Any = content["model"]
+        self._vocab: Any = self._model["vocab"]
         self._halves: dict[int, _Halves | None] = {}
         self._ranks: dict[tuple[str, str], int] = {}
         self._several: set[int] = set()
@@ -257,14 +250,14 @@ class MergeTree:
         self._tokens = {number: token for token, number in self._vocab.items()} if self._several else {}
 
     def halves(self, token: int) -> _Halves | None:
-        """The ids a token's last merge joins; None for a token that no merge makes."""
+        """Return the ids that a token's last merge joins; None for a token that no merge makes."""
         if token in self._several:
             self._several.discard(token)
             self._halves[token] = self._last_merge(self._tokens[token])
         return self._halves.get(token)
 
     def with_halves(self, tokens: Iterable[int]) -> set[int]:
-        """The tokens and everything they are merged from."""
+        """Return the tokens and all tokens they are merged from."""
         found: set[int] = set()
         waiting = list(tokens)
         while waiting:
@@ -274,13 +267,8 @@ class MergeTree:
                 waiting.extend(self.halves(token) or ())
         return found
 
-    @property
-    def _vocab(self) -> dict[str, int]:
-        vocab: dict[str, int] = self._model["vocab"]
-        return vocab
-
     def _read_merges(self) -> None:
-        """Most vocabularies have one merge for each token; those converted from sentencepiece list every possible one."""
+        """Most vocabularies have one merge per token; those from sentencepiece list every possible one."""
         vocab = self._vocab
         for rank, merge in enumerate(self._model["merges"]):
             left, right = _merge_parts(merge)
@@ -294,7 +282,7 @@ class MergeTree:
                 self._halves[made] = (vocab[left], vocab[right])
 
     def _last_merge(self, text: str) -> _Halves | None:
-        """Merge a token's own characters as the tokenizer would, to see which of several merges comes last."""
+        """Merge the characters of a token in the tokenizer's order to find its last merge."""
         pieces, last = list(text), None
         while len(pieces) > 1:
             ranked = [
@@ -311,4 +299,4 @@ class MergeTree:
 
 
 NO_MERGES = MergeTree({"model": {"type": "WordPiece", "vocab": {}}})
-"""For a choice of tokens that need nothing else."""
+"""A tree in which no token needs another one."""

@@ -27,8 +27,7 @@ from trundle.evaluate.fidelity import (
 from trundle.folders import check_free
 from trundle.methods.contract import Applied, Beside, Context
 from trundle.model.cost import Cost, cost
-from trundle.model.device import free_gpu_memory
-from trundle.model.encode import embedder
+from trundle.model.encode import embedder, free_gpu_memory
 from trundle.model.save import save
 from trundle.model.surgery import with_modules
 from trundle.model.token_map import has_token_map

@@ -18,7 +18,7 @@ from trundle.evaluate.shortening import read_ranges
 from trundle.methods.vocabulary.scores import count_tokens, tokenised
 from trundle.model.encode import embedder
 from trundle.model.load import load
-from trundle.model.vocabulary import read_vocabulary
+from trundle.model.token_map import read_vocabulary
 from trundle.progress import Progress
 from trundle.report.markup import _one_line
 from trundle.report.reading import _TORCH

@@ -21,8 +21,7 @@ from trundle.model.cost import Cost, predict, predict_static
 from trundle.model.layout import Layout, layout_of
 from trundle.model.static import static_shape
 from trundle.model.surgery import transformer_of
-from trundle.model.token_map import has_token_map
-from trundle.model.vocabulary import read_vocabulary
+from trundle.model.token_map import has_token_map, read_vocabulary
 from trundle.search.budget import _Budget
 
 _Precision = Literal["float32", "int8", "int4", "int4+int8"]

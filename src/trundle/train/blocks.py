@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from trundle.errors import BadInput
 from trundle.model.anatomy import family_of
-from trundle.model.matrices import block_weights, says_pruned
+from trundle.model.matrices import block_weights, is_pruned
 
 _GRAPHS = 32
 """Versions of one block at most: with and without gradient, dropout, padding. torch gives up after 8."""
@@ -97,7 +97,7 @@ def keeps_zeros(model: SentenceTransformer, wanted: bool | None) -> bool:
     """As wanted; with None, whether the model says it was pruned, or holds so many zeros that someone must have."""
     if wanted is not None:
         return wanted
-    if says_pruned(model):
+    if is_pruned(model):
         return True
     weights = sum(weight.numel() for _, weight in block_weights(model))
     return _count_zeros(model) >= _PRUNED_SHARE * max(1, weights)

@@ -17,7 +17,7 @@ from accelerate.utils import gather_object, recursively_apply, send_to_device
 from torch import Tensor, nn
 
 from trundle.errors import BadInput
-from trundle.model.device import free_gpu_memory, multiplies_bf16, sound_gradients
+from trundle.model.encode import free_gpu_memory, multiplies_bf16, sound_gradients
 from trundle.train.batches import Batches, _Divider, _load_part, _Loaded
 from trundle.train.checkpoint import _copies, _put_back
 

@@ -15,8 +15,8 @@ from peft import LoraConfig, LoraModel
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from trundle.model.anatomy import Conv1D
-from trundle.model.layout import block_matrices, layout_of
+from trundle.model.layout import layout_of
+from trundle.model.matrices import prunable
 from trundle.model.surgery import transformer_of
 from trundle.train.blocks import keep_zeros_beside, keeps_zeros
 
@@ -60,22 +60,22 @@ def _add_adapters(
     keep_zeros = keeps_zeros(model, keep_zeros)
     model.requires_grad_(False)
     backbone = transformer_of(model).model
-    matrices = block_matrices(layout_of(backbone))
+    matrices = prunable(layout_of(backbone), attention=True)
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=[name for name, _ in matrices],
-        fan_in_fan_out=isinstance(matrices[0][1], Conv1D),
+        target_modules=[matrix.name for matrix in matrices],
+        fan_in_fan_out=matrices[0].transposed,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         tuner = LoraModel(backbone, config, _ADAPTER)
     finish = []
     if keep_zeros:
-        for name, member in matrices:
-            layer: Any = backbone.get_submodule(name)
+        for matrix in matrices:
+            layer: Any = backbone.get_submodule(matrix.name)
             if bool((layer.get_base_layer().weight == 0).any()):
                 layer.lora_dropout[_ADAPTER] = nn.Identity()
-                finish.append(keep_zeros_beside(layer, _ADAPTER, transposed=isinstance(member, Conv1D)))
+                finish.append(keep_zeros_beside(layer, _ADAPTER, transposed=matrix.transposed))
     return _Adapted(model=model, tuner=tuner, after_merge=tuple(finish))

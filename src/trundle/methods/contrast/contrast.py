@@ -15,9 +15,8 @@ from trundle.methods.contrast import _FULL_RATE, _LORA_RATE, ContrastOptions, Co
 from trundle.methods.contrast.adapters import _add_adapters, _Lora
 from trundle.methods.training import NOT_VALIDATED, check_prompted, learn, prompts_by_file
 from trundle.model.cost import cost
-from trundle.model.heads import copy_of
+from trundle.model.heads import copy_of, with_bidirectional_attention, with_pooling
 from trundle.model.layout import layout_of
-from trundle.model.pooling import with_both_ways, with_pooling
 from trundle.model.save import model_digest
 from trundle.model.surgery import transformer_of
 from trundle.progress import process_count
@@ -82,7 +81,7 @@ def forecast(model: SentenceTransformer, plan: ContrastPlan) -> Cost:
 def _prepared(model: SentenceTransformer, options: ContrastOptions) -> SentenceTransformer:
     """The model as it will be trained: pooled and attending as asked. The given one is not changed."""
     if options.attention == "bidirectional":
-        model = with_both_ways(model)
+        model = with_bidirectional_attention(model)
     if options.pooling == "keep" and options.pool_prompts is None:
         return model
     mode = None if options.pooling == "keep" else options.pooling

@@ -24,8 +24,8 @@ from trundle.methods.vocabulary.scores import (
     count_tokens,
     tokenised,
 )
+from trundle.model.token_map import Vocabulary, token_vectors
 from trundle.model.tokenizer import MergeTree
-from trundle.model.vocabulary import Vocabulary, token_vectors
 from trundle.progress import SILENT, Progress
 
 _ATTENTION_TEXTS = 2048

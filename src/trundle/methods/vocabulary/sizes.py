@@ -18,7 +18,7 @@ from trundle.methods.vocabulary.ranking import (
 from trundle.methods.vocabulary.scores import _best_tokens
 from trundle.methods.vocabulary.vocabulary import _dispensable
 from trundle.model.cost import predict
-from trundle.model.vocabulary import read_vocabulary, rebuilt_backend
+from trundle.model.token_map import read_vocabulary, rebuilt_backend
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -25,16 +25,15 @@ from trundle.methods.vocabulary.scores import _best_tokens
 from trundle.model.cost import cost, predict
 from trundle.model.layout import layout_of
 from trundle.model.surgery import Cut, cut, transformer_of
-from trundle.model.token_map import cut_with_map, has_token_map
+from trundle.model.token_map import cut_with_map, has_token_map, read_vocabulary, token_vectors
 from trundle.model.tokenizer import NO_MERGES
-from trundle.model.vocabulary import read_vocabulary, token_vectors
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from trundle.methods.vocabulary.ranking import _Lengths, _Ranking
     from trundle.model.cost import Cost
-    from trundle.model.vocabulary import Vocabulary
+    from trundle.model.token_map import Vocabulary
 _LOST_SHOWN = 12
 
 

@@ -25,8 +25,7 @@ from torch.nn import functional
 
 from trundle.data.examples import Example
 from trundle.errors import BadInput
-from trundle.model.device import dropping
-from trundle.model.encode import Features
+from trundle.model.encode import Features, dropping
 from trundle.model.surgery import transformer_of
 from trundle.progress import SILENT, Progress
 from trundle.train.contrastive import TEMPERATURE, directions

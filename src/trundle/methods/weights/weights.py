@@ -41,7 +41,7 @@ from trundle.model.cost import cost, predict
 from trundle.model.encode import read_through
 from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of
-from trundle.model.matrices import has_bias, prunable, put_map, says_pruned, weight_of, with_zeros
+from trundle.model.matrices import has_bias, is_pruned, prunable, put_map, weight_of, with_zeros
 from trundle.model.surgery import Cut, transformer_of
 from trundle.progress import SILENT, Progress
 
@@ -224,7 +224,7 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
         kept = [_best_neurons(scores, plan.neurons) for scores in _neurons_by_layer(scored)]
         small = surgery.cut(model, Cut(mlp=tuple(kept)))
         # A matrix that was fitted anew has no zeros left to keep.
-        texts = _texts_of(sides, context) if options.take_over and not says_pruned(model) else []
+        texts = _texts_of(sides, context) if options.take_over and not is_pruned(model) else []
         if texts:
             _take_over(model, small, kept, texts, context)
         left = {name: score.numel() * plan.neurons // (plan.of or 1) for name, score in scored.scores.items()}
