@@ -33,7 +33,7 @@ from trundle.data.corpus import Corpus
 from trundle.data.examples import LabelledRow
 from trundle.data.sampling import sample
 from trundle.data.texts import Text
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Context
 from trundle.methods.finetune.finetune import _measures_of, _trained
 from trundle.model.load import load
@@ -66,7 +66,7 @@ VOCABULARIES: dict[str, dict[str, Any]] = {
     "decompose": {"score": "tfidf", "oov": "decompose"},
 }
 FULL = "full"
-METHODS = (FULL, *VOCABULARIES, *BASELINES)
+ROWS = (FULL, *VOCABULARIES, *BASELINES)
 
 
 def read_split(task: GlueTask, data: Path, split: str) -> list[LabelledRow]:
@@ -162,7 +162,7 @@ def table(folder: Path) -> str:
     found = {(cell["task"], cell["method"]): cell for cell in cells}
     tasks = [task for task in TASKS if any(key[0] == task for key in found)]
     lines = [f"{'':16} {'removed':>8} " + " ".join(f"{task:>12}" for task in tasks) + f" {'mean':>8}"]
-    for method in METHODS:
+    for method in ROWS:
         own = [found.get((task, method)) for task in tasks]
         there = [one for one in own if one is not None]
         if there:
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, type=Path, help="folder of the tasks")
     parser.add_argument("--output", "-o", required=True, type=Path)
     parser.add_argument("--tasks", nargs="+", default=UNASKED, choices=TASKS)
-    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--methods", nargs="+", default=ROWS, choices=ROWS)
     parser.add_argument("--removed", type=int, default=20, help="percent of all parameters")
     parser.add_argument("--characters", default="auto", choices=("auto", "all", "seen"))
     parser.add_argument("--rows", type=int, help="training rows of a task, at most")

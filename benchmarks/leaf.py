@@ -24,7 +24,7 @@ from typing import Any
 from rows import ENGLISH_STS, Lines, run_rows
 from trundle.data.corpus import read_corpus
 from trundle.evaluate.scoring import Result, _mean_score, _share_of_teacher, evaluate, find_tasks
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.model.encode import embedder
 from trundle.model.load import load
 from trundle.pipeline.compress import compress

@@ -35,7 +35,7 @@ from trundle.embedder import Vectors, _plain
 from trundle.errors import ImpossibleCut
 from trundle.evaluate.scoring import evaluate, find_tasks
 from trundle.evaluate.tasks import Task
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Context
 from trundle.model.cost import cost
 from trundle.model.encode import embedder

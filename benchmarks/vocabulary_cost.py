@@ -29,7 +29,7 @@ from rows import to_learn_from
 from trundle.bench.process import _Worker
 from trundle.bench.results import _rotated
 from trundle.bench.workload import _cpu_clock, _other_cores, _usable_cores, _Workload, workload
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Context
 from trundle.model.load import load
 from trundle.model.save import save, weight_bytes

@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaMo
 from rows import to_learn_from
 from trundle.data.sampling import sample
 from trundle.data.texts import read_texts
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Context
 from trundle.methods.vocabulary.scores import tokenised
 from trundle.model.save import save

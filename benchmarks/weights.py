@@ -32,7 +32,7 @@ from rows import Lines, run_rows
 from trundle.data.corpus import read_corpus
 from trundle.evaluate.scoring import evaluate, find_tasks
 from trundle.evaluate.tasks import Task
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Context
 from trundle.methods.weights import _FisherScale
 from trundle.methods.weights.gradients import _measure_gradients, _measure_norms
@@ -58,7 +58,7 @@ from trundle.model.surgery import Cut, cut, transformer_of
 from trundle.recipe import _make_options
 from trundle.train.tuples import Prompts
 
-METHODS = (
+ROWS = (
     "gaprune",
     "gaprune-paper",
     "gaprune-raw",
@@ -303,7 +303,7 @@ def main() -> None:
     parser.add_argument("--data", help="folder with tasks and triplets")
     parser.add_argument("--domains", default="finance,chemistry")
     parser.add_argument("--sparsity", default="30,50,60,70", help="per cent")
-    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--methods", default=",".join(ROWS))
     parser.add_argument("--general", default=GENERAL_TASKS, help="tasks that are not of the domain")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--samples", type=int, default=5000)

@@ -1,18 +1,16 @@
-"""What pruning costs and saves in time: the Fisher pass, models with fewer neurons, and 2:4 on a GPU, each beside its rival.
+"""The time that pruning takes and saves: the Fisher pass, and models with fewer neurons.
 
     python benchmarks/weights_speed.py fisher MODEL --triplets FILE
     python benchmarks/weights_speed.py neuron MODEL --sparsity 50
-    python benchmarks/weights_speed.py 2:4 MODEL
 
 `fisher`: the pass that takes per-sample gradients against a plain training pass (all weights, one AdamW step a batch) over the same
-samples, in turns. `neuron`: encoding with all and with some MLP neurons, in turns, beside what the FLOPs promise. `2:4`: bf16 on a
-GPU, dense against sparse kernels where those are faster, batches of `--batch` texts. Ratios are of medians over rounds.
+samples, interleaved. `neuron`: encoding with all and with some MLP neurons, interleaved, compared with the predicted FLOPs.
+Ratios are of medians over rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -24,12 +22,12 @@ from sentence_transformers import SentenceTransformer
 from trundle.data.examples import Example, _read_examples
 from trundle.data.sampling import sample
 from trundle.methods.weights.gradients import _measure_gradients
-from trundle.methods.weights.scoring import _best_neurons, _two_of_four
+from trundle.methods.weights.scoring import _best_neurons
 from trundle.model.cost import cost
 from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of
 from trundle.model.load import load
-from trundle.model.matrices import prunable, weight_of, with_zeros
+from trundle.model.matrices import prunable
 from trundle.model.surgery import Cut, cut, transformer_of
 from trundle.train.contrastive import make_contrast
 from trundle.train.tuples import Prompts
@@ -130,52 +128,19 @@ def neuron(arguments: argparse.Namespace) -> None:
     )
 
 
-def sparse(arguments: argparse.Namespace) -> None:
-    if not torch.cuda.is_available():
-        raise SystemExit("2:4 is measured on a GPU, and there is none")
-    model = load(arguments.model, device="cuda").eval()
-    backbone = transformer_of(model).model
-    gone = {
-        one.name: _two_of_four(weight_of(backbone, one).abs())
-        for one in prunable(layout_of(backbone), attention=True)
-    }
-    with_zeros(model, gone)
-    fast, matrices = with_sparse_kernels(model)
-    dense = copy.deepcopy(model).to(torch.bfloat16)
-    texts = torch.randint(1000, 2000, (BATCH, arguments.length), device="cuda")
-    features = {"input_ids": texts, "attention_mask": torch.ones_like(texts)}
-    with torch.inference_mode():
-        both = [one(dict(features))["sentence_embedding"].float() for one in (dense, fast)]
-    near = torch.nn.functional.cosine_similarity(*both).min()
-    works = {
-        name: forward(one, arguments.samples, arguments.length, arguments.batch)
-        for name, one in (("dense", dense), ("sparse", fast))
-    }
-    found = in_turns(works, arguments.rounds)
-    layers = [one for one in transformer_of(fast).model.modules() if isinstance(one, SparseLinear)]
-    shapes = {(one.out_features, one.in_features): one.kernels[-1].tokens for one in layers}
-    for (rows, columns), least in shapes.items():
-        print(f"{rows:,} × {columns:,}: sparse from {least:,} tokens on")
-    print(
-        f"{matrices} of {len(gone)} matrices run 2:4, texts of {arguments.length} tokens: {found['dense'] / found['sparse']:.2f}× as fast as "
-        f"dense bf16; lowest cosine between the two {near:.5f}"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("fisher", "neuron", "2:4"))
+    parser.add_argument("what", choices=("fisher", "neuron"))
     parser.add_argument("model")
     parser.add_argument("--triplets")
     parser.add_argument("--samples", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=BATCH, help="texts at once in `2:4`")
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--sparsity", type=int, default=50, help="per cent of the neurons that go")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    {"fisher": fisher, "neuron": neuron, "2:4": sparse}[arguments.what](arguments)
+    {"fisher": fisher, "neuron": neuron}[arguments.what](arguments)
 
 
 if __name__ == "__main__":

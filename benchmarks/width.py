@@ -112,7 +112,7 @@ def build(arguments: argparse.Namespace, name: str) -> None:
             seed=arguments.seed,
             progress=Lines(),
         )
-        sizes = {sibling.output.name.removeprefix("model"): str(sibling.output) for sibling in run.besides}
+        sizes = {sibling.output.name.removeprefix("model"): str(sibling.output) for sibling in run.additional}
         made, facts = {"": str(folder / "model")} | sizes, dict(run.steps[-1].facts)
     seconds = time.time() - began
     aligned = arguments.objective == "align"

@@ -21,7 +21,7 @@ from trundle.data.corpus import Corpus, read_corpus
 from trundle.data.texts import Text, read_texts
 from trundle.errors import BadInput, ImpossibleCut, WriteFailed
 from trundle.evaluate.fidelity import queries_and_documents
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.model.save import weight_bytes
 from trundle.pipeline.compress import Run, compress
 from trundle.recipe import parse_recipe, read_recipe, single

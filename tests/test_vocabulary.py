@@ -23,7 +23,7 @@ from trundle.data.corpus import Corpus
 from trundle.data.sampling import nearest
 from trundle.data.texts import Text
 from trundle.errors import BadInput, BadModel, ImpossibleCut
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
 from trundle.methods.vocabulary import VocabularyPlan, _read_ranges, _write_ranges
 from trundle.methods.vocabulary.sizes import list_sizes

@@ -18,7 +18,7 @@ import pico
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.data.examples import Example
 from trundle.errors import BadInput, BadRecipe, ImpossibleCut
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Context
 from trundle.methods.depth import DepthPlan, _layers_left
 from trundle.methods.depth.curve import measure_curve

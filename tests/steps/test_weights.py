@@ -14,7 +14,7 @@ import pico
 from told import Told
 from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput, ImpossibleCut, UserError
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
 from trundle.methods.weights.scoring import _WeightMap
 from trundle.model.layout import layout_of
@@ -131,7 +131,7 @@ def test_two_of_four_in_every_matrix(
 ) -> None:
     small = prune(pico_model("gpt2"), structure="2:4", attention=True, **files).model
     for name, weight in weights(small, attention=True).items():
-        assert is_two_of_four(weight), name
+        assert ((weight.reshape(-1, 4) == 0).sum(dim=1) >= 2).all(), name
         assert (weight == 0).sum() == weight.numel() // 2
 
 

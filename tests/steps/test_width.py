@@ -19,7 +19,7 @@ from transformers import AutoModel
 import pico
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadModel, BadRecipe, ImpossibleCut
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Context
 from trundle.methods.width import WidthPlan
 from trundle.methods.width.sizes import _measure_importance
@@ -67,10 +67,10 @@ def test_each_size_is_a_standard_folder_in_the_model_s_space(
 ) -> None:
     original = SentenceTransformer(str(pico_folders("bert")), device="cpu").encode(pico.TEXTS)
     assert nested.output is not None
-    names = [sibling.output.name for sibling in nested.besides]
+    names = [sibling.output.name for sibling in nested.additional]
     assert names == ["out-1-2", "out-1-4"]
     for folder, width in zip(
-        (nested.output, *(one.output for one in nested.besides)), (32, 16, 8), strict=True
+        (nested.output, *(one.output for one in nested.additional)), (32, 16, 8), strict=True
     ):
         plain = SentenceTransformer(str(folder), device="cpu")
         assert transformer_of(plain).model.config.hidden_size == width
@@ -102,7 +102,7 @@ def test_a_size_can_be_taken_out_later(nested: Run, tmp_path: Path) -> None:
     assert "trained" in run.steps[0].says
     assert "untrained" not in run.steps[0].says
     taken = SentenceTransformer(str(tmp_path / "quarter"), device="cpu").encode(pico.TEXTS)
-    written = SentenceTransformer(str(nested.besides[1].output), device="cpu").encode(pico.TEXTS)
+    written = SentenceTransformer(str(nested.additional[1].output), device="cpu").encode(pico.TEXTS)
     np.testing.assert_allclose(taken, written, atol=1e-6)
 
 
@@ -123,7 +123,7 @@ def test_a_nested_folder_opens_at_any_of_its_widths(nested: Run) -> None:
     assert nested.output is not None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for width, sibling in zip(("1/2", Fraction(1, 4)), nested.besides, strict=True):
+        for width, sibling in zip(("1/2", Fraction(1, 4)), nested.additional, strict=True):
             written = SentenceTransformer(str(sibling.output), device="cpu").encode(pico.TEXTS)
             opened = load(nested.output, width=width).encode(pico.TEXTS)
             np.testing.assert_allclose(opened, written, atol=1e-6)
@@ -174,7 +174,7 @@ def test_one_size_goes_on_in_a_recipe_and_the_others_still_leave(
     run = compress(str(pico_folders("qwen2")), recipe, output=tmp_path / "out", corpus=corpus)
     assert run.after.width == 16
     assert run.after.layers == 2
-    assert [sibling.output.name for sibling in run.besides] == ["out-full", "out-1-4"]
+    assert [sibling.output.name for sibling in run.additional] == ["out-full", "out-1-4"]
     assert [
         len(json.loads((tmp_path / n / "trundle.json").read_text())["steps"]) for n in ("out", "out-full")
     ] == [3, 2]
@@ -188,7 +188,7 @@ def test_contrast_gives_each_size_a_space_of_its_own(
 ) -> None:
     options = {"widths": "1/2", "objective": "contrast", "steps": 2, "batch_size": 8, "mini_batch": 4}
     run = compress(str(pico_folders(family)), single(WIDTH, options), output=tmp_path / "out", corpus=corpus)
-    half = SentenceTransformer(str(run.besides[0].output), device="cpu").encode(pico.TEXTS)
+    half = SentenceTransformer(str(run.additional[0].output), device="cpu").encode(pico.TEXTS)
     assert half.shape == (len(pico.TEXTS), 16)
     np.testing.assert_allclose(load(tmp_path / "out", width="1/2").encode(pico.TEXTS), half, atol=1e-6)
     assert run.steps[0].facts["sizes"]["1/2"]["validation"] > 0

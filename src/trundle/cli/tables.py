@@ -173,12 +173,12 @@ def _judged(scores: Mapping[str, tuple[float, float]]) -> _Rows:
     return rows
 
 
-def _besides(result: Run) -> _Rows:
+def _additional(result: Run) -> _Rows:
     """The further models of a run, and how near each is to the original."""
     rows: _Rows = [
         ("Also written", "parameters", "weights", "smaller", "FLOPs/token", "cosine", "agreement@10")
     ]
-    for sibling in result.besides:
+    for sibling in result.additional:
         size, near = sibling.after, sibling.fidelity
         rows.append(
             (

@@ -27,7 +27,7 @@ from trundle.evaluate.fidelity import (
     queries_and_documents,
 )
 from trundle.folders import check_free
-from trundle.methods.contract import Applied, Beside, Context
+from trundle.methods.contract import AdditionalModel, Applied, Context
 from trundle.model.cost import Cost, cost
 from trundle.model.device import free_gpu_memory
 from trundle.model.encode import embedder
@@ -69,7 +69,7 @@ class _StepRun:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sibling:
-    """A further model that left in a folder beside the result's."""
+    """An additional model, written to its own folder next to the result."""
 
     output: Path
     after: Cost
@@ -95,7 +95,7 @@ class Run:
     """What a step measured of the original and of the result."""
     output: Path | None
     pair: Path | None
-    besides: tuple[_Sibling, ...]
+    additional: tuple[_Sibling, ...]
     original: Embedder
     result: Embedder
     """Both models as texts → vectors; what was encoded once is remembered."""
@@ -125,7 +125,7 @@ class Run:
             "judged": {name: {"before": old, "after": new} for name, (old, new) in self.judged.items()},
             "output": None if self.output is None else str(self.output),
             "pair": None if self.pair is None else str(self.pair),
-            "besides": [sibling.as_json() for sibling in self.besides],
+            "besides": [sibling.as_json() for sibling in self.additional],
         }
 
 
@@ -185,7 +185,7 @@ def compress(
     )
     model, steps = original, []
     files: dict[str, str | bytes] = {}
-    besides: dict[str, tuple[Beside, int]] = {}
+    additional: dict[str, tuple[AdditionalModel, int]] = {}
     space: Embedder | None = None
     partner: SentenceTransformer | None = None
     when_safe: list[Callable[[], None]] = []
@@ -194,7 +194,7 @@ def compress(
         for done in when_safe:
             done()
 
-    judges = []
+    evaluators = []
     scores: dict[str, float] = {}
     use = ""
     planned: Cost | None = None
@@ -221,10 +221,10 @@ def compress(
         when_safe.append(applied.done)
         scores |= applied.scores
         use = applied.use or use
-        judges += [] if applied.judge is None else [applied.judge]
+        evaluators += [] if applied.evaluator is None else [applied.evaluator]
         progress.say(f"{call.step.name}: {step.says}")
         steps.append(step)
-        besides |= {name: (beside, len(steps)) for name, beside in applied.besides.items()}
+        additional |= {name: (extra, len(steps)) for name, extra in applied.additional.items()}
     before, after = cost(original), steps[-1].after
     memory = Memory(progress)
     teacher = memory.remember(space or embedder(original, name=THE_ORIGINAL), "original: encoding")
@@ -236,10 +236,10 @@ def compress(
             teacher, student, corpus, most=measured_texts, seed=seed, progress=progress
         )
     judged: dict[str, tuple[float, float]] = {}
-    if judges and not dry_run and is_first():
+    if evaluators and not dry_run and is_first():
         started = memory.remember(embedder(original, name=THE_ORIGINAL), "original: encoding")
-        for judge in judges:
-            old, new = judge(started), judge(student)
+        for evaluator in evaluators:
+            old, new = evaluator(started), evaluator(student)
             judged |= {name: (old[name], new[name]) for name in old}
     if output is not None and not dry_run and is_first():
         lineage = Lineage(
@@ -255,11 +255,11 @@ def compress(
         )
         lineage = lineage.after_parent() if continues else lineage
         _save(model, Path(output), lineage, files, replace=replace, use=use)
-        for name, (beside, taken) in besides.items():
-            place, size = Path(f"{output}-{name}"), cost(beside.model)
+        for name, (extra, taken) in additional.items():
+            place, size = Path(f"{output}-{name}"), cost(extra.model)
             near = None
             if corpus is not None:
-                own = memory.remember(embedder(beside.model, name=place.name), f"{place.name}: encoding")
+                own = memory.remember(embedder(extra.model, name=place.name), f"{place.name}: encoding")
                 near = _measure_against(
                     teacher, own, corpus, most=measured_texts, seed=seed, progress=progress
                 )
@@ -269,7 +269,7 @@ def compress(
                 after=size.as_json(),
                 scores={} if near is None else _headline(near),
             )
-            _save(beside.model, place, origin, beside.files, replace=replace)
+            _save(extra.model, place, origin, extra.files, replace=replace)
             written.append(_Sibling(output=place, after=size, fidelity=near))
         if pair and partner is not None:
             names = (str(output), source if partner is original or space is None else space.name)
@@ -287,7 +287,7 @@ def compress(
         judged=judged,
         output=None if output is None or dry_run else Path(output),
         pair=paired,
-        besides=tuple(written),
+        additional=tuple(written),
         original=teacher,
         result=student,
         needs_trundle=has_token_map(model),
@@ -333,7 +333,7 @@ def _take(
     found = None if stage is None else stage.find()
     plan = call.step.plan(model, call.options, context) if found is None else found[0]
     if output is not None and not dry_run:
-        for name in call.step.besides(plan):
+        for name in call.step.additional(plan):
             check_free(f"{output}-{name}", replace=replace)
     expected = call.step.forecast(model, plan)
     only_planned = dry_run and call.step.needs_texts

@@ -248,7 +248,7 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
     return Applied(
         model=small,
         facts=facts | scored.facts,
-        judge=_make_judge(sides, context),
+        evaluator=_make_judge(sides, context),
         files={_MAP_FILE: json.dumps(drawn.as_json())},
     )
 
@@ -280,7 +280,7 @@ def reopen(applied: Applied, plan: WeightsPlan, context: Context) -> Applied:
     """With the texts at hand that judge it."""
     if not plan.zeros and plan.neurons == plan.of:
         return applied
-    return replace(applied, judge=_make_judge(_open_sides(plan.options, context), context))
+    return replace(applied, evaluator=_make_judge(_open_sides(plan.options, context), context))
 
 
 def _map(says: str, scored: _Scored, left: dict[str, int]) -> _WeightMap:

@@ -148,7 +148,7 @@ class WidthPlan(Plan):
         )
 
 
-def _besides(plan: WidthPlan) -> tuple[str, ...]:
+def _additional_models(plan: WidthPlan) -> tuple[str, ...]:
     """The sizes that are not the result."""
     if plan.objective is None:
         return ()
@@ -160,7 +160,7 @@ WIDTH = Method(
     help="Train a model and the narrow ones inside it in one run, or take a size out.",
     options=WidthOptions,
     plans=WidthPlan,
-    besides=_besides,
+    additional=_additional_models,
     needs_texts=True,
     enters_space=lambda options: options.extract is None and options.objective != "contrast",
 )

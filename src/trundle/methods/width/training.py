@@ -21,7 +21,7 @@ from trundle.data.sampling import fingerprint
 from trundle.methods.align import CYCLES, EPOCHS, AlignOptions
 from trundle.methods.align.align import LAST_RATE, settings_for
 from trundle.methods.align.targets_and_texts import targets_for
-from trundle.methods.contract import LONGEST, Applied, Beside, Context
+from trundle.methods.contract import LONGEST, AdditionalModel, Applied, Context
 from trundle.methods.contrast import ContrastOptions, contrast
 from trundle.methods.contrast.contrast import examples_for
 from trundle.methods.training import learn, prompts_by_file
@@ -221,7 +221,7 @@ def _applied(
 ) -> Applied:
     """The size that goes on, and all others beside it; only the whole model carries what the sizes are taken by."""
     made = {
-        width: Beside(
+        width: AdditionalModel(
             model=at_width(wide, width, nested.selection, nested),
             files=dict(files) | ({NESTED_FILE: nested.as_bytes()} if width == 1 else {}),
         )
@@ -234,7 +234,7 @@ def _applied(
         facts=facts,
         done=done,
         files=result.files,
-        besides={_folder_name(width): beside for width, beside in made.items()},
+        additional={_folder_name(width): beside for width, beside in made.items()},
     )
 
 
