@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trundle.evaluate.shortening import Inheritance
     from trundle.export.exporting import Exported
     from trundle.methods.savings import Saving
-    from trundle.methods.vocabulary.sizes import VocabularySizes
+    from trundle.methods.vocabulary.vocabulary import VocabularySizes
     from trundle.model.cost import Cost
     from trundle.pipeline.compress import Run
 
