@@ -22,7 +22,7 @@ from trundle.errors import BadInput, BadModel, BadRecipe, ImpossibleCut
 from trundle.methods import METHODS
 from trundle.methods.contract import Context
 from trundle.methods.width import WidthPlan
-from trundle.methods.width.sizes import _measure_importance
+from trundle.methods.width.importance import _measure_importance
 from trundle.model.load import load
 from trundle.model.surgery import transformer_of
 from trundle.pipeline.compress import Run, compress
@@ -109,7 +109,7 @@ def test_a_size_can_be_taken_out_later(nested: Run, tmp_path: Path) -> None:
 def test_another_size_is_taken_the_way_the_folder_s_are(nested: Run, tmp_path: Path) -> None:
     assert nested.output is not None
     run = compress(str(nested.output), single(WIDTH, {"extract": "3/4"}), output=tmp_path / "wide")
-    assert run.steps[0].says == "take out 3/4 (24) of 32, untrained, importance selection"
+    assert run.steps[0].says == "extract 3/4 (24) of 32, untrained, importance selection"
     with pytest.warns(UserWarning, match="untrained"):
         opened = load(nested.output, width="3/4")
     np.testing.assert_allclose(
@@ -143,7 +143,7 @@ def test_a_folder_that_was_never_nested_is_taken_by_selection_and_says_so(
     assert transformer_of(small).model.config.head_dim == 8
     model = load(pico_folders("qwen3"))
     says = str(planned(model, None, str(pico_folders("qwen3")), extract="1/2"))
-    assert says == "take out 1/2 (16) of 32, untrained, rotary selection"
+    assert says == "extract 1/2 (16) of 32, untrained, rotary selection"
     mapped = planned(model, corpus, str(pico_folders("qwen3")), extract="1/2")
     assert mapped.mapped
     assert "closed form" in str(mapped)
@@ -285,12 +285,12 @@ def test_importance_keeps_what_flows(pico_model: Callable[[str], SentenceTransfo
     [
         ({"widths": "1/3"}, "no whole number"),
         ({"widths": "1,1/2"}, "shares under 1"),
-        ({"widths": "1/2", "result": "1/4"}, "none of the widths"),
+        ({"widths": "1/2", "result": "1/4"}, "not one of the widths"),
         ({"widths": "1/2", "start": "random"}, "belongs to extract"),
         ({"objective": "contrast", "steps": 0}, "no closed form for contrast"),
         ({"objective": "contrast", "widths": "1/32"}, "no whole number"),
         ({"objective": "contrast", "max_length": 100_000}, "takes at most"),
-        ({"objective": "align", "max_length": 8}, "only contrast cuts texts by max_length"),
+        ({"objective": "align", "max_length": 8}, "only contrast truncates texts to max_length"),
     ],
 )
 def test_bad_wishes(
@@ -319,7 +319,7 @@ def test_truncated_vectors_are_not_trained_but_have_a_closed_form(
 
 
 def test_what_there_is_nothing_to_learn_from(pico_model: Callable[[str], SentenceTransformer]) -> None:
-    with pytest.raises(BadInput, match="say where they are with --data"):
+    with pytest.raises(BadInput, match="pass them with --data"):
         planned(pico_model("bert"), None)
     with pytest.raises(BadInput, match="importance is measured on texts"):
         planned(pico_model("bert"), None, extract="1/2", select="importance")

@@ -17,7 +17,7 @@ import pico
 from apart import apart, weights_of
 from trundle.data.examples import Example
 from trundle.methods.width.narrow import _NarrowModel
-from trundle.methods.width.training import _drawn_sizes, _make_nesting, _Nest
+from trundle.methods.width.nesting import _drawn_sizes, _make_nesting, _Nest
 from trundle.model.layout import layout_of
 from trundle.model.nested import Selection, narrow_cut
 from trundle.model.surgery import transformer_of

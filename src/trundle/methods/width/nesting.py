@@ -1,7 +1,4 @@
-"""How the sizes of `width` are trained together: one lesson, one set of weights, one run.
-
-The plan decides; here is what it leads to. What this is not: it chooses no widths and no selection.
-"""
+"""Trains the sizes of `width` together: one set of weights, one task, one run."""
 
 from __future__ import annotations
 
@@ -17,40 +14,44 @@ from accelerate.utils import send_to_device
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from trundle.data.sampling import fingerprint
+from trundle.data.sampling import fingerprint, sample
 from trundle.methods.align import CYCLES, EPOCHS, AlignOptions
 from trundle.methods.align.align import LAST_RATE, settings_for
-from trundle.methods.align.targets_and_texts import targets_for
+from trundle.methods.align.targets_and_texts import RIDGE_TEXTS, targets_for
 from trundle.methods.contract import LONGEST, AdditionalModel, Applied, Context
 from trundle.methods.contrast import ContrastOptions, contrast
 from trundle.methods.contrast.contrast import examples_for
-from trundle.methods.training import learn, prompts_by_file
+from trundle.methods.training import Learned, learn, prompts_by_file
 from trundle.methods.width import _folder_name
+from trundle.methods.width.importance import _cut_for, _prepare
 from trundle.methods.width.narrow import _NarrowModel
-from trundle.methods.width.sizes import _cut_for, _fitted_map, _made_ready
+from trundle.model import surgery
+from trundle.model.encode import embedder
 from trundle.model.heads import copy_of, linear_head, with_prompts, without_head
 from trundle.model.nested import NESTED_FILE, Map, Nested, at_width
 from trundle.model.save import model_digest, weights_digest
+from trundle.teacher.labelling import encode_by_role
 from trundle.teacher.teacher import Teacher, original_teacher
 from trundle.train import learner
 from trundle.train.alignment import Alignment, make_alignment
 from trundle.train.batches import Batches, Indices
 from trundle.train.contrastive import Contrast, make_contrast
 from trundle.train.learner import leaf_cycles
+from trundle.train.ridge import fit_ridge
 
 if TYPE_CHECKING:
     from trundle.methods.width import WidthPlan
+    from trundle.model.surgery import Cut
+    from trundle.teacher.targets import Targets
 
 _B = TypeVar("_B")
-_Weighed = tuple[_B, tuple[float, ...]]
-"""A batch and what each model's loss on it counts, the wide one's first."""
-
-
+_Weighted = tuple[_B, tuple[float, ...]]
+"""A batch and the weight of each model's loss on it, the wide model's first."""
 _MEASURED_BATCHES = 32
 
 
 class _Nest(nn.Module):
-    """One set of weights, and all the models in it, the wide one first."""
+    """One set of weights and all the models in it."""
 
     def __init__(self, wide: SentenceTransformer, narrow: Sequence[_NarrowModel]) -> None:
         super().__init__()
@@ -65,19 +66,19 @@ class _Nest(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class _Nesting(Generic[_B]):
-    """A nest and how it is fed and judged."""
+    """A nest with its loss and data."""
 
     nest: _Nest
     loss: Callable[[nn.Module, _B], Tensor]
-    batches: Batches[_Weighed[_B]]
-    validation: Batches[_Weighed[_B]] | None
+    batches: Batches[_Weighted[_B]]
+    validation: Batches[_Weighted[_B]] | None
 
     @property
-    def objectives(self) -> tuple[Callable[[_Weighed[_B]], Tensor], ...]:
+    def objectives(self) -> tuple[Callable[[_Weighted[_B]], Tensor], ...]:
         """One for each model, in the order of `nest.models`."""
         return tuple(partial(self._objective, number) for number in range(len(self.nest.models)))
 
-    def _objective(self, number: int, batch: _Weighed[_B]) -> Tensor:
+    def _objective(self, number: int, batch: _Weighted[_B]) -> Tensor:
         inner, weights = batch
         if not weights[number]:
             return torch.zeros((), device=self.nest.wide.device)
@@ -85,16 +86,15 @@ class _Nesting(Generic[_B]):
 
     @torch.no_grad()
     def losses(self) -> tuple[float, ...]:
-        """Each model's own loss, over some validation batches."""
+        """Each model's own loss on some validation batches."""
         if self.validation is None:
             return ()
         order, totals, texts = self.validation.order, np.zeros(len(self.nest.models)), 0
         self.nest.eval()
         for indices in map(order.batch, range(min(order.per_epoch, _MEASURED_BATCHES))):
             inner, _ = send_to_device(self.validation.load(indices), self.nest.wide.device)
-            totals += len(indices) * np.asarray(
-                [float(self.loss(model, inner)) for model in self.nest.models]
-            )
+            losses = [float(self.loss(model, inner)) for model in self.nest.models]
+            totals += len(indices) * np.asarray(losses)
             texts += len(indices)
         return tuple((totals / texts).tolist())
 
@@ -107,16 +107,16 @@ def _make_nesting(
     per_step: int | None = None,
     seed: int = 0,
 ) -> _Nesting[Any]:
-    """Give every model of a nest the task that the wide one was given."""
+    """Give every model of a nest the task of the wide model."""
     narrow = len(nest.narrow)
 
     def loss(model: nn.Module, batch: object) -> Tensor:
-        judged: Any = replace(task, student=model)
-        found: Tensor = judged.objective(batch)
+        task_of_model: Any = replace(task, student=model)
+        found: Tensor = task_of_model.objective(batch)
         return found
 
-    def weighed(batches: Batches[Any], count: int | None) -> Batches[_Weighed[Any]]:
-        def load(indices: Indices) -> _Weighed[Any]:
+    def weighted(batches: Batches[Any], count: int | None) -> Batches[_Weighted[Any]]:
+        def load(indices: Indices) -> _Weighted[Any]:
             drawn = (1.0,) * narrow if count is None else _drawn_sizes(narrow, count, indices, seed=seed)
             return batches.load(indices), (1 - student_weight, *(student_weight * one for one in drawn))
 
@@ -125,58 +125,57 @@ def _make_nesting(
     return _Nesting(
         nest=nest,
         loss=loss,
-        batches=weighed(task.batches, per_step),
-        validation=None if task.validation is None else weighed(task.validation, None),
+        batches=weighted(task.batches, per_step),
+        validation=None if task.validation is None else weighted(task.validation, None),
     )
 
 
 def _drawn_sizes(narrow: int, count: int, batch: Indices, *, seed: int) -> tuple[float, ...]:
-    """How often each narrow model counts for a batch: the last always once, `count` − 1 of the others in the others' stead."""
+    """The weight of each narrow model on a batch: 1 for the last, and `count` − 1 of the others stand for all others."""
     others = narrow - 1
     chosen = min(count - 1, others)
-    dice = np.random.default_rng([seed, *np.asarray(batch[:8]).tolist()])
-    drawn = set(dice.permutation(others)[:chosen].tolist())
+    rng = np.random.default_rng([seed, *np.asarray(batch[:8]).tolist()])
+    drawn = set(rng.permutation(others)[:chosen].tolist())
     return (*(others / chosen if number in drawn else 0.0 for number in range(others)), 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Lesson:
-    """The sizes, what they learn from, and how long."""
+class _Training:
+    """The narrow models, their task, and how long it runs."""
 
     narrow: Sequence[_NarrowModel]
     task: Alignment | Contrast | None
-    """None where the closed form is all that is done."""
+    """None if only the closed form is computed."""
     settings: Any = None
     shape: Any = None
     learned_from: Any = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     starts: Mapping[Fraction, float] = field(default_factory=dict)
-    """How near each size's closed-form start comes to the teacher, as a cosine."""
+    """The cosine between each size's closed-form start and the teacher."""
 
 
 def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context) -> Applied:
     """Train the model and its sizes in one run."""
     teacher = original_teacher(context)
-    wide, how = _made_ready(model, plan.select, plan.widths, context, mlp=plan.mlp)
+    wide, how = _prepare(model, plan.select, plan.widths, context, mlp=plan.mlp)
     wide = copy_of(wide).float()
-    takes = wide.max_seq_length
+    longest = wide.max_seq_length
     cuts = {width: _cut_for(wide, width, how) for width in plan.widths}
-    lesson = (
-        _align_lesson(wide, cuts, plan, teacher, context)
+    training = (
+        _align_training(wide, cuts, plan, teacher, context)
         if plan.objective == "align"
-        else _contrast_lesson(wide, cuts, plan, context)
+        else _contrast_training(wide, cuts, plan, context)
     )
-    facts: dict[str, Any] = dict(lesson.facts)
-    sizes: dict[str, dict[str, float]] = {str(width): {} for width in (Fraction(1), *plan.widths)}
-    for width, cosine in lesson.starts.items():
+    widths = (Fraction(1), *plan.widths)
+    sizes: dict[str, dict[str, float]] = {str(width): {} for width in widths}
+    for width, cosine in training.starts.items():
         sizes[str(width)]["ridge_cosine"] = round(cosine, 4)
-    files: dict[str, str | bytes] = {}
-    done: Callable[[], None] = lambda: None
-    if lesson.task is not None:
-        nest = _Nest(wide, lesson.narrow)
+    learned = Learned(facts={}, files={}, done=lambda: None)
+    if training.task is not None:
+        nest = _Nest(wide, training.narrow)
         nesting = _make_nesting(
             nest,
-            lesson.task,
+            training.task,
             student_weight=plan.options.student_weight,
             per_step=plan.options.per_step,
             seed=context.seed,
@@ -185,91 +184,85 @@ def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context
             wide,
             nesting.objectives,
             nesting,
-            lesson.settings,
+            training.settings,
             label="width",
-            key=[plan.model_dump(mode="json"), model_digest(model), lesson.learned_from],
-            shape=lesson.shape,
+            key=[plan.model_dump(mode="json"), model_digest(model), training.learned_from],
+            shape=training.shape,
             context=context,
             module=nest,
         )
-        wide.max_seq_length = takes
+        wide.max_seq_length = longest
         for size, loss in zip(sizes, nesting.losses(), strict=False):
             sizes[size]["validation"] = round(loss, 5)
-        facts |= learned.facts
-        files |= learned.files
-        done = learned.done
     wide = wide.to(next(model.parameters()).dtype).eval()
     nested = Nested(
         selection=how,
         widths=plan.widths,
-        maps=_maps(plan, lesson),
+        maps=_maps(plan, training),
         normalise=teacher.normalises,
         weights=weights_digest(wide),
     )
-    return _applied(wide, nested, plan, context, facts=facts | {"sizes": sizes}, files=files, done=done)
-
-
-def _applied(
-    wide: SentenceTransformer,
-    nested: Nested,
-    plan: WidthPlan,
-    context: Context,
-    *,
-    facts: Mapping[str, Any],
-    files: Mapping[str, str | bytes],
-    done: Callable[[], None],
-) -> Applied:
-    """The size that goes on, and all others beside it; only the whole model carries what the sizes are taken by."""
     made = {
         width: AdditionalModel(
-            model=at_width(wide, width, nested.selection, nested),
-            files=dict(files) | ({NESTED_FILE: nested.as_bytes()} if width == 1 else {}),
+            model=at_width(wide, width, how, nested),
+            # Only the full model carries the file by which its sizes are extracted.
+            files=dict(learned.files) | ({NESTED_FILE: nested.as_bytes()} if width == 1 else {}),
         )
-        for width in (Fraction(1), *plan.widths)
+        for width in widths
     }
     result = made.pop(plan.result)
     return Applied(
         model=result.model,
         teacher=context.original if plan.objective == "align" else None,
-        facts=facts,
-        done=done,
+        facts={**training.facts, **learned.facts, "sizes": sizes},
+        done=learned.done,
         files=result.files,
-        additional={_folder_name(width): beside for width, beside in made.items()},
+        additional={_folder_name(width): other for width, other in made.items()},
     )
 
 
-def _maps(plan: WidthPlan, lesson: _Lesson) -> dict[Fraction, Map]:
-    """Each size's linear map, as it is now."""
+def _maps(plan: WidthPlan, training: _Training) -> dict[Fraction, Map]:
+    """The trained linear map of each size."""
     if plan.objective != "align":
         return {}
-    linears: list[Any] = [size.own[0] for size in lesson.narrow]
+    heads: list[Any] = [size.own[0] for size in training.narrow]
     return {
         width: Map(
-            weight=linear.linear.weight.detach().float().cpu().numpy(),
-            bias=linear.linear.bias.detach().float().cpu().numpy(),
+            weight=head.linear.weight.detach().float().cpu().numpy(),
+            bias=head.linear.bias.detach().float().cpu().numpy(),
         )
-        for width, linear in zip(plan.widths, linears, strict=True)
+        for width, head in zip(plan.widths, heads, strict=True)
     }
 
 
-def _align_lesson(
+def _fitted_map(wide: SentenceTransformer, cut: Cut, targets: Targets, context: Context) -> tuple[Map, float]:
+    """A size's linear map into the targets' space in closed form, and its mean cosine on held-out texts."""
+    small = surgery.cut(without_head(wide), cut)
+    positions = sample(range(len(targets)), RIDGE_TEXTS, seed=context.seed)
+    pooled = embedder(small, name=f"width {len(cut.hidden or ())}", progress=context.progress)
+    inputs = encode_by_role(pooled, targets.chosen(positions))
+    found = fit_ridge(inputs, targets.vectors(positions), seed=context.seed)
+    return Map(weight=found.weight, bias=found.bias), found.held_out_cosine
+
+
+def _align_training(
     wide: SentenceTransformer,
-    cuts: Mapping[Fraction, Any],
+    cuts: Mapping[Fraction, Cut],
     plan: WidthPlan,
     teacher: Teacher,
     context: Context,
-) -> _Lesson:
-    """Imitate the model as it came; each size starts from its linear map in closed form."""
-    asked = plan.options
+) -> _Training:
+    """Imitate the original model; each size starts from its linear map in closed form."""
+    given = plan.options
     options = AlignOptions(
-        steps=asked.steps,
-        minutes=asked.minutes,
-        texts=asked.texts,
-        augment=asked.augment,
-        batch_size=asked.batch_size or 32,
-        learning_rate=asked.learning_rate,
-        warmup=asked.warmup,
-        precision=asked.precision,
+        steps=given.steps,
+        minutes=given.minutes,
+        texts=given.texts,
+        augment=given.augment,
+        batch_size=given.batch_size or 32,
+        learning_rate=given.learning_rate,
+        warmup=given.warmup,
+        precision=given.precision,
     )
     with_prompts(wide, teacher.prompts, teacher.default_prompt_name)
     targets, validation = targets_for(teacher, options, context)
@@ -281,7 +274,7 @@ def _align_lesson(
         own = linear_head(linear.weight, linear.bias, normalise=teacher.normalises)
         narrow.append(_NarrowModel(headless, cut, own))
     if options.steps == 0:
-        return _Lesson(narrow=narrow, task=None, facts=facts, starts=starts)
+        return _Training(narrow=narrow, task=None, facts=facts, starts=starts)
     task = make_alignment(
         wide,
         targets,
@@ -290,12 +283,13 @@ def _align_lesson(
         seed=context.seed,
         progress=context.progress,
     )
-    looks = 0 if task.validation is None else task.validation.order.per_epoch
+    validation_steps = 0 if task.validation is None else task.validation.order.per_epoch
     per_epoch = task.batches.order.per_epoch
-    return _Lesson(
+    normalised = targets.normalised
+    return _Training(
         narrow=narrow,
         task=task,
-        settings=settings_for(options, per_epoch, looks, context.seed, normalised=targets.normalised),
+        settings=settings_for(options, per_epoch, validation_steps, context.seed, normalised=normalised),
         shape=leaf_cycles(per_epoch, epochs=EPOCHS, cycles=CYCLES, end=LAST_RATE),
         learned_from=[part.folder.name for part in (targets, validation) if part is not None],
         facts=facts,
@@ -303,25 +297,25 @@ def _align_lesson(
     )
 
 
-def _contrast_lesson(
-    wide: SentenceTransformer, cuts: Mapping[Fraction, Any], plan: WidthPlan, context: Context
-) -> _Lesson:
-    """Learn from labelled tuples: ranking in the batch, and the order of right and wrong pairs."""
-    asked = plan.options
+def _contrast_training(
+    wide: SentenceTransformer, cuts: Mapping[Fraction, Cut], plan: WidthPlan, context: Context
+) -> _Training:
+    """Train on labelled tuples: in-batch ranking, and the order of correct and incorrect pairs."""
+    given = plan.options
     options = ContrastOptions(
         objective="infonce+angle",
         train="full",
-        steps=asked.steps,
-        minutes=asked.minutes,
-        tuples=asked.texts,
-        batch_size=asked.batch_size or 64,
-        mini_batch=asked.mini_batch,
-        learning_rate=asked.learning_rate,
-        warmup=asked.warmup,
-        precision=asked.precision,
+        steps=given.steps,
+        minutes=given.minutes,
+        tuples=given.texts,
+        batch_size=given.batch_size or 64,
+        mini_batch=given.mini_batch,
+        learning_rate=given.learning_rate,
+        warmup=given.warmup,
+        precision=given.precision,
     )
     examples, validation = examples_for(options, context)
-    longest = asked.max_length or LONGEST
+    longest = given.max_length or LONGEST
     wide.max_seq_length = min(wide.max_seq_length or longest, longest)
     narrow = [_NarrowModel(wide, cut) for cut in cuts.values()]
     task = make_contrast(
@@ -334,7 +328,7 @@ def _contrast_lesson(
         mini_batch=options.mini_batch,
         seed=context.seed,
     )
-    return _Lesson(
+    return _Training(
         narrow=narrow,
         task=task,
         settings=contrast.settings_for(options, context.seed),
