@@ -6,7 +6,7 @@
 DIR holds the tasks and triplets (classification/, retrieval/, sts/, triplets/). A domain is tested by its classification task
 and by a search: every tenth row of triplets/DOMAIN is kept back, its queries search all passages of those rows. Nothing in
 them is learned from. Gradients are taken once per domain and seed and serve all methods. `neuron` cuts whole neurons by
-gaprune's scores, and those that stay take over, with `neuron-alone` they don't. `gaprune-paper` has β = 1 (with each F below 1), `gaprune-raw` the formula as printed. `dense` is the model itself, and after the same training: what pruning has to be compared with.
+gaprune's scores, and their output is reconstructed by least squares, with `neuron-alone` it is not. `gaprune-paper` has β = 1 (with each F below 1), `gaprune-raw` the formula as printed. `dense` is the model itself, and after the same training: what pruning has to be compared with.
 
     python benchmarks/weights.py --table results/ other-results/
 """
@@ -36,8 +36,7 @@ from trundle.methods import METHODS
 from trundle.methods.contract import Context
 from trundle.methods.weights import _FisherScale
 from trundle.methods.weights.gradients import _measure_gradients, _measure_norms
-from trundle.methods.weights.samples import _draw_samples, _open_side, _texts_of
-from trundle.methods.weights.scoring import (
+from trundle.methods.weights.pruning import (
     _BETA,
     _alignment,
     _best_neurons,
@@ -48,7 +47,8 @@ from trundle.methods.weights.scoring import (
     _Scored,
     _wanda,
 )
-from trundle.methods.weights.weights import _take_over
+from trundle.methods.weights.samples import _draw_samples, _open_source, _reconstruction_texts
+from trundle.methods.weights.weights import _reconstruct
 from trundle.model.encode import embedder
 from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of
@@ -130,7 +130,7 @@ def scored(
     norms: dict[str, Tensor] = {}
     sides = []
     for name, source in (("domain", domain.train), ("general", general)):
-        side = _open_side("domain" if name == "domain" else "general", source, context)
+        side = _open_source("domain" if name == "domain" else "general", source, context)
         sides.append(side)
         samples, facts = _draw_samples(model, side, arguments.samples, context)
         prompts = {one.source: Prompts() for one in samples}
@@ -161,7 +161,7 @@ def scored(
         "domain-fisher": f_dom,
         "wanda": {name: _wanda(weight, norms[name]) for name, weight in weights.items()},
     }
-    return scores, _texts_of(sides, context)
+    return scores, _reconstruction_texts(sides, context)
 
 
 def pruned(
@@ -174,7 +174,7 @@ def pruned(
         kept = tuple(_best_neurons(one, keep) for one in _neurons_by_layer(whole))
         small = cut(model, Cut(mlp=kept))
         if method == "neuron":
-            _take_over(model, small, kept, texts, Context(original=model, progress=Lines()))
+            _reconstruct(model, small, kept, texts, Context(original=model, progress=Lines()))
         return small
     small = copy_of(model)
     with_zeros(small, _choose(scores, share, "row" if method == "wanda" else "global"))

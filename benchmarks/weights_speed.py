@@ -22,7 +22,7 @@ from sentence_transformers import SentenceTransformer
 from trundle.data.examples import Example, _read_examples
 from trundle.data.sampling import sample
 from trundle.methods.weights.gradients import _measure_gradients
-from trundle.methods.weights.scoring import _best_neurons
+from trundle.methods.weights.pruning import _best_neurons
 from trundle.model.cost import cost
 from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of

@@ -1,12 +1,10 @@
-"""Per-sample gradients of chosen matrices, squared and summed while they stream by: the diagonal of the Fisher information.
+"""Per-sample gradients of chosen matrices, squared and summed on the fly: the diagonal of the Fisher information.
 
-The loss of a sample is InfoNCE: its query finds its document among all documents of its small batch. It is taken as a
-function of how the sample's *own* texts are encoded; the rivals' vectors are given. So each text has the gradient of one
-sample, one backward pass serves a whole batch, and the gradient of a sample in a matrix is the product of what entered
-the matrix and what came back from behind it, over the sample's tokens. It is formed for one matrix at a time, added to two
-sums in fp32 (squares, and the gradient itself) and forgotten: the memory is two copies of the chosen matrices.
-
-What this is not: it changes no weight, and no other parameter's gradient is computed.
+The loss of a sample is InfoNCE: its query must find its document among all documents of its batch. It is a function of the
+encoding of the sample's own texts; the vectors of the negatives are constants. So each text contributes to the gradient of one
+sample only, one backward pass serves a batch, and a sample's gradient in a matrix is the product of the matrix's inputs and its
+output gradients over the sample's tokens. It is formed for one matrix at a time and added to two sums in fp32 (the squares and
+the gradient itself), so the memory needed is two copies of the chosen matrices.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -32,10 +31,17 @@ from trundle.progress import SILENT, Progress
 from trundle.train.contrastive import TEMPERATURE, directions
 from trundle.train.tuples import Prompts, make_chunker, relate
 
+_BATCH = 32
+_NEGATIVES = 1
+"""Hard negatives per sample."""
+_TEXTS_AT_ONCE = 32
+_GPU_BYTES = 1 << 28
+"""Memory for the per-sample gradients of one matrix on a GPU; a CPU computes them one by one, in its cache."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
-    """Texts that go through the model together, and the sample each belongs to."""
+class _TextChunk:
+    """Texts that are encoded together, and the sample each belongs to."""
 
     features: Features
     owners: Tensor
@@ -43,72 +49,62 @@ class _Part:
 
 @dataclass(frozen=True, kw_only=True)
 class _SampleBatch:
-    """A few samples that are each other's rivals: query i, its document i, then hard negatives with their owners.
+    """Samples that are each other's negatives: query i, its document i, then hard negatives with their owners.
 
-    `query_rows` and `document_rows` say where a text is found in the joined results of its parts.
+    `query_rows` and `document_rows` are the rows of the texts in the concatenated results of their chunks.
     """
 
-    queries: tuple[_Part, ...]
-    documents: tuple[_Part, ...]
+    queries: tuple[_TextChunk, ...]
+    documents: tuple[_TextChunk, ...]
     query_rows: Tensor
     document_rows: Tensor
     owners: Tensor
     """The sample of each document."""
     excluded: Tensor
-    """(samples, documents): right answers of a query that are not its own document, and so no rivals."""
+    """(samples, documents): correct answers to a query other than its own document, which are not negatives."""
 
     @property
     def size(self) -> int:
-        """How many samples."""
+        """The number of samples."""
         return len(self.query_rows)
 
 
 def _make_sample_loader(
-    model: SentenceTransformer, prompts: Mapping[str, Prompts], *, negatives: int = 1, texts_at_once: int = 32
+    model: SentenceTransformer, prompts: Mapping[str, Prompts]
 ) -> Callable[[Sequence[Example]], _SampleBatch]:
-    """How samples of one source become a batch; texts of similar length go through the model together."""
-    chunked = make_chunker(model, texts_at_once)
+    """Return a function that turns samples of one source into a batch; texts of similar length share a chunk."""
+    chunked = make_chunker(model, _TEXTS_AT_ONCE)
+
+    def chunks(texts: Sequence[str], owners: Tensor, prompt: str) -> tuple[tuple[_TextChunk, ...], Tensor]:
+        features, rows = chunked(texts, prompt)
+        sizes = [len(part["input_ids"]) for part in features]
+        owners_by_chunk = torch.split(owners[torch.argsort(rows)], sizes)
+        pairs = zip(features, owners_by_chunk, strict=True)
+        return tuple(_TextChunk(features=part, owners=own) for part, own in pairs), rows
 
     def load(samples: Sequence[Example]) -> _SampleBatch:
         prompt = prompts[samples[0].source]
-        hard = [(owner, text) for owner, one in enumerate(samples) for text in one.negatives[:negatives]]
+        hard = [(owner, text) for owner, one in enumerate(samples) for text in one.negatives[:_NEGATIVES]]
         documents = [sample.positive for sample in samples] + [text for _, text in hard]
-        owners = np.asarray([*range(len(samples)), *(owner for owner, _ in hard)])
-        query_parts, query_rows = _parts(
-            chunked, [sample.query for sample in samples], np.arange(len(samples)), prompt.query
-        )
-        document_parts, document_rows = _parts(chunked, documents, owners, prompt.document)
+        owners = torch.tensor([*range(len(samples)), *(owner for owner, _ in hard)])
+        queries = [sample.query for sample in samples]
+        query_chunks, query_rows = chunks(queries, torch.arange(len(samples)), prompt.query)
+        document_chunks, document_rows = chunks(documents, owners, prompt.document)
         return _SampleBatch(
-            queries=query_parts,
-            documents=document_parts,
+            queries=query_chunks,
+            documents=document_chunks,
             query_rows=query_rows,
             document_rows=document_rows,
-            owners=torch.from_numpy(owners),
-            excluded=_excluded(samples, documents, negatives),
+            owners=owners,
+            excluded=_excluded(samples, documents),
         )
 
     return load
 
 
-def _parts(
-    chunked: Callable[..., tuple[tuple[Features, ...], Tensor]],
-    texts: Sequence[str],
-    owners: np.ndarray[tuple[int], np.dtype[np.int64]],
-    prompt: str,
-) -> tuple[tuple[_Part, ...], Tensor]:
-    features, rows = chunked(texts, prompt)
-    order = torch.argsort(rows)
-    by_place = torch.from_numpy(owners)[order]
-    sizes = [len(part["input_ids"]) for part in features]
-    parts = [
-        _Part(features=one, owners=of) for one, of in zip(features, torch.split(by_place, sizes), strict=True)
-    ]
-    return tuple(parts), rows
-
-
-def _excluded(samples: Sequence[Example], documents: Sequence[str], negatives: int) -> Tensor:
-    """Where a document is known to answer a query without being its own, or is the query itself."""
-    found = relate(samples, negatives=negatives)
+def _excluded(samples: Sequence[Example], documents: Sequence[str]) -> Tensor:
+    """Where a document answers a query without being its own, or is the query itself."""
+    found = relate(samples, negatives=_NEGATIVES)
     place = {text: number for number, text in enumerate(found.documents)}
     places = np.asarray([place[text] for text in documents])
     excluded = found.excluded[:, places] | (places[None, :] == found.answers[:, None])
@@ -117,14 +113,21 @@ def _excluded(samples: Sequence[Example], documents: Sequence[str], negatives: i
     return torch.from_numpy(excluded)
 
 
-_BATCH = 32
-_GPU_BYTES = 1 << 28
-"""How much of per-sample gradients of one matrix is held at once on a GPU; a CPU takes them one by one, in its cache."""
+def _batches_of(samples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
+    """Batches of samples of one source; a single remaining sample joins the previous batch, because it needs negatives."""
+    for _, group in groupby(samples, key=lambda sample: sample.source):
+        same = list(group)
+        start = 0
+        while start < len(same):
+            stop = min(start + size, len(same))
+            stop = len(same) if len(same) - stop == 1 else stop
+            yield same[start:stop]
+            start = stop
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Gradients:
-    """What a pass over samples found, by matrix, as (out, in) in fp32."""
+    """The result of a pass over samples, by matrix, as (out, in) in fp32."""
 
     fisher: dict[str, Tensor]
     """The mean squared gradient of a sample."""
@@ -140,30 +143,31 @@ def _measure_gradients(
     *,
     prompts: Mapping[str, Prompts],
     batch_size: int = _BATCH,
-    negatives: int = 1,
-    temperature: float = TEMPERATURE,
     dropout_seed: int | None = None,
     label: str = "gradients",
     progress: Progress = SILENT,
 ) -> _Gradients:
-    """Take the Fisher information and the mean gradient of these modules' weights, named as in the backbone.
+    """Measure the Fisher information and the mean gradient of these modules' weights, named as in the backbone.
 
-    Samples should stand in the order in which they shall be rivals; a batch never mixes sources. With `dropout_seed` the
-    model drops at random as in training, so that two copies of a text are two views of it.
+    Samples are batched in the given order; a batch never mixes sources. With `dropout_seed` dropout is active as in training,
+    so that two copies of a text are two views of it.
     """
-    load = _make_sample_loader(model, prompts, negatives=negatives)
+    load = _make_sample_loader(model, prompts)
     sums = _Sums(transformer_of(model).model, modules)
     wanted = [weight.requires_grad for weight in model.parameters()]
     model.requires_grad_(False)
+    devices = [model.device.index or 0] if model.device.type == "cuda" else []
     try:
         with (
             dropping(model, dropout_seed is not None),
-            _dice(dropout_seed, model.device),
-            sums.tapped(),
+            torch.random.fork_rng(devices),
+            sums.hooked(),
             progress.task(f"{label}: gradients", len(samples)) as advance,
         ):
+            if dropout_seed is not None:
+                torch.manual_seed(dropout_seed)
             for number, chosen in enumerate(_batches_of(samples, batch_size), start=1):
-                losses = sums.take(model, load(chosen), temperature)
+                losses = sums.add_batch(model, load(chosen))
                 sums.check(losses, f"{label} batch {number}, which begins with {chosen[0].query[:60]!r},")
                 advance(len(chosen))
     finally:
@@ -186,13 +190,13 @@ def _measure_norms(
     label: str = "activations",
     progress: Progress = SILENT,
 ) -> dict[str, Tensor]:
-    """The length of each input feature of these modules over all tokens of the samples: what Wanda weighs by."""
+    """The norm of each input feature of these modules over all tokens of the samples, as Wanda uses it."""
     load = _make_sample_loader(model, prompts)
     backbone = transformer_of(model).model
     squares: dict[str, Tensor] = {}
     real: Tensor | None = None
 
-    def listen(name: str) -> Callable[..., None]:
+    def make_hook(name: str) -> Callable[..., None]:
         def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
             assert real is not None
             found = inputs[0].flatten(0, -2)[real].float().square().sum(dim=0)
@@ -200,7 +204,7 @@ def _measure_norms(
 
         return hook
 
-    handles = [backbone.get_submodule(name).register_forward_hook(listen(name)) for name in modules]
+    handles = [backbone.get_submodule(name).register_forward_hook(make_hook(name)) for name in modules]
     try:
         with (
             torch.inference_mode(),
@@ -209,8 +213,8 @@ def _measure_norms(
         ):
             for chosen in _batches_of(samples, batch_size):
                 batch = load(chosen)
-                for part in (*batch.queries, *batch.documents):
-                    features = batch_to_device(dict(part.features), model.device)
+                for chunk in (*batch.queries, *batch.documents):
+                    features = batch_to_device(dict(chunk.features), model.device)
                     real = features["attention_mask"].flatten().bool()
                     model(features)
                 advance(len(chosen))
@@ -220,42 +224,19 @@ def _measure_norms(
     return {name: total.sqrt().clone() for name, total in squares.items()}
 
 
-def _batches_of(samples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
-    """Samples of one source, a few at a time; a last one alone joins those before it, for it needs rivals."""
-    start = 0
-    while start < len(samples):
-        end = start
-        while end < len(samples) and samples[end].source == samples[start].source:
-            end += 1
-        while start < end:
-            stop = min(start + size, end)
-            stop = end if end - stop == 1 else stop
-            yield samples[start:stop]
-            start = stop
-
-
-def _own_losses(batch: _SampleBatch, queries: Tensor, documents: Tensor, temperature: float) -> Tensor:
-    """The loss of each sample; what another sample's document is like is given, not learned from."""
+def _own_losses(batch: _SampleBatch, queries: Tensor, documents: Tensor) -> Tensor:
+    """The loss of each sample; the documents of other samples are constants."""
     device = queries.device
     samples = torch.arange(batch.size, device=device)
     own = batch.owners.to(device)[None, :] == samples[:, None]
     asked, found = directions(queries), directions(documents)
-    scores = torch.where(own, asked @ found.T, asked @ found.detach().T) / temperature
+    scores = torch.where(own, asked @ found.T, asked @ found.detach().T) / TEMPERATURE
     scores = scores.masked_fill(batch.excluded.to(device), -torch.inf)
     return functional.cross_entropy(scores, samples, reduction="none")
 
 
-@contextmanager
-def _dice(seed: int | None, device: torch.device) -> Iterator[None]:
-    """The same chances every time, and nobody else's disturbed."""
-    with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else []):
-        if seed is not None:
-            torch.manual_seed(seed)
-        yield
-
-
 class _Tap(torch.autograd.Function):
-    """Leaves a module's output as it is, and hands what comes back to `receive` together with what went in."""
+    """Returns a module's output unchanged; on backward, passes the module's input and output gradient to `receive`."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, _anchor: Tensor, inputs: Tensor, receive: Any) -> Tensor:
@@ -264,26 +245,25 @@ class _Tap(torch.autograd.Function):
         return output.view_as(output)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
-        ctx.receive(ctx.saved_tensors[0], slope)
-        return slope, None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.receive(ctx.saved_tensors[0], gradient)
+        return gradient, None, None, None
 
 
 class _Sums:
-    """The two sums of each module, and what of the batch at hand has come back so far."""
+    """The two sums of each module, and the inputs and output gradients of the current batch."""
 
     def __init__(self, backbone: nn.Module, modules: Sequence[str]) -> None:
         self._modules = {name: backbone.get_submodule(name) for name in modules}
         self._anchor = torch.zeros((), requires_grad=True)
-        self._part = 0
+        self._chunk = 0
         self._real: list[Tensor] = []
-        self._back: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
+        self._received: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
         self.squares: dict[str, Tensor] = {}
         self.totals: dict[str, Tensor] = {}
 
     @contextmanager
-    def tapped(self) -> Iterator[None]:
-        """Listen to the modules while the block runs."""
+    def hooked(self) -> Iterator[None]:
         handles = [module.register_forward_hook(self._hook(name)) for name, module in self._modules.items()]
         try:
             yield
@@ -293,64 +273,65 @@ class _Sums:
 
     def _hook(self, name: str) -> Callable[..., Tensor]:
         def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            part = self._part
+            chunk = self._chunk
             tapped: Tensor = _Tap.apply(  # type: ignore[no-untyped-call]
                 output,
                 self._anchor,
                 inputs[0].detach(),
-                lambda went, came: self._receive(name, part, went, came),
+                lambda states, gradient: self._receive(name, chunk, states, gradient),
             )
             return tapped
 
         return hook
 
-    def take(self, model: SentenceTransformer, batch: _SampleBatch, temperature: float) -> Tensor:
-        """Add one batch; its samples' losses come back."""
-        parts = (*batch.queries, *batch.documents)
-        self._index, self._lengths = _token_index(parts, batch.size)
+    def add_batch(self, model: SentenceTransformer, batch: _SampleBatch) -> Tensor:
+        """Add one batch to the sums and return the losses of its samples."""
+        chunks = (*batch.queries, *batch.documents)
+        self._index, self._lengths = _token_index(chunks, batch.size)
         self._index = self._index.to(model.device)
-        self._real, self._back, self._parts = [], {}, len(parts)
+        self._real, self._received, self._chunks = [], {}, len(chunks)
         vectors = []
-        for number, part in enumerate(parts):
-            self._part = number
-            features = batch_to_device(dict(part.features), model.device)
+        for number, chunk in enumerate(chunks):
+            self._chunk = number
+            features = batch_to_device(dict(chunk.features), model.device)
             self._real.append(features["attention_mask"].flatten().bool())
             vectors.append(model(features)["sentence_embedding"])
-        asked = torch.cat(vectors[: len(batch.queries)])[batch.query_rows.to(model.device)]
-        found = torch.cat(vectors[len(batch.queries) :])[batch.document_rows.to(model.device)]
-        losses = _own_losses(batch, asked, found, temperature)
+        queries = torch.cat(vectors[: len(batch.queries)])[batch.query_rows.to(model.device)]
+        documents = torch.cat(vectors[len(batch.queries) :])[batch.document_rows.to(model.device)]
+        losses = _own_losses(batch, queries, documents)
         torch.autograd.backward(losses.sum())
         return losses.detach()
 
-    def _receive(self, name: str, part: int, went: Tensor, came: Tensor) -> None:
-        """Keep what came back of one part; when all parts of the batch have, form the samples' gradients."""
-        real = self._real[part]
-        back = self._back.setdefault(name, {})
-        back[part] = (went.flatten(0, -2)[real].float(), came.flatten(0, -2)[real].float())
-        if len(back) == self._parts:
-            ordered = [back[number] for number in range(self._parts)]
+    def _receive(self, name: str, chunk: int, states: Tensor, gradient: Tensor) -> None:
+        """Store the tensors of one chunk; when all chunks of the batch are there, form the samples' gradients."""
+        real = self._real[chunk]
+        received = self._received.setdefault(name, {})
+        received[chunk] = (states.flatten(0, -2)[real].float(), gradient.flatten(0, -2)[real].float())
+        if len(received) == self._chunks:
+            ordered = [received[number] for number in range(self._chunks)]
             self._add(name, *(torch.cat(tensors) for tensors in zip(*ordered, strict=True)))
-            del self._back[name]
+            del self._received[name]
 
-    def _add(self, name: str, went: Tensor, came: Tensor) -> None:
+    def _add(self, name: str, states: Tensor, slopes: Tensor) -> None:
         if name not in self.squares:
-            shape = (came.shape[1], went.shape[1])
-            self.squares[name], self.totals[name] = (torch.zeros(shape, device=went.device) for _ in range(2))
+            shape = (slopes.shape[1], states.shape[1])
+            self.squares[name] = torch.zeros(shape, device=states.device)
+            self.totals[name] = torch.zeros(shape, device=states.device)
         squares, totals = self.squares[name], self.totals[name]
-        if went.device.type == "cpu":
+        if states.device.type == "cpu":
             for rows, length in zip(self._index, self._lengths, strict=True):
-                gradient = came[rows[:length]].T @ went[rows[:length]]
+                gradient = slopes[rows[:length]].T @ states[rows[:length]]
                 squares.addcmul_(gradient, gradient)
                 totals.add_(gradient)
             return
-        went, came = (functional.pad(tensor, (0, 0, 0, 1)) for tensor in (went, came))
+        states, slopes = (functional.pad(tensor, (0, 0, 0, 1)) for tensor in (states, slopes))
         for rows in torch.split(self._index, max(1, _GPU_BYTES // (4 * squares.numel()))):
-            gradients = torch.bmm(came[rows].transpose(1, 2), went[rows])
+            gradients = torch.bmm(slopes[rows].transpose(1, 2), states[rows])
             totals.add_(gradients.sum(dim=0))
             squares.add_(gradients.square_().sum(dim=0))
 
     def check(self, losses: Tensor, where: str) -> None:
-        """Refuse a batch whose gradients are not numbers."""
+        """Reject a batch whose loss or gradients are not finite."""
         sums = torch.stack([losses.sum(), *(total.sum() for total in self.squares.values())])
         if not bool(torch.isfinite(sums).all()):
             raise BadInput(
@@ -359,12 +340,14 @@ class _Sums:
             )
 
 
-def _token_index(parts: Sequence[_Part], samples: int) -> tuple[Tensor, list[int]]:
-    """For each sample, where its tokens stand in the row of all real tokens; filled up with the place after the last."""
+def _token_index(chunks: Sequence[_TextChunk], samples: int) -> tuple[Tensor, list[int]]:
+    """The rows of each sample's tokens among all real tokens, padded with the row after the last, and their number."""
     owners = torch.cat(
         [
-            part.owners.repeat_interleave(part.features["attention_mask"].sum(dim=1).to(part.owners.device))
-            for part in parts
+            chunk.owners.repeat_interleave(
+                chunk.features["attention_mask"].sum(dim=1).to(chunk.owners.device)
+            )
+            for chunk in chunks
         ]
     )
     order = torch.argsort(owners, stable=True)

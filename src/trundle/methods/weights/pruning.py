@@ -1,4 +1,4 @@
-"""A score for every weight that may be pruned, by any of the methods: samples in, one tensor a matrix out."""
+"""Scores every prunable weight by one of the methods, and chooses which weights or neurons to remove."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trundle.methods.contract import LONGEST, Context
 from trundle.methods.training import prompts_by_file
 from trundle.methods.weights import WeightsOptions, _AlignedBy, _FisherScale, _Score, _Selection
 from trundle.methods.weights.gradients import _measure_gradients, _measure_norms
-from trundle.methods.weights.samples import _draw_samples, _Name, _Side
+from trundle.methods.weights.samples import _draw_samples, _Name, _SampleSource
 from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of
 from trundle.model.matrices import prunable, weight_of
@@ -25,27 +25,31 @@ from trundle.model.surgery import transformer_of
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from trundle.data.examples import Example
     from trundle.methods.weights.gradients import _Gradients
     from trundle.model.matrices import Matrix
 
 _ALPHA, _BETA, _GAMMA = 0.2, 0.0, 0.5
-"""The paper's, but for β, which is 1 there. The weights that matter most matter to both sides, and to hold one side's need against
-them takes away what both need: with one small model on validation queries of two domains, β = 0 lost less of the domain, and far less of both sides where whole
-neurons went."""
+"""The paper's values, except β, which is 1 there. The most important weights matter to both sources, and β > 0 penalises them
+for it: with a small model and validation queries of two domains, β = 0 lost less on the domain, and much less on both sources
+when neurons were removed."""
 _TINY = 1e-30
+_GRADIENTS_OF: dict[_Score, tuple[_Name, ...]] = {
+    "gaprune": ("domain", "general"),
+    "domain-fisher": ("domain",),
+    "general-fisher": ("general",),
+}
 
 
 def _alignment(general: Tensor, domain: Tensor, by: _AlignedBy = "row") -> Tensor:
     """The cosine between mean gradients, (out, 1) by row or (1, 1) by tensor; 0 where one of them is zero."""
     axes = (1,) if by == "row" else (0, 1)
-    product = (general * domain).sum(dim=axes, keepdim=True)
+    dot = (general * domain).sum(dim=axes, keepdim=True)
     lengths = general.square().sum(dim=axes, keepdim=True) * domain.square().sum(dim=axes, keepdim=True)
-    return torch.where(lengths > _TINY**2, product / lengths.clamp_min(_TINY**2).sqrt(), 0.0).clamp(-1.0, 1.0)
+    return torch.where(lengths > _TINY**2, dot / lengths.clamp_min(_TINY**2).sqrt(), 0.0).clamp(-1.0, 1.0)
 
 
 def _on_one_scale(fisher: Tensor, scale: _FisherScale) -> Tensor:
-    """A Fisher matrix relative to its own mean, so that a usual weight has 1; or to its largest value, so that all are below 1."""
+    """A Fisher matrix divided by its mean or its maximum, or unchanged."""
     if scale == "raw":
         return fisher
     return fisher / (fisher.mean() if scale == "mean" else fisher.max()).clamp_min(_TINY)
@@ -62,52 +66,41 @@ def _dai(
     gamma: float = _GAMMA,
     scale: _FisherScale = "mean",
 ) -> Tensor:
-    """GAPrune's score from the Fisher matrices of both sides; `raw` is the paper's formula as printed."""
+    """GAPrune's score from the Fisher matrices of both sources; `raw` is the formula as printed in the paper."""
     size = weight.abs()
     net = _on_one_scale(domain, scale) - beta * _on_one_scale(general, scale)
     return (net * size + gamma * size.sqrt()) * (1 + alpha * aligned)
 
 
 def _random_scores(weights: Mapping[str, Tensor], *, seed: int) -> dict[str, Tensor]:
-    """A throw of the dice for each weight, on the CPU, so that it falls the same way everywhere."""
-    dice = torch.Generator().manual_seed(seed)
+    """Random scores, drawn on the CPU so that they are the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
     return {
-        name: torch.rand(weight.shape, generator=dice).to(weight.device) for name, weight in weights.items()
+        name: torch.rand(weight.shape, generator=generator).to(weight.device)
+        for name, weight in weights.items()
     }
 
 
 def _wanda(weight: Tensor, norms: Tensor) -> Tensor:
-    """|θ| times the length of what enters its column over all tokens."""
+    """|θ| times the norm of the input feature of its column over all tokens."""
     return weight.abs() * norms
 
 
 def _how_many(weights: int, share: Fraction) -> int:
-    """The whole number of weights a share of them is, rounded down, exactly."""
+    """An exact share of a number of weights, rounded down."""
     return math.floor(weights * share)
 
 
 def _lowest(scores: Tensor, count: int) -> Tensor:
-    """True at exactly `count` of the lowest scores; among equals the first ones go."""
+    """True at exactly `count` of the lowest scores; among equal scores at the first ones."""
     flat = scores.flatten()
-    gone = torch.zeros_like(flat, dtype=torch.bool)
+    removed = torch.zeros_like(flat, dtype=torch.bool)
     if count > 0:
         border = torch.kthvalue(flat, count).values
-        torch.lt(flat, border, out=gone)
+        torch.lt(flat, border, out=removed)
         equal = torch.nonzero(flat == border).flatten()
-        gone[equal[: count - int(gone.sum())]] = True
-    return gone.view_as(scores)
-
-
-def _choose(scores: Mapping[str, Tensor], share: Fraction, selection: _Selection) -> dict[str, Tensor]:
-    """Where weights go, by matrix: a share of all of them, of each matrix, or of each row."""
-    if selection == "global":
-        whole = torch.cat([score.flatten() for score in scores.values()])
-        gone = _lowest(whole, _how_many(whole.numel(), share))
-        parts = torch.split(gone, [score.numel() for score in scores.values()])
-        return {name: part.view_as(score) for (name, score), part in zip(scores.items(), parts, strict=True)}
-    if selection == "tensor":
-        return {name: _lowest(score, _how_many(score.numel(), share)) for name, score in scores.items()}
-    return {name: _lowest_in_rows(score, _how_many(score.shape[1], share)) for name, score in scores.items()}
+        removed[equal[: count - int(removed.sum())]] = True
+    return removed.view_as(scores)
 
 
 def _lowest_in_rows(scores: Tensor, count: int) -> Tensor:
@@ -117,17 +110,28 @@ def _lowest_in_rows(scores: Tensor, count: int) -> Tensor:
 
 
 def _two_of_four(scores: Tensor) -> Tensor:
-    """True at the two lowest of each four weights that stand side by side in a row."""
-    rows, columns = scores.shape
-    return _lowest_in_rows(scores.reshape(-1, 4), 2).view(rows, columns)
+    """True at the two lowest of each four consecutive weights of a row."""
+    return _lowest_in_rows(scores.reshape(-1, 4), 2).view(scores.shape)
+
+
+def _choose(scores: Mapping[str, Tensor], share: Fraction, selection: _Selection) -> dict[str, Tensor]:
+    """The weights to remove, by matrix: a share of all of them, of each matrix, or of each row."""
+    if selection == "global":
+        together = torch.cat([score.flatten() for score in scores.values()])
+        removed = _lowest(together, _how_many(together.numel(), share))
+        parts = torch.split(removed, [score.numel() for score in scores.values()])
+        return {name: part.view_as(score) for (name, score), part in zip(scores.items(), parts, strict=True)}
+    if selection == "tensor":
+        return {name: _lowest(score, _how_many(score.numel(), share)) for name, score in scores.items()}
+    return {name: _lowest_in_rows(score, _how_many(score.shape[1], share)) for name, score in scores.items()}
 
 
 def _neuron_scores(
     scores: Mapping[str, Tensor], axes: Mapping[str, tuple[Sequence[str], Sequence[str]]]
 ) -> Tensor:
-    """The summed scores of each MLP neuron of one block: its row in the maps before it, its column in the map after.
+    """The summed scores of each MLP neuron of one block: its rows in the layers before it, its columns in those after.
 
-    `axes` are the plain axes along the rows and columns of each matrix; a fused matrix holds a neuron more than once.
+    `axes` are the plain axes along the rows and columns of each matrix; a fused matrix has several rows per neuron.
     """
     total: Tensor | None = None
     for name, score in scores.items():
@@ -137,69 +141,79 @@ def _neuron_scores(
                 found = sums.view(len(along), -1).sum(dim=0)
                 total = found if total is None else total + found
     if total is None:
-        raise ValueError("none of the matrices lies along the neurons of an MLP")
+        raise ValueError("none of the matrices has an axis along the neurons of an MLP")
     return total
 
 
 def _best_neurons(scores: Tensor, count: int) -> tuple[int, ...]:
     """The `count` neurons with the highest scores, in rising order."""
-    gone = _lowest(scores, len(scores) - count)
-    return tuple(torch.nonzero(~gone).flatten().tolist())
-
-
-_GRADIENTS_OF: dict[_Score, tuple[_Name, ...]] = {
-    "gaprune": ("domain", "general"),
-    "domain-fisher": ("domain",),
-    "general-fisher": ("general",),
-}
+    removed = _lowest(scores, len(scores) - count)
+    return tuple(torch.nonzero(~removed).flatten().tolist())
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Scored:
-    """Scores by matrix, as (out, in): the lower, the sooner a weight goes."""
+    """Scores by matrix, as (out, in); the lowest are removed first."""
 
     matrices: tuple[Matrix, ...]
     scores: dict[str, Tensor]
     aligned: dict[str, Tensor] | None
-    """The cosines between the sides' gradients, where both were taken."""
+    """The cosines between the gradients of both sources, if both were measured."""
     facts: dict[str, Any]
 
 
 def _score_weights(
-    model: SentenceTransformer, asked: WeightsOptions, sides: Mapping[_Name, _Side], context: Context
+    model: SentenceTransformer,
+    options: WeightsOptions,
+    sources: Mapping[_Name, _SampleSource],
+    context: Context,
 ) -> _Scored:
-    """Take what the method needs to know, and score."""
+    """Measure what the method needs on samples, and score every weight."""
     backbone = transformer_of(model).model
-    matrices = prunable(layout_of(backbone), attention=asked.attention)
+    matrices = prunable(layout_of(backbone), attention=options.attention)
     weights = {matrix.name: weight_of(backbone, matrix).float() for matrix in matrices}
-    if asked.method in ("magnitude", "random"):
-        return _Scored(
-            matrices=matrices,
-            scores=_without_samples(asked.method, weights, context.seed),
-            aligned=None,
-            facts={},
-        )
-    probe = _Probe(model, tuple(weights), asked, context)
     facts: dict[str, Any] = {}
-    if asked.method == "wanda":
-        samples, facts["domain"] = _draw_samples(model, sides["domain"], asked.samples, context)
-        norms = probe.norms("domain", samples)
-        return _Scored(
-            matrices=matrices,
-            scores={name: _wanda(weight, norms[name]) for name, weight in weights.items()},
-            aligned=None,
-            facts=facts,
-        )
-    needed = _GRADIENTS_OF[asked.method]
+    if options.method == "magnitude":
+        scores = {name: weight.abs() for name, weight in weights.items()}
+        return _Scored(matrices=matrices, scores=scores, aligned=None, facts=facts)
+    if options.method == "random":
+        scores = _random_scores(weights, seed=context.seed)
+        return _Scored(matrices=matrices, scores=scores, aligned=None, facts=facts)
+    probe = copy_of(model).float()
+    probe.max_seq_length = min(options.max_length or LONGEST, probe.max_seq_length or LONGEST)
     found: dict[_Name, _Gradients] = {}
-    for name in needed:
-        samples, facts[name] = _draw_samples(model, sides[name], asked.samples, context)
-        found[name] = probe.gradients(name, samples)
-    if len(needed) == 1:
-        return _Scored(matrices=matrices, scores=found[needed[0]].fisher, aligned=None, facts=facts)
+    for name in _GRADIENTS_OF.get(options.method, ("domain",)):
+        samples, facts[name] = _draw_samples(model, sources[name], options.samples, context)
+        prompts = prompts_by_file(probe, {}, samples)
+        if options.method == "wanda":
+            norms = _measure_norms(
+                probe,
+                samples,
+                tuple(weights),
+                prompts=prompts,
+                batch_size=options.batch_size,
+                label=name,
+                progress=context.progress,
+            )
+            scores = {matrix: _wanda(weight, norms[matrix]) for matrix, weight in weights.items()}
+            return _Scored(matrices=matrices, scores=scores, aligned=None, facts=facts)
+        found[name] = _measure_gradients(
+            probe,
+            samples,
+            tuple(weights),
+            prompts=prompts,
+            batch_size=options.batch_size,
+            dropout_seed=context.seed if any(one.source == DROPOUT for one in samples) else None,
+            label=name,
+            progress=context.progress,
+        )
+    if len(found) == 1:
+        (only,) = found.values()
+        return _Scored(matrices=matrices, scores=only.fisher, aligned=None, facts=facts)
     general, domain = found["general"], found["domain"]
     aligned = {
-        name: _alignment(general.mean.pop(name), domain.mean.pop(name), asked.aligned_by) for name in weights
+        name: _alignment(general.mean.pop(name), domain.mean.pop(name), options.aligned_by)
+        for name in weights
     }
     scores = {
         name: _dai(
@@ -207,61 +221,18 @@ def _score_weights(
             general.fisher.pop(name),
             domain.fisher.pop(name),
             aligned[name],
-            alpha=asked.alpha,
-            beta=asked.beta,
-            gamma=asked.gamma,
-            scale=asked.fisher,
+            alpha=options.alpha,
+            beta=options.beta,
+            gamma=options.gamma,
+            scale=options.fisher,
         )
         for name, weight in weights.items()
     }
     return _Scored(matrices=matrices, scores=scores, aligned=aligned, facts=facts)
 
 
-def _without_samples(method: str, weights: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-    if method == "magnitude":
-        return {name: weight.abs() for name, weight in weights.items()}
-    return _random_scores(weights, seed=seed)
-
-
-class _Probe:
-    """A copy of the model in fp32 that samples are sent through."""
-
-    def __init__(
-        self, model: SentenceTransformer, modules: tuple[str, ...], asked: WeightsOptions, context: Context
-    ) -> None:
-        self._model = copy_of(model).float()
-        takes = self._model.max_seq_length or LONGEST
-        self._model.max_seq_length = min(asked.max_length or LONGEST, takes)
-        self._modules, self._asked, self._context = modules, asked, context
-
-    def gradients(self, label: str, samples: list[Example]) -> _Gradients:
-        """Fisher information and mean gradients."""
-        return _measure_gradients(
-            self._model,
-            samples,
-            self._modules,
-            prompts=prompts_by_file(self._model, {}, samples),
-            batch_size=self._asked.batch_size,
-            dropout_seed=self._context.seed if any(one.source == DROPOUT for one in samples) else None,
-            label=label,
-            progress=self._context.progress,
-        )
-
-    def norms(self, label: str, samples: list[Example]) -> dict[str, Tensor]:
-        """How strongly each input of each matrix is used."""
-        return _measure_norms(
-            self._model,
-            samples,
-            self._modules,
-            prompts=prompts_by_file(self._model, {}, samples),
-            batch_size=self._asked.batch_size,
-            label=label,
-            progress=self._context.progress,
-        )
-
-
-def _pruned_first(model: SentenceTransformer, scored: _Scored) -> dict[str, Tensor]:
-    """The scores with everything that is zero already below all others, so that a share counts it in."""
+def _zeros_first(model: SentenceTransformer, scored: _Scored) -> dict[str, Tensor]:
+    """The scores with weights that are already zero below all others, so that a share includes them."""
     backbone = transformer_of(model).model
     return {
         matrix.name: scored.scores[matrix.name].masked_fill(weight_of(backbone, matrix) == 0, -math.inf)
@@ -271,9 +242,8 @@ def _pruned_first(model: SentenceTransformer, scored: _Scored) -> dict[str, Tens
 
 def _neurons_by_layer(scored: _Scored) -> list[Tensor]:
     """The scores of the MLP neurons of each layer."""
-    layers = max(matrix.block for matrix in scored.matrices) + 1
     found = []
-    for layer in range(layers):
+    for layer in range(max(matrix.block for matrix in scored.matrices) + 1):
         here = [matrix for matrix in scored.matrices if matrix.block == layer]
         axes = {matrix.name: (matrix.rows.split("+"), matrix.columns.split("+")) for matrix in here}
         found.append(_neuron_scores({name: scored.scores[name] for name in axes}, axes))
@@ -336,7 +306,7 @@ class _WeightMap:
 
 
 def _count_alignment(aligned: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Alignment:
-    """Weights by the cosine they were given; `sizes` are the weights of each matrix."""
+    """Count weights by the cosine of their row or matrix; `sizes` are the numbers of weights of each matrix."""
     cosines = torch.cat([value.flatten().float().cpu() for value in aligned.values()])
     each = torch.cat(
         [torch.full((value.numel(),), sizes[name] // value.numel()) for name, value in aligned.items()]
