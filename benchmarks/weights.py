@@ -170,7 +170,7 @@ def pruned(
     if method in ("neuron", "neuron-alone"):
         layout = layout_of(transformer_of(model).model)
         keep = layout.sizes["mlp"] - int(layout.sizes["mlp"] * share)
-        whole = _Scored(matrices=prunable(layout), scores=scores, aligned=None, facts={})
+        whole = _Scored(matrices=prunable(layout), scores=scores)
         kept = tuple(_best_neurons(one, keep) for one in _neurons_by_layer(whole))
         small = cut(model, Cut(mlp=kept))
         if method == "neuron":

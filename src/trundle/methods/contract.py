@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
@@ -131,24 +131,20 @@ class Method(Generic[_O, _P]):
 
     def plan(self, model: SentenceTransformer, options: _O, context: Context) -> _P:
         """Decide what to do to `model`, and check that it is possible."""
-        made: _P = self._code().plan(model, options, context)
-        return made
+        return cast("_P", self._code().plan(model, options, context))
 
     def forecast(self, model: SentenceTransformer, plan: _P) -> Cost:
         """Return the cost of the model after `apply`, by arithmetic alone."""
-        cost: Cost = self._code().forecast(model, plan)
-        return cost
+        return cast("Cost", self._code().forecast(model, plan))
 
     def apply(self, model: SentenceTransformer, plan: _P, context: Context) -> Applied:
         """Carry out `plan` and return the new model; `model` is not changed."""
-        applied: Applied = self._code().apply(model, plan, context)
-        return applied
+        return cast("Applied", self._code().apply(model, plan, context))
 
     def reopen(self, applied: Applied, plan: _P, context: Context) -> Applied:
         """Restore what a stored result can't hold, such as the teacher; most methods have nothing to restore."""
         code = self._code()
-        restored: Applied = code.reopen(applied, plan, context) if hasattr(code, "reopen") else applied
-        return restored
+        return cast("Applied", code.reopen(applied, plan, context)) if hasattr(code, "reopen") else applied
 
     def _code(self) -> Any:
         """The method's implementation; imported on first use, because it imports torch."""

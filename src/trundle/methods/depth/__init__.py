@@ -47,7 +47,7 @@ class DepthOptions(Options):
     blocks: _Blocks | None = Field(None, description="The layers to keep, counted from 0, such as 0,1,2,5,8.")
     order: Literal["auto", "first", "spread"] = Field(
         "auto",
-        description="Which layers keep and fraction keep: the first, or evenly spaced ones; auto: first in decoders.",
+        description="Layers that keep and fraction keep: first or evenly spaced; auto: first in decoders.",
     )
 
 

@@ -9,6 +9,7 @@ ignored, because they were trained for the last layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,15 +245,11 @@ def _pooled(model: SentenceTransformer, texts: list[str], prompt: str, *, bf16: 
         with torch.autocast(device, enabled=False):
             found.append(_pool(state, pooled, weights))
 
-    blocks = backbone.get_submodule(family.blocks).children()
-    handles = [block.register_forward_hook(hook) for block in blocks]
     computing = torch.autocast(device, dtype=torch.bfloat16, enabled=bf16)
-    try:
-        with torch.inference_mode(), dropping(model, False), computing:
-            model[0](features)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.inference_mode(), dropping(model, False), computing, ExitStack() as hooks:
+        for block in backbone.get_submodule(family.blocks).children():
+            hooks.enter_context(block.register_forward_hook(hook))
+        model[0](features)
     return torch.stack(found)
 
 

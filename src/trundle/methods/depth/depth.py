@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 
 from trundle.data.sampling import sample
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
 from trundle.methods.depth import DepthOptions, DepthPlan, _layers_left
 from trundle.methods.depth.curve import measure_curve
-from trundle.model.cost import predict, predict_static
+from trundle.model.cost import Cost, predict, predict_static
 from trundle.model.layout import check_blocks, layout_of
 from trundle.model.static import shares_by_rank, static_model, static_shape, token_counts
 from trundle.model.surgery import Cut, cut, transformer_of
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from sentence_transformers import SentenceTransformer
-
-    from trundle.model.cost import Cost
 
 _COUNTED_TEXTS = 100_000
 """The most texts in which tokens are counted."""

@@ -64,19 +64,17 @@ class VocabularyOptions(Options):
         None, description="Share of the tokens to keep, such as 25%; in depth it is the share removed."
     )
     parameters: ExactFraction | None = Field(
-        None, description="Share of all the model's parameters to keep, such as 80%."
+        None, description="Share of all parameters to keep, such as 80%."
     )
-    score: _Score = Field(
-        "tfidf", description="How tokens are scored; seen keeps all that occur in your texts."
-    )
+    score: _Score = Field("tfidf", description="How tokens are scored; seen keeps all in your texts.")
     oov: _Oov = Field(
         "decompose",
-        description="What happens to the others: split into kept pieces, or mapped to a similar or the unknown token.",
+        description="What happens to the others: split into kept pieces, or mapped to a similar or unknown token.",
     )
     clusters: int = Field(50, ge=1, description="With oov cluster: the number of representatives.")
     characters: _Characters = Field(
         "auto",
-        description="Single characters that are always kept: all, those in your texts, or (auto) those and ASCII.",
+        description="Characters that are always kept: all, those in your texts, or (auto) those and ASCII.",
     )
 
 

@@ -186,17 +186,16 @@ def _compare_lengths(
     before: Tokenizer, after: Tokenizer, texts: Sequence[str], *, unknown: str | None
 ) -> _Lengths:
     """Compare two tokenizers on the same texts, without special tokens."""
-    old, old_unknown = _length(before, texts, unknown)
-    new, new_unknown = _length(after, texts, unknown)
+
+    def measure(tokenizer: Tokenizer) -> tuple[float, float]:
+        size = 1 + max(tokenizer.get_vocab().values())  # there may be more ids than tokens
+        counts = count_tokens(tokenised(tokenizer, texts), size)
+        number = None if unknown is None else tokenizer.token_to_id(unknown)
+        share = 0.0 if number is None else float(counts.occurrences[number] / max(counts.tokens, 1))
+        return counts.tokens / len(texts), share
+
+    (old, old_unknown), (new, new_unknown) = measure(before), measure(after)
     return _Lengths(before=old, after=new, unknown_before=old_unknown, unknown_after=new_unknown)
-
-
-def _length(tokenizer: Tokenizer, texts: Sequence[str], unknown: str | None) -> tuple[float, float]:
-    size = 1 + max(tokenizer.get_vocab().values())  # there may be more ids than tokens
-    counts = count_tokens(tokenised(tokenizer, texts), size)
-    number = None if unknown is None else tokenizer.token_to_id(unknown)
-    share = 0.0 if number is None else float(counts.occurrences[number] / max(counts.tokens, 1))
-    return counts.tokens / len(texts), share
 
 
 def _lengths_when_mapped(

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
 
 from trundle.data import sampling
 from trundle.data.sampling import nearest
@@ -25,18 +27,12 @@ from trundle.methods.vocabulary.ranking import (
     _Ranking,
 )
 from trundle.methods.vocabulary.scores import _best_tokens
-from trundle.model.cost import cost, predict
+from trundle.model.cost import Cost, cost, predict
 from trundle.model.layout import layout_of
 from trundle.model.surgery import Cut, cut, transformer_of
 from trundle.model.token_map import cut_with_map, has_token_map
 from trundle.model.tokenizer import NO_MERGES
-from trundle.model.vocabulary import read_vocabulary, rebuilt_backend, token_vectors
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from trundle.model.cost import Cost
-    from trundle.model.vocabulary import Vocabulary
+from trundle.model.vocabulary import Vocabulary, read_vocabulary, rebuilt_backend, token_vectors
 
 _LOST_SHOWN = 12
 _SHARES = (2, 4, 8, 16)

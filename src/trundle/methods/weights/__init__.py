@@ -17,7 +17,6 @@ Paper: GAPrune: Gradient-Alignment Pruning for Domain-Aware Embeddings.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Literal
 
 from pydantic import Field
@@ -45,45 +44,33 @@ class WeightsOptions(Options):
     )
     structure: _Structure = Field(
         "unstructured",
-        description="What to remove: single weights, MLP neurons (faster everywhere), two of each four weights (GPUs).",
+        description="What to remove: single weights, MLP neurons, or two of each four weights (GPUs).",
     )
     method: _Score = Field("gaprune", description="How weights are scored.")
     selection: _Selection | None = Field(
-        None,
-        description="Among which weights the lowest scores are chosen. Default: global, for wanda row.",
+        None, description="Among which weights the lowest scores are chosen. Default: global, for wanda row."
     )
     attention: bool = Field(False, description="Prune the matrices of attention as well as the MLPs.")
     samples: int = Field(5000, ge=2, description="Tuples of each source whose gradients are measured.")
     aligned_by: _AlignedBy = Field(
-        "row",
-        description="Compare the gradients of both sources per output neuron, or per matrix.",
+        "row", description="Compare the gradients of both sources per output neuron, or per matrix."
     )
     fisher: _FisherScale = Field(
         "mean",
-        description="Fisher information relative to the mean or the maximum of its matrix, or raw as in the paper.",
+        description="Divide Fisher information by its matrix's mean or maximum, or use it raw as in the paper.",
     )
     alpha: float = Field(0.2, allow_inf_nan=False, description="Weight of alignment in DAI.")
     beta: float = Field(
-        0.0,
-        allow_inf_nan=False,
-        description="How much importance to general data lowers the score; 1 in the paper.",
+        0.0, allow_inf_nan=False, description="How much general importance lowers the score; 1 in the paper."
     )
     gamma: float = Field(0.5, allow_inf_nan=False, description="Weight of magnitude in DAI.")
-    batch_size: int = Field(
-        32, ge=2, description="Samples that are each other's negatives; more need more memory."
-    )
-    max_length: int | None = Field(
-        None, ge=2, description="Tokens to which a text is truncated. Default: up to 512."
-    )
+    batch_size: int = Field(32, ge=2, description="Samples that are each other's negatives.")
+    max_length: int | None = Field(None, ge=2, description="Tokens to truncate texts to. Default: up to 512.")
     take_over: bool = Field(
-        True,
-        description="With neurons: reconstruct the output of the removed ones by least squares on your texts.",
+        True, description="With neurons: reconstruct the removed ones by least squares on your texts."
     )
 
 
-_HALF = Fraction(1, 2)
-_NEEDS_DOMAIN: tuple[_Score, ...] = ("gaprune", "domain-fisher", "wanda")
-_NEEDS_GENERAL: tuple[_Score, ...] = ("gaprune", "general-fisher")
 _CALLED: dict[_Score, str] = {
     "gaprune": "lowest DAI",
     "magnitude": "lowest magnitude",

@@ -10,7 +10,7 @@ the gradient itself), so the memory needed is two copies of the chosen matrices.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -21,6 +21,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from trundle.data.examples import Example
 from trundle.errors import BadInput
@@ -62,11 +63,6 @@ class _SampleBatch:
     """The sample of each document."""
     excluded: Tensor
     """(samples, documents): correct answers to a query other than its own document, which are not negatives."""
-
-    @property
-    def size(self) -> int:
-        """The number of samples."""
-        return len(self.query_rows)
 
 
 def _make_sample_loader(
@@ -133,7 +129,6 @@ class _Gradients:
     """The mean squared gradient of a sample."""
     mean: dict[str, Tensor]
     """The mean gradient."""
-    samples: int
 
 
 def _measure_gradients(
@@ -176,7 +171,6 @@ def _measure_gradients(
     return _Gradients(
         fisher={name: total.div_(len(samples)) for name, total in sums.squares.items()},
         mean={name: total.div_(len(samples)) for name, total in sums.totals.items()},
-        samples=len(samples),
     )
 
 
@@ -187,7 +181,6 @@ def _measure_norms(
     *,
     prompts: Mapping[str, Prompts],
     batch_size: int = _BATCH,
-    label: str = "activations",
     progress: Progress = SILENT,
 ) -> dict[str, Tensor]:
     """The norm of each input feature of these modules over all tokens of the samples, as Wanda uses it."""
@@ -204,30 +197,28 @@ def _measure_norms(
 
         return hook
 
-    handles = [backbone.get_submodule(name).register_forward_hook(make_hook(name)) for name in modules]
-    try:
-        with (
-            torch.inference_mode(),
-            dropping(model, False),
-            progress.task(f"{label}: activations", len(samples)) as advance,
-        ):
-            for chosen in _batches_of(samples, batch_size):
-                batch = load(chosen)
-                for chunk in (*batch.queries, *batch.documents):
-                    features = batch_to_device(dict(chunk.features), model.device)
-                    real = features["attention_mask"].flatten().bool()
-                    model(features)
-                advance(len(chosen))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with (
+        ExitStack() as hooks,
+        torch.inference_mode(),
+        dropping(model, False),
+        progress.task("activations", len(samples)) as advance,
+    ):
+        for name in modules:
+            hooks.enter_context(backbone.get_submodule(name).register_forward_hook(make_hook(name)))
+        for chosen in _batches_of(samples, batch_size):
+            batch = load(chosen)
+            for chunk in (*batch.queries, *batch.documents):
+                features = batch_to_device(dict(chunk.features), model.device)
+                real = features["attention_mask"].flatten().bool()
+                model(features)
+            advance(len(chosen))
     return {name: total.sqrt().clone() for name, total in squares.items()}
 
 
 def _own_losses(batch: _SampleBatch, queries: Tensor, documents: Tensor) -> Tensor:
     """The loss of each sample; the documents of other samples are constants."""
     device = queries.device
-    samples = torch.arange(batch.size, device=device)
+    samples = torch.arange(len(queries), device=device)
     own = batch.owners.to(device)[None, :] == samples[:, None]
     asked, found = directions(queries), directions(documents)
     scores = torch.where(own, asked @ found.T, asked @ found.detach().T) / TEMPERATURE
@@ -262,14 +253,11 @@ class _Sums:
         self.squares: dict[str, Tensor] = {}
         self.totals: dict[str, Tensor] = {}
 
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        handles = [module.register_forward_hook(self._hook(name)) for name, module in self._modules.items()]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    def hooked(self) -> ExitStack:
+        hooks = ExitStack()
+        for name, module in self._modules.items():
+            hooks.enter_context(module.register_forward_hook(self._hook(name)))
+        return hooks
 
     def _hook(self, name: str) -> Callable[..., Tensor]:
         def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -287,8 +275,7 @@ class _Sums:
     def add_batch(self, model: SentenceTransformer, batch: _SampleBatch) -> Tensor:
         """Add one batch to the sums and return the losses of its samples."""
         chunks = (*batch.queries, *batch.documents)
-        self._index, self._lengths = _token_index(chunks, batch.size)
-        self._index = self._index.to(model.device)
+        self._token_rows = [rows.to(model.device) for rows in _token_rows(chunks, len(batch.query_rows))]
         self._real, self._received, self._chunks = [], {}, len(chunks)
         vectors = []
         for number, chunk in enumerate(chunks):
@@ -319,13 +306,15 @@ class _Sums:
             self.totals[name] = torch.zeros(shape, device=states.device)
         squares, totals = self.squares[name], self.totals[name]
         if states.device.type == "cpu":
-            for rows, length in zip(self._index, self._lengths, strict=True):
-                gradient = slopes[rows[:length]].T @ states[rows[:length]]
+            for rows in self._token_rows:
+                gradient = slopes[rows].T @ states[rows]
                 squares.addcmul_(gradient, gradient)
                 totals.add_(gradient)
             return
+        # All samples at once: rows are padded with a row of zeros after the last token.
+        padded = pad_sequence(self._token_rows, batch_first=True, padding_value=len(states))
         states, slopes = (functional.pad(tensor, (0, 0, 0, 1)) for tensor in (states, slopes))
-        for rows in torch.split(self._index, max(1, _GPU_BYTES // (4 * squares.numel()))):
+        for rows in torch.split(padded, max(1, _GPU_BYTES // (4 * squares.numel()))):
             gradients = torch.bmm(slopes[rows].transpose(1, 2), states[rows])
             totals.add_(gradients.sum(dim=0))
             squares.add_(gradients.square_().sum(dim=0))
@@ -340,20 +329,9 @@ class _Sums:
             )
 
 
-def _token_index(chunks: Sequence[_TextChunk], samples: int) -> tuple[Tensor, list[int]]:
-    """The rows of each sample's tokens among all real tokens, padded with the row after the last, and their number."""
-    owners = torch.cat(
-        [
-            chunk.owners.repeat_interleave(
-                chunk.features["attention_mask"].sum(dim=1).to(chunk.owners.device)
-            )
-            for chunk in chunks
-        ]
-    )
-    order = torch.argsort(owners, stable=True)
-    lengths = torch.bincount(owners, minlength=samples)
-    index = torch.full((samples, int(lengths.max())), len(owners))
-    starts = lengths.cumsum(0) - lengths
-    places = torch.arange(len(owners)) - starts[owners[order]]
-    index[owners[order], places] = order
-    return index, lengths.tolist()
+def _token_rows(chunks: Sequence[_TextChunk], samples: int) -> list[Tensor]:
+    """The rows of each sample's tokens among all real tokens of the chunks."""
+    tokens = [chunk.features["attention_mask"].sum(dim=1).to(chunk.owners.device) for chunk in chunks]
+    each = zip(chunks, tokens, strict=True)
+    owners = torch.cat([chunk.owners.repeat_interleave(count) for chunk, count in each])
+    return [torch.nonzero(owners == sample).flatten() for sample in range(samples)]

@@ -4,40 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from trundle.data.examples import DROPOUT
 from trundle.methods.contract import LONGEST, Context
 from trundle.methods.training import prompts_by_file
 from trundle.methods.weights import WeightsOptions, _AlignedBy, _FisherScale, _Score, _Selection
-from trundle.methods.weights.gradients import _measure_gradients, _measure_norms
+from trundle.methods.weights.gradients import _Gradients, _measure_gradients, _measure_norms
 from trundle.methods.weights.samples import _draw_samples, _Name, _SampleSource
 from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of
-from trundle.model.matrices import prunable, weight_of
+from trundle.model.matrices import Matrix, prunable, weight_of
 from trundle.model.surgery import transformer_of
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from trundle.methods.weights.gradients import _Gradients
-    from trundle.model.matrices import Matrix
 
 _ALPHA, _BETA, _GAMMA = 0.2, 0.0, 0.5
 """The paper's values, except β, which is 1 there. The most important weights matter to both sources, and β > 0 penalises them
 for it: with a small model and validation queries of two domains, β = 0 lost less on the domain, and much less on both sources
 when neurons were removed."""
 _TINY = 1e-30
-_GRADIENTS_OF: dict[_Score, tuple[_Name, ...]] = {
+_SOURCES_OF: dict[_Score, tuple[_Name, ...]] = {
     "gaprune": ("domain", "general"),
-    "domain-fisher": ("domain",),
+    "magnitude": (),
+    "random": (),
     "general-fisher": ("general",),
+    "domain-fisher": ("domain",),
+    "wanda": ("domain",),
 }
+"""The sources that each method needs."""
 
 
 def _alignment(general: Tensor, domain: Tensor, by: _AlignedBy = "row") -> Tensor:
@@ -157,9 +156,9 @@ class _Scored:
 
     matrices: tuple[Matrix, ...]
     scores: dict[str, Tensor]
-    aligned: dict[str, Tensor] | None
+    aligned: dict[str, Tensor] | None = None
     """The cosines between the gradients of both sources, if both were measured."""
-    facts: dict[str, Any]
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def _score_weights(
@@ -172,62 +171,55 @@ def _score_weights(
     backbone = transformer_of(model).model
     matrices = prunable(layout_of(backbone), attention=options.attention)
     weights = {matrix.name: weight_of(backbone, matrix).float() for matrix in matrices}
-    facts: dict[str, Any] = {}
-    if options.method == "magnitude":
-        scores = {name: weight.abs() for name, weight in weights.items()}
-        return _Scored(matrices=matrices, scores=scores, aligned=None, facts=facts)
     if options.method == "random":
-        scores = _random_scores(weights, seed=context.seed)
-        return _Scored(matrices=matrices, scores=scores, aligned=None, facts=facts)
+        return _Scored(matrices=matrices, scores=_random_scores(weights, seed=context.seed))
+    if options.method == "magnitude":
+        return _Scored(matrices=matrices, scores={name: weight.abs() for name, weight in weights.items()})
     probe = copy_of(model).float()
     probe.max_seq_length = min(options.max_length or LONGEST, probe.max_seq_length or LONGEST)
-    found: dict[_Name, _Gradients] = {}
-    for name in _GRADIENTS_OF.get(options.method, ("domain",)):
-        samples, facts[name] = _draw_samples(model, sources[name], options.samples, context)
+    aligned: dict[str, Tensor] | None = None
+    facts: dict[str, Any] = {}
+    gradients: dict[_Name, _Gradients] = {}
+    for source in _SOURCES_OF[options.method]:
+        samples, facts[source] = _draw_samples(model, sources[source], options.samples, context)
         prompts = prompts_by_file(probe, {}, samples)
+        size, progress = options.batch_size, context.progress
         if options.method == "wanda":
             norms = _measure_norms(
-                probe,
-                samples,
-                tuple(weights),
-                prompts=prompts,
-                batch_size=options.batch_size,
-                label=name,
-                progress=context.progress,
+                probe, samples, list(weights), prompts=prompts, batch_size=size, progress=progress
             )
-            scores = {matrix: _wanda(weight, norms[matrix]) for matrix, weight in weights.items()}
-            return _Scored(matrices=matrices, scores=scores, aligned=None, facts=facts)
-        found[name] = _measure_gradients(
+            scores = {name: _wanda(weight, norms[name]) for name, weight in weights.items()}
+            continue
+        gradients[source] = _measure_gradients(
             probe,
             samples,
-            tuple(weights),
+            list(weights),
             prompts=prompts,
-            batch_size=options.batch_size,
+            batch_size=size,
             dropout_seed=context.seed if any(one.source == DROPOUT for one in samples) else None,
-            label=name,
-            progress=context.progress,
+            label=source,
+            progress=progress,
         )
-    if len(found) == 1:
-        (only,) = found.values()
-        return _Scored(matrices=matrices, scores=only.fisher, aligned=None, facts=facts)
-    general, domain = found["general"], found["domain"]
-    aligned = {
-        name: _alignment(general.mean.pop(name), domain.mean.pop(name), options.aligned_by)
-        for name in weights
-    }
-    scores = {
-        name: _dai(
-            weight,
-            general.fisher.pop(name),
-            domain.fisher.pop(name),
-            aligned[name],
-            alpha=options.alpha,
-            beta=options.beta,
-            gamma=options.gamma,
-            scale=options.fisher,
-        )
-        for name, weight in weights.items()
-    }
+        scores = gradients[source].fisher
+    if options.method == "gaprune":
+        general, domain = gradients["general"], gradients["domain"]
+        aligned = {
+            name: _alignment(general.mean.pop(name), domain.mean.pop(name), options.aligned_by)
+            for name in weights
+        }
+        scores = {
+            name: _dai(
+                weight,
+                general.fisher.pop(name),
+                domain.fisher.pop(name),
+                aligned[name],
+                alpha=options.alpha,
+                beta=options.beta,
+                gamma=options.gamma,
+                scale=options.fisher,
+            )
+            for name, weight in weights.items()
+        }
     return _Scored(matrices=matrices, scores=scores, aligned=aligned, facts=facts)
 
 
@@ -319,4 +311,18 @@ def _count_alignment(aligned: Mapping[str, Tensor], sizes: Mapping[str, int]) ->
         shared=shared,
         specific=int(each.sum()) - shared - conflicting,
         conflicting=conflicting,
+    )
+
+
+def _weight_map(says: str, scored: _Scored, left: dict[str, int]) -> _WeightMap:
+    sizes = {name: score.numel() for name, score in scored.scores.items()}
+    return _WeightMap(
+        says=says,
+        matrices=tuple(
+            PrunedMatrix(
+                layer=matrix.block, matrix=matrix.inside, weights=sizes[matrix.name], kept=left[matrix.name]
+            )
+            for matrix in scored.matrices
+        ),
+        alignment=None if scored.aligned is None else _count_alignment(scored.aligned, sizes),
     )

@@ -6,23 +6,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from trundle.data.corpus import read_corpus
-from trundle.data.examples import DROPOUT, pairs_from_texts
+from sentence_transformers import SentenceTransformer
+
+from trundle.data.corpus import Corpus, read_corpus
+from trundle.data.examples import DROPOUT, Example, pairs_from_texts
 from trundle.data.sampling import distinct, draw, representatives, sample
+from trundle.embedder import Embedder
 from trundle.errors import BadInput
 from trundle.evaluate import scoring
 from trundle.evaluate.tasks import KnownItemTask
 from trundle.methods.contract import Context
 from trundle.model import encode as encode_module
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from trundle.data.corpus import Corpus
-    from trundle.data.examples import Example
-    from trundle.embedder import Embedder
 
 _Name = Literal["domain", "general"]
 _POOL = 4

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -14,48 +15,37 @@ from torch import Tensor, nn
 
 from trundle.errors import ImpossibleCut
 from trundle.methods.contract import Applied, Context
-from trundle.methods.weights import (
-    _HALF,
-    _NEEDS_DOMAIN,
-    _NEEDS_GENERAL,
-    WeightsOptions,
-    WeightsPlan,
-    _selection_of,
-)
+from trundle.methods.weights import WeightsOptions, WeightsPlan, _selection_of
 from trundle.methods.weights.pruning import (
-    PrunedMatrix,
+    _SOURCES_OF,
     _best_neurons,
     _choose,
-    _count_alignment,
     _how_many,
     _neurons_by_layer,
     _score_weights,
-    _Scored,
     _two_of_four,
-    _WeightMap,
+    _weight_map,
     _zeros_first,
 )
 from trundle.methods.weights.samples import (
     _make_evaluator,
+    _Name,
     _open_source,
     _reconstruction_texts,
     _same_data,
     _SampleSource,
 )
 from trundle.model import surgery
-from trundle.model.cost import cost, predict
+from trundle.model.cost import Cost, cost, predict
 from trundle.model.encode import read_through
 from trundle.model.heads import copy_of
-from trundle.model.layout import layout_of
+from trundle.model.layout import Layout, layout_of
 from trundle.model.matrices import has_bias, prunable, put_map, says_pruned, weight_of, with_zeros
 from trundle.model.surgery import Cut, transformer_of
 from trundle.progress import SILENT, Progress
 
-if TYPE_CHECKING:
-    from trundle.model.cost import Cost
-    from trundle.model.layout import Layout
-
 _MAP_FILE = "weights.json"
+_HALF = Fraction(1, 2)
 _RIDGE = 1e-4
 """Relative to the mean moment: makes the system solvable when two neurons never differ."""
 _MOST_BYTES = 1 << 31
@@ -125,12 +115,12 @@ def _share(options: WeightsOptions, layout: Layout) -> Fraction:
 
 def _open_sources(options: WeightsOptions, context: Context) -> list[_SampleSource]:
     """The sources that the method needs, and others that were passed for evaluation."""
-    sources = []
-    if options.method in _NEEDS_DOMAIN or options.domain is not None:
-        sources.append(_open_source("domain", options.domain, context))
-    if options.method in _NEEDS_GENERAL or options.general is not None:
-        sources.append(_open_source("general", options.general, context))
-    return sources
+    files: dict[_Name, str | None] = {"domain": options.domain, "general": options.general}
+    return [
+        _open_source(name, file, context)
+        for name, file in files.items()
+        if name in _SOURCES_OF[options.method] or file is not None
+    ]
 
 
 def forecast(model: SentenceTransformer, plan: WeightsPlan) -> Cost:
@@ -184,20 +174,6 @@ def reopen(applied: Applied, plan: WeightsPlan, context: Context) -> Applied:
     if not plan.zeros and plan.neurons == plan.of:
         return applied
     return replace(applied, evaluator=_make_evaluator(_open_sources(plan.options, context), context))
-
-
-def _weight_map(says: str, scored: _Scored, left: dict[str, int]) -> _WeightMap:
-    sizes = {name: score.numel() for name, score in scored.scores.items()}
-    return _WeightMap(
-        says=says,
-        matrices=tuple(
-            PrunedMatrix(
-                layer=matrix.block, matrix=matrix.inside, weights=sizes[matrix.name], kept=left[matrix.name]
-            )
-            for matrix in scored.matrices
-        ),
-        alignment=None if scored.aligned is None else _count_alignment(scored.aligned, sizes),
-    )
 
 
 def _reconstruct(
@@ -277,11 +253,9 @@ def _moments_of_group(
 
         return hook
 
-    hooks = [backbone.get_submodule(name).register_forward_pre_hook(make_hook(name)) for name in modules]
-    try:
+    with ExitStack() as hooks:
+        for name in modules:
+            hooks.enter_context(backbone.get_submodule(name).register_forward_pre_hook(make_hook(name)))
         read_through(model, texts, start_batch, label="reconstruction", progress=progress)
-    finally:
-        for hook in hooks:
-            hook.remove()
     for name in modules:
         yield name, sums.pop(name).div_(tokens)

@@ -36,19 +36,15 @@ class WidthOptions(Options):
     widths: _Widths = Field("1/2,1/4", validate_default=True, description="Shares of the width.")
     mlp: bool | None = Field(None, description="Narrow the MLPs by the same share.")
     select: Literal["auto", "consecutive", "uniform", "rotary", "importance"] = Field(
-        "auto",
-        description="Which dimensions a size keeps; auto: the most important on your texts, or the first.",
+        "auto", description="Dimensions a size keeps; auto: the most important on your texts, or the first."
     )
     objective: Literal["auto", "align", "contrast"] = Field(
-        "auto",
-        description="Imitate the input model, or train on tuples; auto: align if it is an embedder.",
+        "auto", description="Imitate the input model, or train on tuples; auto: align if it is an embedder."
     )
     result: Literal["full"] | ExactFraction = Field(
         _FULL, description="The size that is the result: full, or one of the widths."
     )
-    extract: ExactFraction | None = Field(
-        None, description="Only extract this size from the model, without training."
-    )
+    extract: ExactFraction | None = Field(None, description="Only extract this size, without training.")
     start: Literal["weights", "random"] = Field(
         "weights", description="With extract: keep the weights, or reinitialise them, for comparison."
     )
@@ -56,41 +52,27 @@ class WidthOptions(Options):
         0.9, ge=0, le=1, description="Weight of the sizes in the loss (λ); the full model has 1 − λ."
     )
     per_step: int | None = Field(
-        None,
-        ge=2,
-        description="Sizes trained per step: the narrowest and some others. Default: all.",
+        None, ge=2, description="Sizes trained per step: the narrowest and some others. Default: all."
     )
     steps: int | None = Field(
         None,
         ge=0,
-        description="Optimizer steps; 0 with align: only the closed-form start. Default: as in align or contrast.",
+        description="Optimizer steps; 0 with align: only the closed form. Default: as in align or contrast.",
     )
     minutes: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="Train for this long; with steps, whichever is reached first.",
+        None, gt=0, allow_inf_nan=False, description="Train for this long, or until steps is reached."
     )
     texts: int | None = Field(None, ge=10, description="Use at most this many texts or tuples.")
     augment: str = Field(
         "", description="With align: derive more texts from yours: sentences, spans, prefixes, words, joins."
     )
-    batch_size: int | None = Field(
-        None, ge=2, description="Texts or tuples per step. Default: 32, or 64 tuples."
-    )
-    mini_batch: int | None = Field(
-        None, ge=1, description="With contrast: texts in memory at once, for large batches."
-    )
+    batch_size: int | None = Field(None, ge=2, description="Texts per step. Default: 32, or 64 tuples.")
+    mini_batch: int | None = Field(None, ge=1, description="With contrast: texts in memory at once.")
     max_length: int | None = Field(
-        None,
-        ge=2,
-        description=f"With contrast: tokens to which training truncates a text. Default: up to {LONGEST}.",
+        None, ge=2, description=f"With contrast: tokens to truncate texts to. Default: up to {LONGEST}."
     )
     learning_rate: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="The highest learning rate. Default: 1e-4, or 2e-5 with contrast.",
+        None, gt=0, allow_inf_nan=False, description="Peak learning rate. Default: 1e-4 (contrast: 2e-5)."
     )
     warmup: int = Field(0, ge=0, description="Steps in which the learning rate rises.")
     precision: Literal["auto", "fp32", "bf16"] = Field(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +21,9 @@ from trundle.methods.contract import Context
 from trundle.model.anatomy import Conv1D, Linear, Norm, terms
 from trundle.model.encode import read_through
 from trundle.model.layout import Layout, Parameter, layout_of
-from trundle.model.nested import Selection, by_priority, narrow_cut
-from trundle.model.surgery import Indices, transformer_of
+from trundle.model.nested import Select, Selection, by_priority, narrow_cut
+from trundle.model.surgery import Cut, Indices, transformer_of
 from trundle.progress import SILENT, Progress
-
-if TYPE_CHECKING:
-    from trundle.model.nested import Select
-    from trundle.model.surgery import Cut
 
 _Scores = NDArray[np.float64]
 _MEASURED_TEXTS = 512
@@ -55,11 +52,6 @@ class _Importance:
     """(layers, key-value heads, head width)"""
     matches: _Scores | None
     """The same for queries and keys; None if these can't be reordered."""
-
-    @property
-    def hidden_order(self) -> Indices:
-        """The hidden dimensions, the most important first."""
-        return _ranked(self.hidden)
 
     def orders(self, heads: Sequence[Indices]) -> _Orders:
         """Orders that put what matters most where the narrowest size keeps it; `heads`: each size's head dimensions."""
@@ -110,16 +102,12 @@ def _measure_importance(
     backbone = transformer_of(model).model
     layout = layout_of(backbone)
     activations = _Activations()
-    hooks = _register_hooks(backbone, layout, activations)
-    try:
+    with _hooked(backbone, layout, activations):
         read_through(model, texts, activations.start_batch, label="importance", progress=progress)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return _importance(backbone, layout, activations.sums)
 
 
-def _register_hooks(backbone: nn.Module, layout: Layout, activations: _Activations) -> list[Any]:
+def _hooked(backbone: nn.Module, layout: Layout, activations: _Activations) -> ExitStack:
     """Hooks on the norms along the hidden width and on the matrices inside blocks."""
 
     def on_output(key: tuple[str, Any]) -> Callable[[Any, Any, Any], None]:
@@ -138,20 +126,20 @@ def _register_hooks(backbone: nn.Module, layout: Layout, activations: _Activatio
 
         return hook
 
-    hooks: list[Any] = []
+    hooks = ExitStack()
     for parameter in layout.parameters:
         name, _, kind = parameter.name.rpartition(".")
         member, module = parameter.member, backbone.get_submodule(name)
         if kind != "weight":
             continue
         if isinstance(member, Norm) and member.along == "hidden":
-            hooks.append(module.register_forward_hook(on_output(("hidden", name))))
+            hooks.enter_context(module.register_forward_hook(on_output(("hidden", name))))
         if not isinstance(member, Linear | Conv1D) or parameter.block is None:
             continue
         if member.columns in ("mlp", "o"):
-            hooks.append(module.register_forward_pre_hook(on_input((member.columns, parameter.block))))
+            hooks.enter_context(module.register_forward_pre_hook(on_input((member.columns, parameter.block))))
         if "q" in (axes := tuple(terms(member.rows))) or "k" in axes:
-            hooks.append(module.register_forward_hook(on_queries_and_keys(axes, parameter.block)))
+            hooks.enter_context(module.register_forward_hook(on_queries_and_keys(axes, parameter.block)))
     return hooks
 
 
@@ -243,6 +231,6 @@ def _prepare(
         raise BadInput("importance is measured on texts; pass some with --data, or choose another select")
     texts = [text.text for text in sample(context.corpus.train(), _MEASURED_TEXTS, seed=context.seed)]
     found = _measure_importance(model, texts, progress=context.progress)
-    how = Selection(select=select, mlp=mlp, hidden_order=found.hidden_order)
+    how = Selection(select=select, mlp=mlp, hidden_order=_ranked(found.hidden))
     heads = [_cut_for(model, width, how).head or () for width in widths]
     return _reordered(model, found.orders(heads)), how

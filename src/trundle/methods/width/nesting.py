@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from trundle.methods.contract import LONGEST, AdditionalModel, Applied, Context
 from trundle.methods.contrast import ContrastOptions, contrast
 from trundle.methods.contrast.contrast import examples_for
 from trundle.methods.training import Learned, learn, prompts_by_file
-from trundle.methods.width import _folder_name
+from trundle.methods.width import WidthPlan, _folder_name
 from trundle.methods.width.importance import _cut_for, _prepare
 from trundle.methods.width.narrow import _NarrowModel
 from trundle.model import surgery
@@ -30,7 +30,9 @@ from trundle.model.encode import embedder
 from trundle.model.heads import copy_of, linear_head, with_prompts, without_head
 from trundle.model.nested import NESTED_FILE, Map, Nested, at_width
 from trundle.model.save import model_digest, weights_digest
+from trundle.model.surgery import Cut
 from trundle.teacher.labelling import encode_by_role
+from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, original_teacher
 from trundle.train import learner
 from trundle.train.alignment import Alignment, make_alignment
@@ -39,13 +41,7 @@ from trundle.train.contrastive import Contrast, make_contrast
 from trundle.train.learner import leaf_cycles
 from trundle.train.ridge import fit_ridge
 
-if TYPE_CHECKING:
-    from trundle.methods.width import WidthPlan
-    from trundle.model.surgery import Cut
-    from trundle.teacher.targets import Targets
-
-_B = TypeVar("_B")
-_Weighted = tuple[_B, tuple[float, ...]]
+_Weighted = tuple[Any, tuple[float, ...]]
 """A batch and the weight of each model's loss on it, the wide model's first."""
 _MEASURED_BATCHES = 32
 
@@ -65,20 +61,20 @@ class _Nest(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Nesting(Generic[_B]):
+class _Nesting:
     """A nest with its loss and data."""
 
     nest: _Nest
-    loss: Callable[[nn.Module, _B], Tensor]
-    batches: Batches[_Weighted[_B]]
-    validation: Batches[_Weighted[_B]] | None
+    loss: Callable[[nn.Module, Any], Tensor]
+    batches: Batches[_Weighted]
+    validation: Batches[_Weighted] | None
 
     @property
-    def objectives(self) -> tuple[Callable[[_Weighted[_B]], Tensor], ...]:
+    def objectives(self) -> tuple[Callable[[_Weighted], Tensor], ...]:
         """One for each model, in the order of `nest.models`."""
         return tuple(partial(self._objective, number) for number in range(len(self.nest.models)))
 
-    def _objective(self, number: int, batch: _Weighted[_B]) -> Tensor:
+    def _objective(self, number: int, batch: _Weighted) -> Tensor:
         inner, weights = batch
         if not weights[number]:
             return torch.zeros((), device=self.nest.wide.device)
@@ -106,7 +102,7 @@ def _make_nesting(
     student_weight: float,
     per_step: int | None = None,
     seed: int = 0,
-) -> _Nesting[Any]:
+) -> _Nesting:
     """Give every model of a nest the task of the wide model."""
     narrow = len(nest.narrow)
 
@@ -115,8 +111,8 @@ def _make_nesting(
         found: Tensor = task_of_model.objective(batch)
         return found
 
-    def weighted(batches: Batches[Any], count: int | None) -> Batches[_Weighted[Any]]:
-        def load(indices: Indices) -> _Weighted[Any]:
+    def weighted(batches: Batches[Any], count: int | None) -> Batches[_Weighted]:
+        def load(indices: Indices) -> _Weighted:
             drawn = (1.0,) * narrow if count is None else _drawn_sizes(narrow, count, indices, seed=seed)
             return batches.load(indices), (1 - student_weight, *(student_weight * one for one in drawn))
 
@@ -198,7 +194,9 @@ def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context
     nested = Nested(
         selection=how,
         widths=plan.widths,
-        maps=_maps(plan, training),
+        maps={
+            width: _map_of(size) for width, size in zip(plan.widths, training.narrow, strict=True) if size.own
+        },
         normalise=teacher.normalises,
         weights=weights_digest(wide),
     )
@@ -221,18 +219,11 @@ def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context
     )
 
 
-def _maps(plan: WidthPlan, training: _Training) -> dict[Fraction, Map]:
-    """The trained linear map of each size."""
-    if plan.objective != "align":
-        return {}
-    heads: list[Any] = [size.own[0] for size in training.narrow]
-    return {
-        width: Map(
-            weight=head.linear.weight.detach().float().cpu().numpy(),
-            bias=head.linear.bias.detach().float().cpu().numpy(),
-        )
-        for width, head in zip(plan.widths, heads, strict=True)
-    }
+def _map_of(size: _NarrowModel) -> Map:
+    """The linear map that a size has of its own."""
+    head: Any = size.own[0]
+    weight, bias = (part.detach().float().cpu().numpy() for part in (head.linear.weight, head.linear.bias))
+    return Map(weight=weight, bias=bias)
 
 
 def _fitted_map(wide: SentenceTransformer, cut: Cut, targets: Targets, context: Context) -> tuple[Map, float]:
@@ -276,12 +267,7 @@ def _align_training(
     if options.steps == 0:
         return _Training(narrow=narrow, task=None, facts=facts, starts=starts)
     task = make_alignment(
-        wide,
-        targets,
-        validation,
-        batch_size=options.batch_size,
-        seed=context.seed,
-        progress=context.progress,
+        wide, targets, validation, batch_size=options.batch_size, seed=context.seed, progress=context.progress
     )
     validation_steps = 0 if task.validation is None else task.validation.order.per_epoch
     per_epoch = task.batches.order.per_epoch

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+
+from sentence_transformers import SentenceTransformer
 
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.align import AlignOptions
@@ -13,7 +14,7 @@ from trundle.methods.contract import LONGEST, Applied, Context
 from trundle.methods.width import _FULL, _HALF, WidthOptions, WidthPlan, _Objective, _Select
 from trundle.methods.width.importance import _cut_for, _prepare
 from trundle.methods.width.nesting import _fitted_map, _nest_together
-from trundle.model.cost import cost, predict
+from trundle.model.cost import Cost, cost, predict
 from trundle.model.heads import (
     check_prompts_are_pooled,
     check_untruncated,
@@ -21,19 +22,12 @@ from trundle.model.heads import (
     with_linear_head,
     without_head,
 )
-from trundle.model.layout import layout_of
+from trundle.model.layout import Layout, layout_of
 from trundle.model.load import is_embedder, nested_in
 from trundle.model.nested import Selection, at_width, default_select, is_trained, pooled_width, untrained
-from trundle.model.surgery import transformer_of
+from trundle.model.surgery import Cut, transformer_of
 from trundle.progress import process_count
 from trundle.teacher.teacher import original_teacher
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from trundle.model.cost import Cost
-    from trundle.model.layout import Layout
-    from trundle.model.surgery import Cut
 
 
 def plan(model: SentenceTransformer, options: WidthOptions, context: Context) -> WidthPlan:
