@@ -79,7 +79,7 @@ def inspect(
         progress = _terminal(quiet=quiet or as_json)
         curve = _measured(opened, model, data or [], output, seed=seed, progress=progress)
     if as_json:
-        savings = [{"step": saving.step, "keeps": saving.says, **saving.after.as_json()} for saving in menu]
+        savings = [{"step": saving.name, "keeps": saving.keeps, **saving.after.as_json()} for saving in menu]
         shown = {"model": model, "family": family, **now.as_json(), "savings": savings}
         _show_json(shown if curve is None else shown | {"curve": curve.as_json()})
         return

@@ -93,8 +93,8 @@ def _menu(before: Cost, savings: Sequence[Saving]) -> _Rows:
         after = saving.after
         rows.append(
             (
-                saving.step,
-                saving.says,
+                saving.name,
+                saving.keeps,
                 _count(after.parameters),
                 _megabytes(after.file_bytes),
                 f"{before.file_bytes / after.file_bytes:.2f}×",

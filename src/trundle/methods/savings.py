@@ -17,8 +17,9 @@ from trundle.model.surgery import transformer_of
 class Saving:
     """One possible cut, and the cost of the model after it."""
 
-    step: str
-    says: str
+    name: str
+    """The method, or a variant of a layer-loss curve."""
+    keeps: str
     after: Cost
 
 
@@ -33,8 +34,8 @@ def list_savings(model: SentenceTransformer) -> list[Saving]:
     )
     found: dict[str, list[Saving]] = {"depth": [], "width": [], "vocabulary": [], "weights": []}
 
-    def add(method: str, says: str, after: Cost) -> None:
-        found[method].append(Saving(step=method, says=says, after=after))
+    def add(method: str, keeps: str, after: Cost) -> None:
+        found[method].append(Saving(name=method, keeps=keeps, after=after))
 
     for share in (2, 4):
         if layers >= share:
@@ -56,8 +57,8 @@ def layer_savings(model: SentenceTransformer, curve: LayerCurve) -> list[Saving]
     """List the small and the large variant of a layer-loss curve, and the full model for comparison."""
     variants = [("small", curve.small), ("large", curve.large)]
     found = [
-        Saving(step=name, says=f"{keep} of {curve.layers} layers", after=predict(model, blocks=range(keep)))
+        Saving(name=name, keeps=f"{keep} of {curve.layers} layers", after=predict(model, blocks=range(keep)))
         for name, keep in variants
         if keep is not None
     ]
-    return [*found, Saving(step="whole", says=f"{curve.layers} layers", after=cost(model))]
+    return [*found, Saving(name="whole", keeps=f"{curve.layers} layers", after=cost(model))]

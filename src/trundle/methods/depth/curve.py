@@ -207,7 +207,6 @@ def _draw_tuples(examples: Iterator[Example] | Sequence[Example], count: int, se
 
 
 def _batch_losses(model: SentenceTransformer, batch: Sequence[Example], *, bf16: bool = False) -> Tensor:
-    """The loss of each layer on tuples that are each other's negatives."""
     prompts = prompts_by_role(model)
     documents = [example.positive for example in batch]
     documents += [negative for example in batch for negative in example.negatives]

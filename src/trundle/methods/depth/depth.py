@@ -104,7 +104,6 @@ def apply(model: SentenceTransformer, plan: DepthPlan, context: Context) -> Appl
 
 
 def _token_shares(model: SentenceTransformer, plan: DepthPlan, context: Context) -> NDArray[np.float64]:
-    """The share of each token among all tokens of the texts."""
     if plan.frequencies == "rank":
         return shares_by_rank(static_shape(model)[0])
     if context.corpus is None:

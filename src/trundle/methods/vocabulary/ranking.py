@@ -162,7 +162,6 @@ class _Lengths:
 
     @property
     def ratio(self) -> float:
-        """How many times longer texts have become."""
         return self.after / self.before
 
     def __str__(self) -> str:

@@ -43,7 +43,6 @@ class _TokenCounts:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of all texts."""
         return int(self.occurrences.sum())
 
 

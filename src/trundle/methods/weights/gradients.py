@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,27 +40,22 @@ _GPU_BYTES = 1 << 28
 """Memory for the per-sample gradients of one matrix on a GPU; a CPU computes them one by one, in its cache."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _TextChunk:
-    """Texts that are encoded together, and the sample each belongs to."""
+class _Texts(NamedTuple):
+    """Tokenised texts in chunks of similar length."""
 
-    features: Features
+    chunks: tuple[Features, ...]
+    rows: Tensor
+    """The row of each text in the concatenated results of the chunks."""
     owners: Tensor
+    """The sample of each text."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _SampleBatch:
-    """Samples that are each other's negatives: query i, its document i, then hard negatives with their owners.
+class _SampleBatch(NamedTuple):
+    """Samples of one source that are each other's negatives."""
 
-    `query_rows` and `document_rows` are the rows of the texts in the concatenated results of their chunks.
-    """
-
-    queries: tuple[_TextChunk, ...]
-    documents: tuple[_TextChunk, ...]
-    query_rows: Tensor
-    document_rows: Tensor
-    owners: Tensor
-    """The sample of each document."""
+    queries: _Texts
+    documents: _Texts
+    """The document of each sample, then the hard negatives."""
     excluded: Tensor
     """(samples, documents): correct answers to a query other than its own document, which are not negatives."""
 
@@ -68,30 +63,17 @@ class _SampleBatch:
 def _make_sample_loader(
     model: SentenceTransformer, prompts: Mapping[str, Prompts]
 ) -> Callable[[Sequence[Example]], _SampleBatch]:
-    """Return a function that turns samples of one source into a batch; texts of similar length share a chunk."""
     chunked = make_chunker(model, _TEXTS_AT_ONCE)
-
-    def chunks(texts: Sequence[str], owners: Tensor, prompt: str) -> tuple[tuple[_TextChunk, ...], Tensor]:
-        features, rows = chunked(texts, prompt)
-        sizes = [len(part["input_ids"]) for part in features]
-        owners_by_chunk = torch.split(owners[torch.argsort(rows)], sizes)
-        pairs = zip(features, owners_by_chunk, strict=True)
-        return tuple(_TextChunk(features=part, owners=own) for part, own in pairs), rows
 
     def load(samples: Sequence[Example]) -> _SampleBatch:
         prompt = prompts[samples[0].source]
+        queries, own = [sample.query for sample in samples], torch.arange(len(samples))
         hard = [(owner, text) for owner, one in enumerate(samples) for text in one.negatives[:_NEGATIVES]]
         documents = [sample.positive for sample in samples] + [text for _, text in hard]
-        owners = torch.tensor([*range(len(samples)), *(owner for owner, _ in hard)])
-        queries = [sample.query for sample in samples]
-        query_chunks, query_rows = chunks(queries, torch.arange(len(samples)), prompt.query)
-        document_chunks, document_rows = chunks(documents, owners, prompt.document)
+        owners = torch.cat([own, torch.tensor([owner for owner, _ in hard], dtype=torch.long)])
         return _SampleBatch(
-            queries=query_chunks,
-            documents=document_chunks,
-            query_rows=query_rows,
-            document_rows=document_rows,
-            owners=owners,
+            queries=_Texts(*chunked(queries, prompt.query), owners=own),
+            documents=_Texts(*chunked(documents, prompt.document), owners=owners),
             excluded=_excluded(samples, documents),
         )
 
@@ -207,8 +189,8 @@ def _measure_norms(
             hooks.enter_context(backbone.get_submodule(name).register_forward_hook(make_hook(name)))
         for chosen in _batches_of(samples, batch_size):
             batch = load(chosen)
-            for chunk in (*batch.queries, *batch.documents):
-                features = batch_to_device(dict(chunk.features), model.device)
+            for chunk in (*batch.queries.chunks, *batch.documents.chunks):
+                features = batch_to_device(dict(chunk), model.device)
                 real = features["attention_mask"].flatten().bool()
                 model(features)
             advance(len(chosen))
@@ -219,7 +201,7 @@ def _own_losses(batch: _SampleBatch, queries: Tensor, documents: Tensor) -> Tens
     """The loss of each sample; the documents of other samples are constants."""
     device = queries.device
     samples = torch.arange(len(queries), device=device)
-    own = batch.owners.to(device)[None, :] == samples[:, None]
+    own = batch.documents.owners.to(device)[None, :] == samples[:, None]
     asked, found = directions(queries), directions(documents)
     scores = torch.where(own, asked @ found.T, asked @ found.detach().T) / TEMPERATURE
     scores = scores.masked_fill(batch.excluded.to(device), -torch.inf)
@@ -274,18 +256,19 @@ class _Sums:
 
     def add_batch(self, model: SentenceTransformer, batch: _SampleBatch) -> Tensor:
         """Add one batch to the sums and return the losses of its samples."""
-        chunks = (*batch.queries, *batch.documents)
-        self._token_rows = [rows.to(model.device) for rows in _token_rows(chunks, len(batch.query_rows))]
+        queries, documents = batch.queries, batch.documents
+        chunks = (*queries.chunks, *documents.chunks)
+        self._token_rows = [rows.to(model.device) for rows in _token_rows(queries, documents)]
         self._real, self._received, self._chunks = [], {}, len(chunks)
         vectors = []
         for number, chunk in enumerate(chunks):
             self._chunk = number
-            features = batch_to_device(dict(chunk.features), model.device)
+            features = batch_to_device(dict(chunk), model.device)
             self._real.append(features["attention_mask"].flatten().bool())
             vectors.append(model(features)["sentence_embedding"])
-        queries = torch.cat(vectors[: len(batch.queries)])[batch.query_rows.to(model.device)]
-        documents = torch.cat(vectors[len(batch.queries) :])[batch.document_rows.to(model.device)]
-        losses = _own_losses(batch, queries, documents)
+        asked = torch.cat(vectors[: len(queries.chunks)])[queries.rows.to(model.device)]
+        found = torch.cat(vectors[len(queries.chunks) :])[documents.rows.to(model.device)]
+        losses = _own_losses(batch, asked, found)
         torch.autograd.backward(losses.sum())
         return losses.detach()
 
@@ -329,9 +312,9 @@ class _Sums:
             )
 
 
-def _token_rows(chunks: Sequence[_TextChunk], samples: int) -> list[Tensor]:
+def _token_rows(queries: _Texts, documents: _Texts) -> list[Tensor]:
     """The rows of each sample's tokens among all real tokens of the chunks."""
-    tokens = [chunk.features["attention_mask"].sum(dim=1).to(chunk.owners.device) for chunk in chunks]
-    each = zip(chunks, tokens, strict=True)
-    owners = torch.cat([chunk.owners.repeat_interleave(count) for chunk, count in each])
-    return [torch.nonzero(owners == sample).flatten() for sample in range(samples)]
+    tokens = [chunk["attention_mask"].sum(dim=1) for texts in (queries, documents) for chunk in texts.chunks]
+    owners = [texts.owners[torch.argsort(texts.rows)] for texts in (queries, documents)]
+    by_token = torch.cat(owners).repeat_interleave(torch.cat(tokens))
+    return [torch.nonzero(by_token == sample).flatten() for sample in range(len(queries.rows))]

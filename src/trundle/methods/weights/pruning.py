@@ -167,7 +167,6 @@ def _score_weights(
     sources: Mapping[_Name, _SampleSource],
     context: Context,
 ) -> _Scored:
-    """Measure what the method needs on samples, and score every weight."""
     backbone = transformer_of(model).model
     matrices = prunable(layout_of(backbone), attention=options.attention)
     weights = {matrix.name: weight_of(backbone, matrix).float() for matrix in matrices}
@@ -233,7 +232,6 @@ def _zeros_first(model: SentenceTransformer, scored: _Scored) -> dict[str, Tenso
 
 
 def _neurons_by_layer(scored: _Scored) -> list[Tensor]:
-    """The scores of the MLP neurons of each layer."""
     found = []
     for layer in range(max(matrix.block for matrix in scored.matrices) + 1):
         here = [matrix for matrix in scored.matrices if matrix.block == layer]

@@ -31,15 +31,12 @@ _FEWEST_QUERIES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class _SampleSource:
-    """One source of samples."""
-
     name: _Name
     corpus: Corpus
     from_texts: bool
     """Whether it has no tuples, so that pairs are made from its texts."""
 
     def samples(self) -> Iterator[Example]:
-        """Tuples to score weights on."""
         if self.from_texts:
             return pairs_from_texts(self.corpus.train(), allowed=self.corpus.may_train_on)
         return self.corpus.examples()

@@ -96,7 +96,6 @@ class _Activations:
 def _measure_importance(
     model: SentenceTransformer, texts: Sequence[str], *, progress: Progress = SILENT
 ) -> _Importance:
-    """Measure activations on texts and score every dimension by them."""
     if not texts:
         raise BadInput("there are no texts to measure importance on; pass some with --data")
     backbone = transformer_of(model).model

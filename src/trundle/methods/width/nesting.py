@@ -21,7 +21,7 @@ from trundle.methods.align.targets_and_texts import RIDGE_TEXTS, targets_for
 from trundle.methods.contract import LONGEST, AdditionalModel, Applied, Context
 from trundle.methods.contrast import ContrastOptions, contrast
 from trundle.methods.contrast.contrast import examples_for
-from trundle.methods.training import Learned, learn, prompts_by_file
+from trundle.methods.training import learn, prompts_by_file
 from trundle.methods.width import WidthPlan, _folder_name
 from trundle.methods.width.importance import _cut_for, _prepare
 from trundle.methods.width.narrow import _NarrowModel
@@ -62,12 +62,35 @@ class _Nest(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class _Nesting:
-    """A nest with its loss and data."""
+    """Gives every model of a nest the task of the wide model."""
 
     nest: _Nest
-    loss: Callable[[nn.Module, Any], Tensor]
-    batches: Batches[_Weighted]
-    validation: Batches[_Weighted] | None
+    task: Alignment | Contrast
+    student_weight: float
+    per_step: int | None = None
+    seed: int = 0
+
+    @property
+    def batches(self) -> Batches[_Weighted]:
+        return self._weighted(self.task.batches, self.per_step)
+
+    @property
+    def validation(self) -> Batches[_Weighted] | None:
+        return None if self.task.validation is None else self._weighted(self.task.validation, None)
+
+    def _weighted(self, batches: Batches[Any], count: int | None) -> Batches[_Weighted]:
+        narrow, share = len(self.nest.narrow), self.student_weight
+
+        def load(indices: Indices) -> _Weighted:
+            drawn = (1.0,) * narrow if count is None else _drawn_sizes(narrow, count, indices, seed=self.seed)
+            return batches.load(indices), (1 - share, *(share * one for one in drawn))
+
+        return Batches(order=batches.order, load=load)
+
+    def _loss(self, model: nn.Module, batch: Any) -> Tensor:
+        task: Any = replace(self.task, student=model)
+        loss: Tensor = task.objective(batch)
+        return loss
 
     @property
     def objectives(self) -> tuple[Callable[[_Weighted], Tensor], ...]:
@@ -78,52 +101,22 @@ class _Nesting:
         inner, weights = batch
         if not weights[number]:
             return torch.zeros((), device=self.nest.wide.device)
-        return weights[number] * self.loss(self.nest.models[number], inner)
+        return weights[number] * self._loss(self.nest.models[number], inner)
 
     @torch.no_grad()
     def losses(self) -> tuple[float, ...]:
         """Each model's own loss on some validation batches."""
-        if self.validation is None:
+        batches = self.task.validation
+        if batches is None:
             return ()
-        order, totals, texts = self.validation.order, np.zeros(len(self.nest.models)), 0
+        order, totals, texts = batches.order, np.zeros(len(self.nest.models)), 0
         self.nest.eval()
         for indices in map(order.batch, range(min(order.per_epoch, _MEASURED_BATCHES))):
-            inner, _ = send_to_device(self.validation.load(indices), self.nest.wide.device)
-            losses = [float(self.loss(model, inner)) for model in self.nest.models]
+            batch = send_to_device(batches.load(indices), self.nest.wide.device)
+            losses = [float(self._loss(model, batch)) for model in self.nest.models]
             totals += len(indices) * np.asarray(losses)
             texts += len(indices)
         return tuple((totals / texts).tolist())
-
-
-def _make_nesting(
-    nest: _Nest,
-    task: Alignment | Contrast,
-    *,
-    student_weight: float,
-    per_step: int | None = None,
-    seed: int = 0,
-) -> _Nesting:
-    """Give every model of a nest the task of the wide model."""
-    narrow = len(nest.narrow)
-
-    def loss(model: nn.Module, batch: object) -> Tensor:
-        task_of_model: Any = replace(task, student=model)
-        found: Tensor = task_of_model.objective(batch)
-        return found
-
-    def weighted(batches: Batches[Any], count: int | None) -> Batches[_Weighted]:
-        def load(indices: Indices) -> _Weighted:
-            drawn = (1.0,) * narrow if count is None else _drawn_sizes(narrow, count, indices, seed=seed)
-            return batches.load(indices), (1 - student_weight, *(student_weight * one for one in drawn))
-
-        return Batches(order=batches.order, load=load)
-
-    return _Nesting(
-        nest=nest,
-        loss=loss,
-        batches=weighted(task.batches, per_step),
-        validation=None if task.validation is None else weighted(task.validation, None),
-    )
 
 
 def _drawn_sizes(narrow: int, count: int, batch: Indices, *, seed: int) -> tuple[float, ...]:
@@ -151,7 +144,6 @@ class _Training:
 
 
 def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context) -> Applied:
-    """Train the model and its sizes in one run."""
     teacher = original_teacher(context)
     wide, how = _prepare(model, plan.select, plan.widths, context, mlp=plan.mlp)
     wide = copy_of(wide).float()
@@ -166,12 +158,12 @@ def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context
     sizes: dict[str, dict[str, float]] = {str(width): {} for width in widths}
     for width, cosine in training.starts.items():
         sizes[str(width)]["ridge_cosine"] = round(cosine, 4)
-    learned = Learned(facts={}, files={}, done=lambda: None)
+    learned = None
     if training.task is not None:
         nest = _Nest(wide, training.narrow)
-        nesting = _make_nesting(
-            nest,
-            training.task,
+        nesting = _Nesting(
+            nest=nest,
+            task=training.task,
             student_weight=plan.options.student_weight,
             per_step=plan.options.per_step,
             seed=context.seed,
@@ -200,11 +192,12 @@ def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context
         normalise=teacher.normalises,
         weights=weights_digest(wide),
     )
+    files = {} if learned is None else dict(learned.files)
     made = {
         width: AdditionalModel(
             model=at_width(wide, width, how, nested),
             # Only the full model carries the file by which its sizes are extracted.
-            files=dict(learned.files) | ({NESTED_FILE: nested.as_bytes()} if width == 1 else {}),
+            files=files | ({NESTED_FILE: nested.as_bytes()} if width == 1 else {}),
         )
         for width in widths
     }
@@ -212,15 +205,14 @@ def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context
     return Applied(
         model=result.model,
         teacher=context.original if plan.objective == "align" else None,
-        facts={**training.facts, **learned.facts, "sizes": sizes},
-        done=learned.done,
+        facts={**training.facts, **({} if learned is None else learned.facts), "sizes": sizes},
+        done=(lambda: None) if learned is None else learned.done,
         files=result.files,
         additional={_folder_name(width): other for width, other in made.items()},
     )
 
 
 def _map_of(size: _NarrowModel) -> Map:
-    """The linear map that a size has of its own."""
     head: Any = size.own[0]
     weight, bias = (part.detach().float().cpu().numpy() for part in (head.linear.weight, head.linear.bias))
     return Map(weight=weight, bias=bias)
