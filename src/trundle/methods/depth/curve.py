@@ -42,9 +42,7 @@ _WEIGHTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 """The weight of each token, given its place 1..n among the pooled tokens of its text (0: not pooled) and n.
 
-Places count pooled tokens only, on whichever side the padding is. The weighted mean of sentence-transformers counts from the
-first token of the text, including the prompt: with a prompt of 10 tokens that is not pooled its weights are 11, 12, … and
-these are 1, 2, …. Without a prompt both are the same, except that its version 6.0 also counts left padding.
+The weighted mean of sentence-transformers also counts a prompt that is not pooled, and in version 6.0 left padding.
 """
 _MAXIMUM = "max"
 _POOLINGS = (*_WEIGHTS, _MAXIMUM)

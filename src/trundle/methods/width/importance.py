@@ -108,37 +108,33 @@ def _measure_importance(
 
 def _hooked(backbone: nn.Module, layout: Layout, activations: _Activations) -> ExitStack:
     """Hooks on the norms along the hidden width and on the matrices inside blocks."""
-
-    def on_output(key: tuple[str, Any]) -> Callable[[Any, Any, Any], None]:
-        return lambda _module, _inputs, output: activations.add(key, output)
-
-    def on_input(key: tuple[str, Any]) -> Callable[[Any, Any], None]:
-        return lambda _module, arguments: activations.add(key, arguments[0])
-
-    def on_queries_and_keys(axes: Sequence[str], block: int) -> Callable[[Any, Any, Any], None]:
-        sizes = [layout.sizes[axis] for axis in axes]
-
-        def hook(_module: Any, _inputs: Any, output: Tensor) -> None:
-            for axis, part in zip(axes, torch.split(output, sizes, dim=-1), strict=True):
-                if axis in ("q", "k"):
-                    activations.add((axis, block), part)
-
-        return hook
-
     hooks = ExitStack()
+
+    def watch(module: nn.Module, key: tuple[str, Any], states: Callable[[Any, Tensor], Tensor]) -> None:
+        def hook(_module: Any, inputs: Any, output: Tensor) -> None:
+            activations.add(key, states(inputs, output))
+
+        hooks.enter_context(module.register_forward_hook(hook))
+
+    def columns(first: int, size: int) -> Callable[[Any, Tensor], Tensor]:
+        return lambda _inputs, output: output.narrow(-1, first, size)
+
     for parameter in layout.parameters:
         name, _, kind = parameter.name.rpartition(".")
-        member, module = parameter.member, backbone.get_submodule(name)
+        member, block, module = parameter.member, parameter.block, backbone.get_submodule(name)
         if kind != "weight":
             continue
         if isinstance(member, Norm) and member.along == "hidden":
-            hooks.enter_context(module.register_forward_hook(on_output(("hidden", name))))
-        if not isinstance(member, Linear | Conv1D) or parameter.block is None:
+            watch(module, ("hidden", name), lambda _inputs, output: output)
+        if not isinstance(member, Linear | Conv1D) or block is None:
             continue
         if member.columns in ("mlp", "o"):
-            hooks.enter_context(module.register_forward_pre_hook(on_input((member.columns, parameter.block))))
-        if "q" in (axes := tuple(terms(member.rows))) or "k" in axes:
-            hooks.enter_context(module.register_forward_hook(on_queries_and_keys(axes, parameter.block)))
+            watch(module, (member.columns, block), lambda inputs, _output: inputs[0])
+        first = 0
+        for axis in terms(member.rows):
+            if axis in ("q", "k"):
+                watch(module, (axis, block), columns(first, layout.sizes[axis]))
+            first += layout.sizes[axis]
     return hooks
 
 
