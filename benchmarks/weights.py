@@ -5,8 +5,10 @@
 
 DIR holds the tasks and triplets (classification/, retrieval/, sts/, triplets/). A domain is tested by its classification task
 and by a search: every tenth row of triplets/DOMAIN is kept back, its queries search all passages of those rows. Nothing in
-them is learned from. Gradients are taken once per domain and seed and serve all methods. `neuron` cuts whole neurons by
-gaprune's scores, and their output is reconstructed by least squares, with `neuron-alone` it is not. `gaprune-paper` has β = 1 (with each F below 1), `gaprune-raw` the formula as printed. `dense` is the model itself, and after the same training: what pruning has to be compared with.
+them is trained on. Gradients are measured once per domain and seed and serve all methods. `neuron` removes neurons by
+gaprune's scores and reconstructs their output by least squares, `neuron-alone` does not reconstruct. `gaprune-paper` has
+β = 1 (with each F below 1), `gaprune-raw` the formula as printed. `dense` is the model itself, and after the same
+training: the baseline for pruning.
 
     python benchmarks/weights.py --table results/ other-results/
 """

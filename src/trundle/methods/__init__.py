@@ -1,4 +1,4 @@
-"""The methods, in the order in which a recipe usually lists them. A new method is one folder and one line here."""
+"""The methods, in the usual order of a recipe. A new method is one folder and one line here."""
 
 from __future__ import annotations
 

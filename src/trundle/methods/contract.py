@@ -1,7 +1,8 @@
 """What a method is: options in, a plan that prints and replays, a model out.
 
-A method's `__init__.py` holds its documentation, its Options and Plan classes and one `Method` record; `NAME/NAME.py`
-holds `plan`, `forecast` and `apply`. The command line, recipes and the contract tests are generated from the record.
+A method's `__init__.py` holds its documentation, its Options and Plan classes and one `Method` record;
+`NAME/NAME.py` holds `plan`, `forecast` and `apply`. The command line, recipes and the contract tests are
+generated from the record.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Options(BaseModel):
 
 
 class Plan(BaseModel, ABC):
-    """What a method has decided: prints as one line, serialises to JSON, and produces the same model when replayed."""
+    """What a method has decided: prints as one line, serialises to JSON, and can be replayed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -122,8 +123,8 @@ class Method(Generic[_O, _P]):
     needs_texts: bool = False
     """Whether it uses the user's texts; a dry run does not apply such a method."""
     enters_space: Callable[[_O], bool] = never
-    """Whether the result, with these options, is in a teacher's vector space, so that the two models can be paired. All
-    other methods that return vectors change them, and must come before it."""
+    """Whether the result, with these options, is in a teacher's vector space, so that they can be paired.
+    All other methods that return vectors change them, and must come before it."""
     reads: Callable[[_O], tuple[str, ...]] = lambda _: ()
     """Files, folders or model names, other than the model and the texts, that its result depends on."""
     gives_vectors: bool = True
@@ -142,7 +143,7 @@ class Method(Generic[_O, _P]):
         return cast("Applied", self._code().apply(model, plan, context))
 
     def reopen(self, applied: Applied, plan: _P, context: Context) -> Applied:
-        """Restore what a stored result can't hold, such as the teacher; most methods have nothing to restore."""
+        """Restore what a stored result can't hold, such as the teacher; most methods have nothing."""
         code = self._code()
         return cast("Applied", code.reopen(applied, plan, context)) if hasattr(code, "reopen") else applied
 

@@ -1,13 +1,14 @@
 """depth: keep some layers of a model and remove the others.
 
-Choose how many layers to keep (`keep`, or `fraction` to remove: floor(L·(1−p)) of L layers are kept, computed exactly), which
-ones (`blocks`), or let the layer-loss curve choose (`pick`: the minimum in the lower or the upper half of the model, from one
-forward pass over labelled tuples). Embeddings, pooling and the final norm of pre-norm models are kept. In an encoder a number
-of layers means evenly spaced ones, from two on including the last layer, which produces the vectors; in a decoder it means
-the first ones (`order` overrides this).
+Choose how many layers to keep (`keep`, or `fraction` to remove: floor(L·(1−p)) of L layers are kept, computed
+exactly), which ones (`blocks`), or let the layer-loss curve choose (`pick`: the minimum in the lower or the
+upper half of the model, from one forward pass over labelled tuples). Embeddings, pooling and the final norm
+of pre-norm models are kept. In an encoder a number of layers means evenly spaced ones, from two on including
+the last layer, which produces the vectors; in a decoder it means the first ones (`order` overrides this).
 
-`keep: 0` makes a static model, the fastest kind of embedder: one vector per token, initialised with the model's output for
-that token alone and weighted by the frequency of the token in the texts of --data, or by its rank without texts.
+`keep: 0` makes a static model, the fastest kind of embedder: one vector per token, initialised with the
+model's output for that token alone and weighted by the frequency of the token in the texts of --data, or by
+its rank without texts.
 
     - depth: {keep: 3}
     - depth: {fraction: 50%, order: first}

@@ -1,9 +1,9 @@
-"""The layer-loss curve of a model: the loss of the model when it ends after each of its layers, before training (L³Prune).
+"""The layer-loss curve: the loss of a model that ends after each of its layers, before training (L³Prune).
 
-One forward pass computes the losses of all layers. A hook pools each block's output and discards it, so the pass needs
-little more memory than encoding. The final norm of a pre-norm model is applied to the output of every block. Prompts are
-encoded but not pooled, except by a model that pools the first token, which precedes them. Dense layers after pooling are
-ignored, because they were trained for the last layer.
+One forward pass computes the losses of all layers. A hook pools each block's output and discards it, so the
+pass needs little more memory than encoding. The final norm of a pre-norm model is applied to the output of
+every block. Prompts are encoded but not pooled, except by a model that pools the first token, which precedes
+them. Dense layers after pooling are ignored, because they were trained for the last layer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WEIGHTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 """The weight of each token, given its place 1..n among the pooled tokens of its text (0: not pooled) and n.
 
-The weighted mean of sentence-transformers also counts a prompt that is not pooled, and in version 6.0 left padding.
+The weighted mean of sentence-transformers also counts a prompt that is not pooled (6.0: and left padding).
 """
 _MAXIMUM = "max"
 _POOLINGS = (*_WEIGHTS, _MAXIMUM)
@@ -63,7 +63,7 @@ def _token_weights(pooled: Tensor, mode: str) -> Tensor:
 
 
 def _pool(states: Tensor, pooled: Tensor, weights: Sequence[Tensor | None]) -> Tensor:
-    """One vector per text from states (texts × tokens × width), in fp32; a weight of None means the maximum."""
+    """One fp32 vector per text from states (texts × tokens × width); a weight of None means the maximum."""
     states = states.float()
     parts = []
     for weight in weights:
@@ -77,7 +77,8 @@ def _pool(states: Tensor, pooled: Tensor, weights: Sequence[Tensor | None]) -> T
 def _layer_losses(queries: Tensor, candidates: Tensor, scale: float = _SCALE) -> Tensor:
     """The mean loss of each layer, from the vectors of all layers (layers × texts × width).
 
-    Cross-entropy over cosine × scale. Candidate i is the positive of query i; all other candidates are negatives.
+    Cross-entropy over cosine × scale. Candidate i is the positive of query i; all other candidates are
+    negatives.
     """
     queries, candidates = (functional.normalize(part.float(), dim=-1) for part in (queries, candidates))
     scores = scale * queries @ candidates.transpose(1, 2)
@@ -88,7 +89,7 @@ def _layer_losses(queries: Tensor, candidates: Tensor, scale: float = _SCALE) ->
 
 
 def _pick_layers(losses: Sequence[float]) -> tuple[int | None, int]:
-    """How many layers *small* and *large* keep: the lowest loss in the lower and in the upper half of the model.
+    """How many layers *small* and *large* keep: the lowest loss in the lower and in the upper half.
 
     Among equal losses the one with fewer layers wins. A model of one layer has no lower half.
     """
@@ -101,10 +102,10 @@ def _pick_layers(losses: Sequence[float]) -> tuple[int | None, int]:
 
 
 def _deeper_dip(losses: Sequence[float]) -> int | None:
-    """If *small* keeps less than a tenth of the layers: the lowest local minimum after that, up to the middle.
+    """If *small* keeps less than a tenth of the layers: the lowest later local minimum, up to the middle.
 
-    The first layers have computed very little: their low loss is that of a bag of words, and says little about the model
-    after training. None if *small* is deeper, or if there is no other minimum.
+    The first layers have computed very little: their low loss is that of a bag of words, and says little
+    about the model after training. None if *small* is deeper, or if there is no other minimum.
     """
     small, middle = _pick_layers(losses)[0], len(losses) // 2
     if small is None or _SHALLOW * small >= len(losses):
@@ -147,8 +148,8 @@ class LayerCurve:
         if deeper is None:
             return None
         return (
-            f"small keeps {self.small} of {self.layers} layers, which compute very little, so its low loss is not "
-            f"meaningful; the curve has another minimum at {deeper}: also try keep {deeper}"
+            f"small keeps {self.small} of {self.layers} layers, which compute very little, so its low loss "
+            f"is not meaningful; the curve has another minimum at {deeper}: also try keep {deeper}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -171,8 +172,8 @@ def measure_curve(
 ) -> LayerCurve:
     """Sample up to `tuples` examples and measure the loss of every layer on them, in one pass.
 
-    If the hardware multiplies bf16, the model runs in bf16, which is many times faster. Pooling and losses are computed in
-    fp32, and the differences between layers are much larger than the rounding error.
+    If the hardware multiplies bf16, the model runs in bf16, which is many times faster. Pooling and losses
+    are computed in fp32, and the differences between layers are much larger than the rounding error.
     """
     drawn = _draw_tuples(examples, tuples, seed)
     if len(drawn) < _ROUGH:
@@ -197,8 +198,8 @@ def _draw_tuples(examples: Iterator[Example] | Sequence[Example], count: int, se
     drawn = sample(different, count, seed=seed)
     if len(drawn) < 2:
         raise BadInput(
-            f"the layers are compared on tuples of query and positive, and there {'is only 1' if drawn else 'are none'}; "
-            f"pass at least 2, better {_TUPLES:,}, with --data"
+            "the layers are compared on tuples of query and positive, and there "
+            f"{'is only 1' if drawn else 'are none'}; pass at least 2, better {_TUPLES:,}, with --data"
         )
     shuffled = [drawn[number] for number in np.random.default_rng(seed).permutation(len(drawn))]
     return sorted(shuffled, key=lambda example: example.source)
@@ -273,7 +274,7 @@ def _tokens_of(model: SentenceTransformer, texts: list[str], prompt: str = "") -
 def _pooled_tokens(
     model: SentenceTransformer, features: dict[str, Any], texts: Sequence[str], *, skips_prompt: bool
 ) -> Tensor:
-    """A mask of the tokens to pool (texts × tokens), without padding and prompt; rejects a text that has none."""
+    """A mask of the tokens to pool (texts × tokens), without padding and prompt; each text must have one."""
     real: Tensor = features["attention_mask"].long()
     places = real.cumsum(dim=1) * real
     skipped = int(features.get("prompt_length") or 0) if skips_prompt else 0
@@ -286,7 +287,7 @@ def _pooled_tokens(
     if empty.any():
         text = texts[int(empty.int().argmax())]
         raise BadInput(
-            f"the text {text[:60]!r} has nothing to pool after its prompt; leave it out, or shorten the prompt if it fills "
-            "the model's input"
+            f"the text {text[:60]!r} has nothing to pool after its prompt; leave it out, or shorten the "
+            "prompt if it fills the model's input"
         )
     return pooled

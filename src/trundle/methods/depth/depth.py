@@ -23,7 +23,7 @@ _COUNTED_TEXTS = 100_000
 
 
 def _spread(keep: int, layers: int) -> tuple[int, ...]:
-    """Evenly spaced layers including the first and the last; a single one is the first, which reads the embeddings."""
+    """Evenly spaced layers including the first and the last; a single one is the first."""
     gaps = max(1, keep - 1)
     return tuple((2 * number * (layers - 1) + gaps) // (2 * gaps) for number in range(keep))
 
@@ -64,7 +64,8 @@ def _count(options: DepthOptions, layers: int) -> int:
         assert options.fraction is not None
         if not 0 <= options.fraction < 1:
             raise ImpossibleCut(
-                f"the share of layers to remove must be at least 0 and under 1, such as 50%, not {options.fraction}"
+                "the share of layers to remove must be at least 0 and under 1, such as 50%, "
+                f"not {options.fraction}"
             )
         keep = _layers_left(layers, options.fraction)
         if keep == 0:

@@ -1,8 +1,9 @@
 """vocabulary: keep the tokens that matter in your texts, and rebuild the tokenizer.
 
-The embedding rows of removed tokens are cut. `oov` chooses what happens to a removed token: by default the rebuilt tokenizer
-splits it into kept pieces, and the result is a standard folder. `cluster` (the paper's way) and `unk` keep the tokenizer and
-map the ids instead, with a small trundle module in the folder. No training is needed; `align` afterwards recovers quality.
+The embedding rows of removed tokens are cut. `oov` chooses what happens to a removed token: by default the
+rebuilt tokenizer splits it into kept pieces, and the result is a standard folder. `cluster` (the paper's way)
+and `unk` keep the tokenizer and map the ids instead, with a small trundle module in the folder. No training
+is needed; `align` afterwards recovers quality.
 
     - vocabulary: {keep: 8000}
     - vocabulary: {fraction: 25%}
@@ -68,8 +69,7 @@ class VocabularyOptions(Options):
     )
     score: _Score = Field("tfidf", description="How tokens are scored; seen keeps all in your texts.")
     oov: _Oov = Field(
-        "decompose",
-        description="What happens to the others: split into kept pieces, or mapped to a similar or unknown token.",
+        "decompose", description="What the others become: kept pieces, or a similar or the unknown token."
     )
     clusters: int = Field(50, ge=1, description="With oov cluster: the number of representatives.")
     characters: _Characters = Field(

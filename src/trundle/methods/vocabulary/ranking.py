@@ -54,7 +54,7 @@ def _rank_tokens(
     count: int,
     tree: MergeTree,
 ) -> _Ranking:
-    """Count the tokens of the texts and score them; `count` is how many will be chosen (for the score `cluster`)."""
+    """Count the tokens of the texts and score them; the score `cluster` needs the `count` to choose."""
     known = np.array(sorted(vocabulary.tokens))
     if context.corpus is None:
         if score not in ("cluster", "random"):
@@ -109,7 +109,8 @@ def _check_counts(counts: _TokenCounts, vocabulary: Vocabulary, progress: Progre
     share = counts.occurrences[vocabulary.unknown] / counts.tokens
     if share > _FOREIGN:
         raise BadInput(
-            f"{share:.0%} of the texts is unknown to the model's tokenizer; pass texts in a language the model knows"
+            f"{share:.0%} of the texts is unknown to the model's tokenizer; pass texts in a language the "
+            "model knows"
         )
     if share > _DOUBTFUL:
         progress.say(f"vocabulary: {share:.0%} of the texts is unknown to the model's tokenizer")
@@ -124,7 +125,7 @@ def _absent_characters(vocabulary: Vocabulary, ranking: _Ranking) -> set[int]:
 
 
 def _order_with_characters(ranking: _Ranking, characters: Collection[int]) -> list[int]:
-    """The ranking with these characters, which do not occur, directly after what occurs: they can spell the rest."""
+    """The ranking with these characters, which do not occur but can spell the rest, after what occurs."""
     others = [number for number in ranking.order[ranking.seen :] if number not in characters]
     return [*ranking.order[: ranking.seen], *sorted(characters), *others]
 
@@ -200,7 +201,7 @@ def _compare_lengths(
 def _lengths_when_mapped(
     tokenizer: Tokenizer, texts: Sequence[str], token_map: Sequence[int], *, unknown: int | None
 ) -> _Lengths:
-    """Count the texts' tokens, without special ones, by what `token_map` (an id for every id) maps them to."""
+    """Count the texts' tokens by what `token_map` (an id for every id) maps them to."""
     counts = count_tokens(tokenised(tokenizer, texts), len(token_map))
     ends, total = np.asarray(token_map), max(counts.tokens, 1)
     moved, unreadable = ends != np.arange(len(ends)), ends == (-1 if unknown is None else unknown)

@@ -125,9 +125,9 @@ def _tfidf_scores(chunks: Iterable[_Documents], counts: _TokenCounts) -> _Scores
 def _attention_scores(
     model: SentenceTransformer, texts: Sequence[str], size: int, progress: Progress = SILENT
 ) -> _Scores:
-    """The attention each token receives per occurrence: summed over a text's tokens, averaged over heads and layers.
+    """The attention each token receives per occurrence, averaged over heads and layers.
 
-    As in the paper, the sum is divided by the number of occurrences, so that common tokens do not win by count alone.
+    As in the paper, sums are divided by the number of occurrences, so that common tokens have no advantage.
     """
     backbone = transformer_of(model).model
     received, occurrences = np.zeros(size), np.zeros(size)

@@ -89,8 +89,8 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
 def _dispensable(vocabulary: Vocabulary, ranking: _Ranking, characters: _Characters) -> set[int]:
     """Characters that need not be kept: in a small vocabulary each would displace a token that occurs.
 
-    A tokenizer may know thousands of characters that are not in the texts. `auto` keeps ASCII, so that names, numbers and
-    addresses can always be spelled.
+    A tokenizer may know thousands of characters that are not in the texts. `auto` keeps ASCII, so that names,
+    numbers and addresses can always be spelled.
     """
     if characters == "all":
         return set()
@@ -111,7 +111,7 @@ def _wanted(model: SentenceTransformer, vocabulary: Vocabulary, options: Vocabul
         return None
     if not ways:
         raise ImpossibleCut(
-            "choose how much to keep: keep (a number of tokens), fraction or parameters (a share of either, such as 80%)"
+            "choose how much to keep with keep (a number of tokens), fraction or parameters (such as 80%)"
         )
     if len(ways) > 1:
         raise ImpossibleCut(
@@ -132,7 +132,7 @@ def _wanted(model: SentenceTransformer, vocabulary: Vocabulary, options: Vocabul
 
 
 def _tokens_left(row: int, tokens: int, rest: int, share: Fraction) -> int:
-    """The most tokens whose rows of weights, with the rest of the model, stay within a share of all parameters."""
+    """The most tokens whose weights, with the rest of the model, are within a share of all parameters."""
     return math.floor((share * (row * tokens + rest) - rest) / row)
 
 
@@ -148,8 +148,8 @@ def _too_few(model: SentenceTransformer, wanted: int, needed: int) -> Impossible
     row, size, rest = _weights_per_token(model)
     share = math.ceil(1000 * (rest + row * needed) / (rest + row * size)) / 10
     return ImpossibleCut(
-        f"{needed:,} of the {size:,} tokens must be kept (special tokens, single characters or bytes, prompts), not "
-        f"{max(wanted, 0):,}; keep at least {needed:,}, which is {share:g}% of the parameters"
+        f"{needed:,} of the {size:,} tokens must be kept (special tokens, characters or bytes, prompts), "
+        f"not {max(wanted, 0):,}; keep at least {needed:,}, which is {share:g}% of the parameters"
     )
 
 
@@ -243,7 +243,7 @@ class VocabularySizes:
 
 
 def list_sizes(model: SentenceTransformer, context: Context) -> VocabularySizes:
-    """Measure what `vocabulary` would choose at several sizes, from the full vocabulary down to the smallest possible."""
+    """Measure what `vocabulary` would choose at several sizes, from all tokens to the fewest possible."""
     if context.corpus is None:
         raise BadInput("a vocabulary is measured on texts; pass them with --data")
     vocabulary = read_vocabulary(model)

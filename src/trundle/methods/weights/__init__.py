@@ -1,12 +1,13 @@
 """weights: zero or remove the weights that matter least for a domain (GAPrune).
 
-The method reads two sets of samples, of your domain and of general data. From the gradients of each sample it computes how
-important every MLP weight is to each source (Fisher information), and whether the gradients of both sources point in the same
-direction (alignment). The resulting score (DAI) keeps what the domain needs and removes what conflicts with it. Other scores
-are available for comparison.
+The method reads two sets of samples, of your domain and of general data. From the gradients of each sample it
+computes how important every MLP weight is to each source (Fisher information), and whether the gradients of
+both sources point in the same direction (alignment). The resulting score (DAI) keeps what the domain needs
+and removes what conflicts with it. Other scores are available for comparison.
 
-`structure` chooses what is removed: single weights (the paper; not faster), MLP neurons (smaller and faster everywhere), or two
-of each four weights (faster on GPUs that support it). `contrast` or `align` afterwards recover quality, and zeros stay zero.
+`structure` chooses what is removed: single weights (the paper; not faster), MLP neurons (smaller and faster
+everywhere), or two of each four weights (faster on GPUs that support it). `contrast` or `align` afterwards
+recover quality, and zeros stay zero.
 
     - weights: {domain: finance.jsonl, general: general.jsonl, sparsity: 50%}
     - weights: {domain: finance.jsonl, general: general.jsonl, sparsity: 30%, structure: neuron}
@@ -56,8 +57,7 @@ class WeightsOptions(Options):
         "row", description="Compare the gradients of both sources per output neuron, or per matrix."
     )
     fisher: _FisherScale = Field(
-        "mean",
-        description="Divide Fisher information by its matrix's mean or maximum, or use it raw as in the paper.",
+        "mean", description="Divide Fisher information by its matrix's mean or maximum; raw as in the paper."
     )
     alpha: float = Field(0.2, allow_inf_nan=False, description="Weight of alignment in DAI.")
     beta: float = Field(
@@ -98,7 +98,8 @@ class WeightsPlan(Plan):
             return "keep all weights: nothing to prune"
         lowest = _CALLED[options.method]
         if self.neurons is not None:
-            return f"keep {self.neurons:,} of {self.of:,} MLP neurons in each layer; remove those with the {lowest}"
+            kept = f"keep {self.neurons:,} of {self.of:,} MLP neurons in each layer"
+            return f"{kept}; remove those with the {lowest}"
         where = "MLPs and attention" if options.attention else "the MLPs"
         share = f"{self.zeros:,} of {self.weights:,} weights of {where}"
         if options.structure == "2:4":
@@ -107,7 +108,7 @@ class WeightsPlan(Plan):
 
 
 def _selection_of(options: WeightsOptions) -> _Selection:
-    """Among which weights the lowest scores are chosen; Wanda compares the inputs of one neuron, as in its paper."""
+    """The given selection, or the default: Wanda compares the inputs of one neuron, as in its paper."""
     return options.selection or ("row" if options.method == "wanda" else "global")
 
 

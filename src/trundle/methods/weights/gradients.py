@@ -1,10 +1,11 @@
-"""Per-sample gradients of chosen matrices, squared and summed on the fly: the diagonal of the Fisher information.
+"""Per-sample gradients of matrices, squared and summed: the diagonal of the Fisher information.
 
-The loss of a sample is InfoNCE: its query must find its document among all documents of its batch. It is a function of the
-encoding of the sample's own texts; the vectors of the negatives are constants. So each text contributes to the gradient of one
-sample only, one backward pass serves a batch, and a sample's gradient in a matrix is the product of the matrix's inputs and its
-output gradients over the sample's tokens. It is formed for one matrix at a time and added to two sums in fp32 (the squares and
-the gradient itself), so the memory needed is two copies of the chosen matrices.
+The loss of a sample is InfoNCE: its query must find its document among all documents of its batch. It is a
+function of the encoding of the sample's own texts; the vectors of the negatives are constants. So each text
+contributes to the gradient of one sample only, one backward pass serves a batch, and a sample's gradient in a
+matrix is the product of the matrix's inputs and its output gradients over the sample's tokens. It is formed
+for one matrix at a time and added to two sums in fp32 (the squares and the gradient itself), so the memory
+needed is two copies of the chosen matrices.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _NEGATIVES = 1
 """Hard negatives per sample."""
 _TEXTS_AT_ONCE = 32
 _GPU_BYTES = 1 << 28
-"""Memory for the per-sample gradients of one matrix on a GPU; a CPU computes them one by one, in its cache."""
+"""Memory for the per-sample gradients of a matrix on a GPU; a CPU computes them one by one, in its cache."""
 
 
 class _Texts(NamedTuple):
@@ -57,7 +58,7 @@ class _SampleBatch(NamedTuple):
     documents: _Texts
     """The document of each sample, then the hard negatives."""
     excluded: Tensor
-    """(samples, documents): correct answers to a query other than its own document, which are not negatives."""
+    """(samples, documents): correct answers to a query other than its own document; they are no negatives."""
 
 
 def _make_sample_loader(
@@ -92,7 +93,7 @@ def _excluded(samples: Sequence[Example], documents: Sequence[str]) -> Tensor:
 
 
 def _batches_of(samples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
-    """Batches of samples of one source; a single remaining sample joins the previous batch, because it needs negatives."""
+    """Batches of one source; a single last sample joins the previous batch, because it needs negatives."""
     for _, group in groupby(samples, key=lambda sample: sample.source):
         same = list(group)
         start = 0
@@ -124,10 +125,10 @@ def _measure_gradients(
     label: str = "gradients",
     progress: Progress = SILENT,
 ) -> _Gradients:
-    """Measure the Fisher information and the mean gradient of these modules' weights, named as in the backbone.
+    """Measure the Fisher information and the mean gradient of the weights of these modules of the backbone.
 
-    Samples are batched in the given order; a batch never mixes sources. With `dropout_seed` dropout is active as in training,
-    so that two copies of a text are two views of it.
+    Samples are batched in the given order; a batch never mixes sources. With `dropout_seed` dropout is active
+    as in training, so that two copies of a text are two views of it.
     """
     load = _make_sample_loader(model, prompts)
     sums = _Sums(transformer_of(model).model, modules)
@@ -209,7 +210,7 @@ def _own_losses(batch: _SampleBatch, queries: Tensor, documents: Tensor) -> Tens
 
 
 class _Tap(torch.autograd.Function):
-    """Returns a module's output unchanged; on backward, passes the module's input and output gradient to `receive`."""
+    """Returns a module's output unchanged; `backward` passes its input and output gradient to `receive`."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, _anchor: Tensor, inputs: Tensor, receive: Any) -> Tensor:
@@ -273,7 +274,7 @@ class _Sums:
         return losses.detach()
 
     def _receive(self, name: str, chunk: int, states: Tensor, gradient: Tensor) -> None:
-        """Store the tensors of one chunk; when all chunks of the batch are there, form the samples' gradients."""
+        """Store the tensors of one chunk; after the last chunk of the batch, form the samples' gradients."""
         real = self._real[chunk]
         received = self._received.setdefault(name, {})
         received[chunk] = (states.flatten(0, -2)[real].float(), gradient.flatten(0, -2)[real].float())
@@ -307,8 +308,8 @@ class _Sums:
         sums = torch.stack([losses.sum(), *(total.sum() for total in self.squares.values())])
         if not bool(torch.isfinite(sums).all()):
             raise BadInput(
-                f"the loss or the gradients of {where} are NaN or infinite; look for damaged texts there, or check "
-                "the model's weights"
+                f"the loss or the gradients of {where} are NaN or infinite; look for damaged texts there, or "
+                "check the model's weights"
             )
 
 

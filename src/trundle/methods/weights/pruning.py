@@ -24,9 +24,9 @@ from trundle.model.matrices import Matrix, prunable, weight_of
 from trundle.model.surgery import transformer_of
 
 _ALPHA, _BETA, _GAMMA = 0.2, 0.0, 0.5
-"""The paper's values, except β, which is 1 there. The most important weights matter to both sources, and β > 0 penalises them
-for it: with a small model and validation queries of two domains, β = 0 lost less on the domain, and much less on both sources
-when neurons were removed."""
+"""The paper's values, except β, which is 1 there. The most important weights matter to both sources, and
+β > 0 penalises them for it: with a small model and validation queries of two domains, β = 0 lost less on the
+domain, and much less on both sources when neurons were removed."""
 _TINY = 1e-30
 _SOURCES_OF: dict[_Score, tuple[_Name, ...]] = {
     "gaprune": ("domain", "general"),
@@ -65,7 +65,7 @@ def _dai(
     gamma: float = _GAMMA,
     scale: _FisherScale = "mean",
 ) -> Tensor:
-    """GAPrune's score from the Fisher matrices of both sources; `raw` is the formula as printed in the paper."""
+    """GAPrune's score from the Fisher matrices of both sources; `raw` is the formula as in the paper."""
     size = weight.abs()
     net = _on_one_scale(domain, scale) - beta * _on_one_scale(general, scale)
     return (net * size + gamma * size.sqrt()) * (1 + alpha * aligned)
@@ -128,9 +128,10 @@ def _choose(scores: Mapping[str, Tensor], share: Fraction, selection: _Selection
 def _neuron_scores(
     scores: Mapping[str, Tensor], axes: Mapping[str, tuple[Sequence[str], Sequence[str]]]
 ) -> Tensor:
-    """The summed scores of each MLP neuron of one block: its rows in the layers before it, its columns in those after.
+    """The summed scores of each MLP neuron of one block: its rows in the layers before, its columns after.
 
-    `axes` are the plain axes along the rows and columns of each matrix; a fused matrix has several rows per neuron.
+    `axes`: the plain axes along the rows and columns of each matrix; a fused matrix has several rows per
+    neuron.
     """
     total: Tensor | None = None
     for name, score in scores.items():
@@ -296,7 +297,7 @@ class _WeightMap:
 
 
 def _count_alignment(aligned: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Alignment:
-    """Count weights by the cosine of their row or matrix; `sizes` are the numbers of weights of each matrix."""
+    """Count weights by the cosine of their row or matrix; `sizes`: the number of weights of each matrix."""
     cosines = torch.cat([value.flatten().float().cpu() for value in aligned.values()])
     each = torch.cat(
         [torch.full((value.numel(),), sizes[name] // value.numel()) for name, value in aligned.items()]

@@ -1,4 +1,4 @@
-"""The two sources of samples for scoring weights, a domain and general data, and a retrieval evaluation on each."""
+"""The samples that score weights, from a domain and from general data, and a retrieval evaluation on each."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def _same_data(domain: _SampleSource, general: _SampleSource) -> bool:
 def _draw_samples(
     model: SentenceTransformer, source: _SampleSource, count: int, context: Context
 ) -> tuple[list[Example], dict[str, Any]]:
-    """Sample representative tuples: those closest to the centres of a k-means over the vectors of their queries."""
+    """Sample the tuples closest to the centres of a k-means over the vectors of their queries."""
     different = distinct(source.samples(), key=lambda one: one.query)
     pool = sample(different, _POOL * count, seed=context.seed)
     if len(pool) < _FEWEST:
         raise BadInput(
-            f"the {source.name} source has {len(pool)} tuple, and retrieval needs at least {_FEWEST}; pass more, better "
-            "thousands"
+            f"the {source.name} source has {len(pool)} tuple, and retrieval needs at least {_FEWEST}; pass "
+            "more, better thousands"
         )
     if len(pool) > count:
         encode = encode_module.embedder(model, name=f"{source.name} queries", progress=context.progress).query
@@ -118,7 +118,7 @@ def _draw_samples(
 
 
 def _reconstruction_texts(sources: Sequence[_SampleSource], context: Context) -> list[str]:
-    """Texts for least-squares reconstruction: equally many of each source, or of --data if there are no sources."""
+    """Texts for least-squares reconstruction: the same number of each source, or those of --data."""
     if not sources:
         train = iter(()) if context.corpus is None else context.corpus.train()
         return [text.text for text in sample(train, _RECONSTRUCTION_TEXTS, seed=context.seed)]
@@ -130,7 +130,7 @@ def _reconstruction_texts(sources: Sequence[_SampleSource], context: Context) ->
 def _make_evaluator(
     sources: list[_SampleSource], context: Context
 ) -> Callable[[Embedder], Mapping[str, float]] | None:
-    """Return a function that measures retrieval with held-out queries of each source; None if there are too few."""
+    """Return a function that measures retrieval with held-out queries; None if there are too few."""
     tasks = []
     corpus = context.corpus
     for source in sources:

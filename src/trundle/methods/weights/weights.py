@@ -64,7 +64,7 @@ def plan(model: SentenceTransformer, options: WeightsOptions, context: Context) 
     sources = _open_sources(options, context)
     if len(sources) == 2 and _same_data(*sources):
         context.progress.say(
-            "domain and general are the same data: every alignment is 1, so the scores say nothing about the domain"
+            "domain and general are the same data: every alignment is 1, so it has no effect on the scores"
         )
     if options.structure == "neuron":
         of = layout.sizes["mlp"]
@@ -107,8 +107,8 @@ def _share(options: WeightsOptions, layout: Layout) -> Fraction:
             raise ImpossibleCut("only MLPs have neurons; leave attention out, or prune single weights")
         if options.selection is not None:
             raise ImpossibleCut(
-                f"a {layout.family.name} config has one MLP width for all layers, so each loses the same number of "
-                "neurons; leave selection out"
+                f"a {layout.family.name} config has one MLP width for all layers, so each loses the "
+                "same number of neurons; leave selection out"
             )
     return share
 
@@ -213,7 +213,7 @@ def _least_squares(
 def _measure_moments(
     model: SentenceTransformer, texts: Sequence[str], modules: Sequence[str], *, progress: Progress = SILENT
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield for each module the second moments of its inputs and a constant 1 over the tokens of the texts."""
+    """Yield the second moments of each module's inputs and a constant 1 over the tokens of the texts."""
     backbone = transformer_of(model).model
     group: list[str] = []
     held = 0

@@ -1,9 +1,10 @@
 """width: train a model and the narrow ones inside it in one run (NML), or extract one size.
 
-Each size keeps all layers and heads and a share of the width of everything between them; `mlp` narrows the MLPs as well. All
-sizes are slices of one set of weights, so one run trains them all: λ·Σ sizes + (1 − λ)·the full model. With `objective: align`
-every size learns the vectors of the original model through its own linear map, and the full model learns to keep them: this
-needs no labels, and every size can query the existing index. With `contrast` all sizes train on labelled tuples.
+Each size keeps all layers and heads and a share of the width of everything between them; `mlp` narrows the
+MLPs as well. All sizes are slices of one set of weights, so one run trains them all: λ·Σ sizes + (1 − λ)·the
+full model. With `objective: align` every size learns the vectors of the original model through its own linear
+map, and the full model learns to keep them: this needs no labels, and every size can query the existing
+index. With `contrast` all sizes train on labelled tuples.
 
     - width: {widths: "1/2,1/4", minutes: 30}
     - width: {widths: "1/2,1/4", mlp: true, result: 1/4}
@@ -122,8 +123,8 @@ class WidthPlan(Plan):
             length = "in closed form"
         result = "the full model" if self.result == 1 else str(self.result)
         return (
-            f"nest {shares} in {self.hidden} ({narrow}, {self.select} selection), {self.objective}, {length}; "
-            f"result: {result}"
+            f"nest {shares} in {self.hidden} ({narrow}, {self.select} selection), {self.objective}, "
+            f"{length}; result: {result}"
         )
 
 

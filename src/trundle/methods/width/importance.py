@@ -54,7 +54,7 @@ class _Importance:
     """The same for queries and keys; None if these can't be reordered."""
 
     def orders(self, heads: Sequence[Indices]) -> _Orders:
-        """Orders that put what matters most where the narrowest size keeps it; `heads`: each size's head dimensions."""
+        """Put what matters most where the narrowest size keeps it; `heads`: each size's head dimensions."""
         priority = by_priority(self.values.shape[-1], heads)
 
         def placed(ranking: Indices) -> Indices:
@@ -139,7 +139,7 @@ def _hooked(backbone: nn.Module, layout: Layout, activations: _Activations) -> E
 
 
 def _importance(backbone: nn.Module, layout: Layout, sums: dict[tuple[str, Any], Tensor]) -> _Importance:
-    """Scores of neurons and value dimensions: their activation times the norm of the weights that read them."""
+    """Neurons and value dimensions score their activation times the norm of the weights that read them."""
     blocks, kv_heads, head = range(layout.layers), layout.sizes["kv_heads"], layout.sizes["head"]
     norms: dict[tuple[str, int | None], Tensor] = {}
     weights = dict(backbone.named_parameters())

@@ -1,9 +1,9 @@
 """A narrow model inside a wide one: its weights are slices of the wide model's weights, taken at every call.
 
-Along each axis a parameter consists of equal units (heads, MLPs, the hidden width), and a slice keeps the same positions of
-every unit. The narrow model is built from the cut config and holds no weights, so everything a constructor derives from the
-config (scales, rotary tables) is correct, and its output equals that of the extracted model. Gradients flow into the wide
-model's parameters, which are the only ones.
+Along each axis a parameter consists of equal units (heads, MLPs, the hidden width), and a slice keeps the
+same positions of every unit. The narrow model is built from the cut config and holds no weights, so
+everything a constructor derives from the config (scales, rotary tables) is correct, and its output equals
+that of the extracted model. Gradients flow into the wide model's parameters, which are the only ones.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def _sliced(weight: Tensor, kept: tuple[_AxisSlice, ...]) -> Tensor:
 class _Slice(torch.autograd.Function):
     """Slices a parameter and returns the gradient of the slice.
 
-    If the wide parameter already has a gradient, the slice's gradient is added to it in place, which needs no tensor of full
-    size. With `backward()` the result is the same as returning the gradient.
+    If the wide parameter already has a gradient, the slice's gradient is added to it in place, which needs no
+    tensor of full size. With `backward()` the result is the same as returning the gradient.
     """
 
     @staticmethod

@@ -120,7 +120,7 @@ class _Nesting:
 
 
 def _drawn_sizes(narrow: int, count: int, batch: Indices, *, seed: int) -> tuple[float, ...]:
-    """The weight of each narrow model on a batch: 1 for the last, and `count` − 1 of the others stand for all others."""
+    """Loss weights for a batch: 1 for the narrowest model; `count` − 1 others stand for the rest."""
     others = narrow - 1
     chosen = min(count - 1, others)
     rng = np.random.default_rng([seed, *np.asarray(batch[:8]).tolist()])

@@ -42,7 +42,7 @@ def plan(model: SentenceTransformer, options: WidthOptions, context: Context) ->
         raise ImpossibleCut("widths are shares under 1 of the model's width; pass some such as 1/2,1/4")
     if options.result != _FULL and options.result not in widths:
         raise BadInput(
-            f"the result {options.result} is not one of the widths {', '.join(map(str, widths))}; add it to them"
+            f"the result {options.result} is not one of the widths {', '.join(map(str, widths))}; add it"
         )
     if process_count() > 1:
         raise BadInput("width runs in one process only; start it without torchrun or accelerate launch")
@@ -64,7 +64,7 @@ def plan(model: SentenceTransformer, options: WidthOptions, context: Context) ->
 
 
 def _default_select(layout: Layout, narrowest: Fraction) -> _Select:
-    """By importance; but in a decoder the most important dimensions are outliers, and a narrow size keeps little else."""
+    # The most important dimensions of a decoder are outliers, and a narrow size would keep little else.
     return "consecutive" if layout.family.causal and narrowest < _HALF else "importance"
 
 
@@ -91,7 +91,8 @@ def _check_training(
         ours, theirs = model.get_embedding_dimension(), context.original.get_embedding_dimension()
         if ours != theirs:
             raise BadInput(
-                f"the model's vectors have {ours} dimensions and the original's {theirs}; put the method align before width"
+                f"the model's vectors have {ours} dimensions and the original's {theirs}; put align "
+                "before width"
             )
         check_prompts_are_pooled(model, context.original.prompts)
         return
@@ -101,14 +102,14 @@ def _check_training(
         raise BadInput("--pair needs sizes in their teacher's space; use objective: align")
     if next(context.corpus.examples(), None) is None:
         raise BadInput(
-            "there are no labelled tuples to train on; pass a file with a query and a positive column, or use "
-            "objective: align"
+            "there are no labelled tuples to train on; pass a file with a query and a positive column, or "
+            "use objective: align"
         )
     for width in (model.get_embedding_dimension() or 0, *(pooled_width(model, cut) for cut in cuts)):
         if width % 2:
             raise BadInput(
-                f"the angle loss halves vectors, and {width} is odd; pass widths that leave an even number, or use "
-                "objective: align"
+                f"the angle loss halves vectors, and {width} is odd; pass widths that leave an even number, "
+                "or use objective: align"
             )
 
 
