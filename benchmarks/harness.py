@@ -26,7 +26,7 @@ from trundle.data.examples import LabelledRow
 from trundle.data.texts import Text
 from trundle.evaluate.scoring import evaluate
 from trundle.evaluate.tasks import Task
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Context
 from trundle.model.cost import cost
 from trundle.model.encode import embedder

@@ -45,7 +45,7 @@ from trundle.data.texts import read_texts
 from trundle.embedder import Embedder, Encode, Vectors
 from trundle.evaluate.scoring import evaluate, find_tasks
 from trundle.methods.contrast.adapters import _add_adapters, _Lora
-from trundle.methods.weights.scoring import _best_neurons
+from trundle.methods.weights.pruning import _best_neurons
 from trundle.methods.width.narrow import _NarrowModel
 from trundle.model.cost import cost
 from trundle.model.encode import embedder, make_tokeniser

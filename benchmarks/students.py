@@ -219,7 +219,7 @@ def build(options: argparse.Namespace, name: str) -> None:
             by_library(source, int(row.by), corpus, folder, options)
         else:
             run = harness.compress_by(source, row.steps, folder / "model", corpus, seed=options.seed)
-            made |= {each.output.name.removeprefix("model"): str(each.output) for each in run.besides}
+            made |= {each.output.name.removeprefix("model"): str(each.output) for each in run.additional}
             content |= {"facts": dict(run.steps[-1].facts), "says": [step.says for step in run.steps]}
             content["fidelity"] = run.fidelity.as_json() if run.fidelity else None
     content["seconds"] = round(time.monotonic() - began, 1)

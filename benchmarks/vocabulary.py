@@ -53,7 +53,7 @@ from trundle.data.texts import Text, read_texts
 from trundle.errors import ImpossibleCut
 from trundle.evaluate.scoring import evaluate, find_tasks
 from trundle.evaluate.tasks import Task
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Context
 from trundle.methods.finetune.finetune import _measures_of, _trained
 from trundle.methods.vocabulary.scores import count_tokens, tokenised
@@ -65,8 +65,8 @@ from trundle.model.load import load
 from trundle.model.matrices import prunable
 from trundle.model.save import save, weight_bytes
 from trundle.model.surgery import transformer_of
-from trundle.model.tokenizer import _backend_of
 from trundle.model.token_map import read_vocabulary
+from trundle.model.tokenizer import _backend_of
 from trundle.recipe import make_options
 from trundle.records import Lineage
 

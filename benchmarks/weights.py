@@ -30,8 +30,7 @@ from trundle.evaluate.scoring import evaluate, find_tasks
 from trundle.methods.contract import Context
 from trundle.methods.weights import _FisherScale
 from trundle.methods.weights.gradients import _measure_gradients, _measure_norms
-from trundle.methods.weights.samples import _draw_samples, _open_side, _texts_of
-from trundle.methods.weights.scoring import (
+from trundle.methods.weights.pruning import (
     _BETA,
     _alignment,
     _best_neurons,
@@ -42,7 +41,8 @@ from trundle.methods.weights.scoring import (
     _Scored,
     _wanda,
 )
-from trundle.methods.weights.weights import _take_over
+from trundle.methods.weights.samples import _draw_samples, _open_source, _reconstruction_texts
+from trundle.methods.weights.weights import _reconstruct
 from trundle.model.encode import embedder
 from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of
@@ -67,7 +67,7 @@ def scored(
     probe.max_seq_length = min(options.max_length, model.max_seq_length or options.max_length)
     general = str(Path(options.data) / "triplets" / "general.parquet")
     for name, source in (("domain", train), ("general", general)):
-        side = _open_side("domain" if name == "domain" else "general", source, context)
+        side = _open_source("domain" if name == "domain" else "general", source, context)
         sides.append(side)
         samples, _ = _draw_samples(model, side, options.samples, context)
         prompts = {one.source: Prompts() for one in samples}
@@ -96,7 +96,7 @@ def scored(
         "domain-fisher": f_dom,
         "wanda": {name: _wanda(weight, norms[name]) for name, weight in weights.items()},
     }
-    return scores, _texts_of(sides, context)
+    return scores, _reconstruction_texts(sides, context)
 
 
 def pruned(
@@ -110,11 +110,14 @@ def pruned(
         return small
     layout = layout_of(transformer_of(model).model)
     keep = layout.sizes["mlp"] - int(layout.sizes["mlp"] * share)
-    whole = _Scored(matrices=prunable(layout), scores=scores, aligned=None, facts={})
+    whole = _Scored(
+        matrices=prunable(layout),
+        scores=scores,
+    )
     kept = tuple(_best_neurons(one, keep) for one in _neurons_by_layer(whole))
     small = cut(model, Cut(mlp=kept))
     if method == "neuron":
-        _take_over(model, small, kept, texts, Context(original=model, progress=harness.Lines()))
+        _reconstruct(model, small, kept, texts, Context(original=model, progress=harness.Lines()))
     return small
 
 

@@ -15,7 +15,7 @@ import pico
 from trundle.data.corpus import Corpus
 from trundle.data.texts import Text
 from trundle.evaluate.shortening import read_ranges
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
 from trundle.model.save import save
 from trundle.recipe import make_options

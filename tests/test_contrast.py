@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 import pico
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadRecipe, UserError
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
 from trundle.model.heads import _attends_both_ways
 from trundle.model.save import save

@@ -23,7 +23,7 @@ import pico
 from trundle.data.corpus import Corpus
 from trundle.data.examples import Example, LabelledRow
 from trundle.data.texts import Text
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Context, Method
 from trundle.model.cost import cost
 from trundle.model.save import save

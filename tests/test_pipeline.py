@@ -21,7 +21,7 @@ from trundle.data.corpus import Corpus, read_corpus
 from trundle.data.texts import Text, read_texts
 from trundle.errors import BadInput, ImpossibleCut, WriteFailed
 from trundle.evaluate.fidelity import queries_and_documents
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.model.save import weight_bytes
 from trundle.pipeline.compress import compress, run_recipe
 from trundle.pipeline.run import Request, Run
@@ -163,10 +163,10 @@ def test_a_closed_form_asks_the_teacher_no_more_than_it_needs(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("{keep: 0, order: spread}", "no layers to be spread"),
-        ("{keep: -1}", "-1 can't be kept"),
-        ("{keep: 5}", "has 4 layers, so 5 can't be kept"),
-        ("{}", "say how many of the 4 layers"),
+        ("{keep: 0, order: spread}", "no layers to spread"),
+        ("{keep: -1}", "it can't keep -1"),
+        ("{keep: 5}", "has 4 layers, so it can't keep 5"),
+        ("{}", "choose how many of the 4 layers"),
         ("{keep: 2, fraction: 50%}", "leave one of them out"),
         ("{fraction: 100%}", "under 1"),
         ("{fraction: -0.1}", "at least 0"),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trundle.errors import BadRecipe
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import _exact_fraction
 from trundle.methods.depth import _layers_left
 from trundle.recipe import make_options, parse_recipe, read_recipe, recipe_names, single

@@ -23,11 +23,10 @@ from trundle.data.corpus import Corpus
 from trundle.data.sampling import nearest
 from trundle.data.texts import Text
 from trundle.errors import BadInput, BadModel, ImpossibleCut
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
 from trundle.methods.vocabulary import VocabularyPlan, _read_ranges, _write_ranges
-from trundle.methods.vocabulary.sizes import list_sizes
-from trundle.methods.vocabulary.vocabulary import _tokens_left
+from trundle.methods.vocabulary.vocabulary import _tokens_left, list_sizes
 from trundle.model.cost import cost
 from trundle.model.load import load
 from trundle.model.save import model_digest, save
@@ -239,13 +238,13 @@ def test_ids_may_have_holes(oov: str, keep: int, pico_folders: Callable[[str], P
     assert not set(plan.kept) & set(range(101, 121))
     assert np.isfinite(applied.model.encode(pico.TEXTS)).all()
     context = Context(original=model, corpus=corpus(pico.TEXTS[:4], held_out=pico.TEXTS[4:]))
-    assert list_sizes(model, "tfidf", context).rows[1].coverage == 1
+    assert list_sizes(model, context).rows[1].coverage == 1
 
 
 def test_sizes_are_what_the_step_would_do(pico_model: Models) -> None:
     model = pico_model("gpt2")
     context = Context(original=model, corpus=corpus(pico.TEXTS[:4], held_out=pico.TEXTS[4:]))
-    sizes = list_sizes(model, "tfidf", context)
+    sizes = list_sizes(model, context)
     keeps = [row.keep for row in sizes.rows]
     assert keeps == sorted(keeps, reverse=True)
     assert sizes.rows[0].keep == len(model.tokenizer)
@@ -260,8 +259,8 @@ def test_sizes_are_what_the_step_would_do(pico_model: Models) -> None:
             facts = TOOL.apply(model, plan, context).facts
             assert facts["tokens_per_text_after"] == round(row.lengths.after, 3)
     assert sizes.as_json()["sizes"][-1]["why"] == "the least"
-    with pytest.raises(BadInput, match="judged by texts"):
-        list_sizes(model, "tfidf", Context(original=model))
+    with pytest.raises(BadInput, match="measured on texts"):
+        list_sizes(model, Context(original=model))
 
 
 # maps
@@ -326,7 +325,7 @@ def test_maps_say_how_much_of_held_out_texts_is_misread(oov: str, pico_model: Mo
     assert facts["unknown_share_before"] == pytest.approx(unknown, abs=1e-6)
     assert facts["unknown_share_after"] == pytest.approx(unknown + gone * (oov == "unk"), abs=1e-6)
     assert facts["stand_in_share"] == pytest.approx(gone * (oov == "cluster"), abs=1e-6)
-    assert f"{gone if oov == 'cluster' else 0:.2%} of them read as a stand-in" in told.lines[-1]
+    assert f"{gone if oov == 'cluster' else 0:.2%} of them replaced" in told.lines[-1]
 
 
 def test_a_traced_graph_contains_the_map(pico_model: Models) -> None:
@@ -402,9 +401,9 @@ def test_mapped_models_can_be_cut_and_aligned_but_not_mapped_twice(pico_model: M
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "say how much to keep"),
+        ({}, "choose how much to keep"),
         ({"keep": 100, "parameters": "90%"}, "leave one of them out"),
-        ({"fraction": "50%", "parameters": "90%"}, "fraction and parameters say the same thing"),
+        ({"fraction": "50%", "parameters": "90%"}, "fraction and parameters exclude each other"),
         ({"keep": 100, "fraction": "50%"}, "leave one of them out"),
         ({"keep": 100, "score": "seen"}, "leave keep out"),
         ({"fraction": "50%", "score": "seen"}, "leave fraction out"),
@@ -435,7 +434,7 @@ def test_the_least_is_checked_with_and_without_texts(
 
 def test_characters_that_occur_are_only_known_with_texts(pico_model: Models) -> None:
     wish = {"keep": 20, "score": "random", "characters": "seen"}
-    with pytest.raises(BadInput, match="characters: seen looks at texts"):
+    with pytest.raises(BadInput, match="characters: seen needs texts"):
         run(pico_model("bert"), wish, texts=None)
     with pytest.raises(ImpossibleCut, match="keep at least"):
         run(pico_model("bert"), wish)
@@ -447,7 +446,7 @@ def test_the_least_that_is_named_is_possible(pico_model: Models) -> None:
 
 
 def test_no_texts_are_refused(pico_model: Models) -> None:
-    with pytest.raises(BadInput, match="say where they are with --data"):
+    with pytest.raises(BadInput, match="pass them with --data"):
         run(pico_model("bert"), {"keep": 100}, texts=None)
     with pytest.raises(BadInput, match="no text to count"):
         run(pico_model("bert"), {"keep": 100}, texts=[])

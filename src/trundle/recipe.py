@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from trundle.errors import BadRecipe
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Method, Options
 
 _SHIPPED = files("trundle") / "recipes"

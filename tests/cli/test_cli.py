@@ -13,7 +13,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.records import versions
 
 
@@ -190,10 +190,10 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
         (["inspect", "no/such/folder"], "there is no folder"),
         (["inspect", "nobody/model"], "hub can't be reached"),
         (["depth", "MODEL", "--keep", "3"], "-o FOLDER"),
-        (["depth", "MODEL", "--keep", "-2", "-o", "OUT"], "-2 can't be kept"),
-        (["depth", "MODEL", "--keep", "99", "-o", "OUT"], "99 can't be kept"),
-        (["depth", "MODEL", "--fraction", "most", "-o", "OUT"], "can't be 'most'; give a share such as 30%"),
-        (["depth", "MODEL", "--fraction", "1/0", "-o", "OUT"], "can't be '1/0'; give a share such as 30%"),
+        (["depth", "MODEL", "--keep", "-2", "-o", "OUT"], "it can't keep -2"),
+        (["depth", "MODEL", "--keep", "99", "-o", "OUT"], "it can't keep 99"),
+        (["depth", "MODEL", "--fraction", "most", "-o", "OUT"], "can't be 'most'; pass a share such as 30%"),
+        (["depth", "MODEL", "--fraction", "1/0", "-o", "OUT"], "can't be '1/0'; pass a share such as 30%"),
         (
             ["depth", "MODEL", "--order", "any", "-o", "OUT"],
             "can't be 'any'; give 'auto', 'first' or 'spread'",

@@ -109,7 +109,7 @@ def test_the_sizes_published_for_nested_students() -> None:
 
 def test_the_menu_tells_what_would_be_left(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pico_model("bert")
-    menu = {(saving.step, saving.says): saving.after for saving in list_savings(model)}
+    menu = {(saving.name, saving.keeps): saving.after for saving in list_savings(model)}
     half = menu["depth", "2 of 4 layers"]
     built = cut(model, Cut(blocks=(0, 1)))
     assert half.parameters == sum(weight.numel() for weight in built.parameters())

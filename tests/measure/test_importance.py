@@ -10,7 +10,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.methods.width.sizes import _Importance, _measure_importance
+from trundle.methods.width.importance import _Importance, _measure_importance
 from trundle.model import encode
 
 

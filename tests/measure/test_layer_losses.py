@@ -114,4 +114,4 @@ def test_a_very_shallow_small_has_the_next_dip_named(losses: list[float], deeper
     assert (advice is None) is (deeper is None)
     if advice is not None:
         assert "small keeps 1 of 30 layers" in advice
-        assert advice.endswith("try keep 7 beside it")
+        assert advice.endswith("also try keep 7")

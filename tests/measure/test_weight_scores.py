@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from trundle.methods.weights.scoring import (
+from trundle.methods.weights.pruning import (
     _BINS,
     PrunedMatrix,
     _alignment,

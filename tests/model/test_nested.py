@@ -15,7 +15,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Normalize, Pooling
 
 import pico
-from trundle.methods.width.narrow import _may_reorder_matches, _NarrowModel, _Orders, _reordered
+from trundle.methods.width.importance import _may_reorder_matches, _Orders, _reordered
+from trundle.methods.width.narrow import _NarrowModel
 from trundle.model.layout import layout_of
 from trundle.model.nested import Selection, narrow_cut
 from trundle.model.surgery import Cut, cut, transformer_of
@@ -116,10 +117,10 @@ def test_it_has_no_weights_of_its_own(pico_model: Callable[[str], SentenceTransf
 def test_a_consecutive_part_is_a_view(pico_model: Callable[[str], SentenceTransformer]) -> None:
     wide = pico_model("bert")
     narrow = _NarrowModel(wide, cut_for(wide, Fraction(1, 2), SELECTIONS[0]))
-    from trundle.methods.width.narrow import _taken
+    from trundle.methods.width.narrow import _sliced
 
     table = next(part for part in narrow._parts if part.name.endswith("word_embeddings.weight"))
-    assert _taken(table.weight, table.kept).data_ptr() == table.weight.data_ptr()
+    assert _sliced(table.weight, table.kept).data_ptr() == table.weight.data_ptr()
 
 
 def test_modules_after_the_backbone_are_parts_too(tmp_path: Path) -> None:

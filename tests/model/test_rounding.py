@@ -17,7 +17,7 @@ from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput, BadModel
 from trundle.export.exporting import export_model
 from trundle.export.parity import Limits
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.model.cost import cost
 from trundle.model.heads import with_linear_head
 from trundle.model.load import load

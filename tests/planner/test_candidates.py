@@ -132,7 +132,7 @@ def test_no_vocabulary_is_proposed_that_its_step_refuses(
     least = min(each.tokens for each in found)
     assert least < read_vocabulary(model).size
     assert len(VOCABULARY.plan(model, VocabularyOptions(keep=least), context).kept) <= least
-    with pytest.raises(ImpossibleCut, match="must stay"):
+    with pytest.raises(ImpossibleCut, match="must be kept"):
         VOCABULARY.plan(model, VocabularyOptions(keep=least - 1), context)
 
 

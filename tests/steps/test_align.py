@@ -15,9 +15,9 @@ import pico
 from trundle.data.corpus import Corpus
 from trundle.data.texts import Text
 from trundle.errors import BadInput
+from trundle.methods import METHODS
 from trundle.methods.align import AlignPlan
 from trundle.methods.align.align import settings_for
-from trundle.methods.catalogue import METHODS
 from trundle.methods.contract import Context
 from trundle.model.cost import cost
 from trundle.model.encode import embedder

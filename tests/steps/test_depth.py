@@ -18,7 +18,7 @@ import pico
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.data.examples import Example
 from trundle.errors import BadInput, BadRecipe, ImpossibleCut
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Context
 from trundle.methods.depth import DepthPlan, _layers_left
 from trundle.methods.depth.curve import measure_curve
@@ -113,19 +113,19 @@ def test_pick_follows_the_curve(
 
 def test_large_that_cuts_nothing_says_so() -> None:
     whole = DepthPlan(blocks=(0, 1, 2), of=3, pick="large", losses=(2.0, 1.5, 1.25))
-    assert str(whole) == "large is the whole model (loss 1.250, whole model 1.250): nothing to cut"
+    assert str(whole) == "large is the full model (loss 1.250, full model 1.250): nothing to cut"
     small = DepthPlan(blocks=(0,), of=3, pick="small", losses=(2.0, 1.5, 1.25))
-    assert str(small) == "small (loss 2.000, whole model 1.250): keep 1 of 3 layers: 0"
+    assert str(small) == "small (loss 2.000, full model 1.250): keep 1 of 3 layers: 0"
     assert str(DepthPlan(blocks=(0, 1, 2), of=3)) == "keep all 3 layers: nothing to cut"
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"pick": "small", "keep": 2}, "keep and pick say the same thing"),
-        ({"blocks": "0,1", "fraction": "50%"}, "fraction and blocks say the same thing"),
-        ({"pick": "small", "order": "spread"}, "leave it out beside pick"),
-        ({"blocks": "0,1", "order": "first"}, "leave it out beside blocks"),
+        ({"pick": "small", "keep": 2}, "keep and pick exclude each other"),
+        ({"blocks": "0,1", "fraction": "50%"}, "fraction and blocks exclude each other"),
+        ({"pick": "small", "order": "spread"}, "leave it out with pick"),
+        ({"blocks": "0,1", "order": "first"}, "leave it out with blocks"),
         ({"blocks": "0,4"}, "layers 0 to 3"),
         ({"blocks": "1,0"}, "ascending order"),
         ({"blocks": "0,0"}, "ascending order"),
@@ -155,7 +155,7 @@ def test_a_special_first_layer_must_stay(pico_model: Callable[[str], SentenceTra
 
 def test_pick_needs_labelled_tuples(pico_model: Callable[[str], SentenceTransformer], tmp_path: Path) -> None:
     model = pico_model("bert")
-    with pytest.raises(BadInput, match="give them with --data"):
+    with pytest.raises(BadInput, match="pass them with --data"):
         planned(model, pick="small")
     (tmp_path / "plain.txt").write_text("one\ntwo\nthree\n", encoding="utf-8")
     with pytest.raises(BadInput, match="no column known as the query"):

@@ -17,7 +17,7 @@ from transformers import AutoConfig
 import pico
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadRecipe, UserError
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
 from trundle.methods.finetune.labels import _make_head_task
 from trundle.pipeline.compress import compress

@@ -14,9 +14,9 @@ import pico
 from recorded_progress import RecordedProgress
 from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput, ImpossibleCut, UserError
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
-from trundle.methods.weights.scoring import _WeightMap
+from trundle.methods.weights.pruning import _WeightMap
 from trundle.model.layout import layout_of
 from trundle.model.matrices import prunable, weight_of
 from trundle.model.surgery import Cut, cut, transformer_of
@@ -104,7 +104,7 @@ def test_neurons_that_stay_keep_their_weights(
     assert all(torch.equal(small.state_dict()[n], w) for n, w in expected.state_dict().items())
 
 
-def test_neurons_that_stay_take_over_where_there_are_texts(
+def test_neurons_are_reconstructed_if_there_are_texts(
     pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
 ) -> None:
     model = pico_model("bert")
@@ -117,7 +117,7 @@ def test_neurons_that_stay_take_over_where_there_are_texts(
     assert near[0] < near[1]
 
 
-def test_nothing_is_taken_over_in_a_model_that_has_zeros_to_keep(
+def test_nothing_is_reconstructed_in_a_model_that_has_zeros_to_keep(
     pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
 ) -> None:
     sparse = prune(pico_model("bert"), sparsity="50%", method="magnitude").model
@@ -131,7 +131,8 @@ def test_two_of_four_in_every_matrix(
 ) -> None:
     small = prune(pico_model("gpt2"), structure="2:4", attention=True, **files).model
     for name, weight in weights(small, attention=True).items():
-        assert ((weight.reshape(-1, 4) == 0).sum(dim=1) == 2).all(), name
+        assert ((weight.reshape(-1, 4) == 0).sum(dim=1) >= 2).all(), name
+        assert (weight == 0).sum() == weight.numel() // 2
 
 
 def test_a_map_is_left_in_the_folder(
@@ -189,7 +190,7 @@ def test_few_samples_are_all_taken_and_said(
     told = RecordedProgress()
     small = prune(pico_model("bert"), told, sparsity="50%", samples=2000, **files)
     assert small.facts["domain"]["samples"] == small.facts["domain"]["of"] < 30 * len(pico.TEXTS)
-    assert any("are all there are (2,000 asked for)" in line for line in told.lines)
+    assert any("samples are used (2,000 requested)" in line for line in told.lines)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ def test_one_tuple_is_too_few(
     pico_model: Callable[[str], SentenceTransformer], files: dict[str, str], tmp_path: Path
 ) -> None:
     one = write(tmp_path / "one.jsonl", iter([{"query": "a question", "positive": "an answer"}]))
-    with pytest.raises(BadInput, match="the domain side has 1 tuple"):
+    with pytest.raises(BadInput, match="the domain source has 1 tuple"):
         prune(pico_model("bert"), sparsity="50%", domain=one, general=files["general"])
 
 

@@ -19,10 +19,10 @@ from transformers import AutoModel
 import pico
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadModel, BadRecipe, ImpossibleCut
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.methods.contract import Context
 from trundle.methods.width import WidthPlan
-from trundle.methods.width.sizes import _measure_importance
+from trundle.methods.width.importance import _measure_importance
 from trundle.model.load import load
 from trundle.model.surgery import transformer_of
 from trundle.pipeline.compress import compress
@@ -68,10 +68,10 @@ def test_each_size_is_a_standard_folder_in_the_model_s_space(
 ) -> None:
     original = SentenceTransformer(str(pico_folders("bert")), device="cpu").encode(pico.TEXTS)
     assert nested.output is not None
-    names = [sibling.output.name for sibling in nested.besides]
+    names = [sibling.output.name for sibling in nested.additional]
     assert names == ["out-1-2", "out-1-4"]
     for folder, width in zip(
-        (nested.output, *(one.output for one in nested.besides)), (32, 16, 8), strict=True
+        (nested.output, *(one.output for one in nested.additional)), (32, 16, 8), strict=True
     ):
         plain = SentenceTransformer(str(folder), device="cpu")
         assert transformer_of(plain).model.config.hidden_size == width
@@ -103,14 +103,14 @@ def test_a_size_can_be_taken_out_later(nested: Run, tmp_path: Path) -> None:
     assert "trained" in run.steps[0].says
     assert "untrained" not in run.steps[0].says
     taken = SentenceTransformer(str(tmp_path / "quarter"), device="cpu").encode(pico.TEXTS)
-    written = SentenceTransformer(str(nested.besides[1].output), device="cpu").encode(pico.TEXTS)
+    written = SentenceTransformer(str(nested.additional[1].output), device="cpu").encode(pico.TEXTS)
     np.testing.assert_allclose(taken, written, atol=1e-6)
 
 
 def test_another_size_is_taken_the_way_the_folder_s_are(nested: Run, tmp_path: Path) -> None:
     assert nested.output is not None
     run = compress(str(nested.output), single(WIDTH, {"extract": "3/4"}), output=tmp_path / "wide")
-    assert run.steps[0].says == "take out 3/4 (24) of 32, untrained, importance selection"
+    assert run.steps[0].says == "extract 3/4 (24) of 32, untrained, importance selection"
     with pytest.warns(UserWarning, match="untrained"):
         opened = load(nested.output, width="3/4")
     np.testing.assert_allclose(
@@ -124,7 +124,7 @@ def test_a_nested_folder_opens_at_any_of_its_widths(nested: Run) -> None:
     assert nested.output is not None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for width, sibling in zip(("1/2", Fraction(1, 4)), nested.besides, strict=True):
+        for width, sibling in zip(("1/2", Fraction(1, 4)), nested.additional, strict=True):
             written = SentenceTransformer(str(sibling.output), device="cpu").encode(pico.TEXTS)
             opened = load(nested.output, width=width).encode(pico.TEXTS)
             np.testing.assert_allclose(opened, written, atol=1e-6)
@@ -144,7 +144,7 @@ def test_a_folder_that_was_never_nested_is_taken_by_selection_and_says_so(
     assert transformer_of(small).model.config.head_dim == 8
     model = load(pico_folders("qwen3"))
     says = str(planned(model, None, str(pico_folders("qwen3")), extract="1/2"))
-    assert says == "take out 1/2 (16) of 32, untrained, rotary selection"
+    assert says == "extract 1/2 (16) of 32, untrained, rotary selection"
     mapped = planned(model, corpus, str(pico_folders("qwen3")), extract="1/2")
     assert mapped.mapped
     assert "closed form" in str(mapped)
@@ -175,7 +175,7 @@ def test_one_size_goes_on_in_a_recipe_and_the_others_still_leave(
     run = compress(str(pico_folders("qwen2")), recipe, output=tmp_path / "out", corpus=corpus)
     assert run.after.width == 16
     assert run.after.layers == 2
-    assert [sibling.output.name for sibling in run.besides] == ["out-full", "out-1-4"]
+    assert [sibling.output.name for sibling in run.additional] == ["out-full", "out-1-4"]
     assert [
         len(json.loads((tmp_path / n / "trundle.json").read_text())["steps"]) for n in ("out", "out-full")
     ] == [3, 2]
@@ -189,7 +189,7 @@ def test_contrast_gives_each_size_a_space_of_its_own(
 ) -> None:
     options = {"widths": "1/2", "objective": "contrast", "steps": 1, "batch_size": 4, "mini_batch": 3}
     run = compress(str(pico_folders(family)), single(WIDTH, options), output=tmp_path / "out", corpus=corpus)
-    half = SentenceTransformer(str(run.besides[0].output), device="cpu").encode(pico.TEXTS)
+    half = SentenceTransformer(str(run.additional[0].output), device="cpu").encode(pico.TEXTS)
     assert half.shape == (len(pico.TEXTS), 16)
     np.testing.assert_allclose(load(tmp_path / "out", width="1/2").encode(pico.TEXTS), half, atol=1e-6)
     assert run.steps[0].facts["sizes"]["1/2"]["validation"] > 0
@@ -278,7 +278,7 @@ def test_importance_keeps_what_flows(pico_model: Callable[[str], SentenceTransfo
     assert orders.mlp[1][-1] == 5
     assert orders.values[1][0][-1] == 2
     assert orders.matches is not None
-    assert sorted(found.hidden_order) == list(range(32))
+    assert found.hidden.shape == (32,)
 
 
 @pytest.mark.parametrize(
@@ -286,12 +286,12 @@ def test_importance_keeps_what_flows(pico_model: Callable[[str], SentenceTransfo
     [
         ({"widths": "1/3"}, "not a whole number"),
         ({"widths": "1,1/2"}, "shares under 1"),
-        ({"widths": "1/2", "result": "1/4"}, "none of the widths"),
+        ({"widths": "1/2", "result": "1/4"}, "not one of the widths"),
         ({"widths": "1/2", "start": "random"}, "belongs to extract"),
         ({"objective": "contrast", "steps": 0}, "no closed form for contrast"),
         ({"objective": "contrast", "widths": "1/32"}, "not a whole number"),
         ({"objective": "contrast", "max_length": 100_000}, "takes at most"),
-        ({"objective": "align", "max_length": 8}, "only contrast cuts texts by max_length"),
+        ({"objective": "align", "max_length": 8}, "only contrast truncates texts to max_length"),
     ],
 )
 def test_bad_wishes(
@@ -320,7 +320,7 @@ def test_truncated_vectors_are_not_trained_but_have_a_closed_form(
 
 
 def test_what_there_is_nothing_to_learn_from(pico_model: Callable[[str], SentenceTransformer]) -> None:
-    with pytest.raises(BadInput, match="say where they are with --data"):
+    with pytest.raises(BadInput, match="pass them with --data"):
         planned(pico_model("bert"), None)
     with pytest.raises(BadInput, match="importance is measured on texts"):
         planned(pico_model("bert"), None, extract="1/2", select="importance")

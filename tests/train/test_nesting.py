@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 import pico
 from trundle.data.examples import Example
 from trundle.methods.width.narrow import _NarrowModel
-from trundle.methods.width.training import _drawn_sizes, _make_nesting, _Nest
+from trundle.methods.width.nesting import _drawn_sizes, _Nest, _Nesting
 from trundle.model.layout import layout_of
 from trundle.model.nested import Selection, narrow_cut
 from trundle.model.surgery import transformer_of
@@ -57,7 +57,7 @@ def contrast_for(nest: _Nest, **settings: int) -> object:
 def test_the_joint_loss_is_the_paper_s(pico_model: Callable[[str], SentenceTransformer]) -> None:
     """λ·Σ_j L_j + (1 − λ)·L_full with L = 20·L_cl + L_angle, computed here from each model's vectors."""
     nest = nest_of(pico_model("bert")).eval()
-    nesting = _make_nesting(nest, contrast_for(nest), student_weight=0.7)  # type: ignore[arg-type]
+    nesting = _Nesting(nest=nest, task=contrast_for(nest), student_weight=0.7)  # type: ignore[arg-type]
     batch = nesting.batches.load(nesting.batches.order.batch(0))
     tuples = batch[0]
 
@@ -81,7 +81,7 @@ def test_objectives_one_after_the_other_give_the_gradients_of_their_sum(
     weights = []
     for together in (False, True):
         nest = nest_of(pico_model("llama"))
-        nesting = _make_nesting(nest, contrast_for(nest), student_weight=0.9)  # type: ignore[arg-type]
+        nesting = _Nesting(nest=nest, task=contrast_for(nest), student_weight=0.9)  # type: ignore[arg-type]
 
         def joint(batch: object, nesting: object = nesting) -> torch.Tensor:
             return torch.stack([one(batch) for one in nesting.objectives]).sum()  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ def test_objectives_one_after_the_other_give_the_gradients_of_their_sum(
 
 def test_a_size_that_is_not_drawn_is_not_computed(pico_model: Callable[[str], SentenceTransformer]) -> None:
     nest = nest_of(pico_model("bert"))
-    nesting = _make_nesting(nest, contrast_for(nest), student_weight=1.0)  # type: ignore[arg-type]
+    nesting = _Nesting(nest=nest, task=contrast_for(nest), student_weight=1.0)  # type: ignore[arg-type]
     batch = nesting.batches.load(nesting.batches.order.batch(0))
     whole, half, _ = (objective(batch) for objective in nesting.objectives)
     assert not whole.requires_grad

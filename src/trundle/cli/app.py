@@ -14,7 +14,7 @@ from trundle.cli.evaluate import evaluate, pair
 from trundle.cli.main_commands import bench, compress, demo, inspect, recipes
 from trundle.cli.methods import _step_verb
 from trundle.errors import TrundleError, UserError
-from trundle.methods.catalogue import METHODS
+from trundle.methods import METHODS
 from trundle.records import versions
 
 app = typer.Typer(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trundle.cli.console import _calm_libraries, _show, _show_json, _show_table, _terminal
-from trundle.cli.tables import _besides, _fidelity, _judged, _outlook, _run
+from trundle.cli.tables import _additional, _fidelity, _judged, _outlook, _run
 from trundle.errors import BadInput
 from trundle.progress import is_first
 
@@ -105,9 +105,9 @@ def _carry_out(
             _show(
                 f"It is cut and not yet healed: trundle align {run.output} --teacher {run.source} --data TEXTS -o HEALED"
             )
-    if run.besides:
+    if run.additional:
         _show()
-        _show_table(_besides(run))
+        _show_table(_additional(run))
     _show_pair(run)
 
 

@@ -79,7 +79,7 @@ def inspect(
         progress = _terminal(quiet=quiet or as_json)
         curve = _measured(opened, model, data or [], output, seed=seed, progress=progress)
     if as_json:
-        savings = [{"step": saving.step, "keeps": saving.says, **saving.after.as_json()} for saving in menu]
+        savings = [{"step": saving.name, "keeps": saving.keeps, **saving.after.as_json()} for saving in menu]
         shown = {"model": model, "family": family, **now.as_json(), "savings": savings}
         _show_json(shown if curve is None else shown | {"curve": curve.as_json()})
         return
@@ -99,14 +99,14 @@ def _inspect_vocabulary(
 ) -> None:
     from trundle.data.corpus import read_corpus
     from trundle.methods.contract import Context
-    from trundle.methods.vocabulary.sizes import list_sizes
+    from trundle.methods.vocabulary.vocabulary import list_sizes
     from trundle.model.load import load
 
     progress = _terminal(quiet=quiet or as_json)
     corpus = read_corpus(data, seed=seed, progress=progress) if data else None
     opened = load(model, trust_remote_code=trust)
     context = Context(original=opened, corpus=corpus, seed=seed, progress=progress)
-    sizes = list_sizes(opened, "tfidf", context)
+    sizes = list_sizes(opened, context)
     if as_json:
         _show_json({"model": model, **sizes.as_json()})
         return

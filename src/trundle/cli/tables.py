@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trundle.evaluate.shortening import Inheritance
     from trundle.export.exporting import Exported
     from trundle.methods.savings import Saving
-    from trundle.methods.vocabulary.sizes import VocabularySizes
+    from trundle.methods.vocabulary.vocabulary import VocabularySizes
     from trundle.model.cost import Cost
     from trundle.pipeline.run import Run
 
@@ -93,8 +93,8 @@ def _menu(before: Cost, savings: Sequence[Saving]) -> _Rows:
         after = saving.after
         rows.append(
             (
-                saving.step,
-                saving.says,
+                saving.name,
+                saving.keeps,
                 _count(after.parameters),
                 _megabytes(after.file_bytes),
                 f"{before.file_bytes / after.file_bytes:.2f}×",
@@ -173,12 +173,12 @@ def _judged(scores: Mapping[str, tuple[float, float]]) -> _Rows:
     return rows
 
 
-def _besides(result: Run) -> _Rows:
+def _additional(result: Run) -> _Rows:
     """The further models of a run, and how near each is to the original."""
     rows: _Rows = [
         ("Also written", "parameters", "weights", "smaller", "FLOPs/token", "cosine", "agreement@10")
     ]
-    for sibling in result.besides:
+    for sibling in result.additional:
         size, near = sibling.after, sibling.fidelity
         rows.append(
             (

@@ -1,7 +1,8 @@
-"""What every step is: options in, a plan that prints and replays, a model out.
+"""What a method is: options in, a plan that prints and replays, a model out.
 
-A step file says what it does in its docstring, lists its options in one class, decides in `plan`, acts in `apply`, and
-ends with one `Step` record. The command line, recipes and the contract matrix are made from that record alone.
+A method's `__init__.py` holds its documentation, its Options and Plan classes and one `Method` record;
+`NAME/NAME.py` holds `plan`, `forecast` and `apply`. The command line, recipes and the contract tests are
+generated from the record.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
@@ -28,17 +29,17 @@ if TYPE_CHECKING:
     from trundle.model.cost import Cost
 
 LONGEST = 512
-"""Tokens a text is cut to in training and measuring, where the model does not take fewer: the papers' own limit."""
+"""Tokens to which training and measuring truncate a text, unless the model takes fewer: the papers' limit."""
 
 
 class Options(BaseModel):
-    """A step's options: frozen, by keyword, unknown ones refused, each with one line of help."""
+    """A method's options: frozen, keyword-only, unknown keys rejected, one line of help each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Plan(BaseModel, ABC):
-    """What a step has decided: prints as one line, survives JSON, and leads to the same model when replayed."""
+    """What a method has decided: prints as one line, serialises to JSON, and can be replayed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,30 +49,31 @@ class Plan(BaseModel, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a step may use besides the model: the model that came in the door, the user's texts, a seed."""
+    """What a method may use in addition to the model: the input of the run, the user's texts, a seed."""
 
     original: SentenceTransformer
+    """The model the run started from."""
     source: str | None = None
-    """The folder or hub name the original was opened from, where it was."""
+    """The folder or hub name the original was loaded from, if any."""
     corpus: Corpus | None = None
     seed: int = 0
     cache: Path = field(default_factory=cache_folder)
-    """Where teacher vectors and unfinished trainings are kept between runs."""
+    """Where teacher vectors and checkpoints are stored between runs."""
     trust_remote_code: bool = False
     pair: bool = False
-    """Whether the result will be put into one folder with the teacher whose space it is in."""
+    """Whether the result will be saved in one folder with the teacher whose vector space it shares."""
     fresh: bool = False
-    """Whether nothing is taken over from a run that was stopped."""
+    """Whether to ignore the checkpoints of an interrupted run."""
     progress: Progress = SILENT
     models: Mapping[str, SentenceTransformer] = field(default_factory=dict)
     """Models that are loaded already, by name."""
     opened: dict[str, Any] = field(default_factory=dict)
-    """Costly things opened in `plan` that `apply` needs again, such as a teacher."""
+    """Expensive objects loaded by `plan` that `apply` needs again, such as a teacher."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
-    """A further model, and the files that belong into its folder."""
+class AdditionalModel:
+    """A model that a method made in addition to its result, and the files for its folder."""
 
     model: SentenceTransformer
     files: Mapping[str, str | bytes] = field(default_factory=dict)
@@ -79,26 +81,26 @@ class Beside:
 
 @dataclass(frozen=True, kw_only=True)
 class Applied:
-    """The model a step made, and what is worth keeping of how it went."""
+    """The model a method made, and what the run records about it."""
 
     model: SentenceTransformer
     space: Embedder | None = None
-    """Whose vector space the model is in now, where that is another one's than the original's."""
+    """The model whose vector space the result is in, if it is not the original."""
     teacher: SentenceTransformer | None = None
-    """The same one as a model, where it is one."""
+    """The same as a `SentenceTransformer`, if it is one."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     done: Callable[[], None] = lambda: None
-    """Called when the result is safe on disk: what was only kept in case of a failure may go."""
+    """Called when the result is saved; deletes what was stored in case of a failure."""
     files: Mapping[str, str | bytes] = field(default_factory=dict)
-    """Files to keep in the model's folder, such as a training's metrics."""
-    besides: Mapping[str, Beside] = field(default_factory=dict)
-    """Further models the step made; each leaves in a folder of its own, named after the output and its name here."""
+    """Files for the model's folder, such as training metrics."""
+    additional: Mapping[str, AdditionalModel] = field(default_factory=dict)
+    """Additional models by name; each is written to its own folder, named after the output and this name."""
     scores: Mapping[str, float] = field(default_factory=dict)
-    """Scores of the result alone, where the original has no such."""
+    """Scores of the result that the original does not have."""
     use: str = ""
-    """The lines of Python that ask the model, where it gives something else than vectors."""
-    judge: Callable[[Embedder], Mapping[str, float]] | None = None
-    """Scores by which the original and the end result are to be compared, where the step knows such."""
+    """Lines of Python that show how to use the model, if it does not return vectors."""
+    evaluator: Callable[[Embedder], Mapping[str, float]] | None = None
+    """Scores a model; used to compare the original with the final result."""
 
 
 _O = TypeVar("_O", bound=Options)
@@ -106,7 +108,7 @@ _P = TypeVar("_P", bound=Plan)
 
 
 def never(_options: Any) -> bool:
-    """For a step that leads into no space, whatever its options."""
+    """Return False: the default of `Method.enters_space`."""
     return False
 
 
@@ -118,63 +120,59 @@ class Method(Generic[_O, _P]):
     help: str
     options: type[_O]
     plans: type[_P]
-    besides: Callable[[_P], tuple[str, ...]] = lambda _: ()
-    """The names of the further models that `apply` will make."""
+    additional: Callable[[_P], tuple[str, ...]] = lambda _: ()
+    """The names of the additional models that `apply` will make."""
     needs_texts: bool = False
-    """Whether it learns from the user's texts; such a step is not applied in a dry run."""
+    """Whether it uses the user's texts; a dry run does not apply such a method."""
     enters_space: Callable[[_O], bool] = never
-    """Whether it leads, with these options, into a teacher's vector space, so that the two models can be paired. Any other
-    step that gives vectors moves them, and has to come before it."""
+    """Whether the result, with these options, is in a teacher's vector space, so that they can be paired.
+    All other methods that return vectors change them, and must come before it."""
     reads: Callable[[_O], tuple[str, ...]] = lambda _: ()
-    """Files, folders or names of models, besides the model and the texts, that its result depends on."""
+    """Files, folders or model names, other than the model and the texts, that its result depends on."""
     gives_vectors: bool = True
-    """Whether what its result gives for a text can be searched with; after a step that gives something else comes none."""
+    """Whether its result returns vectors for search; no method can follow one that returns something else."""
 
     def plan(self, model: SentenceTransformer, options: _O, context: Context) -> _P:
-        """Decides what to do to `model`, and checks that it can be done."""
-        made: _P = self._code().plan(model, options, context)
-        return made
+        """Decide what to do to `model`, and check that it is possible."""
+        return cast("_P", self._code().plan(model, options, context))
 
     def forecast(self, model: SentenceTransformer, plan: _P) -> Cost:
-        """Returns what the model will cost after `apply`, by arithmetic alone."""
-        cost: Cost = self._code().forecast(model, plan)
-        return cost
+        """Return the cost of the model after `apply`, by arithmetic alone."""
+        return cast("Cost", self._code().forecast(model, plan))
 
     def apply(self, model: SentenceTransformer, plan: _P, context: Context) -> Applied:
-        """Carries out `plan` and returns the new model; `model` stays as it is."""
-        applied: Applied = self._code().apply(model, plan, context)
-        return applied
+        """Carry out `plan` and return the new model; `model` is not changed."""
+        return cast("Applied", self._code().apply(model, plan, context))
 
     def reopen(self, applied: Applied, plan: _P, context: Context) -> Applied:
-        """Restores what a stored result can't hold, such as the teacher; most methods have nothing to restore."""
+        """Restore what a stored result can't hold, such as the teacher; most methods have nothing."""
         code = self._code()
-        restored: Applied = code.reopen(applied, plan, context) if hasattr(code, "reopen") else applied
-        return restored
+        return cast("Applied", code.reopen(applied, plan, context)) if hasattr(code, "reopen") else applied
 
     def _code(self) -> Any:
-        """The module that does the work; imported on first use, because it imports torch."""
+        """The method's implementation; imported on first use, because it imports torch."""
         return import_module(f"trundle.methods.{self.name}.{self.name}")
 
 
 def _exact_fraction(value: object) -> object:
-    """Read '30%', '1/3' and 0.3 as the exact fraction a person means: 0.9 is nine tenths, not its binary neighbour."""
+    """Read '30%', '1/3' and 0.3 as exact fractions: 0.9 is nine tenths, not the nearest binary number."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return value
     written = str(value).strip()
     try:
         return Fraction(written.removesuffix("%")) / (100 if written.endswith("%") else 1)
     except (ValueError, ZeroDivisionError) as error:
-        raise ValueError("give a share such as 30%, 1/3 or 0.3") from error
+        raise ValueError("pass a share such as 30%, 1/3 or 0.3") from error
 
 
 ExactFraction = Annotated[Fraction, BeforeValidator(_exact_fraction), PlainSerializer(str)]
-"""A share given by a person, kept exact."""
+"""A share as the user wrote it, kept exact."""
 
 Given = str | dict[Literal["query", "document"], str]
 
 
 def _read_mapping(value: object) -> object:
-    """What a person types on the command line for a mapping: YAML in braces."""
+    """Parse a mapping from the command line: YAML in braces."""
     try:
         return yaml.safe_load(value) if isinstance(value, str) else value
     except yaml.YAMLError as error:
@@ -182,9 +180,9 @@ def _read_mapping(value: object) -> object:
 
 
 FilePrompts = Annotated[dict[str, Given], BeforeValidator(_read_mapping)]
-"""File → the prompt of its queries, or one for queries and one for documents."""
+"""File name → the prompt of its queries, or one prompt for queries and one for documents."""
 
 
 def listed(value: object) -> object:
-    """Read '0,1,5' as a list, as a person types it."""
+    """Read a string such as '0,1,5' as a list; other values are returned unchanged."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""What each kind of cut could save, by arithmetic on the model's layout: the menu before anything is ordered."""
+"""What each kind of cut would save, by arithmetic on the model's layout; shown by `trundle inspect`."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from trundle.model.layout import layout_of
 from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
 
-_SHARES = (2, 4)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """One cut that could be made, and what would be left."""
+    """One possible cut, and the cost of the model after it."""
 
-    step: str
-    says: str
+    name: str
+    """The method, or a variant of a layer-loss curve."""
+    keeps: str
     after: Cost
 
 
 def list_savings(model: SentenceTransformer) -> list[Saving]:
-    """Half and a quarter of each thing that can be cut; a static model has no layers or neurons to cut."""
+    """List cuts to a half and a quarter of each kind of part; a static model has no parts to cut."""
     if static_table(model) is not None:
         return []
     layout = layout_of(transformer_of(model).model)
-    sizes, found = layout.sizes, []
-    for share in _SHARES:
-        if layout.layers >= share:
-            keep = layout.layers // share
-            says = f"{keep} of {layout.layers} layers"
-            found.append(Saving(step="depth", says=says, after=predict(model, blocks=range(keep))))
-    for share in _SHARES:
-        if sizes["hidden"] % share == 0 and sizes["head"] % (2 * share) == 0:
-            hidden, head = sizes["hidden"] // share, sizes["head"] // share
-            says = f"{hidden} of {sizes['hidden']} wide"
-            found.append(Saving(step="width", says=says, after=predict(model, hidden=hidden, head=head)))
-    for share in _SHARES:
-        if sizes["vocab"] >= share:
-            keep = sizes["vocab"] // share
-            says = f"{keep:,} of {sizes['vocab']:,} tokens"
-            found.append(Saving(step="vocabulary", says=says, after=predict(model, vocab=keep)))
-    for share in _SHARES:
-        if sizes["mlp"] >= share:
-            keep = sizes["mlp"] // share
-            says = f"{keep:,} of {sizes['mlp']:,} MLP neurons"
-            found.append(Saving(step="weights", says=says, after=predict(model, mlp=keep)))
-    return found
+    layers, hidden, head, vocab, mlp = (
+        layout.layers,
+        *(layout.sizes[axis] for axis in ("hidden", "head", "vocab", "mlp")),
+    )
+    found: dict[str, list[Saving]] = {"depth": [], "width": [], "vocabulary": [], "weights": []}
+
+    def add(method: str, keeps: str, after: Cost) -> None:
+        found[method].append(Saving(name=method, keeps=keeps, after=after))
+
+    for share in (2, 4):
+        if layers >= share:
+            keep = layers // share
+            add("depth", f"{keep} of {layers} layers", predict(model, blocks=range(keep)))
+        if hidden % share == 0 and head % (2 * share) == 0:
+            after = predict(model, hidden=hidden // share, head=head // share)
+            add("width", f"{hidden // share} of {hidden} wide", after)
+        if vocab >= share:
+            keep = vocab // share
+            add("vocabulary", f"{keep:,} of {vocab:,} tokens", predict(model, vocab=keep))
+        if mlp >= share:
+            keep = mlp // share
+            add("weights", f"{keep:,} of {mlp:,} MLP neurons", predict(model, mlp=keep))
+    return [saving for savings in found.values() for saving in savings]
 
 
 def layer_savings(model: SentenceTransformer, curve: LayerCurve) -> list[Saving]:
-    """What the small and the large variant of a layer-loss curve would leave, and the whole model beside them."""
+    """List the small and the large variant of a layer-loss curve, and the full model for comparison."""
     variants = [("small", curve.small), ("large", curve.large)]
     found = [
-        Saving(step=name, says=f"{keep} of {curve.layers} layers", after=predict(model, blocks=range(keep)))
+        Saving(name=name, keeps=f"{keep} of {curve.layers} layers", after=predict(model, blocks=range(keep)))
         for name, keep in variants
         if keep is not None
     ]
-    return [*found, Saving(step="whole", says=f"{curve.layers} layers", after=cost(model))]
+    return [*found, Saving(name="whole", keeps=f"{curve.layers} layers", after=cost(model))]

@@ -76,7 +76,7 @@ def _update_with_weights(digest: blake2b, weights: Iterable[tuple[str, Tensor]])
     for name, weight in sorted(weights, key=lambda named: named[0]):
         raw = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
         digest.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\n".encode())
-        digest.update(memoryview(raw.numpy()))
+        digest.update(raw.numpy().data)
 
 
 def tokenizer_text(model: SentenceTransformer) -> str:

@@ -25,7 +25,7 @@ from trundle.evaluate.fidelity import (
     queries_and_documents,
 )
 from trundle.folders import check_free
-from trundle.methods.contract import Applied, Beside, Context
+from trundle.methods.contract import AdditionalModel, Applied, Context
 from trundle.model.cost import Cost, cost
 from trundle.model.encode import embedder, free_gpu_memory
 from trundle.model.save import save
@@ -90,10 +90,10 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
     writes = is_first() and not request.dry_run
     fidelity = _compare(teacher, student, request) if request.compare and vectors and writes else None
     judged: dict[str, tuple[float, float]] = {}
-    if made.judges and writes:
+    if made.evaluators and writes:
         before = memory.remember(embedder(original, name=THE_ORIGINAL), "original: encoding")
-        for judge in made.judges:
-            old, new = judge(before), judge(student)
+        for score in made.evaluators:
+            old, new = score(before), score(student)
             judged |= {name: (old[name], new[name]) for name in old}
     siblings: list[Sibling] = []
     paired = None
@@ -113,7 +113,7 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
         )
         lineage = lineage.after_parent() if request.continues else lineage
         _save(made.model, request.target, lineage, made.files, replace=request.replace, use=made.use)
-        for name in made.besides:
+        for name in made.additional:
             siblings.append(_write_sibling(name, made, lineage, request, memory, teacher))
         if request.pair and made.partner is not None:
             paired = pair_folder(request.target)
@@ -140,7 +140,7 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
         judged=judged,
         output=request.target,
         pair=paired,
-        besides=tuple(siblings),
+        additional=tuple(siblings),
         original=teacher,
         result=student,
         needs_trundle=has_token_map(made.model),
@@ -172,9 +172,9 @@ class _Results:
     space: Embedder | None = None
     partner: SentenceTransformer | None = None
     files: dict[str, str | bytes] = field(default_factory=dict)
-    besides: dict[str, tuple[Beside, int]] = field(default_factory=dict)
+    additional: dict[str, tuple[AdditionalModel, int]] = field(default_factory=dict)
     """Additional models, each with the number of methods that led to it."""
-    judges: list[Callable[[Embedder], Mapping[str, float]]] = field(default_factory=list)
+    evaluators: list[Callable[[Embedder], Mapping[str, float]]] = field(default_factory=list)
     scores: dict[str, float] = field(default_factory=dict)
     use: str = ""
     done: list[Callable[[], None]] = field(default_factory=list)
@@ -186,8 +186,8 @@ class _Results:
         self.model, self.space = applied.model, applied.space or self.space
         self.partner = applied.teacher or self.partner
         self.files |= applied.files
-        self.besides |= {name: (beside, len(self.steps)) for name, beside in applied.besides.items()}
-        self.judges += [] if applied.judge is None else [applied.judge]
+        self.additional |= {name: (beside, len(self.steps)) for name, beside in applied.additional.items()}
+        self.evaluators += [] if applied.evaluator is None else [applied.evaluator]
         self.scores |= applied.scores
         self.use = applied.use or self.use
         self.done.append(applied.done)
@@ -222,7 +222,7 @@ def _apply(
     found = None if stage is None else stage.find()
     plan = call.method.plan(made.model, call.options, context) if found is None else found[0]
     if request.target is not None:
-        for name in call.method.besides(plan):
+        for name in call.method.additional(plan):
             check_free(f"{request.target}-{name}", replace=request.replace)
     expected = call.method.forecast(made.model, plan)
     only_planned = request.dry_run and call.method.needs_texts
@@ -250,7 +250,7 @@ def _write_sibling(
     name: str, made: _Results, lineage: Lineage, request: Request, memory: Memory, teacher: Embedder
 ) -> Sibling:
     """Compares and writes an additional model, with the lineage up to the method that made it."""
-    beside, taken = made.besides[name]
+    beside, taken = made.additional[name]
     place, size = Path(f"{request.target}-{name}"), cost(beside.model)
     own = memory.remember(embedder(beside.model, name=place.name), f"{place.name}: encoding")
     fidelity = _compare(teacher, own, request)

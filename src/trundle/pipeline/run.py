@@ -121,7 +121,7 @@ class Run:
     """Scores of the original and of the result that a method asked for."""
     output: Path | None
     pair: Path | None
-    besides: tuple[Sibling, ...]
+    additional: tuple[Sibling, ...]
     original: Embedder
     result: Embedder
     """Both models as texts → vectors; each text is encoded once."""
@@ -151,5 +151,5 @@ class Run:
             "judged": {name: {"before": old, "after": new} for name, (old, new) in self.judged.items()},
             "output": None if self.output is None else str(self.output),
             "pair": None if self.pair is None else str(self.pair),
-            "besides": [sibling.as_json() for sibling in self.besides],
+            "besides": [sibling.as_json() for sibling in self.additional],
         }

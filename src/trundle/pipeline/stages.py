@@ -14,7 +14,7 @@ from typing import Any
 
 from trundle.cache import cache_entry, file_state
 from trundle.folders import remove_folder, whole_folder
-from trundle.methods.contract import Applied, Beside, Context, Plan
+from trundle.methods.contract import AdditionalModel, Applied, Context, Plan
 from trundle.model.load import load
 from trundle.model.save import model_digest
 from trundle.recipe import Call
@@ -22,7 +22,7 @@ from trundle.records import versions
 
 _KEPT_AFTER = 5.0
 """A result that took fewer seconds is not kept."""
-_RECORD, _MODEL, _FILES, _BESIDES = "record.json", "model", "files", "besides"
+_RECORD, _MODEL, _FILES, _ADDITIONAL = "record.json", "model", "files", "besides"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +50,16 @@ class _Stage:
     def _reopened(self) -> tuple[Plan, Applied]:
         record = json.loads((self.folder / _RECORD).read_text(encoding="utf-8"))
         plan: Plan = self.call.method.plans.model_validate(record["plan"])
-        places = {name: self.folder / _BESIDES / name for name in record["besides"]}
-        besides = {
-            name: Beside(model=self._open(place / _MODEL), files=_files(place / _FILES))
+        places = {name: self.folder / _ADDITIONAL / name for name in record["besides"]}
+        additional = {
+            name: AdditionalModel(model=self._open(place / _MODEL), files=_files(place / _FILES))
             for name, place in places.items()
         }
         applied = Applied(
             model=self._open(self.folder / _MODEL),
             facts=record["facts"],
             files=_files(self.folder / _FILES),
-            besides=besides,
+            additional=additional,
             done=self.forget,
         )
         self.context.progress.say(f"{self.call.method.name}: resumed from an interrupted run")
@@ -72,13 +72,13 @@ class _Stage:
         if seconds < _KEPT_AFTER:
             return applied
         with whole_folder(self.folder, replace=True, marks=(_RECORD,)) as scratch:
-            _write(Beside(model=applied.model, files=applied.files), scratch)
-            for name, beside in applied.besides.items():
-                _write(beside, scratch / _BESIDES / name)
+            _write(AdditionalModel(model=applied.model, files=applied.files), scratch)
+            for name, extra in applied.additional.items():
+                _write(extra, scratch / _ADDITIONAL / name)
             record: dict[str, Any] = {
                 "plan": plan.model_dump(mode="json"),
                 "facts": dict(applied.facts),
-                "besides": list(applied.besides),
+                "besides": list(applied.additional),
             }
             (scratch / _RECORD).write_text(json.dumps(record), encoding="utf-8")
         applied.done()
@@ -105,7 +105,7 @@ def _stages(calls: tuple[Call, ...], context: Context) -> list[_Stage]:
     return found
 
 
-def _write(made: Beside, folder: Path) -> None:
+def _write(made: AdditionalModel, folder: Path) -> None:
     made.model.save_pretrained(str(folder / _MODEL), create_model_card=False)
     (folder / _FILES).mkdir()
     for name, content in made.files.items():

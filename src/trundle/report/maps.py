@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from trundle.methods.weights.scoring import NEUTRAL, Alignment, PrunedMatrix
+from trundle.methods.weights.pruning import NEUTRAL, Alignment, PrunedMatrix
 from trundle.report.axes import _around, _Axis, _colour, _Plot, _svg
 from trundle.report.markup import _choice, _figure, _paragraph, _percent, _Section, _side_by_side
 from trundle.report.records import _Projection, _Report, _Run

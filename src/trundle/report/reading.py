@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trundle.errors import BadInput
-from trundle.methods.weights.scoring import Alignment, PrunedMatrix
+from trundle.methods.weights.pruning import Alignment, PrunedMatrix
 from trundle.records import LINEAGE_FILE, THE_ORIGINAL, read_lineage
 from trundle.report.records import (
     _Candidate,

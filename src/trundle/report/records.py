@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trundle.methods.weights.scoring import Alignment, PrunedMatrix
+from trundle.methods.weights.pruning import Alignment, PrunedMatrix
 
 _FORMAT = 1
 

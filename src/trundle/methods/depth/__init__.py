@@ -1,12 +1,14 @@
-"""depth: keep some layers of a model and drop the rest.
+"""depth: keep some layers of a model and remove the others.
 
-Say how many stay (`keep`, or `fraction` to drop: floor(L·(1−p)) of L stay, computed exactly), which ones (`blocks`), or let
-the layer-loss curve say it (`pick`: the low point of the lower or of the upper half of the model, from one forward pass
-over labelled tuples). Embeddings, pooling and, in pre-norm models, the final norm stay. A number of layers means evenly spaced ones
-in an encoder, from two on with the last among them, which made the vectors; in a decoder the first ones (`order` says otherwise).
+Choose how many layers to keep (`keep`, or `fraction` to remove: floor(L·(1−p)) of L layers are kept, computed
+exactly), which ones (`blocks`), or let the layer-loss curve choose (`pick`: the minimum in the lower or the
+upper half of the model, from one forward pass over labelled tuples). Embeddings, pooling and the final norm
+of pre-norm models are kept. In an encoder a number of layers means evenly spaced ones, from two on including
+the last layer, which produces the vectors; in a decoder it means the first ones (`order` overrides this).
 
-`keep: 0` leaves a static model, the fastest embedder there is: one vector a token, which starts as the model's own output for
-that token alone, weighed by how frequent the token is in the texts of --data, or by its rank where there are none.
+`keep: 0` makes a static model, the fastest kind of embedder: one vector per token, initialised with the
+model's output for that token alone and weighted by the frequency of the token in the texts of --data, or by
+its rank without texts.
 
     - depth: {keep: 3}
     - depth: {fraction: 50%, order: first}
@@ -30,57 +32,59 @@ _Blocks = Annotated[tuple[int, ...], BeforeValidator(listed)]
 
 
 class DepthOptions(Options):
-    """Which layers stay; exactly one of keep, fraction, pick and blocks says it."""
+    """Which layers to keep; exactly one of keep, fraction, pick and blocks is set."""
 
     keep: int | None = Field(
-        None, strict=True, description="How many layers to keep; 0 leaves a static model, one vector a token."
+        None,
+        strict=True,
+        description="How many layers to keep; 0 makes a static model, one vector per token.",
     )
     fraction: ExactFraction | None = Field(
-        None, description="Share of the layers to drop instead, such as 50%; in vocabulary it is what stays."
+        None, description="Share of the layers to remove, such as 50%; in vocabulary it is the share kept."
     )
     pick: Literal["small", "large"] | None = Field(
-        None, description="Let the layer losses on tuples from --data choose: the low point of either half."
+        None, description="Choose by the layer losses on tuples from --data: the minimum of either half."
     )
     blocks: _Blocks | None = Field(None, description="The layers to keep, counted from 0, such as 0,1,2,5,8.")
     order: Literal["auto", "first", "spread"] = Field(
         "auto",
-        description="Which ones keep and fraction keep: the first, or evenly spaced ones; auto: first in decoders.",
+        description="Layers that keep and fraction keep: first or evenly spaced; auto: first in decoders.",
     )
 
 
 class DepthPlan(Plan):
-    """The layers that stay, and the curve that chose them where one did."""
+    """The layers to keep, and the losses that chose them, if any."""
 
     blocks: tuple[int, ...]
     of: int
     pick: Literal["small", "large"] | None = None
     losses: tuple[float, ...] = ()
-    """The loss of each layer as the last one, where they were compared."""
+    """The loss of the model when it ends after each layer, if they were compared."""
 
     frequencies: Literal["texts", "rank"] = "rank"
-    """Where a static model has its token frequencies from."""
+    """The source of a static model's token frequencies."""
 
     def __str__(self) -> str:
         if not self.blocks:
-            known = "the texts" if self.frequencies == "texts" else "their rank"
-            return f"keep none of {self.of} layers: static, tokens weighed by {known}"
+            source = "frequency in the texts" if self.frequencies == "texts" else "rank"
+            return f"keep none of {self.of} layers: static, tokens weighted by {source}"
         kept = f"keep {len(self.blocks)} of {self.of} layers: {', '.join(map(str, self.blocks))}"
         if self.pick is None:
             return f"keep all {self.of} layers: nothing to cut" if len(self.blocks) == self.of else kept
-        loss = f"loss {self.losses[len(self.blocks) - 1]:.3f}, whole model {self.losses[-1]:.3f}"
+        loss = f"loss {self.losses[len(self.blocks) - 1]:.3f}, full model {self.losses[-1]:.3f}"
         if len(self.blocks) == self.of:
-            return f"{self.pick} is the whole model ({loss}): nothing to cut"
+            return f"{self.pick} is the full model ({loss}): nothing to cut"
         return f"{self.pick} ({loss}): {kept}"
 
 
 def _layers_left(layers: int, fraction: Fraction) -> int:
-    """floor(L·(1−p)) without floating point: nine tenths of ten layers leave one, not none."""
+    """floor(L·(1−p)) without floating point: removing nine tenths of ten layers leaves one, not none."""
     return math.floor(layers * (1 - fraction))
 
 
 DEPTH = Method(
     name="depth",
-    help="Keep some layers and drop the rest, down to none.",
+    help="Keep some layers and remove the others, down to none.",
     options=DepthOptions,
     plans=DepthPlan,
 )

@@ -2,52 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 
 from trundle.data.sampling import sample
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
 from trundle.methods.depth import DepthOptions, DepthPlan, _layers_left
 from trundle.methods.depth.curve import measure_curve
-from trundle.model.cost import predict, predict_static
+from trundle.model.cost import Cost, predict, predict_static
 from trundle.model.layout import check_blocks, layout_of
 from trundle.model.static import shares_by_rank, static_model, static_shape, token_counts
 from trundle.model.surgery import Cut, cut, transformer_of
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from sentence_transformers import SentenceTransformer
-
-    from trundle.methods.depth.curve import LayerCurve
-    from trundle.model.cost import Cost
-    from trundle.model.layout import Layout
-
 _COUNTED_TEXTS = 100_000
-"""Texts in which tokens are counted at most."""
+"""The most texts in which tokens are counted."""
 
 
 def _spread(keep: int, layers: int) -> tuple[int, ...]:
-    """Evenly spaced layers, the first and the last among them; a single one is the first, which reads the embeddings."""
+    """Evenly spaced layers including the first and the last; a single one is the first."""
     gaps = max(1, keep - 1)
     return tuple((2 * number * (layers - 1) + gaps) // (2 * gaps) for number in range(keep))
 
 
 def plan(model: SentenceTransformer, options: DepthOptions, context: Context) -> DepthPlan:
-    """Turn the wish into a list of layers, or say why it can't be had."""
+    """Choose the layers to keep."""
     layout = layout_of(transformer_of(model).model)
     layers = layout.layers
     ways = [name for name in ("keep", "fraction", "pick", "blocks") if getattr(options, name) is not None]
     if not ways:
         raise ImpossibleCut(
-            f"say how many of the {layers} layers to keep, with keep, fraction, pick or blocks"
+            f"choose how many of the {layers} layers to keep with keep, fraction, pick or blocks"
         )
     if len(ways) > 1:
         raise ImpossibleCut(
-            f"{ways[0]} and {ways[1]} say the same thing; leave one of them out, in a recipe with null"
+            f"{ways[0]} and {ways[1]} exclude each other; leave one of them out, in a recipe with null"
         )
     if options.order != "auto" and ways[0] in ("pick", "blocks"):
-        raise ImpossibleCut(f"order says which layers keep and fraction mean; leave it out beside {ways[0]}")
+        raise ImpossibleCut(f"order applies to keep and fraction only; leave it out with {ways[0]}")
     if options.blocks is not None:
         return DepthPlan(blocks=check_blocks(layout, options.blocks), of=layers)
     if options.pick is not None:
@@ -55,14 +50,11 @@ def plan(model: SentenceTransformer, options: DepthOptions, context: Context) ->
     keep = _count(options, layers)
     if keep == 0:
         return DepthPlan(blocks=(), of=layers, frequencies="rank" if context.corpus is None else "texts")
-    return DepthPlan(blocks=_ordered(keep, layout, options.order), of=layers)
-
-
-def _ordered(keep: int, layout: Layout, order: Literal["auto", "first", "spread"]) -> tuple[int, ...]:
-    """A decoder's last layers serve the next word, an encoder's last one makes the vectors: it stays if two do."""
+    order = options.order
     if order == "auto":
+        # A decoder's last layers predict the next token; an encoder's last layer produces the vectors.
         order = "first" if layout.family.causal else "spread"
-    return _spread(keep, layout.layers) if order == "spread" else tuple(range(keep))
+    return DepthPlan(blocks=_spread(keep, layers) if order == "spread" else tuple(range(keep)), of=layers)
 
 
 def _count(options: DepthOptions, layers: int) -> int:
@@ -72,27 +64,25 @@ def _count(options: DepthOptions, layers: int) -> int:
         assert options.fraction is not None
         if not 0 <= options.fraction < 1:
             raise ImpossibleCut(
-                f"the share of layers to drop must be at least 0 and under 1, such as 50%, not {options.fraction}"
+                "the share of layers to remove must be at least 0 and under 1, such as 50%, "
+                f"not {options.fraction}"
             )
         keep = _layers_left(layers, options.fraction)
         if keep == 0:
             raise ImpossibleCut(
-                f"dropping {options.fraction} of {layers} layers leaves none; use keep: 0 if a static model is meant"
+                f"removing {options.fraction} of {layers} layers leaves none; use keep: 0 for a static model"
             )
     if not 0 <= keep <= layers:
-        raise ImpossibleCut(f"the model has {layers} layers, so {keep} can't be kept; give 0 to {layers}")
+        raise ImpossibleCut(f"the model has {layers} layers, so it can't keep {keep}; pass 0 to {layers}")
     if keep == 0 and options.order == "spread":
-        raise ImpossibleCut("a static model keeps no layers to be spread; leave order out")
+        raise ImpossibleCut("a static model has no layers to spread; leave order out")
     return keep
 
 
 def _picked(model: SentenceTransformer, pick: Literal["small", "large"], context: Context) -> DepthPlan:
-    """What the layer-loss curve says."""
     if context.corpus is None:
-        raise BadInput("pick compares the layers on tuples of query and positive; give them with --data")
-    curve: LayerCurve = measure_curve(
-        model, context.corpus.examples(), seed=context.seed, progress=context.progress
-    )
+        raise BadInput("pick compares the layers on tuples of query and positive; pass them with --data")
+    curve = measure_curve(model, context.corpus.examples(), seed=context.seed, progress=context.progress)
     keep = curve.small if pick == "small" else curve.large
     if pick == "small" and curve.advice is not None:
         context.progress.say(curve.advice)
@@ -102,29 +92,26 @@ def _picked(model: SentenceTransformer, pick: Literal["small", "large"], context
 
 
 def forecast(model: SentenceTransformer, plan: DepthPlan) -> Cost:
-    """What is left after the cut."""
-    if not plan.blocks:
-        return predict_static(model)
-    return predict(model, blocks=plan.blocks)
+    """Return the cost of the model after the cut."""
+    return predict(model, blocks=plan.blocks) if plan.blocks else predict_static(model)
 
 
 def apply(model: SentenceTransformer, plan: DepthPlan, context: Context) -> Applied:
-    """Cut."""
-    if not plan.blocks:
-        shares = _shares(model, plan, context)
-        return Applied(model=static_model(model, shares, progress=context.progress))
-    return Applied(model=cut(model, Cut(blocks=plan.blocks)))
+    """Cut the layers, or build the static model."""
+    if plan.blocks:
+        return Applied(model=cut(model, Cut(blocks=plan.blocks)))
+    shares = _token_shares(model, plan, context)
+    return Applied(model=static_model(model, shares, progress=context.progress))
 
 
-def _shares(model: SentenceTransformer, plan: DepthPlan, context: Context) -> NDArray[np.float64]:
-    """How much of all text each token makes up."""
+def _token_shares(model: SentenceTransformer, plan: DepthPlan, context: Context) -> NDArray[np.float64]:
     if plan.frequencies == "rank":
         return shares_by_rank(static_shape(model)[0])
     if context.corpus is None:
-        raise BadInput("this plan weighs tokens by how often they occur; give the texts with --data")
+        raise BadInput("this plan weights tokens by their frequency; pass the texts with --data")
     texts = sample(context.corpus.train(), _COUNTED_TEXTS, seed=context.seed)
     counts = token_counts(model, (text.text for text in texts))
     if not counts.any():
-        raise BadInput("there are no texts to count tokens in; give more with --data, or leave --data out")
+        raise BadInput("there are no texts to count tokens in; pass more with --data, or leave --data out")
     shares: NDArray[np.float64] = counts / counts.sum()
     return shares

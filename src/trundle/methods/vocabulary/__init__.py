@@ -1,9 +1,9 @@
-"""vocabulary: keep the tokens that matter in your texts, with a tokenizer that is really rebuilt.
+"""vocabulary: keep the tokens that matter in your texts, and rebuild the tokenizer.
 
-The rows of the tokens that go are cut out of the embedding. What becomes of a token that is gone is `oov`: by default
-the rebuilt tokenizer reads it as the pieces that are left, and the result is a standard folder. `cluster` (the paper's way)
-and `unk` keep the tokenizer and map the ids instead, with a small module of ours in the folder. No training is needed;
-`align` afterwards heals what was lost.
+The embedding rows of removed tokens are cut. `oov` chooses what happens to a removed token: by default the
+rebuilt tokenizer splits it into kept pieces, and the result is a standard folder. `cluster` (the paper's way)
+and `unk` keep the tokenizer and map the ids instead, with a small trundle module in the folder. No training
+is needed; `align` afterwards recovers quality.
 
     - vocabulary: {keep: 8000}
     - vocabulary: {fraction: 25%}
@@ -29,14 +29,14 @@ _Characters = Literal["auto", "all", "seen"]
 
 _WAYS: tuple[_Way, ...] = get_args(_Way)
 _BECOMES = {
-    "decompose": "the others are read as pieces",
-    "cluster": "the others are read as the nearest of {} tokens that stand for them",
-    "unk": "the others are read as the unknown token",
+    "decompose": "the others are split into kept pieces",
+    "cluster": "the others become the nearest of {} representatives",
+    "unk": "the others become the unknown token",
 }
 
 
 def _read_ranges(value: object) -> object:
-    """'0-4,7' as the ids it stands for."""
+    """Parse ranges of ids such as '0-4,7'."""
     if not isinstance(value, str):
         return value
     ends = [part.partition("-") for part in value.split(",") if part]
@@ -44,7 +44,7 @@ def _read_ranges(value: object) -> object:
 
 
 def _write_ranges(ids: tuple[int, ...]) -> str:
-    """Rising ids in the shortest way to write them down."""
+    """Write rising ids as ranges, the shortest form."""
     parts: list[list[int]] = []
     for number in ids:
         if parts and parts[-1][1] == number - 1:
@@ -58,43 +58,40 @@ _IdRanges = Annotated[tuple[int, ...], BeforeValidator(_read_ranges), PlainSeria
 
 
 class VocabularyOptions(Options):
-    """How many tokens stay, which, and what becomes of the others."""
+    """How many tokens to keep, which ones, and what happens to the others."""
 
     keep: int | None = Field(None, strict=True, ge=1, description="How many tokens to keep.")
     fraction: ExactFraction | None = Field(
-        None, description="Share of the tokens to keep instead, such as 25%; in depth it is what goes."
+        None, description="Share of the tokens to keep, such as 25%; in depth it is the share removed."
     )
     parameters: ExactFraction | None = Field(
-        None, description="Share of all the model's parameters to keep instead, such as 80%."
+        None, description="Share of all parameters to keep, such as 80%."
     )
-    score: _Score = Field(
-        "tfidf", description="What makes a token worth keeping; seen keeps all that occur in your texts."
-    )
+    score: _Score = Field("tfidf", description="How tokens are scored; seen keeps all in your texts.")
     oov: _Oov = Field(
-        "decompose",
-        description="What becomes of the others: split into kept pieces, or mapped to a similar or the unknown token.",
+        "decompose", description="What the others become: kept pieces, or a similar or the unknown token."
     )
-    clusters: int = Field(50, ge=1, description="With oov cluster: how many tokens stand for those that go.")
+    clusters: int = Field(50, ge=1, description="With oov cluster: the number of representatives.")
     characters: _Characters = Field(
         "auto",
-        description="Which single characters always stay: all, those in your texts, or (auto) those and ASCII; others as far as there is room.",
+        description="Characters that are always kept: all, those in your texts, or (auto) those and ASCII.",
     )
 
 
 class VocabularyPlan(Plan):
-    """The tokens that stay, and how much of the texts they are."""
+    """The tokens to keep, and how much of the texts they cover."""
 
     kept: _IdRanges
     of: int
     oov: _Oov
     representatives: _IdRanges = ()
-    """Kept tokens that only stand for others, with oov: cluster."""
+    """With oov: cluster, tokens that are kept only to represent others."""
     coverage: float | None = None
-    """Share of the texts' tokens that stay."""
+    """Share of the texts' tokens that are kept."""
     lost: tuple[str, ...] = ()
-    """The most frequent of the tokens that go."""
+    """The most frequent of the removed tokens."""
     characters_lost: int = 0
-    """Single characters that go because they are in none of the texts; where one is met, it is unknown."""
+    """Single characters that are removed because they are not in the texts; they become the unknown token."""
 
     def __str__(self) -> str:
         if len(self.kept) == self.of:
@@ -103,7 +100,7 @@ class VocabularyPlan(Plan):
         becomes = _BECOMES[self.oov].format(len(self.representatives))
         unread = ""
         if self.characters_lost:
-            unread = f", save {self.characters_lost:,} characters that never occur, which become unknown"
+            unread = f", except {self.characters_lost:,} characters that never occur, which become unknown"
         return f"keep {len(self.kept):,} of {self.of:,} tokens{covers}; {becomes}{unread}"
 
 

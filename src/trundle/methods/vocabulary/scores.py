@@ -1,4 +1,4 @@
-"""What makes a token worth keeping: each score is a number per token id."""
+"""Scores of tokens: each function returns one number per token id."""
 
 from __future__ import annotations
 
@@ -22,38 +22,39 @@ from trundle.model.tokenizer import MergeTree
 from trundle.progress import SILENT, Progress
 
 _CHUNK = 4096
-"""Texts per call of the tokenizers library, which shares them out over the cores."""
+"""Texts per call of the tokenizers library, which distributes them over the cores."""
+_ATTENTION_BATCH = 16
 
 _Ids = NDArray[np.int64]
 _Documents = tuple[_Ids, _Ids]
-"""Token ids of some texts one after the other, and how many of them each text has."""
+"""The concatenated token ids of some texts, and the number of ids of each text."""
+_Scores = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _TokenCounts:
-    """What one pass over the texts found, by token id."""
+    """Counts by token id from one pass over the texts."""
 
     texts: int
     occurrences: _Ids
     """How often each token occurs."""
     documents: _Ids
-    """In how many texts it occurs."""
+    """In how many texts each token occurs."""
 
     @property
     def tokens(self) -> int:
-        """All tokens of all texts."""
         return int(self.occurrences.sum())
 
 
 def tokenised(
     tokenizer: Tokenizer, texts: Iterable[str], progress: Progress = SILENT
 ) -> Iterator[_Documents]:
-    """The texts' token ids, some thousand texts at a time."""
+    """Yield the token ids of the texts, without special tokens, a few thousand texts at a time."""
     plain = Tokenizer.from_str(tokenizer.to_str())
     plain.no_truncation()
     plain.no_padding()
     stream = iter(texts)
-    with progress.task("reading texts", None) as advance:
+    with progress.task("tokenising texts", None) as advance:
         while chunk := list(itertools.islice(stream, _CHUNK)):
             encodings = plain.encode_batch_fast(chunk, add_special_tokens=False)
             lists = [encoding.ids for encoding in encodings]
@@ -64,7 +65,7 @@ def tokenised(
 
 
 def count_tokens(chunks: Iterable[_Documents], size: int) -> _TokenCounts:
-    """Count tokens with ids below `size`."""
+    """Count tokens whose ids are below `size`."""
     texts, occurrences, documents = 0, np.zeros(size, np.int64), np.zeros(size, np.int64)
     for ids, lengths in chunks:
         occurrences += np.bincount(ids, minlength=size)
@@ -75,7 +76,7 @@ def count_tokens(chunks: Iterable[_Documents], size: int) -> _TokenCounts:
 
 
 def _terms_of(chunk: _Documents, size: int) -> tuple[_Ids, _Ids, _Ids]:
-    """Each token of each text once: the number of its text, its id, and how often it is there."""
+    """Each distinct token of each text: the number of its text, its id, and its count."""
     ids, lengths = chunk
     texts = np.repeat(np.arange(len(lengths)), lengths)
     pairs, counts = np.unique(texts * size + ids, return_counts=True)
@@ -83,13 +84,12 @@ def _terms_of(chunk: _Documents, size: int) -> tuple[_Ids, _Ids, _Ids]:
 
 
 class _Spill:
-    """Chunks on their way past, written to a file so that they can be read once more."""
+    """Copies chunks to a file while they are used, so that a second pass can read them again."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._written = file, 0
 
     def through(self, chunks: Iterable[_Documents]) -> Iterator[_Documents]:
-        """The same chunks, kept."""
         for ids, lengths in chunks:
             for array in (ids, lengths):
                 np.save(self._file, array.astype(np.int32), allow_pickle=False)
@@ -97,7 +97,6 @@ class _Spill:
             yield ids, lengths
 
     def again(self) -> Iterator[_Documents]:
-        """The chunks that went past."""
         self._file.seek(0)
         for _ in range(self._written):
             ids, lengths = (np.load(self._file, allow_pickle=False).astype(np.int64) for _ in range(2))
@@ -106,18 +105,12 @@ class _Spill:
 
 @contextmanager
 def _spilling() -> Iterator[_Spill]:
-    """A spill that is gone afterwards."""
     with tempfile.TemporaryFile() as file:
         yield _Spill(file)
 
 
-_ATTENTION_BATCH = 16
-
-_Scores = NDArray[np.float64]
-
-
 def _tfidf_scores(chunks: Iterable[_Documents], counts: _TokenCounts) -> _Scores:
-    """Each token's mean tf-idf weight: smooth idf, every text's weights scaled to length 1."""
+    """The mean tf-idf weight of each token: smooth idf, the weights of each text normalised to length 1."""
     size = len(counts.documents)
     idf = np.log((1 + counts.texts) / (1 + counts.documents)) + 1
     scores = np.zeros(size)
@@ -132,14 +125,14 @@ def _tfidf_scores(chunks: Iterable[_Documents], counts: _TokenCounts) -> _Scores
 def _attention_scores(
     model: SentenceTransformer, texts: Sequence[str], size: int, progress: Progress = SILENT
 ) -> _Scores:
-    """The attention each token receives where it occurs: summed over a text's tokens, averaged over heads and layers.
+    """The attention each token receives per occurrence, averaged over heads and layers.
 
-    Dividing by how often it occurs keeps common tokens from winning by number alone, as the paper does.
+    As in the paper, sums are divided by the number of occurrences, so that common tokens have no advantage.
     """
-    transformer = transformer_of(model)
+    backbone = transformer_of(model).model
     received, occurrences = np.zeros(size), np.zeros(size)
-    usual = transformer.model.config._attn_implementation
-    transformer.model.set_attn_implementation("eager")
+    usual = backbone.config._attn_implementation
+    backbone.set_attn_implementation("eager")
     try:
         with progress.task("attention", len(texts)) as advance, torch.inference_mode():
             for start in range(0, len(texts), _ATTENTION_BATCH):
@@ -149,12 +142,12 @@ def _attention_scores(
                 occurrences += np.bincount(ids, minlength=size)[:size]
                 advance(len(batch))
     finally:
-        transformer.model.set_attn_implementation(usual)
+        backbone.set_attn_implementation(usual)
     return received / np.maximum(occurrences, 1)
 
 
 def _received(model: SentenceTransformer, texts: list[str]) -> tuple[NDArray[np.int64], _Scores]:
-    """The tokens of some texts, no longer than is measured elsewhere, and the attention each got."""
+    """The token ids of some texts, and the attention each token received."""
     transformer = transformer_of(model)
     limit = int(min(model.max_seq_length or LONGEST, LONGEST))
     features = {
@@ -164,7 +157,7 @@ def _received(model: SentenceTransformer, texts: list[str]) -> tuple[NDArray[np.
     }
     layers = transformer.model(**features, output_attentions=True).attentions
     if not layers:
-        raise BadModel("the model does not tell its attention; choose another score, such as tfidf")
+        raise BadModel("the model does not return its attention; choose another score, such as tfidf")
     mask = features["attention_mask"].bool()
     total = sum(layer.float().mean(dim=1) for layer in layers) / len(layers)
     per_token = (total * mask[:, :, None]).sum(dim=1)
@@ -172,7 +165,7 @@ def _received(model: SentenceTransformer, texts: list[str]) -> tuple[NDArray[np.
 
 
 def _passed_down(scores: _Scores, tree: MergeTree) -> _Scores:
-    """Each token's score plus the scores of all tokens it is a part of."""
+    """Add to each token's score the scores of all tokens it is a part of."""
     total = scores.copy()
     found = tree.with_halves(np.flatnonzero(scores > 0).tolist())
     for token in _largest_first(found, tree):
@@ -182,7 +175,7 @@ def _passed_down(scores: _Scores, tree: MergeTree) -> _Scores:
 
 
 def _best_tokens(order: Sequence[int], needed: Collection[int], count: int, tree: MergeTree) -> list[int]:
-    """The first tokens in order that fit into `count` together with what they are merged from."""
+    """The first tokens in order that fit into `count`, together with the tokens they are merged from."""
     kept = tree.with_halves(needed)
     for token in order:
         if len(kept) >= count:
@@ -196,7 +189,7 @@ def _best_tokens(order: Sequence[int], needed: Collection[int], count: int, tree
 
 
 def _largest_first(tokens: Collection[int], tree: MergeTree) -> list[int]:
-    """The tokens in an order in which each comes before its halves."""
+    """Sort tokens so that each comes before the two it is merged from."""
     depth: dict[int, int] = {}
     waiting = list(tokens)
     while waiting:

@@ -1,76 +1,71 @@
-"""How `vocabulary` plans and changes a model."""
+"""How `vocabulary` plans and changes a model, and what `trundle inspect --vocabulary` shows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
 
 from trundle.data import sampling
 from trundle.data.sampling import nearest
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
-from trundle.methods.vocabulary import _WAYS, VocabularyOptions, VocabularyPlan, _Characters, _Way
+from trundle.methods.vocabulary import _WAYS, VocabularyOptions, VocabularyPlan, _Characters
 from trundle.methods.vocabulary.ranking import (
     _absent_characters,
-    _behind_what_occurs,
     _compare_lengths,
+    _coverage,
     _held_out_texts,
+    _Lengths,
     _lengths_when_mapped,
+    _order_with_characters,
     _rank_tokens,
-    _what_is_missing,
+    _Ranking,
 )
 from trundle.methods.vocabulary.scores import _best_tokens
-from trundle.model.cost import cost, predict
+from trundle.model.cost import Cost, cost, predict
 from trundle.model.layout import layout_of
 from trundle.model.surgery import Cut, cut, transformer_of
-from trundle.model.token_map import cut_with_map, has_token_map, read_vocabulary, token_vectors
+from trundle.model.token_map import (
+    Vocabulary,
+    cut_with_map,
+    has_token_map,
+    read_vocabulary,
+    rebuilt_backend,
+    token_vectors,
+)
 from trundle.model.tokenizer import NO_MERGES
 
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from trundle.methods.vocabulary.ranking import _Lengths, _Ranking
-    from trundle.model.cost import Cost
-    from trundle.model.token_map import Vocabulary
 _LOST_SHOWN = 12
+_SHARES = (2, 4, 8, 16)
+_LOST_SHOWN_PER_SIZE = 5
 
 
 def plan(model: SentenceTransformer, options: VocabularyOptions, context: Context) -> VocabularyPlan:
-    """Read the texts, score every token, and choose."""
+    """Score every token on the texts, and choose which to keep."""
     if has_token_map(model):
         raise ImpossibleCut("the model's tokens are mapped already; cut the model it was made from instead")
-    way = _way(options)
     vocabulary = read_vocabulary(model)
-    wanted = None if way is None else _wanted(model, vocabulary, way, options)
+    wanted = _wanted(model, vocabulary, options)
     if wanted is not None and wanted >= vocabulary.size:
         return VocabularyPlan(kept=tuple(range(vocabulary.size)), of=vocabulary.size, oov=options.oov)
     if options.oov == "unk" and vocabulary.unknown is None:
         raise ImpossibleCut("the model's tokenizer has no unknown token; use oov: decompose")
+    if options.characters == "seen" and context.corpus is None:
+        raise BadInput("characters: seen needs texts to know which characters occur; pass them with --data")
     rebuilt = options.oov == "decompose"
     tree = vocabulary.tree if rebuilt else NO_MERGES
     spare = options.clusters if options.oov == "cluster" else 0
     needed = vocabulary.least(rebuilt=rebuilt)
-    if options.characters == "seen" and context.corpus is None:
-        raise BadInput(
-            "characters: seen looks at texts to know which characters occur; "
-            "say where they are with --data, or leave it out"
-        )
     spared = set() if options.characters == "all" or context.corpus is None else set(vocabulary.characters)
-    if wanted is not None and wanted < len(needed - spared) + spare:  # whatever the texts are
+    if wanted is not None and wanted < len(needed - spared) + spare:  # too few for any texts
         raise _too_few(model, wanted, len(needed) + spare)
     open_places = (vocabulary.size if wanted is None else wanted) - len(needed - spared) - spare
-    ranking = _rank_tokens(
-        model,
-        vocabulary,
-        options.score,
-        context.corpus,
-        count=max(open_places, 1),
-        tree=tree,
-        seed=context.seed,
-        progress=context.progress,
-    )
+    ranking = _rank_tokens(model, vocabulary, options.score, context, count=max(open_places, 1), tree=tree)
     everything = wanted is None and options.characters == "auto"
     free = set() if everything else _dispensable(vocabulary, ranking, options.characters) & needed
     needed = tree.with_halves(needed - free)
@@ -79,10 +74,13 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
     if wanted is None:
         kept = _best_tokens(ranking.order[: ranking.seen], needed, vocabulary.size, tree)
     else:
-        order = _behind_what_occurs(ranking, free)
-        kept = _best_tokens(order, needed, wanted - spare, tree)
-    representatives = _representatives(model, vocabulary, kept, spare, context.seed)
-    coverage, lost = _what_is_missing(vocabulary, ranking, kept, _LOST_SHOWN)
+        kept = _best_tokens(_order_with_characters(ranking, free), needed, wanted - spare, tree)
+    representatives: tuple[int, ...] = ()
+    if spare:
+        removed = sorted(vocabulary.tokens.keys() - set(kept))
+        found = sampling.representatives(token_vectors(model, removed), spare, seed=context.seed)
+        representatives = tuple(removed[place] for place in found)
+    coverage, lost = _coverage(vocabulary, ranking, kept, _LOST_SHOWN)
     return VocabularyPlan(
         kept=tuple(sorted({*kept, *representatives})),
         of=vocabulary.size,
@@ -95,10 +93,10 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
 
 
 def _dispensable(vocabulary: Vocabulary, ranking: _Ranking, characters: _Characters) -> set[int]:
-    """Characters that need not stay: in a small vocabulary each would take the place of a token that occurs.
+    """Characters that need not be kept: in a small vocabulary each would displace a token that occurs.
 
-    All that a tokenizer ever saw are a thousand or many thousands, which the texts at hand may never have. ASCII stays with
-    `auto`, so that names, numbers and addresses can always be spelled.
+    A tokenizer may know thousands of characters that are not in the texts. `auto` keeps ASCII, so that names,
+    numbers and addresses can always be spelled.
     """
     if characters == "all":
         return set()
@@ -108,50 +106,44 @@ def _dispensable(vocabulary: Vocabulary, ranking: _Ranking, characters: _Charact
     return {number for number in absent if not vocabulary.characters[number].isascii()}
 
 
-def _way(options: VocabularyOptions) -> _Way | None:
-    """Which option says how many tokens stay; None for all that occur."""
-    given = [way for way in _WAYS if getattr(options, way) is not None]
+def _wanted(model: SentenceTransformer, vocabulary: Vocabulary, options: VocabularyOptions) -> int | None:
+    """How many tokens to keep; None for all that occur."""
+    ways = [way for way in _WAYS if getattr(options, way) is not None]
     if options.score == "seen":
-        if given:
+        if ways:
             raise ImpossibleCut(
-                f"seen keeps every token that occurs; leave {given[0]} out, or choose another score"
+                f"seen keeps every token that occurs; leave {ways[0]} out, or choose another score"
             )
         return None
-    if not given:
+    if not ways:
         raise ImpossibleCut(
-            "say how much to keep: keep (a number of tokens), fraction or parameters (a share of either, such as 80%)"
+            "choose how much to keep with keep (a number of tokens), fraction or parameters (such as 80%)"
         )
-    if len(given) > 1:
+    if len(ways) > 1:
         raise ImpossibleCut(
-            f"{given[0]} and {given[1]} say the same thing; leave one of them out, in a recipe with null"
+            f"{ways[0]} and {ways[1]} exclude each other; leave one of them out, in a recipe with null"
         )
-    return given[0]
-
-
-def _wanted(model: SentenceTransformer, vocabulary: Vocabulary, way: _Way, options: VocabularyOptions) -> int:
-    """How many tokens to keep."""
-    if way == "keep":
-        assert options.keep is not None
+    if options.keep is not None:
         return options.keep
-    share = options.fraction if way == "fraction" else options.parameters
+    share = options.parameters if options.fraction is None else options.fraction
     assert share is not None
     if not 0 < share <= 1:
-        what = "tokens" if way == "fraction" else "parameters"
+        what = "parameters" if options.fraction is None else "tokens"
         raise ImpossibleCut(
             f"the share of {what} to keep must be over 0 and at most 1, such as 80%, not {share}"
         )
-    if way == "fraction":
+    if options.fraction is not None:
         return math.floor(share * vocabulary.size)
-    return _tokens_left(*_rows(model), share)
+    return _tokens_left(*_weights_per_token(model), share)
 
 
 def _tokens_left(row: int, tokens: int, rest: int, share: Fraction) -> int:
-    """The most tokens whose rows of weights, with the rest of the model, stay within a share of all parameters."""
+    """The most tokens whose weights, with the rest of the model, are within a share of all parameters."""
     return math.floor((share * (row * tokens + rest) - rest) / row)
 
 
-def _rows(model: SentenceTransformer) -> tuple[int, int, int]:
-    """Weights per token, the number of tokens, and the weights that are in no token's row."""
+def _weights_per_token(model: SentenceTransformer) -> tuple[int, int, int]:
+    """Weights per token, the number of tokens, and the weights that belong to no token."""
     now = cost(model).parameters
     size = layout_of(transformer_of(model).model).sizes["vocab"]
     rest = now - (now - predict(model, vocab=1).parameters) * size // max(size - 1, 1)
@@ -159,27 +151,16 @@ def _rows(model: SentenceTransformer) -> tuple[int, int, int]:
 
 
 def _too_few(model: SentenceTransformer, wanted: int, needed: int) -> ImpossibleCut:
-    row, size, rest = _rows(model)
+    row, size, rest = _weights_per_token(model)
     share = math.ceil(1000 * (rest + row * needed) / (rest + row * size)) / 10
     return ImpossibleCut(
-        f"{needed:,} of the {size:,} tokens must stay (special tokens, single characters or bytes, prompts) and only "
-        f"{max(wanted, 0):,} would; keep at least {needed:,}, which is {share:g}% of the parameters"
+        f"{needed:,} of the {size:,} tokens must be kept (special tokens, characters or bytes, prompts), "
+        f"not {max(wanted, 0):,}; keep at least {needed:,}, which is {share:g}% of the parameters"
     )
 
 
-def _representatives(
-    model: SentenceTransformer, vocabulary: Vocabulary, kept: list[int], count: int, seed: int
-) -> tuple[int, ...]:
-    """Of the tokens that go, those nearest the centres of their clusters."""
-    if not count:
-        return ()
-    gone = sorted(vocabulary.tokens.keys() - set(kept))
-    found = sampling.representatives(token_vectors(model, gone), count, seed=seed)
-    return tuple(gone[place] for place in found)
-
-
 def forecast(model: SentenceTransformer, plan: VocabularyPlan) -> Cost:
-    """What is left after the cut."""
+    """Return the cost of the model after the cut."""
     return predict(model, vocab=len(plan.kept))
 
 
@@ -190,41 +171,110 @@ def apply(model: SentenceTransformer, plan: VocabularyPlan, context: Context) ->
     vocabulary = read_vocabulary(model)
     if plan.oov == "decompose":
         small = cut(model, Cut(vocab=plan.kept))
-        backend = read_vocabulary(small).backend
-        facts = _evidence(
-            context,
-            lambda texts: _compare_lengths(
-                vocabulary.backend, backend, texts, unknown=vocabulary.unknown_token
-            ),
+        backend, unknown = read_vocabulary(small).backend, vocabulary.unknown_token
+        facts = _measured(
+            context, lambda texts: _compare_lengths(vocabulary.backend, backend, texts, unknown=unknown)
         )
         return Applied(model=small, facts=facts)
     kept = set(plan.kept)
-    gone = sorted(vocabulary.tokens.keys() - kept)
-    stands_for = [  # an id that no token has is never met, but has a place
+    removed = sorted(vocabulary.tokens.keys() - kept)
+    token_map = [  # an id without a token never occurs, but has an entry
         number if number in kept else plan.kept[0] for number in range(max(vocabulary.tokens) + 1)
     ]
     if plan.oov == "unk":
         assert vocabulary.unknown is not None
-        ends = [vocabulary.unknown] * len(gone)
+        ends = [vocabulary.unknown] * len(removed)
     else:
-        targets = token_vectors(model, plan.representatives)
-        found = nearest(token_vectors(model, gone), targets)
+        found = nearest(token_vectors(model, removed), token_vectors(model, plan.representatives))
         ends = [plan.representatives[place] for place in found]
-    for number, end in zip(gone, ends, strict=True):
-        stands_for[number] = end
-    small = cut_with_map(model, plan.kept, stands_for)
-    facts = _evidence(
+    for number, end in zip(removed, ends, strict=True):
+        token_map[number] = end
+    small = cut_with_map(model, plan.kept, token_map)
+    facts = _measured(
         context,
-        lambda texts: _lengths_when_mapped(vocabulary.backend, texts, stands_for, unknown=vocabulary.unknown),
+        lambda texts: _lengths_when_mapped(vocabulary.backend, texts, token_map, unknown=vocabulary.unknown),
     )
     return Applied(model=small, facts=facts)
 
 
-def _evidence(context: Context, look: Callable[[Sequence[str]], _Lengths]) -> dict[str, Any]:
-    """How held-out texts are read now."""
+def _measured(context: Context, measure: Callable[[Sequence[str]], _Lengths]) -> dict[str, Any]:
+    """Measure the lengths of held-out texts, report them, and return them as facts."""
     texts = _held_out_texts(context.corpus, seed=context.seed)
     if not texts:
         return {}
-    found = look(texts)
-    context.progress.say(f"vocabulary: on {len(texts):,} held-out texts {found}")
-    return found.as_json()
+    lengths = measure(texts)
+    context.progress.say(f"vocabulary: on {len(texts):,} held-out texts {lengths}")
+    return lengths.as_json()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SizeRow:
+    """One size a vocabulary could be cut to."""
+
+    keep: int
+    why: str
+    coverage: float
+    """Share of the texts' tokens that are kept."""
+    after: Cost
+    lengths: _Lengths | None
+    """Token lengths of held-out texts, if there are any."""
+    lost: tuple[str, ...]
+    """The most frequent of the removed tokens."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "keep": self.keep,
+            "why": self.why,
+            "coverage": self.coverage,
+            "parameters": self.after.parameters,
+            "bytes": self.after.file_bytes,
+            **({} if self.lengths is None else self.lengths.as_json()),
+            "lost": list(self.lost),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularySizes:
+    """Possible sizes of a vocabulary, the largest first, and the number of texts they were measured on."""
+
+    texts: int
+    tokens: int
+    held_out: int
+    rows: tuple[_SizeRow, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the table for JSON."""
+        rows = [row.as_json() for row in self.rows]
+        return {"texts": self.texts, "tokens": self.tokens, "held_out": self.held_out, "sizes": rows}
+
+
+def list_sizes(model: SentenceTransformer, context: Context) -> VocabularySizes:
+    """Measure what `vocabulary` would choose at several sizes, from all tokens to the fewest possible."""
+    if context.corpus is None:
+        raise BadInput("a vocabulary is measured on texts; pass them with --data")
+    vocabulary = read_vocabulary(model)
+    tree, needed = vocabulary.tree, vocabulary.least()
+    ranking = _rank_tokens(model, vocabulary, "tfidf", context, count=vocabulary.size, tree=tree)
+    assert ranking.counts is not None
+    free = _dispensable(vocabulary, ranking, "auto")
+    seen = len(tree.with_halves([*needed, *ranking.order[: ranking.seen]]))  # the same as `--score seen`
+    needed, order = tree.with_halves(needed - free), _order_with_characters(ranking, free)
+    sizes = {
+        vocabulary.size // share: f"1/{share}" for share in _SHARES if vocabulary.size // share > len(needed)
+    }
+    sizes |= {vocabulary.size: "all", seen: "all that occur", len(needed): "the least"}
+    texts = _held_out_texts(context.corpus, seed=context.seed)
+    rows = []
+    for size, why in sorted(sizes.items(), reverse=True):
+        kept = _best_tokens(order, needed, size, tree)
+        small = rebuilt_backend(model, kept)
+        coverage, lost = _coverage(vocabulary, ranking, kept, _LOST_SHOWN_PER_SIZE)
+        assert coverage is not None
+        lengths = None
+        if texts:
+            lengths = _compare_lengths(vocabulary.backend, small, texts, unknown=vocabulary.unknown_token)
+        after = predict(model, vocab=size)
+        rows.append(_SizeRow(keep=size, why=why, coverage=coverage, after=after, lengths=lengths, lost=lost))
+    return VocabularySizes(
+        texts=ranking.counts.texts, tokens=ranking.counts.tokens, held_out=len(texts), rows=tuple(rows)
+    )

@@ -1,11 +1,13 @@
-"""weights: set to zero, or cut out, the weights that matter least for a domain (GAPrune).
+"""weights: zero or remove the weights that matter least for a domain (GAPrune).
 
-Two sets of samples are read, of your domain and of everything else. From the gradients of each sample come how important
-every weight of the MLPs is to either side (Fisher information), and whether both sides pull it the same way (alignment).
-Their score (DAI) keeps what the domain needs and drops what only gets in its way. Other methods are there to compare.
+The method reads two sets of samples, of your domain and of general data. From the gradients of each sample it
+computes how important every MLP weight is to each source (Fisher information), and whether the gradients of
+both sources point in the same direction (alignment). The resulting score (DAI) keeps what the domain needs
+and removes what conflicts with it. Other scores are available for comparison.
 
-`structure` says what goes: single weights (the paper; smaller on disk, not faster), whole neurons (smaller and faster
-everywhere), or two of each four (faster on GPUs that can). `contrast` or `align` afterwards heal, and zeros stay zeros.
+`structure` chooses what is removed: single weights (the paper; not faster), MLP neurons (smaller and faster
+everywhere), or two of each four weights (faster on GPUs that support it). `contrast` or `align` afterwards
+recover quality, and zeros stay zero.
 
     - weights: {domain: finance.jsonl, general: general.jsonl, sparsity: 50%}
     - weights: {domain: finance.jsonl, general: general.jsonl, sparsity: 30%, structure: neuron}
@@ -16,7 +18,6 @@ Paper: GAPrune: Gradient-Alignment Pruning for Domain-Aware Embeddings.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Literal
 
 from pydantic import Field
@@ -27,67 +28,53 @@ _Score = Literal["gaprune", "magnitude", "random", "general-fisher", "domain-fis
 _AlignedBy = Literal["row", "tensor"]
 _FisherScale = Literal["mean", "largest", "raw"]
 _Selection = Literal["global", "tensor", "row"]
-
 _Structure = Literal["unstructured", "neuron", "2:4"]
 
 
 class WeightsOptions(Options):
-    """By which samples, how many weights, and in which form."""
+    """Which samples, how many weights, and in which structure."""
 
     domain: str | None = Field(
         None, description="Tuples or texts of your domain, in any form --data takes. Default: --data."
     )
     general: str | None = Field(
-        None, description="Tuples or texts of everything else, in any form --data takes."
+        None, description="Tuples or texts of general data, in any form --data takes."
     )
     sparsity: ExactFraction | None = Field(
-        None, description="Share of the weights, or neurons, that go, such as 50%; 0 changes nothing."
+        None, description="Share of the weights or neurons to remove, such as 50%; 0 changes nothing."
     )
     structure: _Structure = Field(
         "unstructured",
-        description="What goes: single weights, whole MLP neurons (faster everywhere), two of each four (GPUs).",
+        description="What to remove: single weights, MLP neurons, or two of each four weights (GPUs).",
     )
-    method: _Score = Field("gaprune", description="What a weight is judged by.")
+    method: _Score = Field("gaprune", description="How weights are scored.")
     selection: _Selection | None = Field(
-        None,
-        description="Among which weights the worst are looked for. Default: global, for wanda row.",
+        None, description="Among which weights the lowest scores are chosen. Default: global, for wanda row."
     )
-    attention: bool = Field(False, description="Prune the matrices of attention, too, not the MLPs alone.")
-    samples: int = Field(5000, ge=2, description="Tuples of each side whose gradients are taken.")
+    attention: bool = Field(False, description="Prune the matrices of attention as well as the MLPs.")
+    samples: int = Field(5000, ge=2, description="Tuples of each source whose gradients are measured.")
     aligned_by: _AlignedBy = Field(
-        "row",
-        description="Over what the two sides' gradients are compared: each output neuron, or a whole matrix.",
+        "row", description="Compare the gradients of both sources per output neuron, or per matrix."
     )
     fisher: _FisherScale = Field(
-        "mean",
-        description="Fisher information relative to the mean or the largest of its matrix, or raw as in the paper.",
+        "mean", description="Divide Fisher information by its matrix's mean or maximum; raw as in the paper."
     )
-    alpha: float = Field(0.2, allow_inf_nan=False, description="How much alignment counts in DAI.")
+    alpha: float = Field(0.2, allow_inf_nan=False, description="Weight of alignment in DAI.")
     beta: float = Field(
-        0.0,
-        allow_inf_nan=False,
-        description="How much general importance is held against a weight; 1 in the paper.",
+        0.0, allow_inf_nan=False, description="How much general importance lowers the score; 1 in the paper."
     )
-    gamma: float = Field(0.5, allow_inf_nan=False, description="How much magnitude counts in DAI.")
-    batch_size: int = Field(
-        32, ge=2, description="Samples that are each other's rivals; more need more memory."
-    )
-    max_length: int | None = Field(
-        None, ge=2, description="Tokens after which a text is cut. Default: up to 512."
-    )
+    gamma: float = Field(0.5, allow_inf_nan=False, description="Weight of magnitude in DAI.")
+    batch_size: int = Field(32, ge=2, description="Samples that are each other's negatives.")
+    max_length: int | None = Field(None, ge=2, description="Tokens to truncate texts to. Default: up to 512.")
     take_over: bool = Field(
-        True,
-        description="With neurons: those that stay take over what the others gave, by least squares on your texts.",
+        True, description="With neurons: reconstruct the removed ones by least squares on your texts."
     )
 
 
-_HALF = Fraction(1, 2)
-_NEEDS_DOMAIN: tuple[_Score, ...] = ("gaprune", "domain-fisher", "wanda")
-_NEEDS_GENERAL: tuple[_Score, ...] = ("gaprune", "general-fisher")
 _CALLED: dict[_Score, str] = {
     "gaprune": "lowest DAI",
     "magnitude": "lowest magnitude",
-    "random": "worst luck",
+    "random": "lowest random score",
     "general-fisher": "lowest Fisher information on general data",
     "domain-fisher": "lowest Fisher information on the domain",
     "wanda": "lowest magnitude times activation on the domain",
@@ -96,39 +83,40 @@ _AMONG: dict[_Selection, str] = {"global": "of all of them", "tensor": "in each 
 
 
 class WeightsPlan(Plan):
-    """How many weights or neurons go; which, the samples decide."""
+    """How many weights or neurons are removed; the samples decide which."""
 
     options: WeightsOptions
     zeros: int
     weights: int
     neurons: int | None = None
-    """Neurons that stay in each layer, where whole ones go."""
+    """Neurons kept in each layer, if neurons are removed."""
     of: int | None = None
 
     def __str__(self) -> str:
-        asked = self.options
+        options = self.options
         if not self.zeros and self.neurons == self.of:
             return "keep all weights: nothing to prune"
-        where = "MLPs and attention" if asked.attention else "the MLPs"
-        worst = _CALLED[asked.method]
+        lowest = _CALLED[options.method]
         if self.neurons is not None:
-            return f"keep {self.neurons:,} of {self.of:,} MLP neurons in each layer; those of the {worst} go"
+            kept = f"keep {self.neurons:,} of {self.of:,} MLP neurons in each layer"
+            return f"{kept}; remove those with the {lowest}"
+        where = "MLPs and attention" if options.attention else "the MLPs"
         share = f"{self.zeros:,} of {self.weights:,} weights of {where}"
-        if asked.structure == "2:4":
-            return f"zero {share}: the two of the {worst} of each four"
-        return f"zero {share}: those of the {worst} {_AMONG[_selection_of(asked)]}"
+        if options.structure == "2:4":
+            return f"zero {share}: the two with the {lowest} of each four"
+        return f"zero {share}: those with the {lowest} {_AMONG[_selection_of(options)]}"
 
 
 def _selection_of(options: WeightsOptions) -> _Selection:
-    """Among which weights the worst are looked for: Wanda compares what enters the same neuron, as its paper does."""
+    """The given selection, or the default: Wanda compares the inputs of one neuron, as in its paper."""
     return options.selection or ("row" if options.method == "wanda" else "global")
 
 
 WEIGHTS = Method(
     name="weights",
-    help="Zero or cut the weights that matter least for your domain.",
+    help="Zero or remove the weights that matter least for your domain.",
     options=WeightsOptions,
     plans=WeightsPlan,
     needs_texts=True,
-    reads=lambda options: tuple(side for side in (options.domain, options.general) if side is not None),
+    reads=lambda options: tuple(file for file in (options.domain, options.general) if file is not None),
 )

@@ -1,20 +1,20 @@
-"""Per-sample gradients of chosen matrices, squared and summed while they stream by: the diagonal of the Fisher information.
+"""Per-sample gradients of matrices, squared and summed: the diagonal of the Fisher information.
 
-The loss of a sample is InfoNCE: its query finds its document among all documents of its small batch. It is taken as a
-function of how the sample's *own* texts are encoded; the rivals' vectors are given. So each text has the gradient of one
-sample, one backward pass serves a whole batch, and the gradient of a sample in a matrix is the product of what entered
-the matrix and what came back from behind it, over the sample's tokens. It is formed for one matrix at a time, added to two
-sums in fp32 (squares, and the gradient itself) and forgotten: the memory is two copies of the chosen matrices.
-
-What this is not: it changes no weight, and no other parameter's gradient is computed.
+The loss of a sample is InfoNCE: its query must find its document among all documents of its batch. It is a
+function of the encoding of the sample's own texts; the vectors of the negatives are constants. So each text
+contributes to the gradient of one sample only, one backward pass serves a batch, and a sample's gradient in a
+matrix is the product of the matrix's inputs and its output gradients over the sample's tokens. It is formed
+for one matrix at a time and added to two sums in fp32 (the squares and the gradient itself), so the memory
+needed is two copies of the chosen matrices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from trundle.data.examples import Example
 from trundle.errors import BadInput
@@ -31,83 +32,57 @@ from trundle.progress import SILENT, Progress
 from trundle.train.contrastive import TEMPERATURE, directions
 from trundle.train.tuples import Prompts, make_chunker, relate
 
+_BATCH = 32
+_NEGATIVES = 1
+"""Hard negatives per sample."""
+_TEXTS_AT_ONCE = 32
+_GPU_BYTES = 1 << 28
+"""Memory for the per-sample gradients of a matrix on a GPU; a CPU computes them one by one, in its cache."""
 
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    """Texts that go through the model together, and the sample each belongs to."""
 
-    features: Features
+class _Texts(NamedTuple):
+    """Tokenised texts in chunks of similar length."""
+
+    chunks: tuple[Features, ...]
+    rows: Tensor
+    """The row of each text in the concatenated results of the chunks."""
     owners: Tensor
+    """The sample of each text."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _SampleBatch:
-    """A few samples that are each other's rivals: query i, its document i, then hard negatives with their owners.
+class _SampleBatch(NamedTuple):
+    """Samples of one source that are each other's negatives."""
 
-    `query_rows` and `document_rows` say where a text is found in the joined results of its parts.
-    """
-
-    queries: tuple[_Part, ...]
-    documents: tuple[_Part, ...]
-    query_rows: Tensor
-    document_rows: Tensor
-    owners: Tensor
-    """The sample of each document."""
+    queries: _Texts
+    documents: _Texts
+    """The document of each sample, then the hard negatives."""
     excluded: Tensor
-    """(samples, documents): right answers of a query that are not its own document, and so no rivals."""
-
-    @property
-    def size(self) -> int:
-        """How many samples."""
-        return len(self.query_rows)
+    """(samples, documents): correct answers to a query other than its own document; they are no negatives."""
 
 
 def _make_sample_loader(
-    model: SentenceTransformer, prompts: Mapping[str, Prompts], *, negatives: int = 1, texts_at_once: int = 32
+    model: SentenceTransformer, prompts: Mapping[str, Prompts]
 ) -> Callable[[Sequence[Example]], _SampleBatch]:
-    """How samples of one source become a batch; texts of similar length go through the model together."""
-    chunked = make_chunker(model, texts_at_once)
+    chunked = make_chunker(model, _TEXTS_AT_ONCE)
 
     def load(samples: Sequence[Example]) -> _SampleBatch:
         prompt = prompts[samples[0].source]
-        hard = [(owner, text) for owner, one in enumerate(samples) for text in one.negatives[:negatives]]
+        queries, own = [sample.query for sample in samples], torch.arange(len(samples))
+        hard = [(owner, text) for owner, one in enumerate(samples) for text in one.negatives[:_NEGATIVES]]
         documents = [sample.positive for sample in samples] + [text for _, text in hard]
-        owners = np.asarray([*range(len(samples)), *(owner for owner, _ in hard)])
-        query_parts, query_rows = _parts(
-            chunked, [sample.query for sample in samples], np.arange(len(samples)), prompt.query
-        )
-        document_parts, document_rows = _parts(chunked, documents, owners, prompt.document)
+        owners = torch.cat([own, torch.tensor([owner for owner, _ in hard], dtype=torch.long)])
         return _SampleBatch(
-            queries=query_parts,
-            documents=document_parts,
-            query_rows=query_rows,
-            document_rows=document_rows,
-            owners=torch.from_numpy(owners),
-            excluded=_excluded(samples, documents, negatives),
+            queries=_Texts(*chunked(queries, prompt.query), owners=own),
+            documents=_Texts(*chunked(documents, prompt.document), owners=owners),
+            excluded=_excluded(samples, documents),
         )
 
     return load
 
 
-def _parts(
-    chunked: Callable[..., tuple[tuple[Features, ...], Tensor]],
-    texts: Sequence[str],
-    owners: np.ndarray[tuple[int], np.dtype[np.int64]],
-    prompt: str,
-) -> tuple[tuple[_Part, ...], Tensor]:
-    features, rows = chunked(texts, prompt)
-    order = torch.argsort(rows)
-    by_place = torch.from_numpy(owners)[order]
-    sizes = [len(part["input_ids"]) for part in features]
-    parts = [
-        _Part(features=one, owners=of) for one, of in zip(features, torch.split(by_place, sizes), strict=True)
-    ]
-    return tuple(parts), rows
-
-
-def _excluded(samples: Sequence[Example], documents: Sequence[str], negatives: int) -> Tensor:
-    """Where a document is known to answer a query without being its own, or is the query itself."""
-    found = relate(samples, negatives=negatives)
+def _excluded(samples: Sequence[Example], documents: Sequence[str]) -> Tensor:
+    """Where a document answers a query without being its own, or is the query itself."""
+    found = relate(samples, negatives=_NEGATIVES)
     place = {text: number for number, text in enumerate(found.documents)}
     places = np.asarray([place[text] for text in documents])
     excluded = found.excluded[:, places] | (places[None, :] == found.answers[:, None])
@@ -116,20 +91,26 @@ def _excluded(samples: Sequence[Example], documents: Sequence[str], negatives: i
     return torch.from_numpy(excluded)
 
 
-_BATCH = 32
-_GPU_BYTES = 1 << 28
-"""How much of per-sample gradients of one matrix is held at once on a GPU; a CPU takes them one by one, in its cache."""
+def _batches_of(samples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
+    """Batches of one source; a single last sample joins the previous batch, because it needs negatives."""
+    for _, group in groupby(samples, key=lambda sample: sample.source):
+        same = list(group)
+        start = 0
+        while start < len(same):
+            stop = min(start + size, len(same))
+            stop = len(same) if len(same) - stop == 1 else stop
+            yield same[start:stop]
+            start = stop
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Gradients:
-    """What a pass over samples found, by matrix, as (out, in) in fp32."""
+    """The result of a pass over samples, by matrix, as (out, in) in fp32."""
 
     fisher: dict[str, Tensor]
     """The mean squared gradient of a sample."""
     mean: dict[str, Tensor]
     """The mean gradient."""
-    samples: int
 
 
 def _measure_gradients(
@@ -139,30 +120,31 @@ def _measure_gradients(
     *,
     prompts: Mapping[str, Prompts],
     batch_size: int = _BATCH,
-    negatives: int = 1,
-    temperature: float = TEMPERATURE,
     dropout_seed: int | None = None,
     label: str = "gradients",
     progress: Progress = SILENT,
 ) -> _Gradients:
-    """Take the Fisher information and the mean gradient of these modules' weights, named as in the backbone.
+    """Measure the Fisher information and the mean gradient of the weights of these modules of the backbone.
 
-    Samples should stand in the order in which they shall be rivals; a batch never mixes sources. With `dropout_seed` the
-    model drops at random as in training, so that two copies of a text are two views of it.
+    Samples are batched in the given order; a batch never mixes sources. With `dropout_seed` dropout is active
+    as in training, so that two copies of a text are two views of it.
     """
-    load = _make_sample_loader(model, prompts, negatives=negatives)
+    load = _make_sample_loader(model, prompts)
     sums = _Sums(transformer_of(model).model, modules)
     wanted = [weight.requires_grad for weight in model.parameters()]
     model.requires_grad_(False)
+    devices = [model.device.index or 0] if model.device.type == "cuda" else []
     try:
         with (
             dropping(model, dropout_seed is not None),
-            _dice(dropout_seed, model.device),
-            sums.tapped(),
+            torch.random.fork_rng(devices),
+            sums.hooked(),
             progress.task(f"{label}: gradients", len(samples)) as advance,
         ):
+            if dropout_seed is not None:
+                torch.manual_seed(dropout_seed)
             for number, chosen in enumerate(_batches_of(samples, batch_size), start=1):
-                losses = sums.take(model, load(chosen), temperature)
+                losses = sums.add_batch(model, load(chosen))
                 sums.check(losses, f"{label} batch {number}, which begins with {chosen[0].query[:60]!r},")
                 advance(len(chosen))
     finally:
@@ -171,7 +153,6 @@ def _measure_gradients(
     return _Gradients(
         fisher={name: total.div_(len(samples)) for name, total in sums.squares.items()},
         mean={name: total.div_(len(samples)) for name, total in sums.totals.items()},
-        samples=len(samples),
     )
 
 
@@ -182,16 +163,15 @@ def _measure_norms(
     *,
     prompts: Mapping[str, Prompts],
     batch_size: int = _BATCH,
-    label: str = "activations",
     progress: Progress = SILENT,
 ) -> dict[str, Tensor]:
-    """The length of each input feature of these modules over all tokens of the samples: what Wanda weighs by."""
+    """The norm of each input feature of these modules over all tokens of the samples, as Wanda uses it."""
     load = _make_sample_loader(model, prompts)
     backbone = transformer_of(model).model
     squares: dict[str, Tensor] = {}
     real: Tensor | None = None
 
-    def listen(name: str) -> Callable[..., None]:
+    def make_hook(name: str) -> Callable[..., None]:
         def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
             assert real is not None
             found = inputs[0].flatten(0, -2)[real].float().square().sum(dim=0)
@@ -199,62 +179,37 @@ def _measure_norms(
 
         return hook
 
-    handles = [backbone.get_submodule(name).register_forward_hook(listen(name)) for name in modules]
-    try:
-        with (
-            torch.inference_mode(),
-            dropping(model, False),
-            progress.task(f"{label}: activations", len(samples)) as advance,
-        ):
-            for chosen in _batches_of(samples, batch_size):
-                batch = load(chosen)
-                for part in (*batch.queries, *batch.documents):
-                    features = batch_to_device(dict(part.features), model.device)
-                    real = features["attention_mask"].flatten().bool()
-                    model(features)
-                advance(len(chosen))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with (
+        ExitStack() as hooks,
+        torch.inference_mode(),
+        dropping(model, False),
+        progress.task("activations", len(samples)) as advance,
+    ):
+        for name in modules:
+            hooks.enter_context(backbone.get_submodule(name).register_forward_hook(make_hook(name)))
+        for chosen in _batches_of(samples, batch_size):
+            batch = load(chosen)
+            for chunk in (*batch.queries.chunks, *batch.documents.chunks):
+                features = batch_to_device(dict(chunk), model.device)
+                real = features["attention_mask"].flatten().bool()
+                model(features)
+            advance(len(chosen))
     return {name: total.sqrt().clone() for name, total in squares.items()}
 
 
-def _batches_of(samples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
-    """Samples of one source, a few at a time; a last one alone joins those before it, for it needs rivals."""
-    start = 0
-    while start < len(samples):
-        end = start
-        while end < len(samples) and samples[end].source == samples[start].source:
-            end += 1
-        while start < end:
-            stop = min(start + size, end)
-            stop = end if end - stop == 1 else stop
-            yield samples[start:stop]
-            start = stop
-
-
-def _own_losses(batch: _SampleBatch, queries: Tensor, documents: Tensor, temperature: float) -> Tensor:
-    """The loss of each sample; what another sample's document is like is given, not learned from."""
+def _own_losses(batch: _SampleBatch, queries: Tensor, documents: Tensor) -> Tensor:
+    """The loss of each sample; the documents of other samples are constants."""
     device = queries.device
-    samples = torch.arange(batch.size, device=device)
-    own = batch.owners.to(device)[None, :] == samples[:, None]
+    samples = torch.arange(len(queries), device=device)
+    own = batch.documents.owners.to(device)[None, :] == samples[:, None]
     asked, found = directions(queries), directions(documents)
-    scores = torch.where(own, asked @ found.T, asked @ found.detach().T) / temperature
+    scores = torch.where(own, asked @ found.T, asked @ found.detach().T) / TEMPERATURE
     scores = scores.masked_fill(batch.excluded.to(device), -torch.inf)
     return functional.cross_entropy(scores, samples, reduction="none")
 
 
-@contextmanager
-def _dice(seed: int | None, device: torch.device) -> Iterator[None]:
-    """The same chances every time, and nobody else's disturbed."""
-    with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else []):
-        if seed is not None:
-            torch.manual_seed(seed)
-        yield
-
-
 class _Tap(torch.autograd.Function):
-    """Leaves a module's output as it is, and hands what comes back to `receive` together with what went in."""
+    """Returns a module's output unchanged; `backward` passes its input and output gradient to `receive`."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, _anchor: Tensor, inputs: Tensor, receive: Any) -> Tensor:
@@ -263,113 +218,103 @@ class _Tap(torch.autograd.Function):
         return output.view_as(output)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
-        ctx.receive(ctx.saved_tensors[0], slope)
-        return slope, None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.receive(ctx.saved_tensors[0], gradient)
+        return gradient, None, None, None
 
 
 class _Sums:
-    """The two sums of each module, and what of the batch at hand has come back so far."""
+    """The two sums of each module, and the inputs and output gradients of the current batch."""
 
     def __init__(self, backbone: nn.Module, modules: Sequence[str]) -> None:
         self._modules = {name: backbone.get_submodule(name) for name in modules}
         self._anchor = torch.zeros((), requires_grad=True)
-        self._part = 0
+        self._chunk = 0
         self._real: list[Tensor] = []
-        self._back: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
+        self._received: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
         self.squares: dict[str, Tensor] = {}
         self.totals: dict[str, Tensor] = {}
 
-    @contextmanager
-    def tapped(self) -> Iterator[None]:
-        """Listen to the modules while the block runs."""
-        handles = [module.register_forward_hook(self._hook(name)) for name, module in self._modules.items()]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    def hooked(self) -> ExitStack:
+        hooks = ExitStack()
+        for name, module in self._modules.items():
+            hooks.enter_context(module.register_forward_hook(self._hook(name)))
+        return hooks
 
     def _hook(self, name: str) -> Callable[..., Tensor]:
         def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            part = self._part
+            chunk = self._chunk
             tapped: Tensor = _Tap.apply(  # type: ignore[no-untyped-call]
                 output,
                 self._anchor,
                 inputs[0].detach(),
-                lambda went, came: self._receive(name, part, went, came),
+                lambda states, gradient: self._receive(name, chunk, states, gradient),
             )
             return tapped
 
         return hook
 
-    def take(self, model: SentenceTransformer, batch: _SampleBatch, temperature: float) -> Tensor:
-        """Add one batch; its samples' losses come back."""
-        parts = (*batch.queries, *batch.documents)
-        self._index, self._lengths = _token_index(parts, batch.size)
-        self._index = self._index.to(model.device)
-        self._real, self._back, self._parts = [], {}, len(parts)
+    def add_batch(self, model: SentenceTransformer, batch: _SampleBatch) -> Tensor:
+        """Add one batch to the sums and return the losses of its samples."""
+        queries, documents = batch.queries, batch.documents
+        chunks = (*queries.chunks, *documents.chunks)
+        self._token_rows = [rows.to(model.device) for rows in _token_rows(queries, documents)]
+        self._real, self._received, self._chunks = [], {}, len(chunks)
         vectors = []
-        for number, part in enumerate(parts):
-            self._part = number
-            features = batch_to_device(dict(part.features), model.device)
+        for number, chunk in enumerate(chunks):
+            self._chunk = number
+            features = batch_to_device(dict(chunk), model.device)
             self._real.append(features["attention_mask"].flatten().bool())
             vectors.append(model(features)["sentence_embedding"])
-        asked = torch.cat(vectors[: len(batch.queries)])[batch.query_rows.to(model.device)]
-        found = torch.cat(vectors[len(batch.queries) :])[batch.document_rows.to(model.device)]
-        losses = _own_losses(batch, asked, found, temperature)
+        asked = torch.cat(vectors[: len(queries.chunks)])[queries.rows.to(model.device)]
+        found = torch.cat(vectors[len(queries.chunks) :])[documents.rows.to(model.device)]
+        losses = _own_losses(batch, asked, found)
         torch.autograd.backward(losses.sum())
         return losses.detach()
 
-    def _receive(self, name: str, part: int, went: Tensor, came: Tensor) -> None:
-        """Keep what came back of one part; when all parts of the batch have, form the samples' gradients."""
-        real = self._real[part]
-        back = self._back.setdefault(name, {})
-        back[part] = (went.flatten(0, -2)[real].float(), came.flatten(0, -2)[real].float())
-        if len(back) == self._parts:
-            ordered = [back[number] for number in range(self._parts)]
+    def _receive(self, name: str, chunk: int, states: Tensor, gradient: Tensor) -> None:
+        """Store the tensors of one chunk; after the last chunk of the batch, form the samples' gradients."""
+        real = self._real[chunk]
+        received = self._received.setdefault(name, {})
+        received[chunk] = (states.flatten(0, -2)[real].float(), gradient.flatten(0, -2)[real].float())
+        if len(received) == self._chunks:
+            ordered = [received[number] for number in range(self._chunks)]
             self._add(name, *(torch.cat(tensors) for tensors in zip(*ordered, strict=True)))
-            del self._back[name]
+            del self._received[name]
 
-    def _add(self, name: str, went: Tensor, came: Tensor) -> None:
+    def _add(self, name: str, states: Tensor, slopes: Tensor) -> None:
         if name not in self.squares:
-            shape = (came.shape[1], went.shape[1])
-            self.squares[name], self.totals[name] = (torch.zeros(shape, device=went.device) for _ in range(2))
+            shape = (slopes.shape[1], states.shape[1])
+            self.squares[name] = torch.zeros(shape, device=states.device)
+            self.totals[name] = torch.zeros(shape, device=states.device)
         squares, totals = self.squares[name], self.totals[name]
-        if went.device.type == "cpu":
-            for rows, length in zip(self._index, self._lengths, strict=True):
-                gradient = came[rows[:length]].T @ went[rows[:length]]
+        if states.device.type == "cpu":
+            for rows in self._token_rows:
+                gradient = slopes[rows].T @ states[rows]
                 squares.addcmul_(gradient, gradient)
                 totals.add_(gradient)
             return
-        went, came = (functional.pad(tensor, (0, 0, 0, 1)) for tensor in (went, came))
-        for rows in torch.split(self._index, max(1, _GPU_BYTES // (4 * squares.numel()))):
-            gradients = torch.bmm(came[rows].transpose(1, 2), went[rows])
+        # All samples at once: rows are padded with a row of zeros after the last token.
+        padded = pad_sequence(self._token_rows, batch_first=True, padding_value=len(states))
+        states, slopes = (functional.pad(tensor, (0, 0, 0, 1)) for tensor in (states, slopes))
+        for rows in torch.split(padded, max(1, _GPU_BYTES // (4 * squares.numel()))):
+            gradients = torch.bmm(slopes[rows].transpose(1, 2), states[rows])
             totals.add_(gradients.sum(dim=0))
             squares.add_(gradients.square_().sum(dim=0))
 
     def check(self, losses: Tensor, where: str) -> None:
-        """Refuse a batch whose gradients are not numbers."""
+        """Reject a batch whose loss or gradients are not finite."""
         sums = torch.stack([losses.sum(), *(total.sum() for total in self.squares.values())])
         if not bool(torch.isfinite(sums).all()):
             raise BadInput(
-                f"the loss or the gradients of {where} are NaN or infinite; look for damaged texts there, or check "
-                "the model's weights"
+                f"the loss or the gradients of {where} are NaN or infinite; look for damaged texts there, or "
+                "check the model's weights"
             )
 
 
-def _token_index(parts: Sequence[_Part], samples: int) -> tuple[Tensor, list[int]]:
-    """For each sample, where its tokens stand in the row of all real tokens; filled up with the place after the last."""
-    owners = torch.cat(
-        [
-            part.owners.repeat_interleave(part.features["attention_mask"].sum(dim=1).to(part.owners.device))
-            for part in parts
-        ]
-    )
-    order = torch.argsort(owners, stable=True)
-    lengths = torch.bincount(owners, minlength=samples)
-    index = torch.full((samples, int(lengths.max())), len(owners))
-    starts = lengths.cumsum(0) - lengths
-    places = torch.arange(len(owners)) - starts[owners[order]]
-    index[owners[order], places] = order
-    return index, lengths.tolist()
+def _token_rows(queries: _Texts, documents: _Texts) -> list[Tensor]:
+    """The rows of each sample's tokens among all real tokens of the chunks."""
+    tokens = [chunk["attention_mask"].sum(dim=1) for texts in (queries, documents) for chunk in texts.chunks]
+    owners = [texts.owners[torch.argsort(texts.rows)] for texts in (queries, documents)]
+    by_token = torch.cat(owners).repeat_interleave(torch.cat(tokens))
+    return [torch.nonzero(by_token == sample).flatten() for sample in range(len(queries.rows))]

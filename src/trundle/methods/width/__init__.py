@@ -1,15 +1,16 @@
-"""width: train a model and the narrow ones inside it in one run (NML), or take a size out.
+"""width: train a model and the narrow ones inside it in one run (NML), or extract one size.
 
-Each size keeps all layers and heads and a share of the width of everything between them; `mlp` narrows the MLPs, too. All
-sizes are parts of one set of weights, so one run trains them all: λ·Σ sizes + (1 − λ)·the whole model. With `objective:
-align` every size learns the vectors the model gave before, through a linear map of its own, and the whole model learns to
-keep them: no labels, and every size searches the index there is. With `contrast` all learn from labelled tuples.
+Each size keeps all layers and heads and a share of the width of everything between them; `mlp` narrows the
+MLPs as well. All sizes are slices of one set of weights, so one run trains them all: λ·Σ sizes + (1 − λ)·the
+full model. With `objective: align` every size learns the vectors of the original model through its own linear
+map, and the full model learns to keep them: this needs no labels, and every size can query the existing
+index. With `contrast` all sizes train on labelled tuples.
 
     - width: {widths: "1/2,1/4", minutes: 30}
     - width: {widths: "1/2,1/4", mlp: true, result: 1/4}
     - width: {extract: 1/2}
 
-`result` says which size goes on to the next step; the others leave in folders beside the output.
+`result` chooses the size that the next method gets; the others are written to folders next to the output.
 
 Paper: Multi-Scale Model Compression via Nested Matrix Learning (NML).
 """
@@ -31,92 +32,74 @@ _Widths = Annotated[tuple[ExactFraction, ...], BeforeValidator(listed)]
 
 
 class WidthOptions(Options):
-    """Which sizes, how they are taken, and how they learn."""
+    """Which sizes, how they are selected, and how they are trained."""
 
     widths: _Widths = Field("1/2,1/4", validate_default=True, description="Shares of the width.")
-    mlp: bool | None = Field(None, description="Narrow the MLPs by the same share, too.")
+    mlp: bool | None = Field(None, description="Narrow the MLPs by the same share.")
     select: Literal["auto", "consecutive", "uniform", "rotary", "importance"] = Field(
-        "auto",
-        description="Which dimensions a size keeps; auto: those that carry most on your texts, or the first.",
+        "auto", description="Dimensions a size keeps; auto: the most important on your texts, or the first."
     )
     objective: Literal["auto", "align", "contrast"] = Field(
-        "auto",
-        description="Imitate the model as it came, or learn from tuples; auto: align if it embeds already.",
+        "auto", description="Imitate the input model, or train on tuples; auto: align if it is an embedder."
     )
     result: Literal["full"] | ExactFraction = Field(
         _FULL, description="The size that is the result: full, or one of the widths."
     )
-    extract: ExactFraction | None = Field(
-        None, description="Only take this size out of the model; nothing is trained."
-    )
+    extract: ExactFraction | None = Field(None, description="Only extract this size, without training.")
     start: Literal["weights", "random"] = Field(
-        "weights", description="With extract: keep the weights, or start from none, to compare."
+        "weights", description="With extract: keep the weights, or reinitialise them, for comparison."
     )
     student_weight: float = Field(
-        0.9, ge=0, le=1, description="How much the sizes count beside the whole model (λ)."
+        0.9, ge=0, le=1, description="Weight of the sizes in the loss (λ); the full model has 1 − λ."
     )
     per_step: int | None = Field(
-        None,
-        ge=2,
-        description="Train so many of the sizes in a step: the narrowest and some others. Default: all.",
+        None, ge=2, description="Sizes trained per step: the narrowest and some others. Default: all."
     )
     steps: int | None = Field(
         None,
         ge=0,
-        description="Optimizer steps; 0 with align: only the closed-form start. Default: as align or contrast.",
+        description="Optimizer steps; 0 with align: only the closed form. Default: as in align or contrast.",
     )
     minutes: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="Train for this long; with steps, whichever is reached first.",
+        None, gt=0, allow_inf_nan=False, description="Train for this long, or until steps is reached."
     )
-    texts: int | None = Field(None, ge=10, description="Use at most this many texts, or tuples.")
+    texts: int | None = Field(None, ge=10, description="Use at most this many texts or tuples.")
     augment: str = Field(
-        "", description="With align: more texts made from yours: sentences, spans, prefixes, words, joins."
+        "", description="With align: derive more texts from yours: sentences, spans, prefixes, words, joins."
     )
-    batch_size: int | None = Field(
-        None, ge=2, description="Texts or tuples per step. Default: 32, or 64 tuples."
-    )
-    mini_batch: int | None = Field(
-        None, ge=1, description="With contrast: texts in memory at once, for large batches."
-    )
+    batch_size: int | None = Field(None, ge=2, description="Texts per step. Default: 32, or 64 tuples.")
+    mini_batch: int | None = Field(None, ge=1, description="With contrast: texts in memory at once.")
     max_length: int | None = Field(
-        None,
-        ge=2,
-        description=f"With contrast: tokens after which a text is cut in training. Default: up to {LONGEST}.",
+        None, ge=2, description=f"With contrast: tokens to truncate texts to. Default: up to {LONGEST}."
     )
     learning_rate: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="The highest learning rate. Default: 1e-4, or 2e-5 with contrast.",
+        None, gt=0, allow_inf_nan=False, description="Peak learning rate. Default: 1e-4 (contrast: 2e-5)."
     )
     warmup: int = Field(0, ge=0, description="Steps in which the learning rate rises.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto: bf16 where the machine multiplies it (GPUs, AMX), fp32 elsewhere."
+        "auto", description="auto: bf16 if the hardware multiplies it (GPUs, AMX), else fp32."
     )
 
 
 class WidthPlan(Plan):
-    """The sizes, and how they come about."""
+    """The sizes, and how they are made."""
 
     options: WidthOptions
     widths: tuple[ExactFraction, ...]
-    """From wide to narrow."""
+    """Widest first."""
     hidden: int
     select: _Select
     mlp: bool
     objective: _Objective | None
-    """None where a size is only taken out."""
+    """None if a size is only extracted."""
     trained: bool = True
-    """Whether the size that is taken out was trained in these weights."""
+    """Whether the extracted size was trained in these weights."""
     mapped: bool
-    """Whether sizes have a linear map of their own into the model's space."""
+    """Whether each size has its own linear map into the model's space."""
 
     @property
     def result(self) -> Fraction:
-        """The share of the width that the result has."""
+        """The result's share of the width."""
         wanted = self.options.extract or self.options.result
         return Fraction(1) if wanted == _FULL else Fraction(wanted)
 
@@ -125,30 +108,32 @@ class WidthPlan(Plan):
         narrow = "heads, hidden width and MLPs" if self.mlp else "heads and hidden width"
         if self.objective is None:
             if self.result == 1:
-                return f"take out the whole width of {self.hidden}: nothing to cut"
+                return f"extract the full width of {self.hidden}: nothing to cut"
             how = ", trained" if self.trained else f", untrained, {self.select} selection"
-            how += (
-                ", mapped into the model's space in closed form" if self.mapped and not self.trained else ""
-            )
-            return f"take out {shares} of {self.hidden}{how}"
-        asked, ends = self.options, []
-        if asked.steps is not None:
-            ends.append(f"{asked.steps} steps")
-        if asked.minutes is not None:
-            ends.append(f"{round(asked.minutes, 2):g} minutes")
-        length = (
-            "in closed form"
-            if asked.steps == 0
-            else f"training for {' or '.join(ends) or 'the default time'}"
-        )
-        result = "the whole model" if self.result == 1 else str(self.result)
+            if self.mapped and not self.trained:
+                how += ", mapped into the model's space in closed form"
+            return f"extract {shares} of {self.hidden}{how}"
+        options, ends = self.options, []
+        if options.steps is not None:
+            ends.append(f"{options.steps} steps")
+        if options.minutes is not None:
+            ends.append(f"{round(options.minutes, 2):g} minutes")
+        length = f"training for {' or '.join(ends) or 'the default time'}"
+        if options.steps == 0:
+            length = "in closed form"
+        result = "the full model" if self.result == 1 else str(self.result)
         return (
-            f"nest {shares} in {self.hidden} ({narrow}, {self.select} selection), {self.objective}, {length}; "
-            f"result: {result}"
+            f"nest {shares} in {self.hidden} ({narrow}, {self.select} selection), {self.objective}, "
+            f"{length}; result: {result}"
         )
 
 
-def _besides(plan: WidthPlan) -> tuple[str, ...]:
+def _folder_name(width: Fraction) -> str:
+    """The name of a size in the names of folders: 1-2 for 1/2."""
+    return "full" if width == 1 else f"{width.numerator}-{width.denominator}"
+
+
+def _additional_models(plan: WidthPlan) -> tuple[str, ...]:
     """The sizes that are not the result."""
     if plan.objective is None:
         return ()
@@ -157,15 +142,10 @@ def _besides(plan: WidthPlan) -> tuple[str, ...]:
 
 WIDTH = Method(
     name="width",
-    help="Train a model and the narrow ones inside it in one run, or take a size out.",
+    help="Train a model and the narrow ones inside it in one run, or extract one size.",
     options=WidthOptions,
     plans=WidthPlan,
-    besides=_besides,
+    additional=_additional_models,
     needs_texts=True,
     enters_space=lambda options: options.extract is None and options.objective != "contrast",
 )
-
-
-def _folder_name(width: Fraction) -> str:
-    """What a size is called in a folder's name: 1-2 for 1/2."""
-    return "full" if width == 1 else f"{width.numerator}-{width.denominator}"

@@ -1,9 +1,9 @@
-"""A narrow model inside a wide one: its weights are parts of the wide model's, taken anew at every call.
+"""A narrow model inside a wide one: its weights are slices of the wide model's weights, taken at every call.
 
-What a part is follows from the anatomy: along each axis a parameter is a row of equal units (heads, MLPs, the hidden
-width), and the same positions are kept of every unit. The narrow model itself is built from the cut config and holds no
-weights, so whatever a constructor derives from its config (scales, rotary tables) is right, and what it computes is
-what the extracted model computes. Gradients flow into the wide model's parameters, the only ones there are.
+Along each axis a parameter consists of equal units (heads, MLPs, the hidden width), and a slice keeps the
+same positions of every unit. The narrow model is built from the cut config and holds no weights, so
+everything a constructor derives from the config (scales, rotary tables) is correct, and its output equals
+that of the extracted model. Gradients flow into the wide model's parameters, which are the only ones.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from trundle.model.surgery import (
 )
 
 _UNITS = {"q": "head", "k": "head", "v": "head", "o": "head"}
-"""Axes that are several units of another one."""
+"""Axes that consist of several units of another axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kept:
+class _AxisSlice:
     """What is kept along one dimension: the same positions of each of its equal units."""
 
     units: int
@@ -44,19 +44,19 @@ class _Kept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
-    """A parameter of the narrow model: its name there, the wide parameter it is part of, and which part."""
+class _NarrowParameter:
+    """A parameter of the narrow model: its name, the wide parameter it is a slice of, and the slice."""
 
     name: str
     weight: nn.Parameter
-    kept: tuple[_Kept, ...]
+    kept: tuple[_AxisSlice, ...]
 
 
 class _NarrowModel(nn.Module):
-    """A SentenceTransformer's narrow twin: takes features and gives what the extracted model would give."""
+    """Takes a SentenceTransformer's features and returns the output of the extracted narrow model."""
 
     def __init__(self, wide: SentenceTransformer, what: Cut, own: Sequence[nn.Module] = ()) -> None:
-        """`own` are modules after the shared ones that belong to this size alone, such as its linear map."""
+        """`own`: modules after the shared ones that belong to this size alone, such as its linear map."""
         super().__init__()
         backbone = transformer_of(wide).model
         before = layout_of(backbone)
@@ -73,31 +73,38 @@ class _NarrowModel(nn.Module):
         self.to(backbone.device).train(backbone.training)
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
-        """The features with the narrow model's `sentence_embedding` among them."""
-        weights = {part.name: _taken(part.weight, part.kept) for part in self._parts}
+        weights = {part.name: _sliced(part.weight, part.kept) for part in self._parts}
         outputs: dict[str, Any] = functional_call(self.body, weights, (features,))
         for module in self.own:
             outputs = module(outputs)
         return outputs
 
 
-def _taken(weight: Tensor, kept: tuple[_Kept, ...]) -> Tensor:
-    """A part of a parameter, laid out as the narrow model has it: a view of it wherever strides can say which part."""
+def _without_weights(module: nn.Module) -> nn.Module:
+    """Replace each parameter of the module by None, in place."""
+    for inner in module.modules():
+        for name in inner._parameters:
+            inner._parameters[name] = None
+    return module
+
+
+def _sliced(weight: Tensor, kept: tuple[_AxisSlice, ...]) -> Tensor:
+    """A slice of a parameter in the narrow model's layout; a view if all positions are evenly spaced."""
     if all(one.count == one.size for one in kept):
         return weight
-    part: Tensor = _Taken.apply(weight, kept)  # type: ignore[no-untyped-call]
+    part: Tensor = _Slice.apply(weight, kept)  # type: ignore[no-untyped-call]
     return part
 
 
-class _Taken(torch.autograd.Function):
-    """Takes a part and gives its gradient back.
+class _Slice(torch.autograd.Function):
+    """Slices a parameter and returns the gradient of the slice.
 
-    Where the wide parameter has a gradient already, the part's is added to it in its place: nothing of full size is made
-    for it. That is what returning it would come to, so long as gradients are collected by `backward()`.
+    If the wide parameter already has a gradient, the slice's gradient is added to it in place, which needs no
+    tensor of full size. With `backward()` the result is the same as returning the gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, kept: tuple[_Kept, ...]) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, kept: tuple[_AxisSlice, ...]) -> Tensor:
         ctx.weight, ctx.kept = weight, kept
         part = _in_units(weight, kept)[_slices(kept)]
         for dimension, positions in _scattered(kept):
@@ -106,10 +113,10 @@ class _Taken(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
-        kept: tuple[_Kept, ...] = ctx.kept
+        kept: tuple[_AxisSlice, ...] = ctx.kept
         collected: Tensor | None = ctx.weight.grad
-        whole = torch.zeros_like(ctx.weight) if collected is None else collected
-        place = _in_units(whole, kept)[_slices(kept)]
+        full = torch.zeros_like(ctx.weight) if collected is None else collected
+        place = _in_units(full, kept)[_slices(kept)]
         part = gradient.reshape([size for one in kept for size in (one.units, one.count)])
         scattered = _scattered(kept)
         for dimension, positions in scattered[1:]:
@@ -120,15 +127,15 @@ class _Taken(torch.autograd.Function):
             place.index_add_(dimension, positions.to(part.device), part)
         else:
             place.add_(part)
-        return (whole if collected is None else None), None
+        return (full if collected is None else None), None
 
 
-def _in_units(weight: Tensor, kept: tuple[_Kept, ...]) -> Tensor:
+def _in_units(weight: Tensor, kept: tuple[_AxisSlice, ...]) -> Tensor:
     return weight.view([size for one in kept for size in (one.units, one.size)])
 
 
-def _scattered(kept: tuple[_Kept, ...]) -> list[tuple[int, Tensor]]:
-    """The dimensions, in units, along which positions follow no rule."""
+def _scattered(kept: tuple[_AxisSlice, ...]) -> list[tuple[int, Tensor]]:
+    """The dimensions, counted in the unit view, whose positions are not evenly spaced."""
     return [
         (2 * number + 1, one.positions)
         for number, one in enumerate(kept)
@@ -136,7 +143,7 @@ def _scattered(kept: tuple[_Kept, ...]) -> list[tuple[int, Tensor]]:
     ]
 
 
-def _slices(kept: tuple[_Kept, ...]) -> tuple[slice, ...]:
+def _slices(kept: tuple[_AxisSlice, ...]) -> tuple[slice, ...]:
     everything = slice(None)
     return tuple(
         piece
@@ -145,17 +152,17 @@ def _slices(kept: tuple[_Kept, ...]) -> tuple[slice, ...]:
     )
 
 
-def _positions(kept: Indices, size: int, device: torch.device) -> slice | Tensor:
-    """Evenly spaced positions as a slice, which costs nothing; others as they are."""
+def _positions(kept: Indices, device: torch.device) -> slice | Tensor:
+    """Evenly spaced positions as a slice, which copies nothing; others as a tensor."""
     step = kept[1] - kept[0] if len(kept) > 1 else 1
     even = step > 0 and all(place == kept[0] + number * step for number, place in enumerate(kept))
-    return slice(kept[0], min(size, kept[-1] + 1), step) if even else torch.tensor(kept, device=device)
+    return slice(kept[0], kept[-1] + 1, step) if even else torch.tensor(kept, device=device)
 
 
-def _backbone_parts(wide: SentenceTransformer, layout: Layout, what: Cut) -> list[_Part]:
+def _backbone_parts(wide: SentenceTransformer, layout: Layout, what: Cut) -> list[_NarrowParameter]:
     weights = dict(transformer_of(wide).model.named_parameters())
     return [
-        _Part(
+        _NarrowParameter(
             name=f"0.model.{parameter.name}",
             weight=weights[parameter.name],
             kept=tuple(_along(axis, parameter, layout, what, wide.device) for axis in parameter.axes),
@@ -164,100 +171,32 @@ def _backbone_parts(wide: SentenceTransformer, layout: Layout, what: Cut) -> lis
     ]
 
 
-def _along(axis: str, parameter: Parameter, layout: Layout, what: Cut, device: torch.device) -> _Kept:
-    """What a cut keeps along an axis; all terms of a fused axis are made of the same units."""
+def _along(axis: str, parameter: Parameter, layout: Layout, what: Cut, device: torch.device) -> _AxisSlice:
+    """What a cut keeps along an axis; all terms of a fused axis consist of the same units."""
     unit = _UNITS.get(term := next(terms(axis)), term)
     size = layout.sizes[unit]
     mlp = None if what.mlp is None or parameter.block is None else what.mlp[parameter.block]
     chosen = {"hidden": what.hidden, "head": what.head, "mlp": mlp}.get(unit)
-    positions = slice(None) if chosen is None else _positions(chosen, size, device)
-    return _Kept(
+    return _AxisSlice(
         units=layout.size(axis) // size,
         size=size,
-        positions=positions,
+        positions=slice(None) if chosen is None else _positions(chosen, device),
         count=size if chosen is None else len(chosen),
     )
 
 
-def _parts_after(wide: SentenceTransformer, narrow: Sequence[nn.Module], pooled: Tensor) -> list[_Part]:
-    """The modules after the backbone: what got narrower got so along the pooled vector."""
+def _parts_after(
+    wide: SentenceTransformer, narrow: Sequence[nn.Module], pooled: Tensor
+) -> list[_NarrowParameter]:
+    """The modules after the backbone: each dimension that is narrower is one along the pooled vector."""
     parts = []
     for number, (before, after) in enumerate(zip(list(wide)[1:], narrow, strict=True), start=1):
         sizes = {name: weight.shape for name, weight in after.named_parameters()}
         for name, weight in before.named_parameters():
+            chosen = _positions(tuple(pooled.tolist()), weight.device)
             kept = tuple(
-                _Kept(
-                    units=1,
-                    size=old,
-                    positions=slice(None)
-                    if old == new
-                    else _positions(tuple(pooled.tolist()), old, weight.device),
-                    count=new,
-                )
+                _AxisSlice(units=1, size=old, positions=slice(None) if old == new else chosen, count=new)
                 for old, new in zip(weight.shape, sizes[name], strict=True)
             )
-            parts.append(_Part(name=f"{number}.{name}", weight=weight, kept=kept))
+            parts.append(_NarrowParameter(name=f"{number}.{name}", weight=weight, kept=kept))
     return parts
-
-
-def _without_weights(module: nn.Module) -> nn.Module:
-    """The module with a gap in the place of each parameter."""
-    for inner in module.modules():
-        for name in inner._parameters:
-            inner._parameters[name] = None
-    return module
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Orders:
-    """For each block, which old position comes at each new one."""
-
-    mlp: tuple[Indices, ...]
-    values: tuple[tuple[Indices, ...], ...]
-    """For each key-value head of a block."""
-    matches: tuple[tuple[Indices, ...], ...] | None
-    """The same for queries and keys; None where they must stay."""
-
-
-def _may_reorder_matches(layout: Layout) -> bool:
-    """Whether query and key dimensions of a head can change places."""
-    return not layout.family.rotary and all("head" not in parameter.axes for parameter in layout.parameters)
-
-
-def _reordered(model: SentenceTransformer, orders: _Orders) -> SentenceTransformer:
-    """A copy of the model that gives the same vectors."""
-    twin = copy.deepcopy(model)
-    backbone = transformer_of(twin).model
-    layout = layout_of(backbone)
-    weights = dict(backbone.named_parameters())
-    with torch.no_grad():
-        for parameter in layout.parameters:
-            if parameter.block is None:
-                continue
-            weight = weights[parameter.name]
-            for dimension, axis in enumerate(parameter.axes):
-                places = torch.cat(_places(axis, parameter, layout, orders))
-                weight.copy_(weight.index_select(dimension, places.to(weight.device)))
-    return twin
-
-
-def _places(axis: str, parameter: Parameter, layout: Layout, orders: _Orders) -> list[Tensor]:
-    offset, found = 0, []
-    for term in terms(axis):
-        found.append(offset + _plain_places(term, parameter, layout, orders))
-        offset += layout.sizes[term]
-    return found
-
-
-def _plain_places(axis: str, parameter: Parameter, layout: Layout, orders: _Orders) -> Tensor:
-    assert parameter.block is not None
-    if axis == "mlp":
-        return torch.tensor(orders.mlp[parameter.block])
-    heads = orders.values if axis in ("v", "o") else orders.matches if axis in ("q", "k") else None
-    if heads is None:
-        return torch.arange(layout.sizes[axis])
-    inner = torch.tensor(heads[parameter.block])
-    if axis in ("q", "o"):
-        inner = inner.repeat_interleave(layout.sizes["heads"] // layout.sizes["kv_heads"], dim=0)
-    starts = torch.arange(len(inner)) * layout.sizes["head"]
-    return (starts[:, None] + inner).flatten()

@@ -2,136 +2,136 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+
+from sentence_transformers import SentenceTransformer
 
 from trundle.errors import BadInput, ImpossibleCut
+from trundle.methods.align import AlignOptions
+from trundle.methods.align.targets_and_texts import targets_for
 from trundle.methods.contract import LONGEST, Applied, Context
 from trundle.methods.width import _FULL, _HALF, WidthOptions, WidthPlan, _Objective, _Select
-from trundle.methods.width.sizes import _taken_out
-from trundle.methods.width.training import _nest_together
-from trundle.model.cost import cost, predict
-from trundle.model.heads import check_prompts_are_pooled, check_untruncated, without_head
-from trundle.model.layout import layout_of
+from trundle.methods.width.importance import _cut_for, _prepare
+from trundle.methods.width.nesting import _fitted_map, _nest_together
+from trundle.model.cost import Cost, cost, predict
+from trundle.model.heads import (
+    check_prompts_are_pooled,
+    check_untruncated,
+    reinitialised,
+    with_linear_head,
+    without_head,
+)
+from trundle.model.layout import Layout, layout_of
 from trundle.model.load import is_embedder, nested_in
-from trundle.model.nested import Selection, default_select, is_trained, narrow_cut, pooled_width, untrained
-from trundle.model.surgery import transformer_of
+from trundle.model.nested import Selection, at_width, default_select, is_trained, pooled_width, untrained
+from trundle.model.surgery import Cut, transformer_of
 from trundle.progress import process_count
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from trundle.model.cost import Cost
-    from trundle.model.layout import Layout
-    from trundle.model.surgery import Cut
+from trundle.teacher.teacher import original_teacher
 
 
 def plan(model: SentenceTransformer, options: WidthOptions, context: Context) -> WidthPlan:
-    """Look at the sizes, and at what there is to learn from."""
-    backbone = transformer_of(model).model
-    layout = layout_of(backbone)
+    """Check the sizes and the data to train on."""
+    layout = layout_of(transformer_of(model).model)
     if options.extract is not None:
         return _plan_extract(model, layout, options, context)
     if options.start == "random":
-        raise BadInput("start: random belongs to extract; leave it out where sizes are trained together")
+        raise BadInput("start: random belongs to extract; leave it out when sizes are trained together")
     widths = tuple(sorted(set(options.widths), reverse=True))
     if not widths or widths[0] >= 1:
-        raise ImpossibleCut("widths are shares under 1 of the model's width; give some such as 1/2,1/4")
+        raise ImpossibleCut("widths are shares under 1 of the model's width; pass some such as 1/2,1/4")
     if options.result != _FULL and options.result not in widths:
         raise BadInput(
-            f"the result {options.result} is none of the widths {', '.join(map(str, widths))}; add it to them"
+            f"the result {options.result} is not one of the widths {', '.join(map(str, widths))}; add it"
         )
     if process_count() > 1:
-        raise BadInput("width runs in one process as yet; start it without torchrun or accelerate launch")
-    objective = _objective(options, context)
-    select = _by_default(layout, widths[-1]) if options.select == "auto" else options.select
+        raise BadInput("width runs in one process only; start it without torchrun or accelerate launch")
+    objective = options.objective
+    if objective == "auto":
+        objective = "align" if context.source is None or is_embedder(context.source) else "contrast"
     found = WidthPlan(
         options=options,
         widths=widths,
         hidden=layout.sizes["hidden"],
-        select=select,
+        select=_default_select(layout, widths[-1]) if options.select == "auto" else options.select,
         mlp=bool(options.mlp),
         objective=objective,
         mapped=objective == "align",
     )
-    cuts = [_counts(model, found, width) for width in widths]
-    _check_learning(model, objective, options, cuts, context)
+    cuts = [_cut_of_size(model, found, width) for width in widths]
+    _check_training(model, objective, options, cuts, context)
     return found
 
 
-def _by_default(layout: Layout, narrowest: Fraction) -> _Select:
-    """What carries most; but in a decoder that is outliers first, and a size much under half is little else."""
+def _default_select(layout: Layout, narrowest: Fraction) -> _Select:
+    # The most important dimensions of a decoder are outliers, and a narrow size would keep little else.
     return "consecutive" if layout.family.causal and narrowest < _HALF else "importance"
 
 
-def _objective(options: WidthOptions, context: Context) -> _Objective:
-    if options.objective != "auto":
-        return options.objective
-    return "align" if context.source is None or is_embedder(context.source) else "contrast"
-
-
-def _check_learning(
+def _check_training(
     model: SentenceTransformer,
     objective: _Objective,
     options: WidthOptions,
     cuts: list[Cut],
     context: Context,
 ) -> None:
-    """Refuse what can't be learned, before anything heavy."""
+    """Reject what can't be trained, before anything expensive starts."""
     if context.corpus is None:
-        raise BadInput("width learns from texts; say where they are with --data")
-    takes = model.max_seq_length or LONGEST
-    if options.max_length is not None and (objective == "align" or options.max_length > takes):
+        raise BadInput("width trains on texts; pass them with --data")
+    longest = model.max_seq_length or LONGEST
+    if options.max_length is not None and (objective == "align" or options.max_length > longest):
         raise BadInput(
-            "only contrast cuts texts by max_length; leave it out, or use objective: contrast"
+            "only contrast truncates texts to max_length; leave it out, or use objective: contrast"
             if objective == "align"
-            else f"the model takes at most {takes} tokens; give a max_length up to that"
+            else f"the model takes at most {longest} tokens; pass a max_length up to that"
         )
     if objective == "align":
         if options.steps != 0:
-            check_untruncated(model, "take it out of config_sentence_transformers.json, or give steps: 0")
+            check_untruncated(model, "remove it from config_sentence_transformers.json, or pass steps: 0")
         ours, theirs = model.get_embedding_dimension(), context.original.get_embedding_dimension()
         if ours != theirs:
             raise BadInput(
-                f"the model's vectors are {ours} wide and the original's {theirs}; bring it back with the step align first"
+                f"the model's vectors have {ours} dimensions and the original's {theirs}; put align "
+                "before width"
             )
         check_prompts_are_pooled(model, context.original.prompts)
         return
     if options.steps == 0:
-        raise BadInput("there is no closed form for contrast; give steps, or use objective: align")
+        raise BadInput("there is no closed form for contrast; pass steps, or use objective: align")
     if context.pair:
         raise BadInput("--pair needs sizes in their teacher's space; use objective: align")
     if next(context.corpus.examples(), None) is None:
         raise BadInput(
-            "there are no labelled tuples to train on; give a file with a query and a positive column, or use "
-            "objective: align"
+            "there are no labelled tuples to train on; pass a file with a query and a positive column, or "
+            "use objective: align"
         )
     for width in (model.get_embedding_dimension() or 0, *(pooled_width(model, cut) for cut in cuts)):
         if width % 2:
             raise BadInput(
-                f"the angle loss halves vectors, and {width} is odd; give widths that leave an even number, or use "
-                "objective: align"
+                f"the angle loss halves vectors, and {width} is odd; pass widths that leave an even number, "
+                "or use objective: align"
             )
 
 
 def _plan_extract(
     model: SentenceTransformer, layout: Layout, options: WidthOptions, context: Context
 ) -> WidthPlan:
-    """A size as the folder has it, or one by selection alone."""
+    """Plan to extract a size that was trained in these weights, or one that was not."""
     assert options.extract is not None
     width = options.extract
     nested = None if context.source is None else nested_in(context.source)
+    can_fit = options.start == "weights" and context.corpus is not None
     select, mlp, ordered = options.select, options.mlp, False
     if nested is not None:
         select = nested.selection.select if select == "auto" else select
         mlp = nested.selection.mlp if mlp is None else mlp
         ordered = select == nested.selection.select
     if select == "auto":
-        select = _by_default(layout, width) if _can_fit(options, context) else default_select(layout)
+        select = _default_select(layout, width) if can_fit else default_select(layout)
     same = ordered and nested is not None and mlp == nested.selection.mlp
     known = width == 1 or (options.start == "weights" and same and is_trained(nested, model, width))
     if select == "importance" and not (known or ordered) and context.corpus is None:
-        raise BadInput("importance is measured on texts; give some with --data, or choose another select")
+        raise BadInput("importance is measured on texts; pass some with --data, or choose another select")
     found = WidthPlan(
         options=options,
         widths=(width,),
@@ -140,30 +140,25 @@ def _plan_extract(
         mlp=bool(mlp),
         objective=None,
         trained=known,
-        mapped=nested is not None and width in nested.maps if known else _can_fit(options, context),
+        mapped=nested is not None and width in nested.maps if known else can_fit,
     )
-    _counts(model, found, width)
+    _cut_of_size(model, found, width)
     if not known and options.start == "weights":
         context.progress.say(f"warning: {untrained('the model', width, nested if same else None)}")
     return found
 
 
-def _can_fit(options: WidthOptions, context: Context) -> bool:
-    return options.start == "weights" and context.corpus is not None
-
-
-def _counts(model: SentenceTransformer, plan: WidthPlan, width: Fraction) -> Cut:
-    """A cut of the right counts; which positions it keeps is another matter."""
-    backbone = transformer_of(model).model
+def _cut_of_size(model: SentenceTransformer, plan: WidthPlan, width: Fraction) -> Cut:
+    """A cut that keeps the right number of positions, but not necessarily the right ones."""
     how = Selection(select="rotary" if plan.select == "rotary" else "consecutive", mlp=plan.mlp)
-    return narrow_cut(layout_of(backbone), backbone.config, width, how)
+    return _cut_for(model, width, how)
 
 
 def forecast(model: SentenceTransformer, plan: WidthPlan) -> Cost:
-    """What the result will cost."""
+    """Return the cost of the result."""
     if plan.result == 1:
         return cost(model)
-    kept = _counts(model, plan, plan.result)
+    kept = _cut_of_size(model, plan, plan.result)
     inputs = pooled_width(without_head(model), kept)
     return predict(
         model,
@@ -175,7 +170,31 @@ def forecast(model: SentenceTransformer, plan: WidthPlan) -> Cost:
 
 
 def apply(model: SentenceTransformer, plan: WidthPlan, context: Context) -> Applied:
-    """Take the size out, or train all of them."""
+    """Extract one size, or train all of them."""
     if plan.objective is not None:
         return _nest_together(model, plan, context)
-    return Applied(model=_taken_out(model, plan, context))
+    return Applied(model=_extracted(model, plan, context))
+
+
+def _extracted(model: SentenceTransformer, plan: WidthPlan, context: Context) -> SentenceTransformer:
+    width = plan.result
+    nested = None if context.source is None else nested_in(context.source)
+    if width == 1:
+        return model
+    if plan.trained:
+        assert nested is not None
+        return at_width(model, width, nested.selection, nested)
+    if nested is not None and nested.selection.select == plan.select:
+        wide, how = model, replace(nested.selection, mlp=plan.mlp)
+    else:
+        wide, how = _prepare(model, plan.select, plan.widths, context, mlp=plan.mlp)
+    small = at_width(wide, width, how)
+    if plan.options.start == "random":
+        return reinitialised(small, seed=context.seed)
+    if not plan.mapped:
+        return small
+    teacher = original_teacher(context)
+    options = AlignOptions(steps=0, texts=plan.options.texts, augment=plan.options.augment)
+    targets, _ = targets_for(teacher, options, context)
+    linear, _ = _fitted_map(wide, _cut_for(wide, width, how), targets, context)
+    return with_linear_head(small, linear.weight, linear.bias, normalise=teacher.normalises)

@@ -1,4 +1,4 @@
-"""Neurons that stay take over from those that go: the regression, and models in which nothing need be lost."""
+"""Least-squares reconstruction of removed neurons: the regression, and models in which nothing is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.methods.contract import Context
-from trundle.methods.weights.weights import _measure_moments, _take_over, _taken_over
+from trundle.methods.weights.weights import _least_squares, _measure_moments, _reconstruct
 from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of
 from trundle.model.matrices import has_bias, prunable, put_map, weight_of
@@ -32,7 +32,7 @@ def test_it_is_numpys_least_squares(inputs: int, outputs: int, shifts: bool, see
     kept = sorted(rng.choice(inputs, rng.integers(1, inputs + 1), replace=False).tolist())
     with_one = np.hstack([states, np.ones((len(states), 1))])
     moments = torch.from_numpy(with_one.T @ with_one / len(states))
-    found, gain = _taken_over(torch.from_numpy(weight), moments, kept, shifts=shifts)
+    found, gain = _least_squares(torch.from_numpy(weight), moments, kept, shifts=shifts)
     read = with_one[:, [*kept, inputs] if shifts else kept]
     best = np.linalg.lstsq(read, states @ weight.T, rcond=None)[0]
     ours = read @ np.vstack([found.T, gain[None]] if shifts else [found.T])
@@ -65,7 +65,7 @@ def test_a_neuron_that_has_a_twin_can_go(
     kept = [tuple(range(1, neurons))] * layout.layers
     before, small = vectors(model), cut(model, Cut(mlp=tuple(kept)))
     lost = (vectors(small) - before).norm(dim=1)
-    _take_over(model, small, kept, TEXTS, Context(original=model))
+    _reconstruct(model, small, kept, TEXTS, Context(original=model))
     left = (vectors(small) - before).norm(dim=1)
     assert left.max() < 0.1 * lost.max()
 

@@ -1,0 +1,327 @@
+"""Scores every prunable weight by one of the methods, and chooses which weights or neurons to remove."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+from trundle.data.examples import DROPOUT
+from trundle.methods.contract import LONGEST, Context
+from trundle.methods.training import prompts_by_file
+from trundle.methods.weights import WeightsOptions, _AlignedBy, _FisherScale, _Score, _Selection
+from trundle.methods.weights.gradients import _Gradients, _measure_gradients, _measure_norms
+from trundle.methods.weights.samples import _draw_samples, _Name, _SampleSource
+from trundle.model.heads import copy_of
+from trundle.model.layout import layout_of
+from trundle.model.matrices import Matrix, prunable, weight_of
+from trundle.model.surgery import transformer_of
+
+_ALPHA, _BETA, _GAMMA = 0.2, 0.0, 0.5
+"""The paper's values, except β, which is 1 there. The most important weights matter to both sources, and
+β > 0 penalises them for it: with a small model and validation queries of two domains, β = 0 lost less on the
+domain, and much less on both sources when neurons were removed."""
+_TINY = 1e-30
+_SOURCES_OF: dict[_Score, tuple[_Name, ...]] = {
+    "gaprune": ("domain", "general"),
+    "magnitude": (),
+    "random": (),
+    "general-fisher": ("general",),
+    "domain-fisher": ("domain",),
+    "wanda": ("domain",),
+}
+"""The sources that each method needs."""
+
+
+def _alignment(general: Tensor, domain: Tensor, by: _AlignedBy = "row") -> Tensor:
+    """The cosine between mean gradients, (out, 1) by row or (1, 1) by tensor; 0 where one of them is zero."""
+    axes = (1,) if by == "row" else (0, 1)
+    dot = (general * domain).sum(dim=axes, keepdim=True)
+    lengths = general.square().sum(dim=axes, keepdim=True) * domain.square().sum(dim=axes, keepdim=True)
+    return torch.where(lengths > _TINY**2, dot / lengths.clamp_min(_TINY**2).sqrt(), 0.0).clamp(-1.0, 1.0)
+
+
+def _on_one_scale(fisher: Tensor, scale: _FisherScale) -> Tensor:
+    """A Fisher matrix divided by its mean or its maximum, or unchanged."""
+    if scale == "raw":
+        return fisher
+    return fisher / (fisher.mean() if scale == "mean" else fisher.max()).clamp_min(_TINY)
+
+
+def _dai(
+    weight: Tensor,
+    general: Tensor,
+    domain: Tensor,
+    aligned: Tensor,
+    *,
+    alpha: float = _ALPHA,
+    beta: float = _BETA,
+    gamma: float = _GAMMA,
+    scale: _FisherScale = "mean",
+) -> Tensor:
+    """GAPrune's score from the Fisher matrices of both sources; `raw` is the formula as in the paper."""
+    size = weight.abs()
+    net = _on_one_scale(domain, scale) - beta * _on_one_scale(general, scale)
+    return (net * size + gamma * size.sqrt()) * (1 + alpha * aligned)
+
+
+def _random_scores(weights: Mapping[str, Tensor], *, seed: int) -> dict[str, Tensor]:
+    """Random scores, drawn on the CPU so that they are the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.rand(weight.shape, generator=generator).to(weight.device)
+        for name, weight in weights.items()
+    }
+
+
+def _wanda(weight: Tensor, norms: Tensor) -> Tensor:
+    """|θ| times the norm of the input feature of its column over all tokens."""
+    return weight.abs() * norms
+
+
+def _how_many(weights: int, share: Fraction) -> int:
+    """An exact share of a number of weights, rounded down."""
+    return math.floor(weights * share)
+
+
+def _lowest(scores: Tensor, count: int) -> Tensor:
+    """True at exactly `count` of the lowest scores; among equal scores at the first ones."""
+    flat = scores.flatten()
+    removed = torch.zeros_like(flat, dtype=torch.bool)
+    if count > 0:
+        border = torch.kthvalue(flat, count).values
+        torch.lt(flat, border, out=removed)
+        equal = torch.nonzero(flat == border).flatten()
+        removed[equal[: count - int(removed.sum())]] = True
+    return removed.view_as(scores)
+
+
+def _lowest_in_rows(scores: Tensor, count: int) -> Tensor:
+    """True at exactly `count` of the lowest scores of each row."""
+    order = scores.argsort(dim=1, stable=True)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, order[:, :count], True)
+
+
+def _two_of_four(scores: Tensor) -> Tensor:
+    """True at the two lowest of each four consecutive weights of a row."""
+    return _lowest_in_rows(scores.reshape(-1, 4), 2).view(scores.shape)
+
+
+def _choose(scores: Mapping[str, Tensor], share: Fraction, selection: _Selection) -> dict[str, Tensor]:
+    """The weights to remove, by matrix: a share of all of them, of each matrix, or of each row."""
+    if selection == "global":
+        together = torch.cat([score.flatten() for score in scores.values()])
+        removed = _lowest(together, _how_many(together.numel(), share))
+        parts = torch.split(removed, [score.numel() for score in scores.values()])
+        return {name: part.view_as(score) for (name, score), part in zip(scores.items(), parts, strict=True)}
+    if selection == "tensor":
+        return {name: _lowest(score, _how_many(score.numel(), share)) for name, score in scores.items()}
+    return {name: _lowest_in_rows(score, _how_many(score.shape[1], share)) for name, score in scores.items()}
+
+
+def _neuron_scores(
+    scores: Mapping[str, Tensor], axes: Mapping[str, tuple[Sequence[str], Sequence[str]]]
+) -> Tensor:
+    """The summed scores of each MLP neuron of one block: its rows in the layers before, its columns after.
+
+    `axes`: the plain axes along the rows and columns of each matrix; a fused matrix has several rows per
+    neuron.
+    """
+    total: Tensor | None = None
+    for name, score in scores.items():
+        rows, columns = axes[name]
+        for along, sums in ((rows, score.sum(dim=1)), (columns, score.sum(dim=0))):
+            if set(along) == {"mlp"}:
+                found = sums.view(len(along), -1).sum(dim=0)
+                total = found if total is None else total + found
+    if total is None:
+        raise ValueError("none of the matrices has an axis along the neurons of an MLP")
+    return total
+
+
+def _best_neurons(scores: Tensor, count: int) -> tuple[int, ...]:
+    """The `count` neurons with the highest scores, in rising order."""
+    removed = _lowest(scores, len(scores) - count)
+    return tuple(torch.nonzero(~removed).flatten().tolist())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scored:
+    """Scores by matrix, as (out, in); the lowest are removed first."""
+
+    matrices: tuple[Matrix, ...]
+    scores: dict[str, Tensor]
+    aligned: dict[str, Tensor] | None = None
+    """The cosines between the gradients of both sources, if both were measured."""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def _score_weights(
+    model: SentenceTransformer,
+    options: WeightsOptions,
+    sources: Mapping[_Name, _SampleSource],
+    context: Context,
+) -> _Scored:
+    backbone = transformer_of(model).model
+    matrices = prunable(layout_of(backbone), attention=options.attention)
+    weights = {matrix.name: weight_of(backbone, matrix).float() for matrix in matrices}
+    if options.method == "random":
+        return _Scored(matrices=matrices, scores=_random_scores(weights, seed=context.seed))
+    if options.method == "magnitude":
+        return _Scored(matrices=matrices, scores={name: weight.abs() for name, weight in weights.items()})
+    probe = copy_of(model).float()
+    probe.max_seq_length = min(options.max_length or LONGEST, probe.max_seq_length or LONGEST)
+    aligned: dict[str, Tensor] | None = None
+    facts: dict[str, Any] = {}
+    gradients: dict[_Name, _Gradients] = {}
+    for source in _SOURCES_OF[options.method]:
+        samples, facts[source] = _draw_samples(model, sources[source], options.samples, context)
+        prompts = prompts_by_file(probe, {}, samples)
+        size, progress = options.batch_size, context.progress
+        if options.method == "wanda":
+            norms = _measure_norms(
+                probe, samples, list(weights), prompts=prompts, batch_size=size, progress=progress
+            )
+            scores = {name: _wanda(weight, norms[name]) for name, weight in weights.items()}
+            continue
+        gradients[source] = _measure_gradients(
+            probe,
+            samples,
+            list(weights),
+            prompts=prompts,
+            batch_size=size,
+            dropout_seed=context.seed if any(one.source == DROPOUT for one in samples) else None,
+            label=source,
+            progress=progress,
+        )
+        scores = gradients[source].fisher
+    if options.method == "gaprune":
+        general, domain = gradients["general"], gradients["domain"]
+        aligned = {
+            name: _alignment(general.mean.pop(name), domain.mean.pop(name), options.aligned_by)
+            for name in weights
+        }
+        scores = {
+            name: _dai(
+                weight,
+                general.fisher.pop(name),
+                domain.fisher.pop(name),
+                aligned[name],
+                alpha=options.alpha,
+                beta=options.beta,
+                gamma=options.gamma,
+                scale=options.fisher,
+            )
+            for name, weight in weights.items()
+        }
+    return _Scored(matrices=matrices, scores=scores, aligned=aligned, facts=facts)
+
+
+def _zeros_first(model: SentenceTransformer, scored: _Scored) -> dict[str, Tensor]:
+    """The scores with weights that are already zero below all others, so that a share includes them."""
+    backbone = transformer_of(model).model
+    return {
+        matrix.name: scored.scores[matrix.name].masked_fill(weight_of(backbone, matrix) == 0, -math.inf)
+        for matrix in scored.matrices
+    }
+
+
+def _neurons_by_layer(scored: _Scored) -> list[Tensor]:
+    found = []
+    for layer in range(max(matrix.block for matrix in scored.matrices) + 1):
+        here = [matrix for matrix in scored.matrices if matrix.block == layer]
+        axes = {matrix.name: (matrix.rows.split("+"), matrix.columns.split("+")) for matrix in here}
+        found.append(_neuron_scores({name: scored.scores[name] for name in axes}, axes))
+    return found
+
+
+NEUTRAL = 0.1
+"""Cosines nearer to 0 than this are neither agreement nor conflict."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrunedMatrix:
+    """One matrix and what is left of it."""
+
+    layer: int
+    matrix: str
+    weights: int
+    kept: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alignment:
+    """How many weights lie in rows (or matrices) of each cosine between the sides' mean gradients, from −1 to 1."""
+
+    counts: tuple[int, ...]
+    shared: int
+    """Weights that both sides pull the same way."""
+    specific: int
+    conflicting: int
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any] | None) -> Alignment | None:
+        """As a file has it; None where nothing was compared."""
+        return None if values is None else cls(**{**values, "counts": tuple(values["counts"])})
+
+
+_BINS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WeightMap:
+    """Everything the picture shows."""
+
+    says: str
+    matrices: tuple[PrunedMatrix, ...]
+    alignment: Alignment | None
+
+    def as_json(self) -> dict[str, Any]:
+        """For a file."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> _WeightMap:
+        """What `as_json` gave."""
+        return cls(
+            says=values["says"],
+            matrices=tuple(PrunedMatrix(**one) for one in values["matrices"]),
+            alignment=Alignment.from_json(values["alignment"]),
+        )
+
+
+def _count_alignment(aligned: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Alignment:
+    """Count weights by the cosine of their row or matrix; `sizes`: the number of weights of each matrix."""
+    cosines = torch.cat([value.flatten().float().cpu() for value in aligned.values()])
+    each = torch.cat(
+        [torch.full((value.numel(),), sizes[name] // value.numel()) for name, value in aligned.items()]
+    )
+    bins = ((cosines + 1) / 2 * _BINS).long().clamp(0, _BINS - 1)
+    counts = torch.zeros(_BINS, dtype=torch.long).scatter_add_(0, bins, each)
+    shared, conflicting = int(each[cosines > NEUTRAL].sum()), int(each[cosines < -NEUTRAL].sum())
+    return Alignment(
+        counts=tuple(counts.tolist()),
+        shared=shared,
+        specific=int(each.sum()) - shared - conflicting,
+        conflicting=conflicting,
+    )
+
+
+def _weight_map(says: str, scored: _Scored, left: dict[str, int]) -> _WeightMap:
+    sizes = {name: score.numel() for name, score in scored.scores.items()}
+    return _WeightMap(
+        says=says,
+        matrices=tuple(
+            PrunedMatrix(
+                layer=matrix.block, matrix=matrix.inside, weights=sizes[matrix.name], kept=left[matrix.name]
+            )
+            for matrix in scored.matrices
+        ),
+        alignment=None if scored.aligned is None else _count_alignment(scored.aligned, sizes),
+    )

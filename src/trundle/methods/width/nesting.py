@@ -1,0 +1,316 @@
+"""Trains the sizes of `width` together: one set of weights, one task, one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import send_to_device
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+
+from trundle.data.sampling import fingerprint, sample
+from trundle.methods.align import CYCLES, EPOCHS, AlignOptions
+from trundle.methods.align.align import LAST_RATE, settings_for
+from trundle.methods.align.targets_and_texts import RIDGE_TEXTS, targets_for
+from trundle.methods.contract import LONGEST, AdditionalModel, Applied, Context
+from trundle.methods.contrast import ContrastOptions, contrast
+from trundle.methods.contrast.contrast import examples_for
+from trundle.methods.training import learn, prompts_by_file
+from trundle.methods.width import WidthPlan, _folder_name
+from trundle.methods.width.importance import _cut_for, _prepare
+from trundle.methods.width.narrow import _NarrowModel
+from trundle.model import surgery
+from trundle.model.encode import embedder
+from trundle.model.heads import copy_of, linear_head, with_prompts, without_head
+from trundle.model.nested import NESTED_FILE, Map, Nested, at_width
+from trundle.model.save import model_digest, weights_digest
+from trundle.model.surgery import Cut
+from trundle.teacher.labelling import encode_by_role
+from trundle.teacher.targets import Targets
+from trundle.teacher.teacher import Teacher, original_teacher
+from trundle.train import learner
+from trundle.train.alignment import Alignment, make_alignment
+from trundle.train.batches import Batches, Indices
+from trundle.train.contrastive import Contrast, make_contrast
+from trundle.train.learner import leaf_cycles
+from trundle.train.ridge import fit_ridge
+
+_Weighted = tuple[Any, tuple[float, ...]]
+"""A batch and the weight of each model's loss on it, the wide model's first."""
+_MEASURED_BATCHES = 32
+
+
+class _Nest(nn.Module):
+    """One set of weights and all the models in it."""
+
+    def __init__(self, wide: SentenceTransformer, narrow: Sequence[_NarrowModel]) -> None:
+        super().__init__()
+        self.wide = wide
+        self.narrow = nn.ModuleList(narrow)
+
+    @property
+    def models(self) -> tuple[nn.Module, ...]:
+        """The wide model and the narrow ones, widest first."""
+        return (self.wide, *self.narrow)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Nesting:
+    """Gives every model of a nest the task of the wide model."""
+
+    nest: _Nest
+    task: Alignment | Contrast
+    student_weight: float
+    per_step: int | None = None
+    seed: int = 0
+
+    @property
+    def batches(self) -> Batches[_Weighted]:
+        return self._weighted(self.task.batches, self.per_step)
+
+    @property
+    def validation(self) -> Batches[_Weighted] | None:
+        return None if self.task.validation is None else self._weighted(self.task.validation, None)
+
+    def _weighted(self, batches: Batches[Any], count: int | None) -> Batches[_Weighted]:
+        narrow, share = len(self.nest.narrow), self.student_weight
+
+        def load(indices: Indices) -> _Weighted:
+            drawn = (1.0,) * narrow if count is None else _drawn_sizes(narrow, count, indices, seed=self.seed)
+            return batches.load(indices), (1 - share, *(share * one for one in drawn))
+
+        return Batches(order=batches.order, load=load)
+
+    def _loss(self, model: nn.Module, batch: Any) -> Tensor:
+        task: Any = replace(self.task, student=model)
+        loss: Tensor = task.objective(batch)
+        return loss
+
+    @property
+    def objectives(self) -> tuple[Callable[[_Weighted], Tensor], ...]:
+        """One for each model, in the order of `nest.models`."""
+        return tuple(partial(self._objective, number) for number in range(len(self.nest.models)))
+
+    def _objective(self, number: int, batch: _Weighted) -> Tensor:
+        inner, weights = batch
+        if not weights[number]:
+            return torch.zeros((), device=self.nest.wide.device)
+        return weights[number] * self._loss(self.nest.models[number], inner)
+
+    @torch.no_grad()
+    def losses(self) -> tuple[float, ...]:
+        """Each model's own loss on some validation batches."""
+        batches = self.task.validation
+        if batches is None:
+            return ()
+        order, totals, texts = batches.order, np.zeros(len(self.nest.models)), 0
+        self.nest.eval()
+        for indices in map(order.batch, range(min(order.per_epoch, _MEASURED_BATCHES))):
+            batch = send_to_device(batches.load(indices), self.nest.wide.device)
+            losses = [float(self._loss(model, batch)) for model in self.nest.models]
+            totals += len(indices) * np.asarray(losses)
+            texts += len(indices)
+        return tuple((totals / texts).tolist())
+
+
+def _drawn_sizes(narrow: int, count: int, batch: Indices, *, seed: int) -> tuple[float, ...]:
+    """Loss weights for a batch: 1 for the narrowest model; `count` − 1 others stand for the rest."""
+    others = narrow - 1
+    chosen = min(count - 1, others)
+    rng = np.random.default_rng([seed, *np.asarray(batch[:8]).tolist()])
+    drawn = set(rng.permutation(others)[:chosen].tolist())
+    return (*(others / chosen if number in drawn else 0.0 for number in range(others)), 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Training:
+    """The narrow models, their task, and how long it runs."""
+
+    narrow: Sequence[_NarrowModel]
+    task: Alignment | Contrast | None
+    """None if only the closed form is computed."""
+    settings: Any = None
+    shape: Any = None
+    learned_from: Any = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    starts: Mapping[Fraction, float] = field(default_factory=dict)
+    """The cosine between each size's closed-form start and the teacher."""
+
+
+def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context) -> Applied:
+    teacher = original_teacher(context)
+    wide, how = _prepare(model, plan.select, plan.widths, context, mlp=plan.mlp)
+    wide = copy_of(wide).float()
+    longest = wide.max_seq_length
+    cuts = {width: _cut_for(wide, width, how) for width in plan.widths}
+    training = (
+        _align_training(wide, cuts, plan, teacher, context)
+        if plan.objective == "align"
+        else _contrast_training(wide, cuts, plan, context)
+    )
+    widths = (Fraction(1), *plan.widths)
+    sizes: dict[str, dict[str, float]] = {str(width): {} for width in widths}
+    for width, cosine in training.starts.items():
+        sizes[str(width)]["ridge_cosine"] = round(cosine, 4)
+    learned = None
+    if training.task is not None:
+        nest = _Nest(wide, training.narrow)
+        nesting = _Nesting(
+            nest=nest,
+            task=training.task,
+            student_weight=plan.options.student_weight,
+            per_step=plan.options.per_step,
+            seed=context.seed,
+        )
+        learned = learn(
+            wide,
+            nesting.objectives,
+            nesting,
+            training.settings,
+            label="width",
+            key=[plan.model_dump(mode="json"), model_digest(model), training.learned_from],
+            shape=training.shape,
+            context=context,
+            module=nest,
+        )
+        wide.max_seq_length = longest
+        for size, loss in zip(sizes, nesting.losses(), strict=False):
+            sizes[size]["validation"] = round(loss, 5)
+    wide = wide.to(next(model.parameters()).dtype).eval()
+    nested = Nested(
+        selection=how,
+        widths=plan.widths,
+        maps={
+            width: _map_of(size) for width, size in zip(plan.widths, training.narrow, strict=True) if size.own
+        },
+        normalise=teacher.normalises,
+        weights=weights_digest(wide),
+    )
+    files = {} if learned is None else dict(learned.files)
+    made = {
+        width: AdditionalModel(
+            model=at_width(wide, width, how, nested),
+            # Only the full model carries the file by which its sizes are extracted.
+            files=files | ({NESTED_FILE: nested.as_bytes()} if width == 1 else {}),
+        )
+        for width in widths
+    }
+    result = made.pop(plan.result)
+    return Applied(
+        model=result.model,
+        teacher=context.original if plan.objective == "align" else None,
+        facts={**training.facts, **({} if learned is None else learned.facts), "sizes": sizes},
+        done=(lambda: None) if learned is None else learned.done,
+        files=result.files,
+        additional={_folder_name(width): other for width, other in made.items()},
+    )
+
+
+def _map_of(size: _NarrowModel) -> Map:
+    head: Any = size.own[0]
+    weight, bias = (part.detach().float().cpu().numpy() for part in (head.linear.weight, head.linear.bias))
+    return Map(weight=weight, bias=bias)
+
+
+def _fitted_map(wide: SentenceTransformer, cut: Cut, targets: Targets, context: Context) -> tuple[Map, float]:
+    """A size's linear map into the targets' space in closed form, and its mean cosine on held-out texts."""
+    small = surgery.cut(without_head(wide), cut)
+    positions = sample(range(len(targets)), RIDGE_TEXTS, seed=context.seed)
+    pooled = embedder(small, name=f"width {len(cut.hidden or ())}", progress=context.progress)
+    inputs = encode_by_role(pooled, targets.chosen(positions))
+    found = fit_ridge(inputs, targets.vectors(positions), seed=context.seed)
+    return Map(weight=found.weight, bias=found.bias), found.held_out_cosine
+
+
+def _align_training(
+    wide: SentenceTransformer,
+    cuts: Mapping[Fraction, Cut],
+    plan: WidthPlan,
+    teacher: Teacher,
+    context: Context,
+) -> _Training:
+    """Imitate the original model; each size starts from its linear map in closed form."""
+    given = plan.options
+    options = AlignOptions(
+        steps=given.steps,
+        minutes=given.minutes,
+        texts=given.texts,
+        augment=given.augment,
+        batch_size=given.batch_size or 32,
+        learning_rate=given.learning_rate,
+        warmup=given.warmup,
+        precision=given.precision,
+    )
+    with_prompts(wide, teacher.prompts, teacher.default_prompt_name)
+    targets, validation = targets_for(teacher, options, context)
+    facts = {"texts": len(targets), "validation_texts": 0 if validation is None else len(validation)}
+    narrow, starts = [], {}
+    headless = without_head(wide)
+    for width, cut in cuts.items():
+        linear, starts[width] = _fitted_map(wide, cut, targets, context)
+        own = linear_head(linear.weight, linear.bias, normalise=teacher.normalises)
+        narrow.append(_NarrowModel(headless, cut, own))
+    if options.steps == 0:
+        return _Training(narrow=narrow, task=None, facts=facts, starts=starts)
+    task = make_alignment(
+        wide, targets, validation, batch_size=options.batch_size, seed=context.seed, progress=context.progress
+    )
+    validation_steps = 0 if task.validation is None else task.validation.order.per_epoch
+    per_epoch = task.batches.order.per_epoch
+    normalised = targets.normalised
+    return _Training(
+        narrow=narrow,
+        task=task,
+        settings=settings_for(options, per_epoch, validation_steps, context.seed, normalised=normalised),
+        shape=leaf_cycles(per_epoch, epochs=EPOCHS, cycles=CYCLES, end=LAST_RATE),
+        learned_from=[part.folder.name for part in (targets, validation) if part is not None],
+        facts=facts,
+        starts=starts,
+    )
+
+
+def _contrast_training(
+    wide: SentenceTransformer, cuts: Mapping[Fraction, Cut], plan: WidthPlan, context: Context
+) -> _Training:
+    """Train on labelled tuples: in-batch ranking, and the order of correct and incorrect pairs."""
+    given = plan.options
+    options = ContrastOptions(
+        objective="infonce+angle",
+        train="full",
+        steps=given.steps,
+        minutes=given.minutes,
+        tuples=given.texts,
+        batch_size=given.batch_size or 64,
+        mini_batch=given.mini_batch,
+        learning_rate=given.learning_rate,
+        warmup=given.warmup,
+        precision=given.precision,
+    )
+    examples, validation = examples_for(options, context)
+    longest = given.max_length or LONGEST
+    wide.max_seq_length = min(wide.max_seq_length or longest, longest)
+    narrow = [_NarrowModel(wide, cut) for cut in cuts.values()]
+    task = make_contrast(
+        wide,
+        examples,
+        validation,
+        prompts=prompts_by_file(wide, {}, [*examples, *validation]),
+        objective=options.objective,
+        batch_size=options.batch_size,
+        mini_batch=options.mini_batch,
+        seed=context.seed,
+    )
+    return _Training(
+        narrow=narrow,
+        task=task,
+        settings=contrast.settings_for(options, context.seed),
+        shape=learner.linear(),
+        learned_from=fingerprint([*examples, "validation", *validation]),
+        facts={"tuples": len(examples), "validation_tuples": len(validation)},
+    )
