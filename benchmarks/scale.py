@@ -43,11 +43,11 @@ from ray.cluster_utils import Cluster
 
 from scale_training import compare
 from targets_memory import memory, synthetic_texts
-from trundle.scale.cluster import _HERE, _QUIET
-from trundle.scale.local import Asked, build_alone
-from trundle.scale.pieces import _PIECE_ROWS
-from trundle.scale.on_ray import build_on_ray
-from trundle.scale.survey import _Survey
+from trundle.scale.file_parts import _PART_ROWS
+from trundle.scale.local import build_local
+from trundle.scale.on_ray import _HERE, _QUIET, build_on_ray
+from trundle.scale.shard_plan import _ShardPlanner
+from trundle.scale.shard_writer import TeacherSpec
 from trundle.teacher.labelling import SHARD_SIZE
 from trundle.teacher.shards import recorded
 
@@ -134,7 +134,7 @@ def drive(model: str, texts: Path, store: Path, *, gpu: bool, address: str | Non
     workers = NODES if gpu else NODES * WORKERS
     build_on_ray(
         [str(texts)],
-        Asked(model=model, runtime=not gpu, threads=1),
+        TeacherSpec(model=model, runtime=not gpu, threads=1),
         store,
         address=address or _HERE,
         shard_size=GPU_SHARD if gpu else SHARD,
@@ -147,8 +147,8 @@ def builds(model: str, scratch: Path, count: int, *, gpu: bool) -> dict[str, Any
     texts = scratch / "texts"
     write_texts(texts, count)
     started = time.perf_counter()
-    asked = Asked(model=model, runtime=not gpu, threads=1)
-    one = build_alone([str(texts)], asked, scratch / "one", shard_size=GPU_SHARD if gpu else SHARD)
+    asked = TeacherSpec(model=model, runtime=not gpu, threads=1)
+    one = build_local([str(texts)], asked, scratch / "one", shard_size=GPU_SHARD if gpu else SHARD)
     alone = time.perf_counter() - started
     shards, pattern = len(one.manifest.shards), contents(scratch / "one")
     print(
@@ -198,15 +198,15 @@ def survey(texts: int) -> dict[str, float]:
     """What the driver does with the hashes of so many texts, a tenth of them repeats, in pieces as they come in."""
     before, started = memory("VmRSS"), time.perf_counter()
     rng = np.random.default_rng(0)
-    pieces = -(-texts // _PIECE_ROWS)
+    pieces = -(-texts // _PART_ROWS)
     with TemporaryDirectory(prefix="trundle-survey-") as scratch:
-        found = _Survey(Path(scratch), pieces=pieces, rows=texts)
+        found = _ShardPlanner(Path(scratch), parts=pieces, rows=texts)
         for piece in rng.permutation(pieces):
-            numbers = rng.integers(0, 5 * texts, _PIECE_ROWS).astype(np.uint64)
+            numbers = rng.integers(0, 5 * texts, _PART_ROWS).astype(np.uint64)
             hashes = np.stack([numbers * np.uint64(0x9E3779B97F4A7C15), numbers], axis=1)
-            found.add(int(piece), hashes.tobytes(), np.full(_PIECE_ROWS, 200, dtype="<u4").tobytes())
-        repeats = found.repeats()
-        shards = sum(1 for _ in found.cuts(repeats, SHARD_SIZE))
+            found.add(int(piece), hashes.tobytes(), np.full(_PART_ROWS, 200, dtype="<u4").tobytes())
+        repeats = found.duplicates()
+        shards = sum(1 for _ in found.shard_ends(repeats, SHARD_SIZE))
     seconds = time.perf_counter() - started
     return {"texts": texts, "shards": shards, "seconds": seconds, "growth": memory("VmHWM") - before}
 

@@ -28,7 +28,8 @@ from trundle.methods.catalogue import METHODS
 from trundle.pipeline.compress import compress
 from trundle.recipe import single
 from trundle.records import CALIBRATION_FILE
-from trundle.scale.local import Asked, build_alone
+from trundle.scale.local import build_local
+from trundle.scale.shard_writer import TeacherSpec
 
 CHOSEN = {"start": "random", "learning_rate": 1e-3, "precision": "fp32"}
 """With the closed form as a start, pico models have nothing left to learn, and step 0 would be kept."""
@@ -80,7 +81,7 @@ def test_two_processes_with_half_a_store_each_learn_what_one_learns(
 ) -> None:
     texts, store, student = tmp_path / "texts.txt", tmp_path / "store", pico_folders("bert")
     texts.write_text("\n".join(f"{text} {number}" for number in range(100) for text in pico.TEXTS))
-    build_alone([str(texts)], Asked(model=str(pico_folders("mpnet"))), store, shard_size=150)
+    build_local([str(texts)], TeacherSpec(model=str(pico_folders("mpnet"))), store, shard_size=150)
     chosen = CHOSEN | {"teacher": str(store), "steps": 80}
     compress(str(student), single(METHODS["align"], chosen), output=tmp_path / "alone", replace=False)
     align_together(student, chosen, ["--by-rank"], tmp_path / "together")
@@ -101,7 +102,7 @@ def test_a_closed_form_from_halves_of_a_store_is_that_of_the_whole(
     texts, store, student = tmp_path / "texts.txt", tmp_path / "store", pico_folders("bert")
     # Ordered by kind: a process that asked its own half alone would know one kind only.
     texts.write_text("\n".join(f"{text} {number}" for text in pico.TEXTS for number in range(40)))
-    build_alone([str(texts)], Asked(model=str(pico_folders("mpnet"))), store, shard_size=50)
+    build_local([str(texts)], TeacherSpec(model=str(pico_folders("mpnet"))), store, shard_size=50)
     chosen, told = {"teacher": str(store), "steps": 0}, Told()
     recipe = single(METHODS["align"], chosen | {"by_rank": True})
     compress(str(student), recipe, output=tmp_path / "alone", progress=told)

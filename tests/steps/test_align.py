@@ -22,7 +22,6 @@ from trundle.methods.contract import Context
 from trundle.model.cost import cost
 from trundle.model.encode import embedder
 from trundle.recipe import _make_options
-from trundle.teacher.teacher import find_teacher
 from trundle.train.ridge import fit_ridge
 
 Models = Callable[[str], SentenceTransformer]
@@ -104,11 +103,11 @@ def test_two_models_of_one_endpoint_are_two_teachers(
     pico_model: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "trundle.teacher.teacher.endpoint_teacher", lambda _, name: embedder(pico_model(name), name=name)
+        "trundle.teacher.endpoint.endpoint_teacher", lambda _, name: embedder(pico_model(name), name=name)
     )
     context = Context(original=pico_model("bert"), corpus=corpus())
     found = [
-        find_teacher(context.original, "http://here", name, context) for name in ("mpnet", "gpt2", "mpnet")
+        context.find_teacher(context.original, "http://here", name) for name in ("mpnet", "gpt2", "mpnet")
     ]
     assert [teacher.name for teacher in found] == ["mpnet", "gpt2", "mpnet"]
     assert found[0] is found[2], "opened once"
