@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from trundle.evaluate.retrieval import nearest
 from trundle.export.open import open_encoder
+from trundle.index.base import Wanted, _Precision
 from trundle.index.codes import _code_width
-from trundle.index.contract import Wanted, _Precision
 from trundle.index.embedded import _create_embedded, _EmbeddedStore
 
 PRECISIONS: tuple[_Precision, ...] = ("float", "int8", "binary")

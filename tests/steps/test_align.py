@@ -22,6 +22,7 @@ from trundle.methods.contract import Context
 from trundle.model.cost import cost
 from trundle.model.encode import embedder
 from trundle.recipe import _make_options
+from trundle.teacher.teacher import find_teacher
 from trundle.train.ridge import fit_ridge
 
 Models = Callable[[str], SentenceTransformer]
@@ -107,7 +108,7 @@ def test_two_models_of_one_endpoint_are_two_teachers(
     )
     context = Context(original=pico_model("bert"), corpus=corpus())
     found = [
-        context.find_teacher(context.original, "http://here", name) for name in ("mpnet", "gpt2", "mpnet")
+        find_teacher(context.original, "http://here", name, context) for name in ("mpnet", "gpt2", "mpnet")
     ]
     assert [teacher.name for teacher in found] == ["mpnet", "gpt2", "mpnet"]
     assert found[0] is found[2], "opened once"

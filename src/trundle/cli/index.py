@@ -69,7 +69,7 @@ def build(
     _calm_libraries(verbose=verbose)
     from trundle.data.files import parse_source
     from trundle.export.open import open_encoder
-    from trundle.index.contract import Wanted
+    from trundle.index.base import Wanted
     from trundle.index.stores import build_index, create_store
 
     progress = _terminal(quiet=quiet or as_json)

@@ -18,9 +18,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from trundle.cache import cache_folder
-from trundle.errors import BadInput
 from trundle.progress import SILENT, Progress
-from trundle.records import THE_ORIGINAL
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from trundle.data.corpus import Corpus
     from trundle.embedder import Embedder
     from trundle.model.cost import Cost
-    from trundle.teacher.teacher import Teacher
 
 LONGEST = 512
 """Tokens a text is cut to in training and measuring, where the model does not take fewer: the papers' own limit."""
@@ -68,35 +65,6 @@ class Context:
     progress: Progress = SILENT
     opened: dict[str, Any] = field(default_factory=dict)
     """Costly things opened in `plan` that `apply` needs again, such as a teacher."""
-
-    def original_teacher(self) -> Teacher:
-        """Return the original model as a teacher."""
-        from trundle.teacher.teacher import model_teacher
-
-        return model_teacher(self.original, THE_ORIGINAL, progress=self.progress)
-
-    def find_teacher(
-        self, student: SentenceTransformer, name: str | None, endpoint_model: str | None = None
-    ) -> Teacher:
-        """Return the named teacher, opened once, or the original if `name` is None."""
-        from trundle.teacher.teacher import open_teacher
-
-        if name is None:
-            if self.original is student:
-                raise BadInput(
-                    "a student needs another model as teacher; name the large model with --teacher"
-                )
-            return self.original_teacher()
-        key = f"teacher {name} {endpoint_model}"
-        if key not in self.opened:
-            self.opened[key] = open_teacher(
-                name,
-                endpoint_model=endpoint_model,
-                trust_remote_code=self.trust_remote_code,
-                progress=self.progress,
-            )
-        found: Teacher = self.opened[key]
-        return found
 
 
 @dataclass(frozen=True, kw_only=True)

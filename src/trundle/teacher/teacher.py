@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from trundle.model.heads import normalises
 from trundle.model.load import load
 from trundle.model.save import model_digest
 from trundle.progress import SILENT, Progress
+from trundle.records import THE_ORIGINAL
 from trundle.runtime.description import read_description
 from trundle.runtime.encoder import Encoder
 from trundle.teacher import MANIFEST, teacher_kind
@@ -65,6 +66,46 @@ class Teacher:
         return {name: prompt for name, prompt in self.prompts.items() if prompt}
 
 
+class _Context(Protocol):
+    """What `find_teacher` needs of the context that a method runs in."""
+
+    @property
+    def original(self) -> SentenceTransformer: ...
+    @property
+    def trust_remote_code(self) -> bool: ...
+    @property
+    def progress(self) -> Progress: ...
+    @property
+    def opened(self) -> dict[str, Any]: ...
+
+
+def find_teacher(
+    student: SentenceTransformer, name: str | None, endpoint_model: str | None, context: _Context
+) -> Teacher:
+    """Return the named teacher, opened once per context, or the original model if `name` is None."""
+    if name is None:
+        if context.original is student:
+            raise BadInput(
+                "a student needs another model as its teacher; name the large model with --teacher"
+            )
+        return original_teacher(context)
+    key = f"teacher {name} {endpoint_model}"
+    if key not in context.opened:
+        context.opened[key] = open_teacher(
+            name,
+            endpoint_model=endpoint_model,
+            trust_remote_code=context.trust_remote_code,
+            progress=context.progress,
+        )
+    found: Teacher = context.opened[key]
+    return found
+
+
+def original_teacher(context: _Context) -> Teacher:
+    """Return the original model as a teacher."""
+    return _model_teacher(context.original, THE_ORIGINAL, progress=context.progress)
+
+
 def open_teacher(
     name: str,
     *,
@@ -105,10 +146,10 @@ def open_teacher(
                 store=folder,
             )
         case _:
-            return model_teacher(load(name, trust_remote_code=trust_remote_code), name, progress=progress)
+            return _model_teacher(load(name, trust_remote_code=trust_remote_code), name, progress=progress)
 
 
-def model_teacher(model: SentenceTransformer, name: str, *, progress: Progress = SILENT) -> Teacher:
+def _model_teacher(model: SentenceTransformer, name: str, *, progress: Progress = SILENT) -> Teacher:
     """Return a loaded model as a teacher."""
     return Teacher(
         name=name,

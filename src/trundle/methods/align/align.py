@@ -41,6 +41,7 @@ from trundle.model.save import model_digest
 from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
 from trundle.teacher.labelling import encode_by_role
+from trundle.teacher.teacher import find_teacher
 from trundle.train.alignment import make_alignment
 from trundle.train.blocks import check_compiler, compiled_blocks
 from trundle.train.learner import leaf_cycles, precision_for
@@ -62,7 +63,7 @@ _ENOUGH = 0.02
 def plan(model: SentenceTransformer, options: AlignOptions, context: Context) -> AlignPlan:
     """Look at both ends of the way."""
     check_augmentations(_augmentations(options.augment))
-    teacher = context.find_teacher(model, options.teacher, options.teacher_model)
+    teacher = find_teacher(model, options.teacher, options.teacher_model, context)
     if context.corpus is None and not teacher.brings_texts:
         raise BadInput("align learns from texts; say where they are with --data")
     if context.corpus is not None and teacher.brings_texts:
@@ -110,7 +111,7 @@ def forecast(model: SentenceTransformer, plan: AlignPlan) -> Cost:
 def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Applied:
     """Ask the teacher once, start in closed form, train."""
     options = plan.options
-    teacher = context.find_teacher(model, options.teacher, options.teacher_model)
+    teacher = find_teacher(model, options.teacher, options.teacher_model, context)
     targets, validation = targets_for(teacher, options, context)
     student = with_prompts(copy_of(model).float(), teacher.prompts, teacher.default_prompt_name)
     student = _pooled(student, options)
@@ -188,7 +189,7 @@ def _pooled(model: SentenceTransformer, options: AlignOptions) -> SentenceTransf
 
 def reopen(applied: Applied, plan: AlignPlan, context: Context) -> Applied:
     """With the teacher opened again."""
-    teacher = context.find_teacher(applied.model, plan.options.teacher, plan.options.teacher_model)
+    teacher = find_teacher(applied.model, plan.options.teacher, plan.options.teacher_model, context)
     return replace(applied, space=teacher.embedder, teacher=teacher.model)
 
 

@@ -67,6 +67,7 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
     assert context.corpus is not None
     assert teacher.embedder is not None
     names = _augmentations(options.augment)
+    prompts = {role: prompt for role, prompt in teacher.prompts.items() if prompt}
 
     def build(label: str, texts: Callable[[], Iterable[Text]]) -> Targets:
         """The texts are read only if their vectors are not all there: what the label says stands for them."""
@@ -79,7 +80,7 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
             teacher.embedder,
             teacher_id=teacher.identity(),
             folder=folder,
-            prompts=teacher.used_prompts,
+            prompts=prompts,
             progress=context.progress,
         )
 

@@ -21,6 +21,7 @@ from trundle.model.pooling import with_both_ways, with_pooling
 from trundle.model.save import model_digest
 from trundle.model.surgery import transformer_of
 from trundle.progress import process_count
+from trundle.teacher.teacher import find_teacher
 from trundle.train.blocks import check_compiler, compiled_blocks, recomputed_blocks
 from trundle.train.contrastive import make_contrast
 from trundle.train.learner import linear, precision_for
@@ -181,7 +182,7 @@ def _teacher(
                 "only the objective distil learns from a teacher; leave teacher out, or use distil"
             )
         return None
-    found = context.find_teacher(model, options.teacher).model
+    found = find_teacher(model, options.teacher, None, context).model
     if found is None:
         raise BadInput(
             f"distil needs a teacher that is a model, and {options.teacher} is none; give a folder"

@@ -29,6 +29,7 @@ from trundle.model.nested import Map, Selection, at_width, by_priority, narrow_c
 from trundle.model.surgery import Indices, transformer_of
 from trundle.progress import SILENT, Progress
 from trundle.teacher.labelling import encode_by_role
+from trundle.teacher.teacher import original_teacher
 from trundle.train.ridge import fit_ridge
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ def _taken_out(model: SentenceTransformer, plan: WidthPlan, context: Context) ->
         return reinitialised(at_width(wide, width, how), seed=context.seed)
     if not plan.mapped:
         return at_width(wide, width, how)
-    teacher = context.original_teacher()
+    teacher = original_teacher(context)
     targets, _ = targets_for(
         teacher, AlignOptions(steps=0, texts=plan.options.texts, augment=plan.options.augment), context
     )

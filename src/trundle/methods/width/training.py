@@ -31,7 +31,7 @@ from trundle.methods.width.sizes import _cut_for, _fitted_map, _made_ready
 from trundle.model.heads import copy_of, linear_head, with_prompts, without_head
 from trundle.model.nested import NESTED_FILE, Map, Nested, at_width
 from trundle.model.save import model_digest, weights_digest
-from trundle.teacher.teacher import Teacher
+from trundle.teacher.teacher import Teacher, original_teacher
 from trundle.train import learner
 from trundle.train.alignment import Alignment, make_alignment
 from trundle.train.batches import Batches, Indices
@@ -156,7 +156,7 @@ class _Lesson:
 
 def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context) -> Applied:
     """Train the model and its sizes in one run."""
-    teacher = context.original_teacher()
+    teacher = original_teacher(context)
     wide, how = _made_ready(model, plan.select, plan.widths, context, mlp=plan.mlp)
     wide = copy_of(wide).float()
     takes = wide.max_seq_length
