@@ -44,10 +44,9 @@ from ray.cluster_utils import Cluster
 from scale_training import compare
 from targets_memory import memory, synthetic_texts
 from trundle.scale.file_parts import _PART_ROWS
-from trundle.scale.local import build_local
 from trundle.scale.on_ray import _HERE, _QUIET, build_on_ray
 from trundle.scale.shard_plan import _ShardPlanner
-from trundle.scale.shard_writer import TeacherSpec
+from trundle.scale.shard_writer import TeacherSpec, build_local
 from trundle.teacher.labelling import SHARD_SIZE
 from trundle.teacher.shards import recorded
 

@@ -28,8 +28,7 @@ from trundle.methods.catalogue import METHODS
 from trundle.pipeline.compress import compress
 from trundle.recipe import single
 from trundle.records import CALIBRATION_FILE
-from trundle.scale.local import build_local
-from trundle.scale.shard_writer import TeacherSpec
+from trundle.scale.shard_writer import TeacherSpec, build_local
 
 CHOSEN = {"start": "random", "learning_rate": 1e-3, "precision": "fp32"}
 """With the closed form as a start, pico models have nothing left to learn, and step 0 would be kept."""

@@ -14,8 +14,7 @@ import pytest
 
 import pico
 from trundle.errors import BadInput, BadModel
-from trundle.scale.local import build_local
-from trundle.scale.shard_writer import TeacherSpec
+from trundle.scale.shard_writer import TeacherSpec, build_local
 from trundle.teacher.shards import recorded
 
 SHARD = 8

@@ -11,7 +11,6 @@ import pytest
 from trundle.errors import BadInput, BadModel
 from trundle.scale import shard_writer
 from trundle.scale.file_parts import _list_parts
-from trundle.scale.local import absolute_name, build_local
 from trundle.scale.shard_plan import _ShardPlanner, _ShardRange, _split_ranges
 from trundle.scale.shard_writer import (
     _MAX_FAILURES,
@@ -21,6 +20,8 @@ from trundle.scale.shard_writer import (
     _reset_failures,
     _ShardWriter,
     _WorkerSettings,
+    absolute_name,
+    build_local,
 )
 from trundle.teacher.labelling import start_or_resume
 from trundle.teacher.shards import Manifest, read_record, recorded

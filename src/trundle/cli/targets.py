@@ -93,8 +93,7 @@ def build(
         raise BadInput(
             "--threads goes with --ray or --runtime; torch takes all cores, or OMP_NUM_THREADS of them"
         )
-    from trundle.scale.local import absolute_name, build_local
-    from trundle.scale.shard_writer import TeacherSpec
+    from trundle.scale.shard_writer import TeacherSpec, absolute_name, build_local
 
     progress = _terminal(quiet=quiet or as_json)
     asked = TeacherSpec(model=absolute_name(model), runtime=runtime, threads=threads, trust_remote_code=trust)

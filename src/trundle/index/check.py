@@ -54,11 +54,9 @@ class _Check:
     """Mean cosine of the teacher's vectors with the stored ones; None without a teacher."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
         return asdict(self) | {"at": _AT, "says": list(self.says())}
 
     def says(self) -> tuple[str, ...]:
-        """Return the result as sentences."""
         of = "all of them" if self.texts == self.total else f"a sample of {self.total:,}"
         lines = [
             f"{self.student} encoded {self.queries:,} queries ({self.queries_from}) and searched {self.texts:,} "

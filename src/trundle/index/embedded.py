@@ -159,7 +159,6 @@ class _EmbeddedStore:
         return self._folder / f"codes.{self.facts.precision}"
 
     def _load(self) -> None:
-        """Map the files as they are now."""
         total, width = self.count(), self.facts.dimensions
         self._vectors: Vectors = _mapped(self._folder / _VECTORS, np.dtype("<f4"), total, width)
         self._codes: _Codes = self._vectors
@@ -222,7 +221,6 @@ def _write_at(path: Path, first: int, rows: _Codes) -> None:
 
 
 def _mapped(path: Path, kind: np.dtype[Any], rows: int, width: int) -> Any:
-    """Map the committed rows of a flat file."""
     if rows == 0:
         return np.empty((0, width), dtype=kind)
     if not path.is_file() or path.stat().st_size < rows * width * kind.itemsize:

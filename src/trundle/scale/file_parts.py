@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from trundle.data.files import (
     needed_columns,
@@ -36,10 +36,8 @@ _METADATA_THREADS = 16
 _ENDING = ".parquet"
 
 
-class _FilePart(BaseModel):
+class _FilePart(BaseModel, frozen=True, extra="forbid"):
     """Some row groups of a file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     storage: str
     """The URI of the file's storage, or an empty string for the local file system."""

@@ -59,8 +59,6 @@ _Work = Sequence[tuple[_ShardRange, bytes]]
 
 @dataclass(frozen=True, kw_only=True)
 class _Workers:
-    """The number of workers, and the resources of each."""
-
     count: int
     cores: int
     gpus: int
@@ -223,7 +221,6 @@ def _started(path: Path, spec: TeacherSpec, dtype: Dtype, shard_size: int) -> Ma
 
 
 def _scratch(path: Path) -> TemporaryDirectory[str]:
-    """Create a temporary folder for the plan next to the shards, where there must be space anyway."""
     for left in path.glob(f"{_PLAN}*"):
         shutil.rmtree(left, ignore_errors=True)
     try:
@@ -269,7 +266,6 @@ def _hash_parts(parts: Sequence[_FilePart], scratch: Path, progress: Progress) -
 
 
 def _hash_row(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Hash the texts of one part, on a worker."""
     part = _FilePart.model_validate_json(batch["part"][0])
     result, hashes, lengths = _WorkerResult(), b"", b""
     try:
@@ -300,7 +296,6 @@ def _check_same_texts(path: Path, manifest: Manifest, shards: int, work: _Work) 
 
 
 def _check_row(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Check one range that an earlier run started, on a worker."""
     shards = _ShardRange.model_validate_json(batch["range"][0])
     result = _check_range(Path(batch["folder"][0]), shards, batch["duplicates"][0])
     return {"result": [result.model_dump_json()]}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from trundle.data.texts import Text
 from trundle.errors import BadInput
@@ -112,14 +112,11 @@ class _ShardPlanner:
 
 
 def _bits_between(bits: _Bits, start: int, end: int) -> _Bits:
-    """Return some bits, one per byte."""
     return np.unpackbits(bits[start // 8 : -(-end // 8)])[start % 8 : start % 8 + end - start]
 
 
-class _ShardRange(BaseModel):
+class _ShardRange(BaseModel, frozen=True, extra="forbid"):
     """Consecutive shards for one worker, from number `first` on, with the number of texts of each."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     first: int
     sizes: tuple[int, ...]
@@ -161,7 +158,6 @@ def _split_ranges(
 
 
 def _shard_texts(shards: _ShardRange, duplicates: bytes) -> Iterator[list[Text]]:
-    """Yield the texts of each shard of a range."""
     everything = chain.from_iterable(map(_read_part, shards.parts))
     left_out = np.unpackbits(np.frombuffer(duplicates, dtype=np.uint8), count=shards.texts).tolist()
     own = islice(everything, shards.before, shards.before + shards.texts)

@@ -1,6 +1,6 @@
-"""The work of a cluster's worker: hash the texts of a file part, check shards, and write shards.
+"""Write shards of teacher vectors: all of a store in one process, or those of one range as a worker of a cluster.
 
-Errors are returned as results, so that the driver can report them in one sentence and Ray does not restart the worker.
+A worker returns errors as results, so that the driver can report them in one sentence and Ray does not restart it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from trundle import errors
-from trundle.data.texts import Text
+from trundle.data.corpus import ENVIRONMENT, as_texts
+from trundle.data.environment import environment_pairs
+from trundle.data.texts import Text, read_texts
 from trundle.errors import BadInput, BadModel, MissingExtra, TrundleError
-from trundle.scale.file_parts import _FilePart, _read_part
+from trundle.progress import SILENT, Progress
+from trundle.scale.file_parts import _FilePart, _is_remote, _list_parts, _read_part, _read_parts
 from trundle.scale.shard_plan import _shard_texts, _ShardRange
 from trundle.teacher import teacher_kind
-from trundle.teacher.labelling import encode_by_role, fingerprint, other_texts_error, text_key
+from trundle.teacher.labelling import (
+    SHARD_SIZE,
+    build_targets,
+    encode_by_role,
+    fingerprint,
+    other_texts_error,
+    text_key,
+)
 from trundle.teacher.shards import (
     Dtype,
     Record,
@@ -29,16 +39,15 @@ from trundle.teacher.shards import (
     write_record,
     write_shard,
 )
+from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, graph_teacher, open_teacher
 
 _MAX_FAILURES = 10
 _STARTED, _ENDED = ".begun", ".ended"
 
 
-class TeacherSpec(BaseModel):
+class TeacherSpec(BaseModel, frozen=True, extra="forbid"):
     """Which model to open, and how; small enough to send to every worker."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     runtime: bool = False
@@ -55,6 +64,49 @@ def _open_teacher(spec: TeacherSpec) -> Teacher:
     if spec.runtime:
         return graph_teacher(spec.model, threads=spec.threads)
     return open_teacher(spec.model, trust_remote_code=spec.trust_remote_code)
+
+
+def absolute_name(model: str) -> str:
+    """Return a folder as its absolute path, so that workers find it; a hub name is unchanged."""
+    folder = Path(model).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else model
+
+
+def build_local(
+    sources: Sequence[str],
+    spec: TeacherSpec,
+    folder: str | Path,
+    *,
+    dtype: Dtype = "float16",
+    shard_size: int = SHARD_SIZE,
+    progress: Progress = SILENT,
+) -> Targets:
+    """Store the teacher's vector of every text of `sources`; an interrupted build resumes."""
+    # Every source is checked before the model is loaded.
+    streams = [_texts(source, progress) for source in sources]
+    teacher = _open_teacher(spec)
+    assert teacher.embedder is not None
+    targets = build_targets(
+        (text for stream in streams for text in stream),
+        teacher.embedder,
+        teacher_id=teacher.identity(),
+        folder=folder,
+        dtype=dtype,
+        shard_size=shard_size,
+        prompts=teacher.used_prompts,
+        default_prompt=teacher.default_prompt_name,
+        progress=progress,
+    )
+    _reset_failures(targets.folder)
+    return targets
+
+
+def _texts(source: str, progress: Progress) -> Iterator[Text]:
+    if source == ENVIRONMENT:
+        return as_texts(environment_pairs(progress=progress))
+    if _is_remote(source):
+        return _read_parts(_list_parts([source]))
+    return read_texts(source)
 
 
 @contextmanager
@@ -86,11 +138,7 @@ def _reset_failures(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-class _WorkerSettings(BaseModel):
-    """The settings that all workers of a build share."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _WorkerSettings(BaseModel, frozen=True, extra="forbid"):
     teacher: TeacherSpec
     identity: str
     folder: str
@@ -98,11 +146,7 @@ class _WorkerSettings(BaseModel):
     workers: int = 1
 
 
-class _WorkerResult(BaseModel):
-    """The result of one task, or its error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _WorkerResult(BaseModel, frozen=True, extra="forbid"):
     texts: int = 0
     labelled: int = 0
     error: str | None = None
@@ -127,7 +171,6 @@ def _failed(error: Exception, doing: str) -> _WorkerResult:
 
 
 def _hash_texts(part: _FilePart) -> tuple[bytes, bytes]:
-    """Return the hash and the length of every text of a part."""
     keys, lengths = bytearray(), []
     for number, text in enumerate(_read_part(part), 1):
         keys += text_key(text, number)

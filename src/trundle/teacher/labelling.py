@@ -375,7 +375,6 @@ def _is_finished(
 def _add_shard(
     path: Path, manifest: Manifest, number: int, pending: _PendingShard, vectors: Vectors
 ) -> Manifest:
-    """Write a shard, then the manifest that names it."""
     width = vectors.shape[1]
     if manifest.shards and width != manifest.width:
         raise other_width_error(manifest.width, width)

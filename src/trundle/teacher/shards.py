@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from trundle.data.texts import Kind, Text
 from trundle.embedder import Vectors
@@ -44,17 +44,13 @@ _Part = Literal["vectors", "texts", "index"]
 _ENDINGS: dict[_Part, str] = {"vectors": "vectors.npy", "texts": "texts.bin", "index": "index.npy"}
 
 
-class _StoredFile(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
+class _StoredFile(BaseModel, frozen=True, extra="forbid", strict=True):
     size: int
     checksum: str
 
 
-class _Shard(BaseModel):
+class _Shard(BaseModel, frozen=True, extra="forbid", strict=True):
     """One finished shard."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     count: int
     kinds: dict[str, int]
@@ -70,10 +66,8 @@ class _Shard(BaseModel):
         return {"vectors": self.vectors, "texts": self.texts, "index": self.index}
 
 
-class Manifest(BaseModel):
+class Manifest(BaseModel, frozen=True, extra="forbid"):
     """The content of a folder of teacher vectors, and the teacher and settings that made it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: int = _FORMAT
     teacher: str
@@ -220,10 +214,8 @@ def _write(path: Path, content: bytes) -> _StoredFile:
     return _StoredFile(size=len(content), checksum=blake2b(content, digest_size=_DIGEST_BYTES).hexdigest())
 
 
-class Record(BaseModel):
+class Record(BaseModel, frozen=True, extra="forbid", strict=True):
     """One finished shard that is not in the manifest yet, and the width of its vectors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     width: int
     shard: _Shard

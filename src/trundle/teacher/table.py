@@ -21,7 +21,7 @@ from trundle.embedder import Vectors
 from trundle.errors import BadInput
 from trundle.progress import SILENT, Advance, Progress
 from trundle.teacher.labelling import SHARD_SIZE, _LabelItem, _store
-from trundle.teacher.shards import Dtype, Manifest, _content_digest
+from trundle.teacher.shards import Manifest, _content_digest
 from trundle.teacher.targets import Targets
 
 _VECTOR_COLUMNS = ("vector", "embedding")
@@ -41,12 +41,11 @@ class _TableTeacher:
         self,
         folder: str | Path,
         *,
-        dtype: Dtype = "float16",
         shard_size: int = SHARD_SIZE,
         progress: Progress = SILENT,
     ) -> Targets:
         """Copy the table into a folder of targets."""
-        wanted = Manifest(teacher=self.teacher_id, prompts=None, dtype=dtype, shard_size=shard_size)
+        wanted = Manifest(teacher=self.teacher_id, prompts=None, dtype="float16", shard_size=shard_size)
         return _store(self.items(), _known, wanted, folder, total=self.rows, progress=progress)
 
     def items(self) -> Iterator[_LabelItem]:
@@ -69,7 +68,6 @@ class _TableTeacher:
 
 
 def _teacher_from_parquet(path: str | Path) -> _TableTeacher:
-    """Check a table's columns; the checksum of its content is the teacher's identity."""
     file = Path(path)
     try:
         schema, rows = pq.read_schema(file), pq.read_metadata(file).num_rows

@@ -65,8 +65,7 @@ class Targets:
     @property
     def lengths(self) -> NDArray[np.uint32]:
         """The number of characters of each text."""
-        lengths: NDArray[np.uint32] = self._index["length"]
-        return lengths
+        return np.asarray(self._index["length"][self._checked(np.arange(len(self)))])
 
     def of_kind(self, kind: Kind | None) -> NDArray[np.bool_]:
         """Return whether each text is of this kind."""
@@ -144,11 +143,6 @@ class _TargetsPart(Targets):
 
     def __len__(self) -> int:
         return len(self._positions)
-
-    @property
-    def lengths(self) -> NDArray[np.uint32]:
-        """The number of characters of each text."""
-        return super().lengths[self._positions]
 
     def _checked(self, positions: ArrayLike) -> NDArray[np.int64]:
         return self._positions[super()._checked(positions)]
