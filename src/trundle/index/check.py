@@ -1,8 +1,8 @@
 """Measures whether a student can search an existing index: how far it retrieves what its teacher retrieves.
 
-With a teacher, both encode the same queries, and the ten texts that each retrieves are compared. Without one, the stored
-vector of a text takes the place of the teacher's: the student encodes the same text, and the neighbours of both vectors
-are compared, without the text itself.
+With a teacher, both encode the same queries, and the ten texts that each retrieves are compared. Without one,
+the stored vector of a text takes the place of the teacher's: the student encodes the same text, and the
+neighbours of both vectors are compared, without the text itself.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class _Check:
     def says(self) -> tuple[str, ...]:
         of = "all of them" if self.texts == self.total else f"a sample of {self.total:,}"
         lines = [
-            f"{self.student} encoded {self.queries:,} queries ({self.queries_from}) and searched {self.texts:,} "
-            f"texts of {self.index} ({of}) by their stored vectors.",
+            f"{self.student} encoded {self.queries:,} queries ({self.queries_from}) and searched "
+            f"{self.texts:,} texts of {self.index} ({of}) by their stored vectors.",
             f"Of the ten texts that {self.teacher or 'the stored vectors'} would retrieve, it retrieves "
             f"{10 * self.agreement:.1f}; the best one is among its ten for {self.first:.0%} of the queries.",
         ]
@@ -73,8 +73,8 @@ class _Check:
             )
         else:
             lines.append(
-                "It is not in the vector space of this index, or not close enough: align it with trundle align on "
-                "texts like these before you use it."
+                "It is not in the vector space of this index, or not close enough: align it with trundle align "
+                "on texts like these before you use it."
             )
         if self.built_by_teacher is not None and self.built_by_teacher < _SAME_MODEL:
             lines.append(
@@ -97,7 +97,8 @@ def check_index(
 ) -> _Check:
     """Measure how far the student agrees with the teacher on an index; nothing is written.
 
-    Without a teacher, the stored vectors take its place. `queries` replace the first sentences of the sampled texts.
+    Without a teacher, the stored vectors take its place. Without `queries`, the first sentences of the sampled
+    texts are used.
     """
     if queries and teacher is None:
         raise BadInput("your own queries need the teacher; name it with --teacher")

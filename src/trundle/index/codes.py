@@ -59,7 +59,7 @@ def _encode_codes(vectors: Vectors, precision: _Precision) -> _Codes:
 
 
 def _scores(query: _Codes, codes: _Codes, precision: _Precision) -> NDArray[np.float32]:
-    """Return the score of one query with every row: the cosine, or for binary minus the number of differing signs."""
+    """Return the cosine of one query with every row, or for binary minus the number of differing signs."""
     scores: NDArray[np.float32]
     if precision == "binary":
         differing = np.bitwise_count(codes.view(np.uint64) ^ query.view(np.uint64)[None]).sum(axis=1)
@@ -136,5 +136,5 @@ def _open_graph(
 
 
 def _graph_width(codes: _Codes, precision: _Precision, dimensions: int) -> int:
-    """Return what usearch calls dimensions: for binary vectors all bits, including those that fill the last word."""
+    """Return what usearch calls dimensions; for binary vectors, all bits of their words."""
     return 8 * codes.shape[1] if precision == "binary" else dimensions

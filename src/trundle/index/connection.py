@@ -62,7 +62,7 @@ class _Database:
         self._open: _Connection | None = None
 
     def do(self, work: Callable[[_Connection], _T], *, first: bool = False) -> _T:
-        """Run `work` in one transaction, and again if the connection breaks; the `first` time, give up sooner."""
+        """Run `work` in one transaction, and again if the connection breaks; `first` gives up sooner."""
         seconds = min(self._retry_seconds, _FIRST_RETRY_SECONDS) if first else self._retry_seconds
         end, wait = time.monotonic() + seconds, _FIRST_WAIT
         while True:
@@ -74,13 +74,13 @@ class _Database:
                 self.close()
                 if isinstance(error, psycopg.errors.DiskFull | psycopg.errors.OutOfMemory):
                     raise WriteFailed(
-                        f"{self.name} is full ({_first_line(error)}); free some space and run the same command "
-                        "again: what was stored is kept"
+                        f"{self.name} is full ({_first_line(error)}); free some space and run the same "
+                        "command again: what was stored is kept"
                     ) from error
                 if time.monotonic() + wait > end:
                     raise WriteFailed(
-                        f"{self.name} can't be reached ({_first_line(error)}); start the server or fix the address "
-                        "and run the same command again: what was stored is kept"
+                        f"{self.name} can't be reached ({_first_line(error)}); start the server or fix the "
+                        "address and run the same command again: what was stored is kept"
                     ) from error
                 self._progress.say(f"{self.name} does not respond; retrying in {wait:.1f} s")
                 time.sleep(wait * random.uniform(0.8, 1.2))

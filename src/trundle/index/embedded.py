@@ -6,8 +6,8 @@
     codes.int8, codes.binary   quantised vectors that are scanned first
     graph.usearch   for more than 50,000 texts; built from the other files
 
-A killed build loses at most the batch being added: vectors are on disk before SQLite commits their texts, and rows after
-the last committed text are overwritten.
+A killed build loses at most the batch being added: vectors are on disk before SQLite commits their texts, and
+rows after the last committed text are overwritten.
 """
 
 from __future__ import annotations
@@ -197,9 +197,10 @@ class _EmbeddedStore:
                 raise BadInput(
                     f"{self._folder} is being added to by another process; wait until that is done"
                 ) from error
+            reason = getattr(error, "strerror", None) or error
             raise WriteFailed(
-                f"{self._folder} could not be written ({getattr(error, 'strerror', None) or error}); free some space "
-                "and run the same command again: what was stored is kept"
+                f"{self._folder} could not be written ({reason}); free some space and run the same "
+                "command again: what was stored is kept"
             ) from error
         except sqlite3.DatabaseError as error:
             raise BadInput(f"{self._folder / _TEXTS} is damaged ({error}); build the index again") from error

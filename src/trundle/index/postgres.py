@@ -75,7 +75,7 @@ class _PostgresStore:
         exact_up_to: int = _EXACT_UP_TO,
         progress: Progress = SILENT,
     ) -> _PostgresStore:
-        """Open a table to add to, created if it does not exist; an existing one must have the same settings."""
+        """Open a table to add to, created if needed; an existing one must have the same settings."""
         facts = wanted.facts
         if facts.precision == "int8":
             raise BadInput("pgvector has no int8 vectors; choose --precision float or binary")

@@ -29,7 +29,7 @@ def _is_address(where: str) -> bool:
 def create_store(
     where: str, wanted: Wanted, *, table: str = _TABLE, force: bool = False, progress: Progress = SILENT
 ) -> Iterator[_Store]:
-    """Yield an index to add to, created if it does not exist; with `force`, a complete new one replaces it."""
+    """Yield an index to add to, created if needed; with `force`, a complete new one replaces it."""
     with ExitStack() as stack:
         if _is_address(where):
             store = _PostgresStore.create(where, table, wanted, force=force, progress=progress)
@@ -60,7 +60,7 @@ def open_readable(
     vector_column: str | None = None,
     progress: Progress = SILENT,
 ) -> _Readable:
-    """Open any index to read it: a folder that trundle built, or any database table with texts and vectors."""
+    """Open any index to read it: a folder that trundle built, or any table with texts and vectors."""
     if _is_address(where):
         return _ForeignTable(
             where, table=table, text_column=text_column, vector_column=vector_column, progress=progress

@@ -1,7 +1,8 @@
 """Parquet files, local or in object storage, divided into parts that workers read independently.
 
-A part is some consecutive row groups of one file. All parts in order give the texts that `read_texts` gives for the same
-files. Object storage is named by its URI: `s3://bucket/folder`, `gs://bucket/file.parquet::text=body`.
+A part is some consecutive row groups of one file. All parts in order give the texts that `read_texts` gives
+for the same files. Object storage is named by its URI: `s3://bucket/folder`,
+`gs://bucket/file.parquet::text=body`.
 """
 
 from __future__ import annotations

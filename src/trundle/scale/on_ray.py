@@ -1,10 +1,12 @@
-"""A store of teacher vectors built by all workers of a Ray cluster, with the same bytes as one process writes.
+"""A store of teacher vectors built by the workers of a Ray cluster, with the same bytes as by one process.
 
-Ray Data makes two passes over the file parts. In the first, tasks hash the texts, and the driver finds duplicates and
-where shards end. In the second, actors that hold the teacher read the texts of their shards, encode them and write the
-files. Only hashes and short results are sent between driver and workers, never texts or vectors.
+Ray Data makes two passes over the file parts. In the first, tasks hash the texts, and the driver finds
+duplicates and where shards end. In the second, actors that hold the teacher read the texts of their shards,
+encode them and write the files. Only hashes and short results are sent between driver and workers, never
+texts or vectors.
 
-A worker that dies is restarted and resumes its range after the last finished shard; a driver that is run again, too.
+A worker that dies is restarted and resumes its range after the last finished shard; a driver that is run
+again, too.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ def build_on_ray(
 ) -> Targets:
     """Store the teacher's vector of every text of `sources`; an interrupted build resumes.
 
-    Sources are parquet, local or in object storage. All nodes must see `folder` and the model under the same paths.
+    Sources are parquet, local or in object storage. All nodes must see `folder` and the model under the same
+    paths.
     """
     parts = _list_parts(sources)
     path = Path(folder).resolve()
@@ -167,7 +170,7 @@ def _check_responds(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise BadInput(
-            f"no cluster responds at {address}; start one there with ray start --head, or leave the address out"
+            f"no cluster responds at {address}; start one with ray start --head, or leave the address out"
         ) from error
 
 
@@ -205,7 +208,7 @@ def _divide(workers: int | None, threads: int | None, *, may_use_gpus: bool) -> 
 
 
 def _started(path: Path, spec: TeacherSpec, dtype: Dtype, shard_size: int) -> Manifest:
-    """Return the manifest of a new or resumed folder; the shards it names get records, as workers write them."""
+    """Return the manifest of a new or resumed folder, and write a record of each shard in it."""
     teacher = _open_teacher(spec)
     wanted = Manifest(
         teacher=teacher.identity(),
@@ -281,7 +284,7 @@ def _hash_row(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_same_texts(path: Path, manifest: Manifest, shards: int, work: _Work) -> None:
-    """Reject a folder of other texts before anything is written: by its number of shards, then by each shard."""
+    """Reject a folder of other texts before anything is written."""
     there = set(recorded(path))
     if (there and max(there) >= shards) or (manifest.complete and len(manifest.shards) != shards):
         raise other_texts_error(path)

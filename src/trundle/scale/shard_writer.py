@@ -1,6 +1,7 @@
-"""Write shards of teacher vectors: all of a store in one process, or those of one range as a worker of a cluster.
+"""Write shards of teacher vectors: a complete store in one process, or one range as a worker of a cluster.
 
-A worker returns errors as results, so that the driver can report them in one sentence and Ray does not restart it.
+A worker returns errors as results, so that the driver can report them in one sentence and Ray does not
+restart it.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ def _count_failures(folder: Path, what: str, *, at_once: int = 1) -> Iterator[No
     failures = _append(started) - (ended.stat().st_size if ended.is_file() else 0) - at_once
     if failures >= _MAX_FAILURES:
         raise BadInput(
-            f"{failures} workers died one after the other at this task; check that their nodes have enough memory, "
-            "then run again"
+            f"{failures} workers died one after the other at this task; check that their nodes have enough "
+            "memory, then run again"
         )
     yield
     _append(ended)

@@ -1,8 +1,8 @@
 """A teacher behind an OpenAI-style embeddings endpoint.
 
-Endpoints charge per token and limit requests per minute: each text is sent once, in batches, failed requests are
-retried with growing delays, and every response is validated. The API key is read from the environment for each
-request and never stored, so no record, log or traceback can show it.
+Endpoints charge per token and limit requests per minute: each text is sent once, in batches, failed requests
+are retried with growing delays, and every response is validated. The API key is read from the environment for
+each request and never stored, so no record, log or traceback can show it.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class _Retry(Exception):
 
 
 def _make_client() -> httpx2.Client:
-    # Redirects stay off: following one would send the key to another server. Connections are not reused, because
-    # nothing closes an idle one at the end.
+    # Redirects stay off: following one would send the key to another server. Connections are not reused,
+    # because nothing closes an idle one at the end.
     return httpx2.Client(headers=_HEADERS, limits=httpx2.Limits(max_keepalive_connections=0))
 
 
@@ -90,7 +90,7 @@ class _Poster:
     sleep: Callable[[float], None] = time.sleep
     _random: Random = field(default_factory=Random, repr=False)
     _answered: Event = field(default_factory=Event, repr=False)
-    """Whether the server has responded before: one that has and then refuses a connection may be restarting."""
+    """Set once the server has responded: if it refuses a connection later, it may be restarting."""
     _client: httpx2.Client = field(default_factory=_make_client, repr=False)
 
     def post(self, body: bytes, *, limit: int) -> bytes:
@@ -108,7 +108,7 @@ class _Poster:
                     ) from failed
                 if tries > self.retries:
                     raise BadModel(
-                        f"{self.url} failed {tries} times (the last time: {failed}); check the server, then run again"
+                        f"{self.url} failed {tries} times (last: {failed}); check the server, then run again"
                     ) from failed
                 if failed.wait > _LONGEST_REQUESTED_WAIT:
                     raise BadModel(
@@ -132,7 +132,7 @@ class _Poster:
                     content += part
                     if len(content) > limit:
                         raise BadModel(
-                            f"{self.url} sent more than {limit} bytes for one request; is it an embeddings endpoint?"
+                            f"{self.url} sent more than {limit} bytes; is it an embeddings endpoint?"
                         )
                     if time.monotonic() > deadline:
                         raise httpx2.ReadTimeout("deadline")
@@ -319,8 +319,8 @@ def _read_answer(raw: bytes, texts: Sequence[str], url: str) -> Vectors:
     for row, text in zip(rows, texts, strict=True):
         if len(row) != len(rows[0]):
             raise BadModel(
-                f"{url} returned vectors of width {len(rows[0])} and {len(row)} in one response (at {text[:60]!r}); "
-                "check the server"
+                f"{url} returned vectors of width {len(rows[0])} and {len(row)} in one response "
+                f"(at {text[:60]!r}); check the server"
             )
     return np.stack(rows)
 
@@ -345,7 +345,7 @@ def _vector(value: object, text: str, url: str) -> Vectors:
 
 
 def _checked_url(url: str) -> str:
-    """Return the address without a trailing slash or /embeddings; it gets recorded, so it must hold no secret."""
+    """Return the address without /embeddings; it gets recorded, so it must hold no secret."""
     try:
         parts = httpx2.URL(url)
     except httpx2.InvalidURL:
@@ -354,6 +354,7 @@ def _checked_url(url: str) -> str:
         raise BadInput("the endpoint's address is not a valid URL; write it as https://server/v1")
     if parts.userinfo or parts.query or parts.fragment:
         raise BadInput(
-            "the endpoint's address must hold no key or query; write https://server/v1 and keep the key in the environment"
+            "the endpoint's address must hold no key or query; write https://server/v1 and keep the key in an "
+            "environment variable"
         )
     return url.rstrip("/").removesuffix("/embeddings")

@@ -1,9 +1,10 @@
 """Compute a teacher's vectors of many texts and store them, one shard at a time.
 
-Duplicate texts are left out, and each shard is written before the next one starts: memory holds one shard and a table
-of hashes (at most 48 bytes per text), and a killed run loses at most one shard. Running again reads the texts again,
-checks the finished shards against them, and computes only what is missing or damaged. One process writes a folder at a
-time; another that needs the same vectors waits for them. `trundle.scale` fills one folder with many workers.
+Duplicate texts are left out, and each shard is written before the next one starts: memory holds one shard and
+a table of hashes (at most 48 bytes per text), and a killed run loses at most one shard. Running again reads
+the texts again, checks the finished shards against them, and computes only what is missing or damaged. One
+process writes a folder at a time; another that needs the same vectors waits for them. `trundle.scale` fills
+one folder with many workers.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def _ahead(items: Iterable[_T], *, count: int = 1) -> Iterator[Iterator[_T]]:
 class _Seen:
     """A set of 16-byte hashes in one flat table: 24 to 48 bytes per key; a Python set takes about 100.
 
-    The first bytes of a key give its slot; if that is taken, the next free slot is used. The table doubles when two
-    thirds are full. No key may be all zeros.
+    The first bytes of a key give its slot; if that is taken, the next free slot is used. The table doubles
+    when two thirds are full. No key may be all zeros.
     """
 
     def __init__(self) -> None:
@@ -243,7 +244,7 @@ def encode_by_role(
 
 
 def role_of(kind: Kind | None) -> _Role:
-    """Return the role of a kind: queries and documents have their own, other texts have no prompt for a role."""
+    """Return the role of a kind: queries and documents have their own, all others are plain texts."""
     return kind if kind == "query" or kind == "document" else "text"
 
 
@@ -328,7 +329,7 @@ def fingerprint(keys: Iterable[bytes], texts: Iterable[Text]) -> str:
 
 
 def start_or_resume(path: Path, wanted: Manifest) -> Manifest:
-    """Return the folder's manifest, or write `wanted` to a new folder; a folder of anything else is an error."""
+    """Return the folder's manifest, or write `wanted` to a new folder; any other folder is an error."""
     if wanted.shard_size < 1:
         raise BadInput(f"the shard size is {wanted.shard_size}; pass 1 or more")
     there = read_manifest(path)

@@ -5,8 +5,8 @@
     00000.texts.bin      the texts one after another, UTF-8
     00000.index.npy      for each text: its end in texts.bin, its number of characters, its kind
 
-Each file is written under a temporary name and renamed, and the manifest names a shard only after its files are
-written. So a killed run leaves no shard that looks finished but is not.
+Each file is written under a temporary name and renamed, and the manifest names a shard only after its files
+are written. So a killed run leaves no shard that looks finished but is not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A parquet table of texts and their vectors as a teacher.
 
-Columns: `text`; `vector` or `embedding`, a list of numbers; and optionally `kind` (query, document, definition or null).
+Columns: `text`; `vector` or `embedding`, a list of numbers; and optionally `kind` (query, document,
+definition or null).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stored teacher vectors, read from disk by position.
 
-Memory holds 13 bytes per text: its end, length and kind. The files are not memory-mapped: a kernel that caches files in
-large pages counts up to 2 MB to the process for each row read, so that one pass in random order would seem to hold the
-complete folder; reading by position is also faster.
+Memory holds 13 bytes per text: its end, length and kind. The files are not memory-mapped: a kernel that
+caches files in large pages counts up to 2 MB to the process for each row read, so that one pass in random
+order would seem to hold the complete folder; reading by position is also faster.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Targets:
         return [Text(text=text, kind=kind) for text, kind in pairs]
 
     def split(self, held_out: int, *, seed: int) -> tuple[Targets, Targets | None]:
-        """Return a training part and a validation part of `held_out` texts (at most a tenth, None if that is 0)."""
+        """Return a training and a validation part; the latter has `held_out` texts, at most a tenth."""
         count = min(held_out, len(self) // 10)
         if not count:
             return self, None
@@ -175,7 +175,7 @@ def open_targets(folder: str | Path) -> Targets:
 
 
 def open_share(folder: str | Path, *, rank: int, processes: int) -> Targets:
-    """Open one process's part of a finished folder: 1/`processes` of the texts; only their shards must exist."""
+    """Open one process's part of a finished folder; only the shards of its texts must exist."""
     path = Path(folder)
     manifest = _finished_manifest(path)
     begin, end = (manifest.count * number // processes for number in (rank, rank + 1))
@@ -203,7 +203,7 @@ def _finished_manifest(folder: Path) -> Manifest:
         raise BadInput(f"{folder} holds no teacher vectors; build them with trundle targets build")
     if not manifest.complete:
         raise BadInput(
-            f"{folder} is not finished ({manifest.count} texts are done); build it again with the same teacher and "
-            "texts to resume"
+            f"{folder} is not finished ({manifest.count} texts are done); build it again with the same "
+            "teacher and texts to resume"
         )
     return manifest

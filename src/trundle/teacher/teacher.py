@@ -1,4 +1,4 @@
-"""Open any teacher: a model folder or hub name, an exported graph, an endpoint, a parquet table, or a store of vectors."""
+"""Open any teacher: a model folder or hub name, an exported graph, an endpoint, a table, or a store."""
 
 from __future__ import annotations
 
