@@ -73,8 +73,8 @@ class _Check:
             )
         else:
             lines.append(
-                "It is not in the vector space of this index, or not close enough: align it with trundle align "
-                "on texts like these before you use it."
+                "It is not in the vector space of this index, or not close enough: align it with trundle "
+                "align on texts like these before you use it."
             )
         if self.built_by_teacher is not None and self.built_by_teacher < _SAME_MODEL:
             lines.append(
@@ -97,8 +97,8 @@ def check_index(
 ) -> _Check:
     """Measure how far the student agrees with the teacher on an index; nothing is written.
 
-    Without a teacher, the stored vectors take its place. Without `queries`, the first sentences of the sampled
-    texts are used.
+    Without a teacher, the stored vectors take its place. Without `queries`, the first sentences of the
+    sampled texts are used.
     """
     if queries and teacher is None:
         raise BadInput("your own queries need the teacher; name it with --teacher")

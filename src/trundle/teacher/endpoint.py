@@ -354,7 +354,7 @@ def _checked_url(url: str) -> str:
         raise BadInput("the endpoint's address is not a valid URL; write it as https://server/v1")
     if parts.userinfo or parts.query or parts.fragment:
         raise BadInput(
-            "the endpoint's address must hold no key or query; write https://server/v1 and keep the key in an "
-            "environment variable"
+            "the endpoint's address must hold no key or query; write https://server/v1 and keep the key in "
+            "an environment variable"
         )
     return url.rstrip("/").removesuffix("/embeddings")
