@@ -42,11 +42,10 @@ from trundle.model.heads import copy_of, with_new_head
 from trundle.model.load import load
 from trundle.model.surgery import Cut, cut
 from trundle.progress import is_first, own_rank, process_count
-from trundle.scale.cluster import _HERE, _QUIET
-from trundle.scale.local import Asked, build_alone
-from trundle.scale.on_ray import build_on_ray
-from trundle.scale.pieces import _PIECE_ROWS
-from trundle.scale.survey import _Survey
+from trundle.scale.file_parts import _PART_ROWS
+from trundle.scale.on_ray import _HERE, _QUIET, build_on_ray
+from trundle.scale.shard_plan import _ShardPlanner
+from trundle.scale.shard_writer import TeacherSpec, build_local
 from trundle.teacher.labelling import SHARD_SIZE, build_targets
 from trundle.teacher.shards import recorded
 from trundle.teacher.targets import Targets, _TargetsPart, open_share, open_targets
@@ -119,7 +118,7 @@ def kill_a_worker() -> None:
 
 def drive(options: argparse.Namespace, texts: Path, store: Path, address: str = _HERE) -> None:
     workers, shard = (NODES, 2048) if options.gpu else (NODES * WORKERS, 32)
-    asked = Asked(model=options.model, runtime=not options.gpu, threads=1)
+    asked = TeacherSpec(model=options.model, runtime=not options.gpu, threads=1)
     build_on_ray([str(texts)], asked, store, address=address, shard_size=shard, workers=workers)
 
 
@@ -134,8 +133,8 @@ def cluster(options: argparse.Namespace, scratch: Path) -> None:
         part = listed[number::4]
         table = pa.table({"text": [one.text for one in part], "kind": [one.kind for one in part]})
         pq.write_table(table, folder / f"{number}.parquet", row_group_size=500)
-    asked, began = Asked(model=options.model, runtime=not options.gpu, threads=1), time.perf_counter()
-    one = build_alone([str(folder)], asked, scratch / "one", shard_size=2048 if options.gpu else 32)
+    asked, began = TeacherSpec(model=options.model, runtime=not options.gpu, threads=1), time.perf_counter()
+    one = build_local([str(folder)], asked, scratch / "one", shard_size=2048 if options.gpu else 32)
     print(f"one process: {len(one):,} texts, {time.perf_counter() - began:.1f} s", flush=True)
     shards = len(one.manifest.shards)
     pattern = {path.name: path.read_bytes() for path in (scratch / "one").iterdir()}
@@ -213,13 +212,13 @@ def training(options: argparse.Namespace) -> None:
 
 def survey(texts: int, scratch: Path) -> None:
     """Survey the hashes of so many texts, a tenth of them repeats, in pieces of random order."""
-    rng, pieces = np.random.default_rng(0), -(-texts // _PIECE_ROWS)
-    found = _Survey(scratch, pieces=pieces, rows=texts)
+    rng, pieces = np.random.default_rng(0), -(-texts // _PART_ROWS)
+    found = _ShardPlanner(scratch, parts=pieces, rows=texts)
     for piece in rng.permutation(pieces):
-        numbers = rng.integers(0, 5 * texts, _PIECE_ROWS).astype(np.uint64)
+        numbers = rng.integers(0, 5 * texts, _PART_ROWS).astype(np.uint64)
         hashes = np.stack([numbers * np.uint64(0x9E3779B97F4A7C15), numbers], axis=1)
-        found.add(int(piece), hashes.tobytes(), np.full(_PIECE_ROWS, 200, dtype="<u4").tobytes())
-    for _ in found.cuts(found.repeats(), SHARD_SIZE):
+        found.add(int(piece), hashes.tobytes(), np.full(_PART_ROWS, 200, dtype="<u4").tobytes())
+    for _ in found.shard_ends(found.duplicates(), SHARD_SIZE):
         pass
 
 

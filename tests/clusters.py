@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trundle.embedder import Vectors
-from trundle.index.contract import Wanted, _Precision
+from trundle.index.base import Wanted, _Precision
 
 WIDTH = 48
 

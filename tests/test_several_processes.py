@@ -30,7 +30,7 @@ from trundle.methods.align.targets_and_texts import _ALONE_BY_RANK
 from trundle.pipeline.compress import compress
 from trundle.recipe import single
 from trundle.records import CALIBRATION_FILE
-from trundle.scale.local import Asked, build_alone
+from trundle.scale.shard_writer import TeacherSpec, build_local
 
 CHOSEN = {"start": "random", "learning_rate": 1e-3, "precision": "fp32"}
 """With the closed form as a start, pico models have nothing left to learn, and step 0 would be kept."""
@@ -89,8 +89,8 @@ def together(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempP
     # Ordered by kind: a process that asked its own half alone would know one kind only.
     ordered.write_text("\n".join(f"{text} {number}" for text in pico.TEXTS for number in range(40)))
     for file, shard_size in ((texts, 150), (ordered, 50)):
-        build_alone(
-            [str(file)], Asked(model=str(teacher)), folder / f"{file.stem} store", shard_size=shard_size
+        build_local(
+            [str(file)], TeacherSpec(model=str(teacher)), folder / f"{file.stem} store", shard_size=shard_size
         )
     commands = {
         "texts": Command(

@@ -69,7 +69,7 @@ def test_what_can_not_be_built_is_one_sentence(
         ((*build, "-d", table, "--runtime"), "has not been exported; run: trundle export"),
         (
             ("targets", "build", "https://server/v1", "-o", store, "-d", table),
-            "an endpoint is asked by align",
+            "is not a model; pass a model folder",
         ),
         (("align", model, "--teacher", store, "--data", table, "-o", "x"), "leave --data out"),
     ):
@@ -109,9 +109,9 @@ def test_a_cluster_is_named_or_not(
     (tmp_path / "c.txt").write_text("a text\n")
     build = ("targets", "build", str(pico_folders("bert")), "-o", str(tmp_path / "store"))
     for words, says in (
-        (("-d", str(tmp_path / "c.txt"), "--ray"), "is not parquet, which is what a cluster reads"),
-        (("--ray", "-d", str(tmp_path / "c.txt")), "is not parquet, which is what a cluster reads"),
-        (("-d", table, "--ray", "127.0.0.1:1"), "nobody answers at 127.0.0.1:1"),
+        (("-d", str(tmp_path / "c.txt"), "--ray"), "is not parquet, the only format a cluster reads"),
+        (("--ray", "-d", str(tmp_path / "c.txt")), "is not parquet, the only format a cluster reads"),
+        (("-d", table, "--ray", "127.0.0.1:1"), "no cluster responds at 127.0.0.1:1"),
         (("-d", table, "--ray=somewhere"), "is not the address of a Ray cluster; write HOST:PORT"),
     ):
         code, _, err = run(*build, *words)

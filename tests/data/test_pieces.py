@@ -10,13 +10,13 @@ import pytest
 
 from trundle.data.texts import read_texts
 from trundle.errors import BadInput
-from trundle.scale import pieces
-from trundle.scale.pieces import _list_pieces, _read_piece, _read_pieces_in_order
+from trundle.scale import file_parts
+from trundle.scale.file_parts import _list_parts, _read_part, _read_parts
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(pieces, "_PIECE_ROWS", 50)
+    monkeypatch.setattr(file_parts, "_PART_ROWS", 50)
     for name, rows in (("a/2", 130), ("a/10", 20), ("b", 75), (".hidden/c", 10)):
         path = tmp_path / f"{name}.parquet"
         path.parent.mkdir(exist_ok=True)
@@ -36,10 +36,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("storage", ["", "file://"])
 def test_pieces_are_the_whole(folder: Path, columns: str, storage: str) -> None:
     whole = list(read_texts(f"{folder}{columns}"))
-    found = _list_pieces([f"{storage}{folder}{columns}"])
+    found = _list_parts([f"{storage}{folder}{columns}"])
     assert [piece.groups for piece in found] == [(0,), (0, 1, 2), (3, 4, 5), (6,), (0, 1, 2), (3,)]
-    assert list(_read_pieces_in_order(found)) == whole
-    alone = [list(_read_piece(piece)) for piece in reversed(found)]
+    assert list(_read_parts(found)) == whole
+    alone = [list(_read_part(piece)) for piece in reversed(found)]
     assert [text for texts in reversed(alone) for text in texts] == whole
 
 
@@ -47,9 +47,9 @@ def test_a_bad_row_is_named_by_its_number_in_the_file(folder: Path) -> None:
     texts = ["good"] * 120
     texts[100] = " "
     pq.write_table(pa.table({"text": texts}), folder / "bad.parquet", row_group_size=20)
-    found = _list_pieces([str(folder / "bad.parquet")])
+    found = _list_parts([str(folder / "bad.parquet")])
     with pytest.raises(BadInput, match=r"bad\.parquet row 101 has no text"):
-        list(_read_piece(found[1]))
+        list(_read_part(found[1]))
 
 
 @pytest.mark.parametrize(
@@ -68,18 +68,18 @@ def test_what_can_not_be_read_is_one_sentence(folder: Path, source: str, says: s
     (folder / "damaged.parquet").write_bytes(b"PAR1 and then nothing")
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), folder / "empty.parquet")
     with pytest.raises(BadInput, match=says) as caught:
-        _list_pieces([source.format(folder)])
+        _list_parts([source.format(folder)])
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("scheme", ["nowhere", "file"])
 def test_keys_are_not_shown(scheme: str) -> None:
     with pytest.raises(BadInput) as caught:
-        _list_pieces([f"{scheme}://user:secret@host/no/such?token=secret"])
+        _list_parts([f"{scheme}://user:secret@host/no/such?token=secret"])
     assert "secret" not in str(caught.value)
 
 
 def test_a_file_that_only_measures_is_refused(folder: Path) -> None:
     pq.write_table(pa.table({"text": ["a"], "split": ["test"]}), folder / "test.parquet")
     with pytest.raises(BadInput, match="no rows of the split 'train'"):
-        list(_read_pieces_in_order(_list_pieces([str(folder / "test.parquet")])))
+        list(_read_parts(_list_parts([str(folder / "test.parquet")])))

@@ -19,9 +19,9 @@ from recorded_progress import RecordedProgress
 from trundle.data.texts import Text
 from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput, BadModel, UserError
-from trundle.teacher import labelling
+from trundle.teacher import MANIFEST, labelling
 from trundle.teacher.labelling import _Seen, build_targets
-from trundle.teacher.shards import _MANIFEST, read_manifest
+from trundle.teacher.shards import read_manifest
 from trundle.teacher.targets import open_share, open_targets
 
 words = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6).filter(str.strip)
@@ -84,12 +84,11 @@ def test_reads_any_order(tmp_path: Path) -> None:
         targets.vectors(order), np.stack([vector(ROLE_OF[texts[i].kind], texts[i].text) for i in order])
     )
     assert targets.texts(order) == [texts[i].text for i in order]
-    assert (targets.text(7), targets.kind(7)) == (texts[7].text, texts[7].kind)
     assert targets.chosen(range(50)) == texts
     assert targets.vectors([]).shape == (0, WIDTH)
     for outside in (-1, 50):
         with pytest.raises(IndexError, match="0 to 49"):
-            targets.text(outside)
+            targets.texts([outside])
 
 
 def test_parts_are_disjoint_and_whole(tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_parts_are_disjoint_and_whole(tmp_path: Path) -> None:
     assert set(inner.texts(range(len(inner)))) | set(rest.texts(range(10))) == ours
     assert build(tmp_path / "few", make_texts(9)).split(5, seed=0)[1] is None
     with pytest.raises(IndexError):
-        held_out.text(15)
+        held_out.texts([15])
 
 
 def test_files_are_plain_numpy_and_utf8(tmp_path: Path) -> None:
@@ -215,7 +214,7 @@ def test_a_bad_vector_names_its_text_and_keeps_what_is_done(
     with pytest.raises(UserError, match=message) as raised:
         build(tmp_path, texts, Teacher({texts[9].text: answer}), progress=told)
     assert repr(texts[9].text) in str(raised.value)
-    assert told.lines == [f"8 texts have their vectors in {tmp_path}; running again goes on from there"]
+    assert told.lines == [f"8 texts have their vectors in {tmp_path}; run again to resume"]
     teacher = Teacher()
     assert_holds(build(tmp_path, texts, teacher), texts)
     assert teacher.asked == 6
@@ -240,7 +239,7 @@ def test_a_teacher_that_changes_its_width_is_refused(tmp_path: Path, kinds: Any)
 
     teacher = Embedder(name="odd", text=encode, query=encode, document=encode)
     texts = [Text(text=f"{i}", kind=kinds[i // 2]) for i in range(4)]
-    with pytest.raises(BadModel, match="8 numbers before and of 9 now"):
+    with pytest.raises(BadModel, match="width 8 before and 9 now"):
         build_targets(
             texts, teacher, teacher_id="odd", folder=tmp_path, shard_size=2 if kinds[0] == kinds[1] else 4
         )
@@ -257,7 +256,7 @@ def test_a_text_that_is_none_is_refused_by_number(tmp_path: Path, text: Any) -> 
 def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no texts"):
         build(tmp_path / "none", [])
-    with pytest.raises(BadInput, match="shard of 0"):
+    with pytest.raises(BadInput, match="shard size is 0"):
         build(tmp_path / "zero", make_texts(2), shard_size=0)
     with pytest.raises(BadInput, match="no teacher vectors"):
         open_targets(tmp_path)
@@ -268,7 +267,7 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
         build(tmp_path / "thesis.tex", make_texts(2))
     build(tmp_path / "good", make_texts(2))
     for damage in ("", "{}", "[]", '{"format": 1'):
-        (tmp_path / "good" / _MANIFEST).write_text(damage)
+        (tmp_path / "good" / MANIFEST).write_text(damage)
         with pytest.raises(BadInput, match="is damaged"):
             build(tmp_path / "good", make_texts(2))
 
@@ -293,7 +292,7 @@ def test_a_share_needs_its_own_shards_alone(tmp_path: Path) -> None:
     for file in tmp_path.glob("0000[3-5].*"):
         file.unlink()
     assert len(open_share(tmp_path, rank=0, processes=2)) == 11
-    with pytest.raises(BadInput, match="is missing or cut short"):
+    with pytest.raises(BadInput, match="is missing or truncated"):
         open_share(tmp_path, rank=1, processes=2)
     with pytest.raises(BadInput, match="fewer texts than there are processes"):
         open_share(tmp_path, rank=0, processes=24)

@@ -15,7 +15,7 @@ from trundle.errors import BadInput
 from trundle.evaluate.fidelity import _agreement
 from trundle.evaluate.retrieval import nearest
 from trundle.index.check import _opening_words, _shared, check_index
-from trundle.index.connection import _find_place, _Place
+from trundle.index.connection import _find_columns, _TextColumns
 from trundle.index.embedded import _create_embedded, _EmbeddedStore
 
 TEXTS = [f"Text number {number}. It goes on." for number in range(300)]
@@ -49,7 +49,7 @@ def test_the_teacher_itself_agrees_with_itself(index: _EmbeddedStore) -> None:
         found = check_index(index, embedder(0, "student"), teacher=teacher)
         assert found.agreement == found.first == 1
         assert found.cosine == pytest.approx(1)
-        assert "nothing need be embedded again" in found.says()[2]
+        assert "without embedding any text again" in found.says()[2]
         assert "10.0" in found.says()[1]
 
 
@@ -79,7 +79,7 @@ def test_a_teacher_that_did_not_build_the_index(index: _EmbeddedStore) -> None:
 def test_what_cannot_be_checked(index: _EmbeddedStore, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="name it with --teacher"):
         check_index(index, embedder(0, "student"), queries=["mine"])
-    with pytest.raises(BadInput, match="gives vectors of 16 numbers"):
+    with pytest.raises(BadInput, match="returns vectors of width 16"):
         check_index(index, embedder(0, "student", width=16))
     _create_embedded(tmp_path / "few", wanted())
     few = _EmbeddedStore(tmp_path / "few")
@@ -104,14 +104,14 @@ def test_which_table_is_meant() -> None:
         ("public", "chunks", "embedding", "vector"),
         ("public", "users", "name", "varchar"),
     ]
-    place = _Place(schema="public", table="chunks", text="content", vector="embedding")
-    assert _find_place(one, table=None, text=None, vector=None) == place
+    place = _TextColumns(schema="public", table="chunks", text="content", vector="embedding")
+    assert _find_columns(one, table=None, text=None, vector=None) == place
     two = [*one, ("public", "chunks", "small", "halfvec")]
     with pytest.raises(BadInput, match="name one with --vectors"):
-        _find_place(two, table=None, text=None, vector=None)
-    assert _find_place(two, table="chunks", text="id", vector="small").vector == "small"
+        _find_columns(two, table=None, text=None, vector=None)
+    assert _find_columns(two, table="chunks", text="id", vector="small").vector == "small"
     unnamed = [("public", "t", "a", "text"), ("public", "t", "b", "text"), ("public", "t", "v", "vector")]
     with pytest.raises(BadInput, match="name it with --texts: a, b"):
-        _find_place(unnamed, table=None, text=None, vector=None)
+        _find_columns(unnamed, table=None, text=None, vector=None)
     with pytest.raises(BadInput, match="no column of pgvector's type"):
-        _find_place(one[:2], table=None, text=None, vector=None)
+        _find_columns(one[:2], table=None, text=None, vector=None)

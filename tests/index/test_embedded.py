@@ -20,8 +20,8 @@ from sklearn.neighbors import NearestNeighbors
 
 from clusters import WIDTH, clustered, wanted
 from trundle.errors import BadInput, WriteFailed
+from trundle.index.base import _Precision
 from trundle.index.codes import _encode_codes, _scan
-from trundle.index.contract import _Precision
 from trundle.index.embedded import _create_embedded, _EmbeddedStore
 from trundle.index.stores import build_index, create_store, open_store
 
@@ -127,9 +127,9 @@ def test_a_build_goes_on_where_it_stopped(tmp_path: Path, texts: list[str]) -> N
         built = build_index(store, [*texts[:300], *texts[:50]], encode, at_once=64)
     assert (built.total, built.added) == (300, 200)
     assert asked == texts[:300]
-    with pytest.raises(BadInput, match="say --force"), create_store(where, wanted(model="another")):
+    with pytest.raises(BadInput, match="pass --force"), create_store(where, wanted(model="another")):
         pass
-    with pytest.raises(BadInput, match="say --force"), create_store(where, wanted("binary")):
+    with pytest.raises(BadInput, match="pass --force"), create_store(where, wanted("binary")):
         pass
     with create_store(where, wanted("binary"), force=True) as store:
         build_index(store, texts[:20], encode)
@@ -145,10 +145,10 @@ import numpy as np
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from clusters import clustered, wanted
-from trundle.index.embedded import EmbeddedStore, create_embedded
+from trundle.index.embedded import _create_embedded, _EmbeddedStore
 folder = Path({folder!r})
-create_embedded(folder, wanted("int8"))
-store = EmbeddedStore(folder)
+_create_embedded(folder, wanted("int8"))
+store = _EmbeddedStore(folder)
 vectors = clustered(100_000)
 print("ready", flush=True)
 for start in range(store.count(), 100_000, 50):
@@ -227,13 +227,13 @@ def test_damage_is_named(tmp_path: Path, texts: list[str]) -> None:
     folder = tmp_path / "index"
     filled(folder, texts).close()
     os.truncate(folder / "vectors.f32", 100)
-    with pytest.raises(BadInput, match="cut short; build the index again"):
+    with pytest.raises(BadInput, match="truncated; build the index again"):
         _EmbeddedStore(folder)
     (folder / "index.json").write_text("{")
     with pytest.raises(BadInput, match="damaged"):
         _EmbeddedStore(folder)
     (folder / "index.json").unlink()
-    with pytest.raises(BadInput, match="is no index"):
+    with pytest.raises(BadInput, match="is not an index"):
         _EmbeddedStore(folder)
     with pytest.raises(BadInput, match="there is no index"):
         open_store(str(tmp_path / "nothing"))

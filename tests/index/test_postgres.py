@@ -40,7 +40,7 @@ def test_build_search_and_build_anew(postgres: Any, texts: list[str]) -> None:
     drawn = store.sample(50, 3)
     assert drawn.total == 600
     np.testing.assert_allclose(drawn.vectors, [stored[text] for text in drawn.texts], rtol=1e-5)
-    with pytest.raises(BadInput, match="say --force"):
+    with pytest.raises(BadInput, match="pass --force"):
         _PostgresStore.create(postgres.url, "Texts of mine", wanted("binary"))
     with create_store(postgres.url, wanted("binary"), table="Texts of mine", force=True) as new:
         new.add(["text number 1"], vectors[:1])
@@ -76,13 +76,13 @@ def test_a_server_that_goes_away_and_comes_back(postgres: Any, texts: list[str])
     store.add(texts[100:200], clustered(100, seed=2))
     started.join()
     assert store.count() == 200
-    assert any("is away" in line for line in progress.lines)
+    assert any("does not respond" in line for line in progress.lines)
     assert store.search(clustered(100, seed=2)[5:6], 1)[0][0].text == texts[105]
     store.close()
 
 
 def test_a_server_that_stays_away(postgres: Any, texts: list[str]) -> None:
-    store = _PostgresStore.create(postgres.url, "away", wanted(), patience=0.5)
+    store = _PostgresStore.create(postgres.url, "away", wanted(), retry_seconds=0.5)
     store.add(texts[:10], clustered(10))
     postgres.stop()
     try:

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.export.exporting import export_model
-from trundle.scale import pieces
+from trundle.scale import file_parts
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +38,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "_PIECE_ROWS", 60)
+    monkeypatch.setattr(file_parts, "_PART_ROWS", 60)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pytest
 
 import pico
 from trundle.errors import BadInput, BadModel
-from trundle.scale.local import Asked, build_alone
+from trundle.scale.shard_writer import TeacherSpec, build_local
 from trundle.teacher.shards import recorded
 
 SHARD = 8
@@ -51,8 +51,8 @@ def test_a_cluster_that_loses_a_worker_makes_the_store_of_one_process(
 ) -> None:
     from trundle.scale.on_ray import build_on_ray
 
-    asked = Asked(model=str(graph), runtime=True, threads=1)
-    one = build_alone([str(tables)], asked, tmp_path / "one", shard_size=SHARD)
+    asked = TeacherSpec(model=str(graph), runtime=True, threads=1)
+    one = build_local([str(tables)], asked, tmp_path / "one", shard_size=SHARD)
     store, killed = tmp_path / "store", list[int]()
     watch = threading.Thread(target=kill_a_worker, args=(store, killed), daemon=True)
     watch.start()
@@ -83,10 +83,10 @@ def test_what_goes_wrong_on_a_cluster_is_one_sentence(
     cluster: None, graph: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trundle.scale import on_ray
-    from trundle.scale.cluster import _connected, ray
-    from trundle.scale.local import _open_teacher
+    from trundle.scale.on_ray import _connected, ray
+    from trundle.scale.shard_writer import _open_teacher
 
-    asked = Asked(model=str(graph), runtime=True)
+    asked = TeacherSpec(model=str(graph), runtime=True)
     pq.write_table(pa.table({"text": [*pico.TEXTS, ""]}), tmp_path / "bad.parquet")
     sources = [str(tables), str(tmp_path / "bad.parquet")]
     with pytest.raises(BadInput, match=r"a worker on .* row 8 has no text in column 'text'"):
@@ -98,9 +98,12 @@ def test_what_goes_wrong_on_a_cluster_is_one_sentence(
     )
     with pytest.raises(BadModel, match=r"a worker on .* can't open .*gone: there is no folder"):
         on_ray.build_on_ray(
-            [str(tables)], Asked(model=str(tmp_path / "gone"), runtime=True), tmp_path / "other"
+            [str(tables)], TeacherSpec(model=str(tmp_path / "gone"), runtime=True), tmp_path / "other"
         )
-    for address, says in (("127.0.0.1:1", "nobody answers at 127.0.0.1:1"), ("somewhere", "write HOST:PORT")):
+    for address, says in (
+        ("127.0.0.1:1", "no cluster responds at 127.0.0.1:1"),
+        ("somewhere", "write HOST:PORT"),
+    ):
         monkeypatch.setattr(ray, "is_initialized", lambda: False)
         with pytest.raises(BadInput, match=says), _connected(address):
             pass

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from trundle.data.texts import Text
 from trundle.embedder import _plain
-from trundle.scale import survey as survey_module
-from trundle.scale.survey import _bits_between, _stretch_length, _Survey
+from trundle.scale import shard_plan
+from trundle.scale.shard_plan import _bits_between, _range_length, _ShardPlanner
 from trundle.teacher import labelling
 from trundle.teacher.labelling import build_targets, text_key
 
@@ -33,20 +33,20 @@ def test_shards_are_those_of_one_process(pieces, shard_size, characters, random)
         TemporaryDirectory() as one,
         TemporaryDirectory() as scratch,
         patch.object(labelling, "SHARD_CHARACTERS", characters),
-        patch.object(survey_module, "SHARD_CHARACTERS", characters),
-        patch.object(survey_module, "_BUCKET_TEXTS", 7),
+        patch.object(shard_plan, "SHARD_CHARACTERS", characters),
+        patch.object(shard_plan, "_BUCKET_TEXTS", 7),
     ):
         teacher = _plain("ones", lambda asked: np.ones((len(asked), 2), dtype=np.float32))
         targets = build_targets(everything, teacher, teacher_id="ones", folder=one, shard_size=shard_size)
-        survey = _Survey(Path(scratch), pieces=len(pieces), rows=len(everything))
+        survey = _ShardPlanner(Path(scratch), parts=len(pieces), rows=len(everything))
         order = list(range(len(pieces)))
         random.shuffle(order)
         for number in order:
             hashes = b"".join(text_key(text, 1) for text in pieces[number])
             lengths = np.asarray([len(text.text) for text in pieces[number]], dtype="<u4").tobytes()
             survey.add(number, hashes, lengths)
-        repeats = survey.repeats()
-        cuts = list(survey.cuts(repeats, shard_size))
+        repeats = survey.duplicates()
+        cuts = list(survey.shard_ends(repeats, shard_size))
         kept = np.flatnonzero(_bits_between(repeats, 0, len(everything)) == 0)
         assert [everything[place] for place in kept] == targets.chosen(range(len(targets)))
         assert [cut.kept for cut in cuts] == [shard.count for shard in targets.manifest.shards]
@@ -58,4 +58,4 @@ def test_shards_are_those_of_one_process(pieces, shard_size, characters, random)
 
 
 def test_a_stretch_is_long_where_there_is_much_to_do() -> None:
-    assert [_stretch_length(shards, 4) for shards in (1, 16, 40, 10_000)] == [1, 1, 2, 16]
+    assert [_range_length(shards, 4) for shards in (1, 16, 40, 10_000)] == [1, 1, 2, 16]

@@ -138,16 +138,15 @@ def _same(name: str, teacher: str) -> bool:
 def _open_teacher(name: str, endpoint_model: str | None, *, trust: bool) -> Embedder:
     """Whoever can be asked for the vector of any text."""
     from trundle.export.open import open_embedder
-    from trundle.teacher.endpoint import endpoint_teacher
+    from trundle.teacher import teacher_kind
 
-    if name.startswith(("http://", "https://")):
-        if endpoint_model is None:
-            raise BadInput("an endpoint serves several models; name the one that taught with --teacher-model")
+    kind = teacher_kind(name)
+    if kind == "endpoint":
+        from trundle.teacher.endpoint import endpoint_teacher
+
         return endpoint_teacher(name, endpoint_model)
-    if name.endswith(".parquet"):
-        raise BadInput(
-            f"{name} knows the vectors of its own texts only; name the model or endpoint that made them"
-        )
+    if kind != "model":
+        raise BadInput(f"{name} has vectors of its own texts only; name the model or endpoint that made them")
     model, _ = open_embedder(name, trust_remote_code=trust)
     return model
 

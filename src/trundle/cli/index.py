@@ -69,7 +69,7 @@ def build(
     _calm_libraries(verbose=verbose)
     from trundle.data.files import parse_source
     from trundle.export.open import open_encoder
-    from trundle.index.contract import Wanted
+    from trundle.index.base import Wanted
     from trundle.index.stores import build_index, create_store
 
     progress = _terminal(quiet=quiet or as_json)
@@ -194,11 +194,11 @@ def check(
 
 def _teacher(name: str, endpoint_model: str | None, *, trust: bool, progress: Progress) -> Embedder:
     from trundle.export.open import open_encoder
-    from trundle.teacher.endpoint import endpoint_teacher
+    from trundle.teacher import teacher_kind
 
-    if name.startswith(("http://", "https://")):
-        if endpoint_model is None:
-            raise BadInput("an endpoint serves several models; name the one that taught with --teacher-model")
+    if teacher_kind(name) == "endpoint":
+        from trundle.teacher.endpoint import endpoint_teacher
+
         return endpoint_teacher(name, endpoint_model)
     return open_encoder(name, trust_remote_code=trust, progress=progress).embedder(_shown(name))
 

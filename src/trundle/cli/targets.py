@@ -93,12 +93,12 @@ def build(
         raise BadInput(
             "--threads goes with --ray or --runtime; torch takes all cores, or OMP_NUM_THREADS of them"
         )
-    from trundle.scale.local import Asked, build_alone, everywhere
+    from trundle.scale.shard_writer import TeacherSpec, absolute_name, build_local
 
     progress = _terminal(quiet=quiet or as_json)
-    asked = Asked(model=everywhere(model), runtime=runtime, threads=threads, trust_remote_code=trust)
+    asked = TeacherSpec(model=absolute_name(model), runtime=runtime, threads=threads, trust_remote_code=trust)
     if ray is None:
-        made = build_alone(data, asked, output, dtype=dtype, progress=progress)
+        made = build_local(data, asked, output, dtype=dtype, progress=progress)
     else:
         from trundle.scale.on_ray import build_on_ray
 

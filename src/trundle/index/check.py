@@ -1,8 +1,8 @@
-"""The proof that nothing need be embedded again: how far a student finds in an index what its teacher finds.
+"""Measures whether a student can search an existing index: how far it retrieves what its teacher retrieves.
 
-With the teacher at hand both are asked the same queries, and the ten texts each finds are compared. Without it the index
-itself stands in: the stored vector of a text is the teacher's word for it, the student embeds the same text, and the
-neighbours of both are compared, the text itself left out.
+With a teacher, both encode the same queries, and the ten texts that each retrieves are compared. Without one,
+the stored vector of a text takes the place of the teacher's: the student encodes the same text, and the
+neighbours of both vectors are compared, without the text itself.
 """
 
 from __future__ import annotations
@@ -18,70 +18,68 @@ from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput
 from trundle.evaluate.encoding import checked
 from trundle.evaluate.retrieval import Positions, nearest, unit
-from trundle.index.contract import _Readable, _Sample
+from trundle.index.base import _Readable, _Sample
 from trundle.progress import SILENT, Progress
 
 _AT = 10
 _LEAST_TEXTS = 50
-"""Among fewer texts, agreement says little more than chance."""
+"""Among fewer texts, the agreement means little."""
 _LONGEST_QUERY = 160
 _COMPARED = 32
-"""Texts by which it is checked whether the teacher built the index."""
+"""Texts used to check whether the teacher built the index."""
 _SAME_MODEL = 0.98
 _SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|\n")
-_ENOUGH, _HALF = 0.8, 0.5
+_GOOD, _FAIR = 0.8, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Check:
-    """What was found."""
+    """How far a student agrees with a teacher on an index."""
 
     index: str
     student: str
     teacher: str | None
     texts: int
-    """Texts searched in: the sample."""
+    """The number of sampled texts that were searched."""
     total: int
     queries: int
     queries_from: str
     agreement: float
-    """Mean share of the teacher's ten that are among the student's."""
+    """Mean share of the teacher's ten results that are among the student's."""
     first: float
-    """How often the teacher's best is among the student's ten."""
+    """Share of queries whose best result by the teacher is among the student's ten."""
     cosine: float
-    """Mean cosine of the student's vectors with those the teacher gives for the same."""
+    """Mean cosine of the student's and the teacher's vectors of the same texts."""
     built_by_teacher: float | None
-    """Mean cosine of the teacher's vectors with the stored ones; None where there was no teacher to ask."""
+    """Mean cosine of the teacher's vectors with the stored ones; None without a teacher."""
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
         return asdict(self) | {"at": _AT, "says": list(self.says())}
 
     def says(self) -> tuple[str, ...]:
-        """The same in plain words."""
-        of = "all of it" if self.texts == self.total else f"a sample of the {self.total:,} texts there"
+        of = "all of them" if self.texts == self.total else f"a sample of {self.total:,}"
         lines = [
-            f"{self.student} was asked {self.queries:,} queries ({self.queries_from}) and searched {self.texts:,} "
-            f"texts of {self.index}, {of}, by their stored vectors.",
-            f"Of the ten texts that {self.teacher or 'the stored vectors'} would find, it finds "
-            f"{10 * self.agreement:.1f}; the best of them is among its ten for {self.first:.0%} of the queries.",
+            f"{self.student} encoded {self.queries:,} queries ({self.queries_from}) and searched "
+            f"{self.texts:,} texts of {self.index} ({of}) by their stored vectors.",
+            f"Of the ten texts that {self.teacher or 'the stored vectors'} would retrieve, it retrieves "
+            f"{10 * self.agreement:.1f}; the best one is among its ten for {self.first:.0%} of the queries.",
         ]
-        if self.agreement >= _ENOUGH:
-            lines.append("It can take over the queries of this index: nothing need be embedded again.")
-        elif self.agreement >= _HALF:
+        if self.agreement >= _GOOD:
+            lines.append("It can encode the queries of this index without embedding any text again.")
+        elif self.agreement >= _FAIR:
             lines.append(
-                "It works on this index, with other results here and there; aligning it longer on texts like "
-                "these brings it closer, without embedding anything again."
+                "It works on this index, with some different results; aligning it longer on texts like these "
+                "brings it closer, without embedding any text again."
             )
         else:
             lines.append(
-                "It is not in the space of this index, or not near enough: align it with trundle align on texts "
-                "like these before it takes over."
+                "It is not in the vector space of this index, or not close enough: align it with trundle "
+                "align on texts like these before you use it."
             )
         if self.built_by_teacher is not None and self.built_by_teacher < _SAME_MODEL:
             lines.append(
-                f"Take care: {self.teacher} gives other vectors for these texts than the stored ones (cosine "
-                f"{self.built_by_teacher:.3f}), so it did not build this index as it is, or with another prompt."
+                f"Warning: the vectors of {self.teacher} differ from the stored ones (cosine "
+                f"{self.built_by_teacher:.3f}), so it did not build this index, or used another prompt."
             )
         return tuple(lines)
 
@@ -97,21 +95,25 @@ def check_index(
     seed: int = 0,
     progress: Progress = SILENT,
 ) -> _Check:
-    """Measure how far the student agrees with the teacher on what is stored; nothing is written."""
+    """Measure how far the student agrees with the teacher on an index; nothing is written.
+
+    Without a teacher, the stored vectors take its place. Without `queries`, the first sentences of the
+    sampled texts are used.
+    """
     if queries and teacher is None:
-        raise BadInput("for your own queries the teacher must be asked, too; name it with --teacher")
+        raise BadInput("your own queries need the teacher; name it with --teacher")
     drawn = index.sample(texts, seed)
     if len(drawn.texts) < _LEAST_TEXTS:
         raise BadInput(
-            f"{index.name} holds {len(drawn.texts)} texts, and among fewer than {_LEAST_TEXTS} agreement says nothing; "
-            "check an index that is in use"
+            f"{index.name} holds {len(drawn.texts)} texts, and the agreement needs at least {_LEAST_TEXTS}; "
+            "check a larger index"
         )
     if teacher is None:
         asked = list(drawn.texts[:most_queries])
         ours = _vectors(student, "document", asked, progress)
         theirs = drawn.vectors[: len(asked)]
         own: list[int] | None = list(range(len(asked)))
-        source = "its own texts, whole; their stored vectors stand in for the teacher"
+        source = "its own texts; their stored vectors take the place of the teacher's"
     else:
         asked = list(dict.fromkeys(queries))[:most_queries] or _opening_words(drawn.texts)[:most_queries]
         ours = _vectors(student, "query", asked, progress)
@@ -121,7 +123,7 @@ def check_index(
     for name, vectors in ((student.name, ours), ("the teacher", theirs)):
         if vectors.shape[1] != drawn.vectors.shape[1]:
             raise BadInput(
-                f"{name} gives vectors of {vectors.shape[1]} numbers and {index.name} stores "
+                f"{name} returns vectors of width {vectors.shape[1]} and {index.name} stores "
                 f"{drawn.vectors.shape[1]}; bring the student into the teacher's space with trundle align"
             )
     truth = nearest(theirs, drawn.vectors, _AT, left_out=own)
@@ -136,7 +138,7 @@ def check_index(
         queries_from=source,
         agreement=_shared(truth, found),
         first=float(np.mean((found == truth[:, :1]).any(axis=1))),
-        cosine=float(np.einsum("ij,ij->i", unit(ours), unit(theirs)).mean()),
+        cosine=_cosine(ours, theirs),
         built_by_teacher=None if teacher is None else _built_by(teacher, drawn, progress),
     )
 
@@ -147,7 +149,7 @@ def _shared(truth: Positions, found: Positions) -> float:
 
 
 def _opening_words(texts: Sequence[str]) -> list[str]:
-    """The first sentence of each text, at most so many characters: what somebody might type to find it."""
+    """Return the first sentence of each text, shortened to the length of a typed query."""
     found = []
     for text in texts:
         sentence = _SENTENCE_END.split(text.strip(), maxsplit=1)[0]
@@ -159,8 +161,11 @@ def _opening_words(texts: Sequence[str]) -> list[str]:
 
 def _built_by(teacher: Embedder, drawn: _Sample, progress: Progress) -> float:
     some = list(drawn.texts[:_COMPARED])
-    again = _vectors(teacher, "document", some, progress)
-    return float(np.einsum("ij,ij->i", unit(again), unit(drawn.vectors[: len(some)])).mean())
+    return _cosine(_vectors(teacher, "document", some, progress), drawn.vectors[: len(some)])
+
+
+def _cosine(ours: Vectors, theirs: Vectors) -> float:
+    return float(np.einsum("ij,ij->i", unit(ours), unit(theirs)).mean())
 
 
 def _vectors(embedder: Embedder, role: str, texts: Sequence[str], progress: Progress) -> Vectors:

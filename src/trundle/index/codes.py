@@ -1,4 +1,4 @@
-"""Vectors in fewer bits, and scans over them: pure functions of arrays."""
+"""Vectors in fewer bits, exact scans over them, and graphs for approximate search."""
 
 from __future__ import annotations
 
@@ -13,71 +13,70 @@ from numpy.typing import NDArray
 
 from trundle.embedder import Vectors
 from trundle.errors import MissingExtra
-from trundle.index.contract import _Precision
+from trundle.index.base import _Precision
 from trundle.progress import SILENT, Progress
+
+try:
+    from usearch.index import Index
+except ImportError as error:
+    raise MissingExtra("an index of many texts", "index") from error
 
 _Rows = NDArray[np.int64]
 _Codes = NDArray[Any]
+_Candidates = Callable[[_Codes, int], _Rows]
 
 _WORD = 8
 _BLOCK = 8192
 _TINY = 1e-12
+_GRAPH_KINDS: dict[_Precision, tuple[str, str]] = {
+    "float": ("cos", "f32"),
+    "int8": ("cos", "i8"),
+    "binary": ("hamming", "b1"),
+}
+_GRAPH_BATCH = 4096
+_LEAST_EXPANSION = 128
 
 
 def _code_width(dimensions: int, precision: _Precision) -> int:
-    """Bytes a vector takes in the file that is scanned first."""
+    """Return the bytes per vector in the file that is scanned first."""
     match precision:
         case "int8":
             return dimensions
         case "binary":
-            return -(-dimensions // (8 * _WORD)) * _WORD  # whole words, for fast counting
+            return -(-dimensions // (8 * _WORD)) * _WORD  # full words, for fast counting
     return 4 * dimensions
 
 
 def _encode_codes(vectors: Vectors, precision: _Precision) -> _Codes:
-    """int8 stretches each vector so that its largest number becomes 127; binary keeps signs alone."""
+    """Quantise vectors: int8 scales each so that its largest value becomes 127, binary keeps the signs."""
     if precision == "int8":
         largest = np.maximum(np.abs(vectors).max(axis=1, keepdims=True), _TINY)
         return np.asarray(np.rint(vectors * (127 / largest)), dtype=np.int8)
     bits = np.packbits(vectors > 0, axis=1)
-    whole = np.zeros((len(vectors), _code_width(vectors.shape[1], "binary")), dtype=np.uint8)
-    whole[:, : bits.shape[1]] = bits
-    return whole
+    codes = np.zeros((len(vectors), _code_width(vectors.shape[1], "binary")), dtype=np.uint8)
+    codes[:, : bits.shape[1]] = bits
+    return codes
 
 
-def _float_scores(query: Vectors, vectors: Vectors) -> NDArray[np.float32]:
-    """Cosine of one query with every row."""
-    lengths = np.maximum(np.sqrt(np.einsum("ij,ij->i", vectors, vectors)) * np.linalg.norm(query), _TINY)
-    scores: NDArray[np.float32] = (vectors @ query) / lengths
+def _scores(query: _Codes, codes: _Codes, precision: _Precision) -> NDArray[np.float32]:
+    """Return the cosine of one query with every row, or for binary minus the number of differing signs."""
+    scores: NDArray[np.float32]
+    if precision == "binary":
+        differing = np.bitwise_count(codes.view(np.uint64) ^ query.view(np.uint64)[None]).sum(axis=1)
+        scores = -differing.astype(np.float32)
+        return scores
+    vectors, one = codes.astype(np.float32, copy=False), query.astype(np.float32, copy=False)
+    lengths = np.maximum(np.sqrt(np.einsum("ij,ij->i", vectors, vectors)) * np.linalg.norm(one), _TINY)
+    scores = (vectors @ one) / lengths
     return scores
-
-
-def _int8_scores(query: _Codes, codes: _Codes) -> NDArray[np.float32]:
-    """Cosine of one query with every row, all in whole numbers of 8 bits."""
-    return _float_scores(query.astype(np.float32), codes.astype(np.float32))
-
-
-def _binary_scores(query: _Codes, codes: _Codes) -> NDArray[np.float32]:
-    """Fewer differing signs are a higher score."""
-    differing = np.bitwise_count(codes.view(np.uint64) ^ query.view(np.uint64)[None]).sum(axis=1)
-    scores: NDArray[np.float32] = -differing.astype(np.float32)
-    return scores
-
-
-_SCORES: dict[_Precision, Callable[[Any, Any], NDArray[np.float32]]] = {
-    "float": _float_scores,
-    "int8": _int8_scores,
-    "binary": _binary_scores,
-}
 
 
 def _scan(query: _Codes, codes: _Codes, precision: _Precision, count: int, first: int = 0) -> _Rows:
-    """The `count` best rows of `codes` from `first` on, best first, read in blocks so that memory stays small."""
+    """Return the `count` best rows of `codes` from `first` on, best first; blocks keep the memory small."""
     rows = np.empty(0, dtype=np.int64)
     best = np.empty(0, dtype=np.float32)
-    score = _SCORES[precision]
     for start in range(first, len(codes), _BLOCK):
-        scores = score(query, np.ascontiguousarray(codes[start : start + _BLOCK]))
+        scores = _scores(query, np.ascontiguousarray(codes[start : start + _BLOCK]), precision)
         best = np.concatenate([best, scores])
         rows = np.concatenate([rows, np.arange(start, start + len(scores))])
         if len(best) > count:
@@ -87,36 +86,22 @@ def _scan(query: _Codes, codes: _Codes, precision: _Precision, count: int, first
 
 
 def _rescored(query: Vectors, vectors: Vectors, rows: _Rows, k: int) -> list[tuple[int, float]]:
-    """Candidates put in their true order by full vectors: row and cosine of the best `k`."""
+    """Return row and cosine of the best `k` candidates by their full vectors."""
     rows = np.sort(rows)  # in the order of the file
-    scores = _float_scores(query, np.asarray(vectors[rows]))
+    scores = _scores(query, np.asarray(vectors[rows]), "float")
     order = np.argsort(-scores, kind="stable")[:k]
     return [(int(rows[place]), float(scores[place])) for place in order]
-
-
-try:
-    from usearch.index import Index
-except ImportError as error:
-    raise MissingExtra("an index of many texts", "index") from error
-
-_KINDS: dict[_Precision, tuple[str, str]] = {
-    "float": ("cos", "f32"),
-    "int8": ("cos", "i8"),
-    "binary": ("hamming", "b1"),
-}
-_AT_ONCE = 4096
-_LEAST_EXPANSION = 128
 
 
 def _write_graph(
     path: Path, codes: _Codes, precision: _Precision, dimensions: int, progress: Progress = SILENT
 ) -> None:
-    """Build the graph beside its place, then rename it."""
-    metric, dtype = _KINDS[precision]
-    index = Index(ndim=_width(codes, precision, dimensions), metric=metric, dtype=dtype)
+    """Build the graph and write it atomically."""
+    metric, dtype = _GRAPH_KINDS[precision]
+    index = Index(ndim=_graph_width(codes, precision, dimensions), metric=metric, dtype=dtype)
     with progress.task("building the graph", len(codes)) as advance:
-        for start in range(0, len(codes), _AT_ONCE):
-            part = np.ascontiguousarray(codes[start : start + _AT_ONCE])
+        for start in range(0, len(codes), _GRAPH_BATCH):
+            part = np.ascontiguousarray(codes[start : start + _GRAPH_BATCH])
             index.add(np.arange(start, start + len(part)), part)
             advance(len(part))
     scratch = path.with_name(f".{path.name}.part")
@@ -130,22 +115,17 @@ def _write_graph(
             scratch.unlink(missing_ok=True)
 
 
-_Candidates = Callable[[_Codes, int], _Rows]
-
-
 def _open_graph(
     path: Path, precision: _Precision, codes: _Codes, dimensions: int
 ) -> tuple[int, _Candidates] | None:
-    """How many rows the graph covers, and a search in it; None where there is no graph that fits."""
+    """Return the number of rows the graph covers and a search in it, or None without a usable graph."""
     if not path.is_file():
         return None
     try:
         index: Any = Index.restore(str(path), view=True)
-    except (
-        Exception
-    ):  # the library raises RuntimeError and others; without the graph the search is only slower
+    except Exception:  # RuntimeError and others; without the graph the search is only slower
         return None
-    if index is None or index.ndim != _width(codes, precision, dimensions) or len(index) > len(codes):
+    if index is None or index.ndim != _graph_width(codes, precision, dimensions) or len(index) > len(codes):
         return None
 
     def candidates(query: _Codes, count: int) -> _Rows:
@@ -155,6 +135,6 @@ def _open_graph(
     return len(index), candidates
 
 
-def _width(codes: _Codes, precision: _Precision, dimensions: int) -> int:
-    """What usearch calls the dimensions: bits of a binary vector are counted with those that fill its last word."""
+def _graph_width(codes: _Codes, precision: _Precision, dimensions: int) -> int:
+    """Return what usearch calls dimensions; for binary vectors, all bits of their words."""
     return 8 * codes.shape[1] if precision == "binary" else dimensions

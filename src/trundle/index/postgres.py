@@ -1,4 +1,4 @@
-"""A store in Postgres with pgvector; each part is stored whole or not at all."""
+"""An index in Postgres with pgvector; each batch is added in one transaction."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from dataclasses import asdict
 
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, MissingExtra
-from trundle.index.connection import _AT_THE_DOOR, _PATIENCE, _Connection, _Link, _only_row, _Place
-from trundle.index.contract import (
+from trundle.index.base import (
     _EXACT_UP_TO,
     _OVERSAMPLE,
     Wanted,
     _agreed,
     _Facts,
-    _Found,
+    _Hit,
     _key_of,
     _Sample,
 )
-from trundle.index.foreign import _draw_sample
+from trundle.index.connection import (
+    _RETRY_SECONDS,
+    _Connection,
+    _Database,
+    _draw_sample,
+    _TextColumns,
+)
 from trundle.progress import SILENT, Progress
 
 try:
@@ -30,18 +35,18 @@ except ImportError as error:
     raise MissingExtra("an index in Postgres", "index") from error
 
 _WIDEST_GRAPH = {"float": 2000, "binary": 64_000}
-_BESIDE = "_beside"
-"""Ends the name of a table that is being built to take another one's place."""
+_NEW = "_new"
+"""The suffix of a table that is being built to replace another one."""
 _MOST_CANDIDATES = 1000
-"""pgvector's own limit for what its graph looks at."""
+"""pgvector's limit for the candidates of a graph search."""
 
 
 class _PostgresStore:
-    """One table of ours."""
+    """One table that trundle writes."""
 
     def __init__(
         self,
-        link: _Link,
+        database: _Database,
         table: str,
         facts: _Facts,
         *,
@@ -49,10 +54,11 @@ class _PostgresStore:
         exact_up_to: int,
         progress: Progress,
     ) -> None:
-        self._link = link
+        self._database = database
         self._table = sql.Identifier(table)
         self._label = table
-        self._facts = facts
+        self.facts = facts
+        self.dimensions = facts.dimensions
         self._becomes = becomes
         self._exact_up_to = exact_up_to
         self._progress = progress
@@ -65,17 +71,16 @@ class _PostgresStore:
         wanted: Wanted,
         *,
         force: bool = False,
-        patience: float = _PATIENCE,
+        retry_seconds: float = _RETRY_SECONDS,
         exact_up_to: int = _EXACT_UP_TO,
         progress: Progress = SILENT,
     ) -> _PostgresStore:
-        """A table to add to; one that is there already must be ours and of the same kind."""
+        """Open a table to add to, created if needed; an existing one must have the same settings."""
         facts = wanted.facts
         if facts.precision == "int8":
-            raise BadInput("pgvector has no vectors of 8 bits; choose --precision float or binary")
-        link = _Link(url, read_only=False, patience=patience, progress=progress)
-
-        built = f"{table}{_BESIDE}" if force else table
+            raise BadInput("pgvector has no int8 vectors; choose --precision float or binary")
+        database = _Database(url, read_only=False, retry_seconds=retry_seconds, progress=progress)
+        built = f"{table}{_NEW}" if force else table
 
         def make(connection: _Connection) -> _Facts:
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
@@ -87,60 +92,38 @@ class _PostgresStore:
             _make_table(connection, built, facts)
             return facts
 
-        settled = link.do(make, patience=min(patience, _AT_THE_DOOR))
+        settled = database.do(make, first=True)
         becomes = table if force else None
-        return cls(link, built, settled, becomes=becomes, exact_up_to=exact_up_to, progress=progress)
+        return cls(database, built, settled, becomes=becomes, exact_up_to=exact_up_to, progress=progress)
 
     @classmethod
-    def open(
-        cls,
-        url: str,
-        table: str,
-        *,
-        patience: float = _PATIENCE,
-        exact_up_to: int = _EXACT_UP_TO,
-        progress: Progress = SILENT,
-    ) -> _PostgresStore:
-        """A table of ours to search."""
-        link = _Link(url, read_only=True, patience=patience, progress=progress)
-        facts = link.do(lambda connection: _facts_of(connection, table), patience=min(patience, _AT_THE_DOOR))
+    def open(cls, url: str, table: str, *, progress: Progress = SILENT) -> _PostgresStore:
+        """Open a table that trundle wrote, to search it."""
+        database = _Database(url, read_only=True, retry_seconds=_RETRY_SECONDS, progress=progress)
+        facts = database.do(lambda connection: _facts_of(connection, table), first=True)
         if facts is None:
-            link.close()
+            database.close()
             raise BadInput(f"there is no table {table} yet; build it with trundle index build")
-        return cls(link, table, facts, exact_up_to=exact_up_to, progress=progress)
+        return cls(database, table, facts, exact_up_to=_EXACT_UP_TO, progress=progress)
 
     @property
     def name(self) -> str:
-        """Where it is, without the password."""
-        return f"{self._link.name}, table {self._label}"
-
-    @property
-    def facts(self) -> _Facts:
-        """What it was told when it was made."""
-        return self._facts
-
-    @property
-    def dimensions(self) -> int:
-        """Numbers in a vector."""
-        return self._facts.dimensions
+        return f"{self._database.name}, table {self._label}"
 
     def count(self) -> int:
-        """How many texts there are."""
         query = sql.SQL("SELECT count(*) FROM {}").format(self._table)
-        return self._link.do(lambda connection: int(_only_row(connection.execute(query))[0]))
+        return self._database.do(lambda connection: int(connection.execute(query).fetchall()[0][0]))
 
     def missing(self, texts: Sequence[str]) -> list[str]:
-        """Those that are not stored yet, each once."""
         keys = {_key_of(text): text for text in texts}
         query = sql.SQL("SELECT key FROM {} WHERE key = ANY(%s)").format(self._table)
-        there = self._link.do(lambda connection: connection.execute(query, [list(keys)]).fetchall())
+        there = self._database.do(lambda connection: connection.execute(query, [list(keys)]).fetchall())
         for (key,) in there:
             keys.pop(bytes(key), None)
         return list(keys.values())
 
     def add(self, texts: Sequence[str], vectors: Vectors) -> None:
-        """Store texts with their vectors; a text that somebody else stored meanwhile is left as it is."""
-        clean = [text.replace("\x00", "") for text in texts]  # Postgres has no NUL in texts
+        clean = [text.replace("\x00", "") for text in texts]  # Postgres stores no NUL
         query = sql.SQL(
             "INSERT INTO {} (key, text, embedding) VALUES (%s, %s, %s) ON CONFLICT (key) DO NOTHING"
         ).format(self._table)
@@ -154,11 +137,11 @@ class _PostgresStore:
             with connection.cursor() as cursor:
                 cursor.executemany(query, rows)
 
-        self._link.do(insert)
+        self._database.do(insert)
 
     def finish(self) -> None:
-        """Build pgvector's graph over a large table, and put a new table in the old one's place."""
-        width, precision = self.dimensions, self._facts.precision
+        """Build pgvector's graph over a large table, and replace the old table if there is one."""
+        width, precision = self.dimensions, self.facts.precision
         if self.count() > self._exact_up_to and width <= _WIDEST_GRAPH[precision]:
             what: sql.Composable = sql.SQL("(embedding vector_cosine_ops)")
             if precision == "binary":
@@ -168,11 +151,11 @@ class _PostgresStore:
                 sql.Identifier(f"{self._label}_graph"), self._table, what
             )
             self._progress.say("building the graph in Postgres")
-            self._link.do(lambda connection: connection.execute(query))
+            self._database.do(lambda connection: connection.execute(query))
         if self._becomes is not None:
-            self._take_place(self._becomes)
+            self._replace_table(self._becomes)
 
-    def _take_place(self, table: str) -> None:
+    def _replace_table(self, table: str) -> None:
         old, new = sql.Identifier(table), self._table
         graphs = sql.Identifier(f"{self._label}_graph"), sql.Identifier(f"{table}_graph")
 
@@ -181,14 +164,13 @@ class _PostgresStore:
             connection.execute(sql.SQL("ALTER TABLE IF EXISTS {} RENAME TO {}").format(new, old))
             connection.execute(sql.SQL("ALTER INDEX IF EXISTS {} RENAME TO {}").format(*graphs))
 
-        self._link.do(swap)
+        self._database.do(swap)
         self._table, self._label, self._becomes = old, table, None
 
-    def search(self, queries: Vectors, k: int) -> list[list[_Found]]:
-        """The k nearest texts of each query by cosine, best first."""
+    def search(self, queries: Vectors, k: int) -> list[list[_Hit]]:
         source: sql.Composable = self._table
         candidates = min(_MOST_CANDIDATES, _OVERSAMPLE * k)
-        if self._facts.precision == "binary":
+        if self.facts.precision == "binary":
             source = sql.SQL(
                 "(SELECT text, embedding FROM {} ORDER BY binary_quantize(embedding)::bit({width}) <~> "
                 "binary_quantize(%(query)s::vector)::bit({width}) LIMIT {}) AS candidates"
@@ -198,25 +180,23 @@ class _PostgresStore:
             "ORDER BY embedding <=> %(query)s::vector LIMIT %(k)s"
         ).format(source)
 
-        def look(connection: _Connection) -> list[list[_Found]]:
+        def find(connection: _Connection) -> list[list[_Hit]]:
             register_vector(connection)
             connection.execute(sql.SQL("SET LOCAL hnsw.ef_search = {}").format(sql.Literal(candidates)))
             found = []
             for vector in queries:
                 rows = connection.execute(query, {"query": Vector(vector), "k": k}).fetchall()
-                found.append([_Found(text=text, score=float(score)) for text, score in rows])
+                found.append([_Hit(text=text, score=float(score)) for text, score in rows])
             return found
 
-        return self._link.do(look)
+        return self._database.do(find)
 
     def sample(self, count: int, seed: int) -> _Sample:
-        """Up to `count` texts drawn evenly."""
-        place = _Place(schema="", table=self._label, text="text", vector="embedding")
-        return _draw_sample(self._link, place, count, seed)
+        columns = _TextColumns(schema="", table=self._label, text="text", vector="embedding")
+        return _draw_sample(self._database, columns, count, seed)
 
     def close(self) -> None:
-        """Hang up."""
-        self._link.close()
+        self._database.close()
 
 
 def _make_table(connection: _Connection, table: str, facts: _Facts) -> None:
@@ -231,7 +211,7 @@ def _make_table(connection: _Connection, table: str, facts: _Facts) -> None:
 
 
 def _facts_of(connection: _Connection, table: str) -> _Facts | None:
-    """What a table of ours was told; None where there is no table."""
+    """Return the settings of a table, or None if it does not exist."""
     row = connection.execute(
         "SELECT obj_description(to_regclass(%s), 'pg_class'), to_regclass(%s) IS NOT NULL",
         [f'"{table}"', f'"{table}"'],

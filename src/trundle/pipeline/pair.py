@@ -19,6 +19,7 @@ from trundle.model.save import save
 from trundle.pipeline.card import _pair_card
 from trundle.progress import SILENT, Progress
 from trundle.records import CALIBRATION_FILE, Lineage, read_lineage
+from trundle.teacher import teacher_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +66,8 @@ def pair(
     progress: Progress = SILENT,
 ) -> _Pair:
     """Writes two models that share a vector space as one model folder, and returns what was written."""
-    if teacher.startswith(("http://", "https://")) or teacher.endswith(".parquet"):
-        raise BadInput(
-            f"a pair holds both models, and {teacher} is an endpoint or a table; pass the teacher's folder"
-        )
+    if teacher_kind(teacher) != "model":
+        raise BadInput(f"a pair holds both models, and {teacher} is not a model; pass the teacher's folder")
     check_free(output, replace=replace)
     if Path(output).resolve() in {Path(student).resolve(), Path(teacher).resolve()}:
         raise BadInput(f"{output} is one of the two models; choose another folder for the pair")

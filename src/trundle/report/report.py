@@ -27,6 +27,7 @@ from trundle.report.measuring import _measured, _Measuring, _token_curve
 from trundle.report.page import _page
 from trundle.report.reading import _TORCH, _read_runs, _weigh
 from trundle.report.records import _Report, _Run, _Speed, _Teacher
+from trundle.teacher import teacher_kind
 
 if TYPE_CHECKING:
     from trundle.bench.results import BenchResult
@@ -134,7 +135,7 @@ def _teacher_here(runs: Sequence[_Run], given: str | None) -> str:
     if name is None:
         several = " and ".join(sorted({run.teacher for run in runs}))
         raise BadInput(f"the runs have different teachers ({several}); name one with --teacher")
-    if name.startswith(("http://", "https://")) or name.endswith(".parquet"):
+    if teacher_kind(name) != "model":
         raise BadInput(f"{name} can't be opened for a report; name the teacher's folder with --teacher")
     if Path(name).is_absolute() and not Path(name).is_dir():
         raise BadInput(f"the teacher {name} is not here; say where it is with --teacher FOLDER")

@@ -1,37 +1,74 @@
-"""A store of teacher vectors by all workers of a Ray cluster: the same files as one process writes.
+"""A store of teacher vectors built by the workers of a Ray cluster, with the same bytes as by one process.
 
-Two passes of Ray Data over the pieces of the sources. In the first, tasks hash the texts, and this process learns which
-are repeats and where shards end. In the second, actors that hold the teacher read the texts of their shards, encode
-them and write the files. Between driver and workers go hashes and short answers, never texts or vectors.
+Ray Data makes two passes over the file parts. In the first, tasks hash the texts, and the driver finds
+duplicates and where shards end. In the second, actors that hold the teacher read the texts of their shards,
+encode them and write the files. Only hashes and short results are sent between driver and workers, never
+texts or vectors.
 
-A worker that dies is started again and its stretch done again, less what it had finished; so it is with the driver.
+A worker that dies is restarted and resumes its range after the last finished shard; a driver that is run
+again, too.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import shutil
+import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from trundle.errors import OtherTexts, TrundleError, WriteFailed
+from trundle.data.files import no_training_rows
+from trundle.errors import BadInput, MissingExtra, OtherTexts, TrundleError, WriteFailed
 from trundle.progress import SILENT, Progress
-from trundle.scale.cluster import _HERE, _calm_data, _connected, _divide, _Workers, ray, ray_data
-from trundle.scale.local import Asked, _forget, _open_teacher
-from trundle.scale.pieces import _list_pieces, _nothing_in, _Piece
-from trundle.scale.survey import _cut_stretches, _Stretch, _stretch_length, _Survey
-from trundle.scale.worker import _Answer, _check_stretch, _failed, _Job, _ShardWriter, _survey_piece
-from trundle.teacher.labelling import SHARD_SIZE, begun, other_texts, other_width
+from trundle.scale.file_parts import _FilePart, _list_parts
+from trundle.scale.shard_plan import _range_length, _ShardPlanner, _ShardRange, _split_ranges
+from trundle.scale.shard_writer import (
+    TeacherSpec,
+    _check_range,
+    _failed,
+    _hash_texts,
+    _open_teacher,
+    _reset_failures,
+    _ShardWriter,
+    _WorkerResult,
+    _WorkerSettings,
+)
+from trundle.teacher.labelling import SHARD_SIZE, other_texts_error, other_width_error, start_or_resume
 from trundle.teacher.shards import Dtype, Manifest, Record, drop_records, read_record, recorded, write_record
 from trundle.teacher.targets import Targets, open_targets
 
+try:
+    import ray
+    import ray.data as ray_data
+except ImportError as error:
+    raise MissingExtra("--ray", "scale") from error
+
+_HERE = "here"
+"""The address of `--ray` without a value: a cluster that Ray finds, or a new one on this machine."""
+_CONNECT_SECONDS = 5.0
+_STDERR = 2
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+"""Sends no usage statistics, and keeps the logs of Ray's processes in their files."""
 _PLAN = ".plan-"
+
+_Work = Sequence[tuple[_ShardRange, bytes]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Workers:
+    count: int
+    cores: int
+    gpus: int
 
 
 def build_on_ray(
     sources: Sequence[str],
-    asked: Asked,
+    spec: TeacherSpec,
     folder: str | Path,
     *,
     address: str = _HERE,
@@ -40,138 +77,153 @@ def build_on_ray(
     shard_size: int = SHARD_SIZE,
     progress: Progress = SILENT,
 ) -> Targets:
-    """Store the teacher's vector of every text; what is there already is not computed again.
+    """Store the teacher's vector of every text of `sources`; an interrupted build resumes.
 
-    Sources are parquet, here or in object storage. All nodes must see `folder` and the model under the same paths.
+    Sources are parquet, local or in object storage. All nodes must see `folder` and the model under the same
+    paths.
     """
-    pieces = _list_pieces(sources)
+    parts = _list_parts(sources)
     path = Path(folder).resolve()
-    with _connected(address), _calm_data():
-        each = _divide(workers, asked.threads, may_use_gpus=not asked.runtime)
-        teacher = _open_teacher(asked)
-        manifest = begun(
-            path,
-            Manifest(
-                teacher=teacher.identity,
-                prompts=dict(teacher.prompts),
-                dtype=dtype,
-                shard_size=shard_size,
-                default_prompt=teacher.default_prompt,
-            ),
+    with _connected(address), _quiet_data():
+        each = _divide(workers, spec.threads, may_use_gpus=not spec.runtime)
+        manifest = _started(path, spec, dtype, shard_size)
+        settings = _WorkerSettings(
+            teacher=spec, identity=manifest.teacher, folder=str(path), dtype=dtype, workers=each.count
         )
-        del teacher
-        for number, shard in enumerate(manifest.shards):
-            write_record(path, number, Record(width=manifest.width, shard=shard))
-        job = _Job(asked=asked, identity=manifest.teacher, folder=str(path), dtype=dtype, workers=each.count)
-        _forget(path)
+        _reset_failures(path)
         try:
             with _scratch(path) as scratch:
-                survey = _surveyed(pieces, Path(scratch), progress)
-                repeats = survey.repeats()
-                cuts = list(survey.cuts(repeats, shard_size))
-                length = _stretch_length(len(cuts), each.count)
-                work = list(_cut_stretches(pieces, survey.starts, cuts, repeats, length))
-            _check_same_texts(path, manifest, len(cuts), work)
-            _label(work, job, each, progress)
+                planner = _hash_parts(parts, Path(scratch), progress)
+                duplicates = planner.duplicates()
+                ends = list(planner.shard_ends(duplicates, shard_size))
+                length = _range_length(len(ends), each.count)
+                work = list(_split_ranges(parts, planner.starts, ends, duplicates, length))
+            _check_same_texts(path, manifest, len(ends), work)
+            _write_shards(work, settings, each, progress)
         except TrundleError as error:
             done = len(recorded(path))
             if manifest.complete:
                 drop_records(path)
             elif done and not isinstance(error, OtherTexts):
-                progress.say(f"{done} shards are finished in {path}; running again goes on from there")
+                progress.say(f"{done} shards are finished in {path}; run again to resume")
             raise
-    left_out = int(survey.starts[-1]) - sum(cut.kept for cut in cuts)
+    left_out = int(planner.starts[-1]) - sum(shard.kept for shard in ends)
     if left_out:
-        progress.say(f"{left_out} repeated texts were left out")
-    _finish(path, manifest, len(cuts), left_out)
+        progress.say(f"{left_out} duplicate texts were left out")
+    _finish(path, manifest, len(ends), left_out)
     return open_targets(path)
 
 
-def _survey_row(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What a task of the first pass does to a row."""
-    piece = _Piece.model_validate_json(batch["piece"][0])
-    answer, hashes, lengths = _Answer(), b"", b""
+@contextmanager
+def _connected(address: str) -> Iterator[None]:
+    """Connect to a cluster while the block runs, unless the caller is connected already."""
+    if ray.is_initialized():
+        yield
+        return
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    if address != _HERE:
+        _check_responds(address)
     try:
-        hashes, lengths = _survey_piece(piece)
-    except Exception as error:
-        answer = _failed(error, "can't read its texts")
-    return {
-        "number": batch["number"],
-        "hashes": [hashes],
-        "lengths": [lengths],
-        "answer": [answer.model_dump_json()],
-    }
-
-
-def _check_row(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What a task does to a stretch that was begun in an earlier run."""
-    stretch = _Stretch.model_validate_json(batch["stretch"][0])
-    answer = _check_stretch(Path(batch["folder"][0]), stretch, batch["repeats"][0])
-    return {"answer": [answer.model_dump_json()]}
-
-
-class _Labeller:
-    """What an actor of the second pass does to a row; it opens the teacher once."""
-
-    def __init__(self, job: str) -> None:
-        self._writer = _ShardWriter(_Job.model_validate_json(job))
-
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """One stretch, one answer."""
-        stretch = _Stretch.model_validate_json(batch["stretch"][0])
-        return {"answer": [self._writer.write(stretch, batch["repeats"][0]).model_dump_json()]}
-
-
-def _surveyed(pieces: Sequence[_Piece], scratch: Path, progress: Progress) -> _Survey:
-    """The first pass."""
-    survey = _Survey(scratch, pieces=len(pieces), rows=sum(piece.rows for piece in pieces))
-    items = [{"number": number, "piece": piece.model_dump_json()} for number, piece in enumerate(pieces)]
-    rows = ray_data.from_items(items, override_num_blocks=len(items)).map_batches(_survey_row, batch_size=1)
-    with progress.task("reading texts", len(pieces)) as advance:
-        for row in rows.iter_rows():
-            _Answer.model_validate_json(row["answer"]).checked()
-            survey.add(int(row["number"]), row["hashes"], row["lengths"])
-            advance(1)
-    texts_of: dict[tuple[str, str], int] = {}
-    for piece, count in zip(pieces, survey.counts.tolist(), strict=True):
-        file = (piece.storage, piece.path)
-        texts_of[file] = texts_of.get(file, 0) + count
-    for piece in pieces:
-        if not texts_of[piece.storage, piece.path]:
-            raise _nothing_in(piece)
-    return survey
-
-
-def _label(work: Sequence[tuple[_Stretch, bytes]], job: _Job, each: _Workers, progress: Progress) -> None:
-    """The second pass; texts count when their stretch is done."""
-    with progress.task("teacher vectors", sum(stretch.texts for stretch, _ in work)) as advance:
-        for answer in _answers(work, job, each):
-            advance(answer.checked().texts)
-
-
-def _answers(work: Sequence[tuple[_Stretch, bytes]], job: _Job, each: _Workers) -> Iterator[_Answer]:
-    """One answer for each stretch; Ray Data starts workers that died again, and gives them the same stretch."""
-    items = [{"stretch": stretch.model_dump_json(), "repeats": repeats} for stretch, repeats in work]
-    rows = ray_data.from_items(items, override_num_blocks=len(items)).map_batches(
-        _Labeller,
-        batch_size=1,
-        compute=ray_data.ActorPoolStrategy(size=min(each.count, len(items)), max_tasks_in_flight_per_actor=1),
-        fn_constructor_args=(job.model_dump_json(),),
-        num_cpus=each.cores,
-        num_gpus=each.gpus,
-    )
+        with _no_stderr():
+            ray.init(
+                address=None if address == _HERE else address,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                include_dashboard=False,
+            )
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BadInput(
+            f"there is no usable Ray cluster at {address} ({reason}); start one with ray start"
+        ) from error
     try:
-        for row in rows.iter_rows():
-            yield _Answer.model_validate_json(row["answer"])
-    except ray.exceptions.RayError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise WriteFailed(
-            f"the cluster gave up ({reason}); see that its nodes are well, then run again to go on"
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _no_stderr() -> Iterator[None]:
+    """Silence the notes of Ray's C++ code about its log settings; its errors are raised as exceptions."""
+    saved = os.dup(_STDERR)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, _STDERR)
+    try:
+        yield
+    finally:
+        os.dup2(saved, _STDERR)
+        os.close(saved)
+        os.close(null)
+
+
+def _check_responds(address: str) -> None:
+    """Check that a server listens at an address; Ray itself would wait long."""
+    if address == "auto":
+        return
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or "/" in host:
+        raise BadInput(
+            f"{address!r} is not the address of a Ray cluster; write HOST:PORT as ray start shows it, or auto"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise BadInput(
+            f"no cluster responds at {address}; start one with ray start --head, or leave the address out"
         ) from error
 
 
+@contextmanager
+def _quiet_data() -> Iterator[None]:
+    """Turn off the progress bars and reports of Ray Data while the block runs."""
+    context = ray_data.DataContext.get_current()
+    logger = logging.getLogger("ray.data")
+    bars, level = context.enable_progress_bars, logger.level
+    context.enable_progress_bars = False
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        context.enable_progress_bars = bars
+        logger.setLevel(level)
+
+
+def _divide(workers: int | None, threads: int | None, *, may_use_gpus: bool) -> _Workers:
+    """Return one worker per GPU, or without GPUs one per `threads` cores; too few of them is an error."""
+    there = ray.cluster_resources()
+    gpus, cores = int(there.get("GPU", 0)), int(there.get("CPU", 0))
+    if may_use_gpus and gpus:
+        most, each = gpus, _Workers(count=workers or gpus, cores=0, gpus=1)
+        what = f"{gpus} GPUs"
+    else:
+        most = cores // (threads or 1)
+        each = _Workers(count=workers or most, cores=threads or 1, gpus=0)
+        what = f"{cores} cores, {threads or 1} for each worker"
+    if not 0 < each.count <= most:
+        raise BadInput(
+            f"the cluster has {what}, too few for {max(1, each.count)} workers; request fewer or add nodes"
+        )
+    return each
+
+
+def _started(path: Path, spec: TeacherSpec, dtype: Dtype, shard_size: int) -> Manifest:
+    """Return the manifest of a new or resumed folder, and write a record of each shard in it."""
+    teacher = _open_teacher(spec)
+    wanted = Manifest(
+        teacher=teacher.identity(),
+        prompts=teacher.used_prompts,
+        dtype=dtype,
+        shard_size=shard_size,
+        default_prompt=teacher.default_prompt_name,
+    )
+    manifest = start_or_resume(path, wanted)
+    for number, shard in enumerate(manifest.shards):
+        write_record(path, number, Record(width=manifest.width, shard=shard))
+    return manifest
+
+
 def _scratch(path: Path) -> TemporaryDirectory[str]:
-    """A place for the survey beside the shards, where there must be room anyway."""
     for left in path.glob(f"{_PLAN}*"):
         shutil.rmtree(left, ignore_errors=True)
     try:
@@ -182,42 +234,114 @@ def _scratch(path: Path) -> TemporaryDirectory[str]:
         ) from error
 
 
-def _check_same_texts(
-    path: Path, manifest: Manifest, shards: int, work: Sequence[tuple[_Stretch, bytes]]
-) -> None:
-    """A folder of other texts is refused before a shard of these joins it: by how many shards it has, then by each."""
+def _dataset(items: Sequence[Mapping[str, Any]]) -> Any:
+    return ray_data.from_items(list(items), override_num_blocks=len(items))
+
+
+def _rows(dataset: Any) -> Iterator[tuple[Mapping[str, Any], _WorkerResult]]:
+    """Yield the rows of a dataset with their results; a worker's error is raised."""
+    try:
+        for row in dataset.iter_rows():
+            yield row, _WorkerResult.model_validate_json(row["result"]).checked()
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise WriteFailed(
+            f"the cluster gave up ({reason}); check its nodes, then run again to resume"
+        ) from error
+
+
+def _hash_parts(parts: Sequence[_FilePart], scratch: Path, progress: Progress) -> _ShardPlanner:
+    """Run the first pass; a file without training texts is an error."""
+    planner = _ShardPlanner(scratch, parts=len(parts), rows=sum(part.rows for part in parts))
+    items = [{"number": number, "part": part.model_dump_json()} for number, part in enumerate(parts)]
+    with progress.task("reading texts", len(parts)) as advance:
+        for row, _ in _rows(_dataset(items).map_batches(_hash_row, batch_size=1)):
+            planner.add(int(row["number"]), row["hashes"], row["lengths"])
+            advance(1)
+    texts_of: dict[tuple[str, str], int] = {}
+    for part, count in zip(parts, planner.counts.tolist(), strict=True):
+        file = (part.storage, part.path)
+        texts_of[file] = texts_of.get(file, 0) + count
+    for (_, path), count in texts_of.items():
+        if not count:
+            raise no_training_rows(path)
+    return planner
+
+
+def _hash_row(batch: Mapping[str, Any]) -> dict[str, Any]:
+    part = _FilePart.model_validate_json(batch["part"][0])
+    result, hashes, lengths = _WorkerResult(), b"", b""
+    try:
+        hashes, lengths = _hash_texts(part)
+    except Exception as error:
+        result = _failed(error, "can't read its texts")
+    return {
+        "number": batch["number"],
+        "hashes": [hashes],
+        "lengths": [lengths],
+        "result": [result.model_dump_json()],
+    }
+
+
+def _check_same_texts(path: Path, manifest: Manifest, shards: int, work: _Work) -> None:
+    """Reject a folder of other texts before anything is written."""
     there = set(recorded(path))
     if (there and max(there) >= shards) or (manifest.complete and len(manifest.shards) != shards):
-        raise other_texts(path)
-    begun_ones = [
-        {"folder": str(path), "stretch": stretch.model_dump_json(), "repeats": repeats}
-        for stretch, repeats in work
-        if not there.isdisjoint(range(stretch.first, stretch.first + len(stretch.sizes)))
+        raise other_texts_error(path)
+    started = [
+        {"folder": str(path), "range": shard_range.model_dump_json(), "duplicates": duplicates}
+        for shard_range, duplicates in work
+        if not there.isdisjoint(range(shard_range.first, shard_range.first + len(shard_range.sizes)))
     ]
-    if begun_ones:
-        rows = ray_data.from_items(begun_ones, override_num_blocks=len(begun_ones))
-        for row in rows.map_batches(_check_row, batch_size=1).iter_rows():
-            _Answer.model_validate_json(row["answer"]).checked()
+    if started:
+        for _ in _rows(_dataset(started).map_batches(_check_row, batch_size=1)):
+            pass
+
+
+def _check_row(batch: Mapping[str, Any]) -> dict[str, Any]:
+    shards = _ShardRange.model_validate_json(batch["range"][0])
+    result = _check_range(Path(batch["folder"][0]), shards, batch["duplicates"][0])
+    return {"result": [result.model_dump_json()]}
+
+
+def _write_shards(work: _Work, settings: _WorkerSettings, each: _Workers, progress: Progress) -> None:
+    """Run the second pass; Ray Data restarts workers that died and passes them the same range again."""
+    items = [{"range": shards.model_dump_json(), "duplicates": duplicates} for shards, duplicates in work]
+    dataset = _dataset(items).map_batches(
+        _Labeller,
+        batch_size=1,
+        compute=ray_data.ActorPoolStrategy(size=min(each.count, len(items)), max_tasks_in_flight_per_actor=1),
+        fn_constructor_args=(settings.model_dump_json(),),
+        num_cpus=each.cores,
+        num_gpus=each.gpus,
+    )
+    with progress.task("teacher vectors", sum(shards.texts for shards, _ in work)) as advance:
+        for _, result in _rows(dataset):
+            advance(result.texts)
+
+
+class _Labeller:
+    """Writes the shards of one range per row, on a worker; the teacher is opened once."""
+
+    def __init__(self, settings: str) -> None:
+        self._writer = _ShardWriter(_WorkerSettings.model_validate_json(settings))
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        shards = _ShardRange.model_validate_json(batch["range"][0])
+        return {"result": [self._writer.write(shards, batch["duplicates"][0]).model_dump_json()]}
 
 
 def _finish(path: Path, manifest: Manifest, shards: int, left_out: int) -> None:
-    """Gather the records into the manifest, as one process would have written it."""
+    """Collect the records into the manifest that one process would have written."""
     records: list[Record] = []
     for number in range(shards):
         record = read_record(path, number)
         if record is None:
-            raise WriteFailed(f"the record of shard {number} in {path} is gone; run again to make it anew")
+            raise WriteFailed(f"the record of shard {number} in {path} is missing; run again to rebuild it")
         if record.width != (records or [record])[0].width:
-            raise other_width(records[0].width, record.width)
+            raise other_width_error(records[0].width, record.width)
         records.append(record)
-    manifest.model_copy(
-        update={
-            "shards": tuple(record.shard for record in records),
-            "width": records[0].width,
-            "normalised": all(record.shard.normalised for record in records),
-            "complete": True,
-            "repeats": left_out,
-        }
-    ).write(path)
+    manifest = manifest.with_shards([record.shard for record in records], records[0].width)
+    manifest.model_copy(update={"complete": True, "repeats": left_out}).write(path)
     drop_records(path)
-    _forget(path)
+    _reset_failures(path)

@@ -1,24 +1,22 @@
-"""Asking a teacher for the vectors of many texts, so that no text is ever asked for twice.
+"""Compute a teacher's vectors of many texts and store them, one shard at a time.
 
-Texts stream in, repeats are left out, and every full shard is encoded and stored before the next one fills:
-memory is that of one shard and a table of hashes (at most 48 bytes a text), and a kill costs one shard at
-most. Running again reads the texts again, checks the finished shards against them and by checksum, and asks
-the teacher only for what is missing or damaged.
-
-One process writes a folder at a time: another that asks for the same vectors waits, and finds them. How the workers of a cluster
-fill one folder together is in the room `scale`.
+Duplicate texts are left out, and each shard is written before the next one starts: memory holds one shard and
+a table of hashes (at most 48 bytes per text), and a killed run loses at most one shard. Running again reads
+the texts again, checks the finished shards against them, and computes only what is missing or damaged. One
+process writes a folder at a time; another that needs the same vectors waits for them. `trundle.scale` fills
+one folder with many workers.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -30,127 +28,90 @@ from trundle.progress import SILENT, Advance, Progress
 from trundle.teacher.shards import (
     Dtype,
     Manifest,
-    _adopted,
+    _with_recorded,
     drop_records,
-    is_whole,
+    is_intact,
     read_manifest,
     write_shard,
 )
 from trundle.teacher.targets import Targets, open_targets
 
+SHARD_SIZE = 8192
+SHARD_CHARACTERS = 1 << 25
+"""A shard ends early when its texts have this many characters, so that long texts do not fill the memory."""
+_TEXTS_PER_CALL = 2048
+_LOCK = ".lock"
+_KEY_BYTES = 16
+_EMPTY = bytes(_KEY_BYTES)
+
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class _Item(Generic[_T]):
-    value: _T
-
-
-@dataclass(frozen=True)
-class _End:
-    error: BaseException | None = None
+_Role = Literal["text", "query", "document"]
+_LabelItem: TypeAlias = "tuple[Text, Vectors | None]"
+"""A text, and its vector if that is known already."""
+_Label: TypeAlias = "Callable[[Sequence[_LabelItem], Advance], Vectors]"
 
 
 @contextmanager
 def _ahead(items: Iterable[_T], *, count: int = 1) -> Iterator[Iterator[_T]]:
-    """The same items, up to `count` of them made in advance; an error comes where its item would have."""
-    waiting: queue.Queue[_Item[_T] | _End] = queue.Queue(maxsize=count)
-    stopped = threading.Event()
+    """Yield an iterator over the same items that computes up to `count` of them in advance, in a thread."""
+    source, end = iter(items), object()
+    with ThreadPoolExecutor(1) as pool:
+        pending: deque[Future[Any]] = deque(pool.submit(next, source, end) for _ in range(count))
 
-    def put(entry: _Item[_T] | _End) -> None:
-        while not stopped.is_set():
-            with suppress(queue.Full):
-                waiting.put(entry, timeout=0.1)
-                return
+        def take() -> Iterator[_T]:
+            while (item := pending.popleft().result()) is not end:
+                pending.append(pool.submit(next, source, end))
+                yield item
 
-    def make() -> None:
-        end = _End()
         try:
-            for item in items:
-                put(_Item(item))
-                if stopped.is_set():
-                    return
-        except BaseException as error:
-            end = _End(error)
-        put(end)
-
-    def take() -> Iterator[_T]:
-        while not isinstance(entry := waiting.get(), _End):
-            yield entry.value
-        if entry.error is not None:
-            raise entry.error
-
-    thread = threading.Thread(target=make, name="reading ahead", daemon=True)
-    thread.start()
-    try:
-        yield take()
-    finally:
-        stopped.set()
-        thread.join()
-
-
-KEY_BYTES = 16
-_FIRST_SLOTS = 1 << 12
-_EMPTY = bytes(KEY_BYTES)
+            yield take()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 class _Seen:
-    """A set of 16-byte hashes in one flat table: 24 to 48 bytes a key, where a Python set takes about 100.
+    """A set of 16-byte hashes in one flat table: 24 to 48 bytes per key; a Python set takes about 100.
 
-    A key's first bytes say where it stands; if another key is there, it goes to the next free slot. The table
-    doubles when two thirds are taken. Keys must be hashes: evenly spread, and never all zero.
+    The first bytes of a key give its slot; if that is taken, the next free slot is used. The table doubles
+    when two thirds are full. No key may be all zeros.
     """
 
     def __init__(self) -> None:
-        self._slots = _FIRST_SLOTS
-        self._table = bytearray(KEY_BYTES * _FIRST_SLOTS)
+        self._slots = 1 << 12
+        self._table = bytearray(_KEY_BYTES * self._slots)
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, key: bytes) -> bool:
-        """Remember `key`; whether it is new."""
-        at = self._place(key)
-        if self._table[at : at + KEY_BYTES] == key:
+        """Add `key` and return whether it is new."""
+        at = self._find(key)
+        if self._table[at : at + _KEY_BYTES] == key:
             return False
-        self._table[at : at + KEY_BYTES] = key
+        self._table[at : at + _KEY_BYTES] = key
         self._count += 1
         if 3 * self._count > 2 * self._slots:
             self._grow()
         return True
 
-    def _place(self, key: bytes) -> int:
-        """Where `key` stands, or the free slot it should take."""
+    def _find(self, key: bytes) -> int:
+        """Return where `key` is, or the free slot for it."""
         table, size = self._table, len(self._table)
-        at = (int.from_bytes(key[:8], "little") & (self._slots - 1)) * KEY_BYTES
-        while (there := table[at : at + KEY_BYTES]) != key and there != _EMPTY:
-            at = (at + KEY_BYTES) % size
+        at = (int.from_bytes(key[:8], "little") & (self._slots - 1)) * _KEY_BYTES
+        while (there := table[at : at + _KEY_BYTES]) != key and there != _EMPTY:
+            at = (at + _KEY_BYTES) % size
         return at
 
     def _grow(self) -> None:
         old = self._table
         self._slots *= 2
-        self._table = bytearray(KEY_BYTES * self._slots)
-        for start in range(0, len(old), KEY_BYTES):
-            key = bytes(old[start : start + KEY_BYTES])
+        self._table = bytearray(_KEY_BYTES * self._slots)
+        for start in range(0, len(old), _KEY_BYTES):
+            key = bytes(old[start : start + _KEY_BYTES])
             if key != _EMPTY:
-                at = self._place(key)
-                self._table[at : at + KEY_BYTES] = key
-
-
-SHARD_SIZE = 8192
-SHARD_CHARACTERS = 1 << 25
-"""A shard of very long texts ends early, so that they don't fill the memory."""
-
-_TEXTS_PER_CALL = 2048
-_LOCK = ".lock"
-
-_Role = Literal["text", "query", "document"]
-_LabelItem: TypeAlias = "tuple[Text, Vectors | None]"
-"""A text, and its vector where that is known already."""
-
-_Label: TypeAlias = "Callable[[Sequence[_LabelItem], Advance], Vectors]"
+                at = self._find(key)
+                self._table[at : at + _KEY_BYTES] = key
 
 
 def build_targets(
@@ -165,10 +126,9 @@ def build_targets(
     default_prompt: str | None = None,
     progress: Progress = SILENT,
 ) -> Targets:
-    """Store the teacher's vector of every distinct text, each in the role its kind asks for.
+    """Store the teacher's vector of every distinct text, each encoded in the role of its kind.
 
-    `teacher_id` (see the file of that name) and `prompts` are recorded; for the folder to be used again they
-    must be the same.
+    `teacher_id` and `prompts` are recorded; they must be the same for the folder to be resumed or reused.
     """
     wanted = Manifest(
         teacher=teacher_id,
@@ -194,80 +154,70 @@ def _store(
     total: int | None = None,
     progress: Progress = SILENT,
 ) -> Targets:
-    """Fill a folder, or finish it, or find it finished; `wanted` says what it must hold."""
+    """Fill or finish a folder that must match `wanted`; `label` returns the vectors of one shard."""
     path = Path(folder)
-    with _alone_in(path, progress):
-        return _filled(items, label, wanted, path, total=total, progress=progress)
+    with _locked(path, progress):
+        manifest = _with_recorded(path, start_or_resume(path, wanted))
+        splitter = _Splitter(items=items, shard_size=wanted.shard_size)
+        number = -1
+        try:
+            with (
+                progress.task("teacher vectors", total) as advance,
+                _ahead(splitter.split(advance)) as ready,
+            ):
+                for number, pending in enumerate(ready):
+                    if _is_finished(path, manifest, number, pending, progress):
+                        advance(len(pending.items))
+                    else:
+                        vectors = label(pending.items, advance)
+                        manifest = _add_shard(path, manifest, number, pending, vectors)
+        except OtherTexts:
+            raise
+        except TrundleError:
+            if manifest.shards:
+                progress.say(f"{manifest.count} texts have their vectors in {path}; run again to resume")
+            raise
+        if number < 0:
+            raise BadInput("there are no texts to train on; pass a source that holds some")
+        if number + 1 < len(manifest.shards):
+            raise other_texts_error(path)
+        if splitter.repeats:
+            progress.say(f"{splitter.repeats} duplicate texts were left out")
+        if not manifest.complete:
+            manifest.model_copy(update={"complete": True, "repeats": splitter.repeats}).write(path)
+        drop_records(path)
+        return open_targets(path)
 
 
 @contextmanager
-def _alone_in(folder: Path, progress: Progress) -> Iterator[None]:
-    """Keep others out. Who is killed lets them in, too, and they go on from the last finished shard.
+def _locked(folder: Path, progress: Progress) -> Iterator[None]:
+    """Hold the folder's lock; it is released when its process dies.
 
-    Where nothing can be written there is nobody to keep out, and what is finished can be read.
+    A folder that cannot be written needs no lock: what is finished in it can be read.
     """
-    claim, new = FileLock(folder / _LOCK), not folder.exists()
+    lock, new = FileLock(folder / _LOCK), not folder.exists()
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            claim.acquire(timeout=0)
+            lock.acquire(timeout=0)
         except Timeout:
             progress.say("another process computes the same vectors; this one waits for them")
-            claim.acquire()
+            lock.acquire()
     try:
         yield
     finally:
-        if claim.is_locked:
-            (folder / _LOCK).unlink(missing_ok=True)  # while it is held: who opened it by then looks again
-            claim.release()
+        if lock.is_locked:
+            (folder / _LOCK).unlink(missing_ok=True)  # while it is held: waiting processes open a new file
+            lock.release()
         if new:
-            with suppress(OSError):  # it is not empty, unless what was asked is refused
+            with suppress(OSError):  # removes the folder only if nothing was written to it
                 folder.rmdir()
-
-
-def _filled(
-    items: Iterable[_LabelItem],
-    label: _Label,
-    wanted: Manifest,
-    path: Path,
-    *,
-    total: int | None,
-    progress: Progress,
-) -> Targets:
-    manifest = _adopted(path, begun(path, wanted))
-    chunks = _Chunks(items, wanted.shard_size)
-    number = -1
-    try:
-        with progress.task("teacher vectors", total) as advance, _ahead(chunks.cut(advance)) as ready:
-            for number, chunk in enumerate(ready):
-                if _finished(path, manifest, number, chunk, progress):
-                    advance(len(chunk.items))
-                else:
-                    manifest = _labelled(path, manifest, number, chunk, label(chunk.items, advance))
-    except OtherTexts:
-        raise
-    except TrundleError:
-        if manifest.shards:
-            progress.say(
-                f"{manifest.count} texts have their vectors in {path}; running again goes on from there"
-            )
-        raise
-    if number < 0:
-        raise BadInput("there are no texts to learn from; give a source that holds some")
-    if number + 1 < len(manifest.shards):
-        raise other_texts(path)
-    if chunks.repeats:
-        progress.say(f"{chunks.repeats} repeated texts were left out")
-    if not manifest.complete:
-        manifest.model_copy(update={"complete": True, "repeats": chunks.repeats}).write(path)
-    drop_records(path)
-    return open_targets(path)
 
 
 def encode_by_role(
     teacher: Embedder, texts: Sequence[Text], advance: Advance = lambda _units: None
 ) -> Vectors:
-    """The teacher's vectors in the order of the texts; it is asked in order of length, role by role."""
+    """Return the teacher's vectors in the order of the texts; they are encoded by role, longest first."""
     vectors: Vectors | None = None
     encoders: dict[_Role, Encode] = {
         "text": teacher.text,
@@ -278,23 +228,23 @@ def encode_by_role(
         rows = [row for row, text in enumerate(texts) if role_of(text.kind) == role]
         rows.sort(key=lambda row: len(texts[row].text), reverse=True)
         for start in range(0, len(rows), _TEXTS_PER_CALL):
-            asked = rows[start : start + _TEXTS_PER_CALL]
+            batch = rows[start : start + _TEXTS_PER_CALL]
             answer = _checked_vectors(
-                encode([texts[row].text for row in asked]), [texts[row] for row in asked]
+                encode([texts[row].text for row in batch]), [texts[row] for row in batch]
             )
             if vectors is None:
                 vectors = np.empty((len(texts), answer.shape[1]), dtype=np.float32)
             if answer.shape[1] != vectors.shape[1]:
-                raise other_width(vectors.shape[1], answer.shape[1])
-            vectors[asked] = answer
-            advance(len(asked))
+                raise other_width_error(vectors.shape[1], answer.shape[1])
+            vectors[batch] = answer
+            advance(len(batch))
     if vectors is None:
-        raise BadInput("no texts were given; give at least one")
+        raise BadInput("there are no texts to encode; pass at least one")
     return vectors
 
 
 def role_of(kind: Kind | None) -> _Role:
-    """Queries and documents have roles of their own; all else is encoded without a prompt for a role."""
+    """Return the role of a kind: queries and documents have their own, all others are plain texts."""
     return kind if kind == "query" or kind == "document" else "text"
 
 
@@ -319,72 +269,76 @@ def _checked_vectors(answer: Vectors, texts: Sequence[Text]) -> Vectors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Chunk:
-    """The texts of one shard, and the hash that tells whether they are the same as last time."""
-
+class _PendingShard:
     items: Sequence[_LabelItem]
     fingerprint: str
 
 
-class _Chunks:
-    """Cuts a stream into shards of distinct texts, and counts the repeats."""
+@dataclass(kw_only=True)
+class _Splitter:
+    """Splits a stream into shards of distinct texts, and counts the duplicates."""
 
-    def __init__(self, items: Iterable[_LabelItem], shard_size: int) -> None:
-        self._items = items
-        self._shard_size = shard_size
-        self.repeats = 0
+    items: Iterable[_LabelItem]
+    shard_size: int
+    repeats: int = 0
 
-    def cut(self, advance: Advance) -> Iterator[_Chunk]:
-        """The shards in order; repeats are told to `advance`, the others are for who labels them."""
+    def split(self, advance: Advance) -> Iterator[_PendingShard]:
+        """Yield the shards in order; duplicates are reported to `advance`."""
         seen = _Seen()
         items: list[_LabelItem] = []
+        keys: list[bytes] = []
         characters = 0
-        whole = blake2b(digest_size=KEY_BYTES)
-        for number, item in enumerate(self._items, 1):
-            text = item[0]
-            key = text_key(text, number)
+
+        def shard() -> _PendingShard:
+            return _PendingShard(items=items, fingerprint=fingerprint(keys, [text for text, _ in items]))
+
+        for number, item in enumerate(self.items, 1):
+            key = text_key(item[0], number)
             if not seen.add(key):
                 self.repeats += 1
                 advance(1)
                 continue
-            whole.update(fingerprinted(key, text))
             items.append(item)
-            characters += len(text.text)
-            if len(items) == self._shard_size or characters >= SHARD_CHARACTERS:
-                yield _Chunk(items=items, fingerprint=whole.hexdigest())
-                items, characters, whole = [], 0, blake2b(digest_size=KEY_BYTES)
+            keys.append(key)
+            characters += len(item[0].text)
+            if len(items) == self.shard_size or characters >= SHARD_CHARACTERS:
+                yield shard()
+                items, keys, characters = [], [], 0
         if items:
-            yield _Chunk(items=items, fingerprint=whole.hexdigest())
+            yield shard()
 
 
 def text_key(text: Text, number: int) -> bytes:
-    """The hash of a text in its role; what can't be embedded is refused here, before it costs anything."""
+    """Return the hash of a text in its role; an invalid text is an error that names its `number`."""
     if not isinstance(text.text, str) or not text.text.strip():
         raise BadInput(f"text {number} is empty or not a string; leave it out")
     try:
         raw = f"{role_of(text.kind)}\0{text.text}".encode()
     except UnicodeEncodeError as error:
-        mend = "clean it with text.encode('utf-8', 'replace').decode()"
-        raise BadInput(f"text {number} holds half of a character pair (a lone surrogate); {mend}") from error
-    return blake2b(raw, digest_size=KEY_BYTES).digest()
+        fix = "clean it with text.encode('utf-8', 'replace').decode()"
+        raise BadInput(f"text {number} holds an unpaired surrogate; {fix}") from error
+    return blake2b(raw, digest_size=_KEY_BYTES).digest()
 
 
-def fingerprinted(key: bytes, text: Text) -> bytes:
-    """What a text adds to the fingerprint of its shard."""
-    return key + str(text.kind).encode() + b"\n"
+def fingerprint(keys: Iterable[bytes], texts: Iterable[Text]) -> str:
+    """Return the hash of a shard's texts and kinds; `keys` are those of `text_key`."""
+    digest = blake2b(digest_size=_KEY_BYTES)
+    for key, text in zip(keys, texts, strict=True):
+        digest.update(key + str(text.kind).encode() + b"\n")
+    return digest.hexdigest()
 
 
-def begun(path: Path, wanted: Manifest) -> Manifest:
-    """The manifest to go on from; a folder that holds anything else is refused."""
+def start_or_resume(path: Path, wanted: Manifest) -> Manifest:
+    """Return the folder's manifest, or write `wanted` to a new folder; any other folder is an error."""
     if wanted.shard_size < 1:
-        raise BadInput(f"a shard of {wanted.shard_size} texts can't be; give 1 or more")
+        raise BadInput(f"the shard size is {wanted.shard_size}; pass 1 or more")
     there = read_manifest(path)
     if there is None:
         try:
             path.mkdir(parents=True, exist_ok=True)
             foreign = [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
         except OSError as error:
-            raise WriteFailed(f"{path} can't be made ({error.strerror}); choose another place") from error
+            raise WriteFailed(f"{path} can't be created ({error.strerror}); choose another folder") from error
         if foreign:
             raise BadInput(f"{path} holds other files ({foreign[0]}); choose another folder or delete it")
         wanted.write(path)
@@ -392,47 +346,54 @@ def begun(path: Path, wanted: Manifest) -> Manifest:
     for name in ("teacher", "prompts", "dtype", "shard_size"):
         old, new = getattr(there, name), getattr(wanted, name)
         if old != new:
-            # A teacher is known by its checksum, which tells a reader nothing.
-            how = f"with {name.replace('_', ' ')} {old!r}, not {new!r}"
-            what = f"{path} was made {'by another teacher' if name == 'teacher' else how}"
-            raise BadInput(f"{what}; choose another folder or delete it")
+            # A teacher's identity is a checksum, which tells a reader nothing.
+            how = (
+                "by another teacher"
+                if name == "teacher"
+                else f"with {name.replace('_', ' ')} {old!r}, not {new!r}"
+            )
+            raise BadInput(f"{path} was made {how}; choose another folder or delete it")
     return there
 
 
-def _finished(path: Path, manifest: Manifest, number: int, chunk: _Chunk, progress: Progress) -> bool:
-    """Whether a shard is there, of these very texts, and undamaged."""
+def _is_finished(
+    path: Path, manifest: Manifest, number: int, pending: _PendingShard, progress: Progress
+) -> bool:
+    """Return whether a shard is stored and intact; one of other texts is an error."""
     if number >= len(manifest.shards):
         if manifest.complete:
-            raise other_texts(path)
+            raise other_texts_error(path)
         return False
     shard = manifest.shards[number]
-    if shard.texts_fingerprint != chunk.fingerprint:
-        raise other_texts(path)
-    if is_whole(path, number, shard):
+    if shard.texts_fingerprint != pending.fingerprint:
+        raise other_texts_error(path)
+    if is_intact(path, number, shard):
         return True
-    progress.say(f"shard {number} of {path} is damaged and is made again")
+    progress.say(f"shard {number} of {path} is damaged and is computed again")
     return False
 
 
-def _labelled(path: Path, manifest: Manifest, number: int, chunk: _Chunk, vectors: Vectors) -> Manifest:
-    """Store a shard, then vouch for it."""
+def _add_shard(
+    path: Path, manifest: Manifest, number: int, pending: _PendingShard, vectors: Vectors
+) -> Manifest:
     width = vectors.shape[1]
     if manifest.shards and width != manifest.width:
-        raise other_width(manifest.width, width)
-    texts = [text for text, _ in chunk.items]
-    shard = write_shard(path, number, texts, vectors, dtype=manifest.dtype, fingerprint=chunk.fingerprint)
-    manifest = manifest.placed(number, shard, width)
+        raise other_width_error(manifest.width, width)
+    texts = [text for text, _ in pending.items]
+    shard = write_shard(path, number, texts, vectors, dtype=manifest.dtype, fingerprint=pending.fingerprint)
+    shards = (*manifest.shards[:number], shard, *manifest.shards[number + 1 :])
+    manifest = manifest.with_shards(shards, width)
     manifest.write(path)
     return manifest
 
 
-def other_texts(path: Path) -> OtherTexts:
-    """What is said where a folder can't be gone on with."""
+def other_texts_error(path: Path) -> OtherTexts:
+    """Return the error for a folder that cannot be resumed because its texts are others."""
     return OtherTexts(f"{path} was made from other texts; choose another folder or delete it")
 
 
-def other_width(before: int, now: int) -> BadModel:
-    """What is said where two shards don't fit together."""
+def other_width_error(before: int, now: int) -> BadModel:
+    """Return the error for a teacher whose vectors change their width."""
     return BadModel(
-        f"the teacher gave vectors of {before} numbers before and of {now} now; use one teacher throughout"
+        f"the teacher returned vectors of width {before} before and {now} now; use one teacher throughout"
     )

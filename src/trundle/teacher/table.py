@@ -1,6 +1,6 @@
-"""A teacher that is only a table: a parquet file of texts and the vectors someone computed for them.
+"""A parquet table of texts and their vectors as a teacher.
 
-Columns: `text`; `vector` or `embedding`, a list of numbers; and, if there is one, `kind` (query, document,
+Columns: `text`; `vector` or `embedding`, a list of numbers; and optionally `kind` (query, document,
 definition or null).
 """
 
@@ -22,7 +22,7 @@ from trundle.embedder import Vectors
 from trundle.errors import BadInput
 from trundle.progress import SILENT, Advance, Progress
 from trundle.teacher.labelling import SHARD_SIZE, _LabelItem, _store
-from trundle.teacher.shards import Dtype, Manifest, _table_id
+from trundle.teacher.shards import Manifest, _content_digest
 from trundle.teacher.targets import Targets
 
 _VECTOR_COLUMNS = ("vector", "embedding")
@@ -31,7 +31,7 @@ _BATCH_ROWS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class _TableTeacher:
-    """A table of texts and vectors, known to have the right columns."""
+    """A table of texts and vectors with valid columns."""
 
     path: Path
     rows: int
@@ -42,16 +42,15 @@ class _TableTeacher:
         self,
         folder: str | Path,
         *,
-        dtype: Dtype = "float16",
         shard_size: int = SHARD_SIZE,
         progress: Progress = SILENT,
     ) -> Targets:
-        """Put the table into a folder of targets, a shard at a time; no model is needed."""
-        wanted = Manifest(teacher=self.teacher_id, prompts=None, dtype=dtype, shard_size=shard_size)
+        """Copy the table into a folder of targets."""
+        wanted = Manifest(teacher=self.teacher_id, prompts=None, dtype="float16", shard_size=shard_size)
         return _store(self.items(), _known, wanted, folder, total=self.rows, progress=progress)
 
     def items(self) -> Iterator[_LabelItem]:
-        """Stream the rows; a bad one is named."""
+        """Yield the rows; an invalid one is an error that names it."""
         width = 0
         first = 1
         try:
@@ -66,11 +65,10 @@ class _TableTeacher:
                     first += len(vectors)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = str(error).splitlines()[0]
-            raise BadInput(f"{self.path} is damaged ({reason}); make or fetch it again") from error
+            raise BadInput(f"{self.path} is damaged ({reason}); create or download it again") from error
 
 
 def _teacher_from_parquet(path: str | Path) -> _TableTeacher:
-    """Look at a table's columns, and take its content as the teacher's identity."""
     file = Path(path)
     try:
         schema, rows = pq.read_schema(file), pq.read_metadata(file).num_rows
@@ -89,7 +87,7 @@ def _teacher_from_parquet(path: str | Path) -> _TableTeacher:
     ) or not (pa.types.is_floating(listed.value_type) or pa.types.is_integer(listed.value_type)):
         raise BadInput(f"{file} column {vector!r} holds {listed}; it must hold lists of numbers")
     columns = ("text", vector, "kind") if "kind" in schema.names else ("text", vector)
-    return _TableTeacher(path=file, rows=rows, columns=columns, teacher_id=_table_id(file))
+    return _TableTeacher(path=file, rows=rows, columns=columns, teacher_id=f"table {_content_digest(file)}")
 
 
 def _known(items: Sequence[_LabelItem], advance: Advance) -> Vectors:
@@ -107,24 +105,23 @@ def _texts(batch: Any, place: str, first: int) -> Iterator[Text]:
 
 
 def _vectors(column: Any, place: str, first: int, width: int) -> Vectors:
-    """The vectors of a batch as one array, after looking at each."""
     widths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     width = width or int(widths[0])
-    _refuse(widths == 0, place, first, "has no vector; fill it in or delete the row")
-    _refuse(
+    _reject(widths == 0, place, first, "has no vector; fill it in or delete the row")
+    _reject(
         widths != width, place, first, f"has a vector of another width than the {width} numbers before it"
     )
     with np.errstate(over="ignore"):
         vectors: Vectors = (
             column.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, width)
         )
-    _refuse(
+    _reject(
         ~np.isfinite(vectors).all(axis=1), place, first, "has a vector with NaN or infinity; delete the row"
     )
-    _refuse(~vectors.any(axis=1), place, first, "has a vector of zeros; delete the row")
+    _reject(~vectors.any(axis=1), place, first, "has a vector of zeros; delete the row")
     return vectors
 
 
-def _refuse(bad: Any, place: str, first: int, what: str) -> None:
+def _reject(bad: Any, place: str, first: int, what: str) -> None:
     if bad.any():
         raise BadInput(f"{place} {first + int(bad.argmax())} {what}")

@@ -1,11 +1,8 @@
-"""Teacher vectors, computed once and read from disk ever after.
+"""Stored teacher vectors, read from disk by position.
 
-Memory holds 13 bytes a text: where it lies, its length and its kind. Vectors and texts are read by position
-when asked for, and the system's page cache keeps what is read often. They are not memory-mapped: a kernel
-that caches files in large pages counts up to 2 MB to the process for each row it looks at, so that one pass
-in random order would seem to hold the whole folder; reading by position is also faster.
-
-What this is not: it makes no vectors; see `labelling` for models and endpoints, `vector_table` for parquet.
+Memory holds 13 bytes per text: its end, length and kind. The files are not memory-mapped: a kernel that
+caches files in large pages counts up to 2 MB to the process for each row read, so that one pass in random
+order would seem to hold the complete folder; reading by position is also faster.
 """
 
 from __future__ import annotations
@@ -22,14 +19,12 @@ from trundle.embedder import Vectors
 from trundle.errors import BadInput
 from trundle.teacher.shards import (
     _KIND_CODES,
-    _MANIFEST,
     Manifest,
     _has_size,
     _Part,
     _part_path,
-    _read_pieces,
-    content_digest,
-    is_whole,
+    _read_ranges,
+    is_intact,
     read_manifest,
 )
 
@@ -37,12 +32,12 @@ from trundle.teacher.shards import (
 class Targets:
     """A finished folder of texts and their teacher vectors, numbered from 0.
 
-    Holds no open file: it may be used from several threads, and by processes that inherit or unpickle it.
-    `is_share` tells that other processes hold the rest.
+    Holds no open file, so threads, and processes that inherit or unpickle it, may use it at the same time.
+    `is_share` is set if other processes hold the rest.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, shards: range | None = None) -> None:
-        """Open all shards, or some that follow on one another; positions count from the first one opened."""
+        """Open all shards or a range of them; positions count from the first text of the first one."""
         self.folder = folder
         self.manifest = manifest
         self.is_share = False
@@ -59,7 +54,7 @@ class Targets:
 
     @property
     def width(self) -> int:
-        """How many numbers a vector has."""
+        """The number of dimensions."""
         return self.manifest.width
 
     @property
@@ -69,25 +64,16 @@ class Targets:
 
     @property
     def lengths(self) -> NDArray[np.uint32]:
-        """Characters of each text, to put texts of like length into one batch."""
-        lengths: NDArray[np.uint32] = self._index["length"]
-        return lengths
+        """The number of characters of each text."""
+        return np.asarray(self._index["length"][self._checked(np.arange(len(self)))])
 
     def of_kind(self, kind: Kind | None) -> NDArray[np.bool_]:
-        """Whether each text is of a kind, without a look at one after the other."""
+        """Return whether each text is of this kind."""
         codes = self._index["kind"][self._checked(np.arange(len(self)))]
         return np.asarray(codes == _KIND_CODES.index(kind))
 
-    def text(self, position: int) -> str:
-        """One text."""
-        return self.texts([position])[0]
-
-    def kind(self, position: int) -> Kind | None:
-        """The kind of one text."""
-        return self.kinds([position])[0]
-
     def texts(self, positions: ArrayLike) -> list[str]:
-        """Texts in the order asked for."""
+        """Return texts in the order of the positions."""
         wanted = self._checked(positions)
         first = wanted == self._starts[self._shards(wanted)]
         starts = np.where(first, 0, self._index["end"][wanted - 1])
@@ -95,11 +81,11 @@ class Targets:
         return [raw.decode("utf-8") for raw in self._read("texts", wanted, starts, sizes)]
 
     def kinds(self, positions: ArrayLike) -> list[Kind | None]:
-        """Kinds in the order asked for."""
+        """Return kinds in the order of the positions."""
         return [_KIND_CODES[code] for code in self._index["kind"][self._checked(positions)]]
 
     def vectors(self, positions: ArrayLike) -> Vectors:
-        """Vectors in the order asked for, one row each."""
+        """Return vectors in the order of the positions, one row each."""
         wanted = self._checked(positions)
         shards = self._shards(wanted)
         dtype = np.dtype(self.manifest.dtype)
@@ -110,12 +96,12 @@ class Targets:
         return np.frombuffer(b"".join(raw), dtype=dtype).reshape(-1, self.width).astype(np.float32)
 
     def chosen(self, positions: ArrayLike) -> list[Text]:
-        """Texts with their kinds, in the order asked for."""
+        """Return texts with their kinds, in the order of the positions."""
         pairs = zip(self.texts(positions), self.kinds(positions), strict=True)
         return [Text(text=text, kind=kind) for text, kind in pairs]
 
     def split(self, held_out: int, *, seed: int) -> tuple[Targets, Targets | None]:
-        """Texts to train on, and about so many (at most a tenth) to validate by; None where that leaves none."""
+        """Return a training and a validation part; the latter has `held_out` texts, at most a tenth."""
         count = min(held_out, len(self) // 10)
         if not count:
             return self, None
@@ -134,60 +120,54 @@ class Targets:
     def _read(
         self, part: _Part, wanted: NDArray[np.int64], starts: NDArray[np.integer], sizes: NDArray[np.integer]
     ) -> list[bytes]:
-        """One piece of a part for each position; each shard's file is opened once."""
-        pieces = list(zip(starts.tolist(), sizes.tolist(), strict=True))
+        """Return the bytes of each position; each shard's file is opened once."""
+        ranges = list(zip(starts.tolist(), sizes.tolist(), strict=True))
         by_shard: defaultdict[int, list[int]] = defaultdict(list)
         for row, shard in enumerate(self._shards(wanted).tolist()):
             by_shard[shard].append(row)
-        found = [b""] * len(pieces)
+        found = [b""] * len(ranges)
         for shard, rows in by_shard.items():
-            read = _read_pieces(self._paths[part][shard], [pieces[row] for row in rows])
-            for row, piece in zip(rows, read, strict=True):
-                found[row] = piece
+            read = _read_ranges(self._paths[part][shard], [ranges[row] for row in rows])
+            for row, content in zip(rows, read, strict=True):
+                found[row] = content
         return found
 
 
 class _TargetsPart(Targets):
-    """Some texts of a folder, seen as a whole."""
+    """Some texts of a folder, numbered from 0."""
 
-    def __init__(self, whole: Targets, positions: NDArray[np.int64], *, is_share: bool = False) -> None:
-        self.__dict__.update(whole.__dict__)
-        self._positions = whole._checked(positions)
-        self.is_share = is_share or whole.is_share
+    def __init__(self, targets: Targets, positions: NDArray[np.int64], *, is_share: bool = False) -> None:
+        self.__dict__.update(targets.__dict__)
+        self._positions = targets._checked(positions)
+        self.is_share = is_share or targets.is_share
 
     def __len__(self) -> int:
         return len(self._positions)
 
-    @property
-    def lengths(self) -> NDArray[np.uint32]:
-        """Characters of each text."""
-        return super().lengths[self._positions]
-
     def _checked(self, positions: ArrayLike) -> NDArray[np.int64]:
-        """Positions in the folder."""
         return self._positions[super()._checked(positions)]
 
 
 def find_targets(folder: str | Path) -> Targets | None:
-    """A finished folder whose every file has the content it was written with, or None."""
+    """Open a finished folder, or return None if it is not finished or a checksum does not match."""
     path = Path(folder)
     manifest = read_manifest(path)
     if manifest is None or not manifest.complete:
         return None
-    if not all(is_whole(path, number, shard) for number, shard in enumerate(manifest.shards)):
+    if not all(is_intact(path, number, shard) for number, shard in enumerate(manifest.shards)):
         return None
     return Targets(path, manifest)
 
 
 def wait_for_targets(folder: str | Path, *, seconds: float = 0.5) -> Targets:
-    """A folder that another process is filling, when it is finished; that process fails for both of them."""
+    """Wait until another process has finished a folder, and open it."""
     while (found := find_targets(folder)) is None:
         time.sleep(seconds)
     return found
 
 
 def open_targets(folder: str | Path) -> Targets:
-    """Open a finished folder; the sizes of its files are checked, their content was when it was built."""
+    """Open a finished folder after checking the sizes of its files."""
     path = Path(folder)
     manifest = _finished_manifest(path)
     _check_sizes(path, manifest, range(len(manifest.shards)))
@@ -195,12 +175,12 @@ def open_targets(folder: str | Path) -> Targets:
 
 
 def open_share(folder: str | Path, *, rank: int, processes: int) -> Targets:
-    """One process's part of a finished folder: an nth of the texts in a row; no other shards need to be there."""
+    """Open one process's part of a finished folder; only the shards of its texts must exist."""
     path = Path(folder)
     manifest = _finished_manifest(path)
     begin, end = (manifest.count * number // processes for number in (rank, rank + 1))
     if begin == end:
-        raise BadInput(f"{path} has fewer texts than there are processes; start fewer")
+        raise BadInput(f"{path} has fewer texts than there are processes; start fewer processes")
     starts = np.cumsum([0, *(shard.count for shard in manifest.shards)])
     first, last = (int(shard) for shard in np.searchsorted(starts, [begin, end - 1], side="right") - 1)
     shards = range(first, last + 1)
@@ -214,27 +194,16 @@ def _check_sizes(path: Path, manifest: Manifest, shards: range) -> None:
         for part, stored in manifest.shards[number].files.items():
             file = _part_path(path, number, part)
             if not _has_size(file, stored):
-                raise BadInput(f"{file} is missing or cut short; build the folder again to mend it")
-
-
-def _is_store(folder: str | Path) -> bool:
-    """Whether a folder is one of teacher vectors, finished or not."""
-    return (Path(folder) / _MANIFEST).is_file()
+                raise BadInput(f"{file} is missing or truncated; build the folder again")
 
 
 def _finished_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder that can be learned from."""
     manifest = read_manifest(folder)
     if manifest is None:
-        raise BadInput(f"{folder} holds no teacher vectors; build them first")
+        raise BadInput(f"{folder} holds no teacher vectors; build them with trundle targets build")
     if not manifest.complete:
-        done = f"{manifest.count} texts are done"
         raise BadInput(
-            f"{folder} is not finished ({done}); build it again with the same teacher and texts to go on"
+            f"{folder} is not finished ({manifest.count} texts are done); build it again with the same "
+            "teacher and texts to resume"
         )
     return manifest
-
-
-def _store_id(folder: Path) -> str:
-    """Who a finished folder is: its manifest names every file by checksum."""
-    return f"store {content_digest(folder / _MANIFEST)}"

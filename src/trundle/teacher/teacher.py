@@ -1,23 +1,30 @@
-"""Whoever a student learns from: the original model, another folder or hub name, an endpoint, a table or a store of vectors."""
+"""Open any teacher: a model folder or hub name, an exported graph, an endpoint, a table, or a store."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from trundle.errors import BadInput
-from trundle.methods.contract import Context
 from trundle.model.encode import labelling_embedder
 from trundle.model.heads import normalises
 from trundle.model.load import load
 from trundle.model.save import model_digest
+from trundle.progress import SILENT, Progress
 from trundle.records import THE_ORIGINAL
-from trundle.teacher.endpoint import _endpoint_id, endpoint_teacher
+from trundle.runtime.description import read_description
+from trundle.runtime.encoder import Encoder
+from trundle.teacher import MANIFEST, teacher_kind
+from trundle.teacher.shards import _DIGEST_BYTES, _UNIT_TOLERANCE, _content_digest
 from trundle.teacher.table import _teacher_from_parquet
-from trundle.teacher.targets import _finished_manifest, _is_store, _store_id
+from trundle.teacher.targets import _finished_manifest
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -26,71 +33,128 @@ if TYPE_CHECKING:
     from trundle.teacher.table import _TableTeacher
 
 _PROBE = "What does the teacher's vector of a text look like?"
-_UNIT = 5e-3
-"""How far from 1 a length may be for a vector to count as normalised: half precision rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """A source of vectors that can be told apart from others."""
+    """A source of vectors with an identity."""
 
     name: str
     identity: Callable[[], str]
+    """Computes what distinguishes it from other teachers: a checksum, or the address of an endpoint."""
     width: int
     normalises: bool
     prompts: Mapping[str, str | None]
-    """The prompts a student must carry to be asked the same way."""
+    """The prompts that a student needs to be called the same way."""
     default_prompt_name: str | None = None
     model: SentenceTransformer | None = None
-    """None for what is not a model here: an endpoint, a table, a store."""
+    """None for a teacher that is not a loaded model: a graph, an endpoint, a table, a store."""
     embedder: Embedder | None = None
-    """None for a table or store, which knows the vectors of its own texts only."""
+    """None for a table or store, which has vectors of its own texts only."""
     table: _TableTeacher | None = None
     store: Path | None = None
     """A folder that `trundle targets build` wrote."""
 
     @property
     def brings_texts(self) -> bool:
-        """Whether it knows the vectors of its own texts and of no others."""
+        """Whether it has vectors of its own texts only."""
         return self.table is not None or self.store is not None
+
+    @property
+    def used_prompts(self) -> dict[str, str]:
+        """The prompts that are not empty, as a store records them."""
+        return {name: prompt for name, prompt in self.prompts.items() if prompt}
+
+
+class _Context(Protocol):
+    """What `find_teacher` needs of the context that a method runs in."""
+
+    @property
+    def original(self) -> SentenceTransformer: ...
+    @property
+    def trust_remote_code(self) -> bool: ...
+    @property
+    def progress(self) -> Progress: ...
+    @property
+    def models(self) -> Mapping[str, SentenceTransformer]: ...
+    @property
+    def opened(self) -> dict[str, Any]: ...
 
 
 def find_teacher(
-    model: SentenceTransformer, name: str | None, endpoint_model: str | None, context: Context
+    student: SentenceTransformer, name: str | None, endpoint_model: str | None, context: _Context
 ) -> Teacher:
-    """The teacher a name stands for; without a name, the model that came in the door."""
-    if name is not None:
-        key = f"teacher {name} {endpoint_model}"
-        if key not in context.opened:
-            context.opened[key] = _open(name, endpoint_model, context)
-        found: Teacher = context.opened[key]
-        return found
-    if context.original is model:
-        raise BadInput("a student needs a teacher other than itself; name the large model with --teacher")
-    return original_teacher(context)
-
-
-def original_teacher(context: Context) -> Teacher:
-    """The model that came in the door, as a teacher; also of itself."""
-    return _from_model(context.original, THE_ORIGINAL, context)
-
-
-def _open(name: str, endpoint_model: str | None, context: Context) -> Teacher:
-    if name.startswith(("http://", "https://")):
-        if endpoint_model is None:
+    """Return the named teacher, opened once per context, or the original model if `name` is None."""
+    if name is None:
+        if context.original is student:
             raise BadInput(
-                "an endpoint serves several models; name the one to learn from with --teacher-model"
+                "a student needs another model as its teacher; name the large model with --teacher"
             )
-        return _from_endpoint(name, endpoint_model)
-    if Path(name).suffix == ".parquet":
-        return _from_table(name)
-    if _is_store(name):
-        return _from_store(Path(name))
-    model = context.models.get(name) or load(name, trust_remote_code=context.trust_remote_code)
-    return _from_model(model, name, context)
+        return original_teacher(context)
+    if name in context.models:
+        return _model_teacher(context.models[name], name, progress=context.progress)
+    key = f"teacher {name} {endpoint_model}"
+    if key not in context.opened:
+        context.opened[key] = open_teacher(
+            name,
+            endpoint_model=endpoint_model,
+            trust_remote_code=context.trust_remote_code,
+            progress=context.progress,
+        )
+    found: Teacher = context.opened[key]
+    return found
 
 
-def _from_model(model: SentenceTransformer, name: str, context: Context) -> Teacher:
+def original_teacher(context: _Context) -> Teacher:
+    """Return the original model as a teacher."""
+    return _model_teacher(context.original, THE_ORIGINAL, progress=context.progress)
+
+
+def open_teacher(
+    name: str,
+    *,
+    endpoint_model: str | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress = SILENT,
+) -> Teacher:
+    """Open the teacher that a folder, hub name, URL or parquet file stands for.
+
+    `endpoint_model` names the model of an endpoint, `trust_remote_code` applies to models.
+    """
+    match teacher_kind(name):
+        case "endpoint":
+            return _endpoint_teacher(name, endpoint_model)
+        case "table":
+            table = _teacher_from_parquet(name)
+            vector = next((vector for _, vector in table.items()), None)
+            if vector is None:
+                raise BadInput(f"{name} has no rows; pass a table that holds vectors")
+            return Teacher(
+                name=name,
+                identity=lambda: table.teacher_id,
+                width=len(vector),
+                normalises=_is_unit(vector),
+                prompts={},
+                table=table,
+            )
+        case "store":
+            folder = Path(name)
+            manifest = _finished_manifest(folder)
+            return Teacher(
+                name=str(folder),
+                identity=lambda: f"store {_content_digest(folder / MANIFEST)}",
+                width=manifest.width,
+                normalises=manifest.normalised,
+                prompts=manifest.prompts or {},
+                default_prompt_name=manifest.default_prompt,
+                store=folder,
+            )
+        case _:
+            return _model_teacher(load(name, trust_remote_code=trust_remote_code), name, progress=progress)
+
+
+def _model_teacher(model: SentenceTransformer, name: str, *, progress: Progress = SILENT) -> Teacher:
+    """Return a loaded model as a teacher."""
     return Teacher(
         name=name,
         identity=cache(lambda: model_digest(model)),
@@ -99,16 +163,46 @@ def _from_model(model: SentenceTransformer, name: str, context: Context) -> Teac
         prompts=model.prompts,
         default_prompt_name=model.default_prompt_name,
         model=model,
-        embedder=labelling_embedder(model, name=name, progress=context.progress),
+        embedder=labelling_embedder(model, name=name, progress=progress),
     )
 
 
-def _from_endpoint(url: str, endpoint_model: str) -> Teacher:
-    embedder = endpoint_teacher(url, endpoint_model)
+def graph_teacher(name: str, *, threads: int | None = None) -> Teacher:
+    """Open the exported graph of a model folder as a teacher; it runs on the CPU."""
+    encoder = Encoder(name, threads=threads)
+    embedder = encoder.embedder(name)
+    return Teacher(
+        name=name,
+        identity=cache(lambda: _graph_id(encoder)),
+        width=encoder.dimensions,
+        normalises=_is_unit(embedder.text([_PROBE])[0]),
+        prompts=encoder.prompts,
+        default_prompt_name=encoder.default_prompt,
+        embedder=embedder,
+    )
+
+
+def _graph_id(encoder: Encoder) -> str:
+    """Hash the graph's files, its tokenizer and its description, without the recorded measurements."""
+    description = asdict(read_description(encoder.folder))
+    del description["graphs"]
+    digest = blake2b(json.dumps(description, sort_keys=True).encode(), digest_size=_DIGEST_BYTES)
+    graph = encoder.folder / encoder.graph.path
+    files = sorted(graph.parent.glob(f"{graph.stem}.*"))
+    for file in (*files, encoder.folder / description["tokenizer"]):
+        digest.update(f"{file.name} {_content_digest(file)}\n".encode())
+    return f"graph {digest.hexdigest()}"
+
+
+def _endpoint_teacher(url: str, model: str | None) -> Teacher:
+    # The HTTP client is imported on first use: only endpoints need it.
+    from trundle.teacher.endpoint import _endpoint_id, endpoint_teacher
+
+    embedder = endpoint_teacher(url, model)
     probe = embedder.text([_PROBE])[0]
     return Teacher(
-        name=endpoint_model,
-        identity=lambda: _endpoint_id(url, endpoint_model),
+        name=str(model),
+        identity=lambda: _endpoint_id(url, str(model)),
         width=len(probe),
         normalises=_is_unit(probe),
         prompts={},
@@ -116,34 +210,5 @@ def _from_endpoint(url: str, endpoint_model: str) -> Teacher:
     )
 
 
-def _from_table(path: str) -> Teacher:
-    table = _teacher_from_parquet(path)
-    _, probe = next(table.items(), (None, None))
-    if probe is None:
-        raise BadInput(f"{path} has no rows; give a table that holds vectors")
-    return Teacher(
-        name=path,
-        identity=lambda: table.teacher_id,
-        width=len(probe),
-        normalises=_is_unit(probe),
-        prompts={},
-        table=table,
-    )
-
-
-def _from_store(folder: Path) -> Teacher:
-    manifest = _finished_manifest(folder)
-    return Teacher(
-        name=str(folder),
-        identity=lambda: _store_id(folder),
-        width=manifest.width,
-        normalises=manifest.normalised,
-        prompts=manifest.prompts or {},
-        default_prompt_name=manifest.default_prompt,
-        store=folder,
-    )
-
-
 def _is_unit(vector: Vectors) -> bool:
-    length = float((vector**2).sum()) ** 0.5
-    return bool(abs(length - 1) < _UNIT)
+    return bool(abs(np.linalg.norm(vector) - 1) < _UNIT_TOLERANCE)

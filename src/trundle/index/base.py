@@ -1,4 +1,4 @@
-"""What every store can do, and the records they share."""
+"""What every index can do, and the records that all of them share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trundle.errors import BadInput
 _Precision = Literal["float", "int8", "binary"]
 _KEY_BYTES = 16
 _OVERSAMPLE = 10
-"""Candidates per wanted result that are looked at again with full vectors."""
+"""Candidates per requested result that are rescored with full vectors."""
 _EXACT_UP_TO = 50_000
-"""A set of this many texts is searched whole; beyond it a graph is built."""
+"""Up to this many texts are searched exactly; for more, a graph is built."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Facts:
-    """What a store must be told once."""
+    """The settings that an index records when it is created."""
 
     model: str
     dimensions: int
@@ -29,7 +29,7 @@ class _Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a builder asks for; with no precision an index that is there keeps its own."""
+    """The settings that a build requests; without a precision, an existing index keeps its own."""
 
     model: str
     dimensions: int
@@ -37,13 +37,13 @@ class Wanted:
 
     @property
     def facts(self) -> _Facts:
-        """What a new store is told."""
+        """The settings of a new index."""
         return _Facts(model=self.model, dimensions=self.dimensions, precision=self.precision or "float")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
-    """One text that was found, with its cosine to the query."""
+class _Hit:
+    """One search result: a text and its cosine with the query."""
 
     text: str
     score: float
@@ -51,7 +51,7 @@ class _Found:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sample:
-    """Some texts of a store with their vectors, and how many texts it has in all."""
+    """Some texts of an index with their vectors, and its total number of texts."""
 
     texts: tuple[str, ...]
     vectors: Vectors
@@ -59,67 +59,56 @@ class _Sample:
 
 
 class _Readable(Protocol):
-    """A store that is only looked at: also one that somebody else filled."""
+    """An index that is only read, which other software may have written."""
 
     @property
     def name(self) -> str:
-        """Where it is, without secrets."""
-        ...
+        """Its folder or address, without secrets."""
 
     @property
     def dimensions(self) -> int:
-        """Numbers in a vector."""
-        ...
+        """The width of its vectors."""
 
     def sample(self, count: int, seed: int) -> _Sample:
-        """Up to `count` texts drawn evenly."""
-        ...
+        """Return up to `count` texts sampled uniformly."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
-        ...
+        """Close files and connections."""
 
 
 class _Store(_Readable, Protocol):
-    """A store of ours: it can be added to and searched."""
+    """An index that trundle writes and searches."""
 
     @property
     def facts(self) -> _Facts:
-        """What it was told when it was made."""
-        ...
+        """The settings it was created with."""
 
     def count(self) -> int:
-        """How many texts there are."""
-        ...
+        """Return the number of texts."""
 
     def missing(self, texts: Sequence[str]) -> list[str]:
-        """Those that are not stored yet, each once."""
-        ...
+        """Return the texts that are not stored yet, without duplicates."""
 
     def add(self, texts: Sequence[str], vectors: Vectors) -> None:
-        """Store texts that `missing` named; all of them or none."""
-        ...
+        """Store texts that `missing` returned; all of them or none."""
 
     def finish(self) -> None:
-        """Make what large sets need to be searched fast."""
-        ...
+        """Build the graph of a large index."""
 
-    def search(self, queries: Vectors, k: int) -> list[list[_Found]]:
-        """The k nearest texts of each query by cosine, best first."""
-        ...
+    def search(self, queries: Vectors, k: int) -> list[list[_Hit]]:
+        """Return the k nearest texts of each query by cosine, best first."""
 
 
 def _agreed(there: _Facts, wanted: Wanted, name: str) -> _Facts:
-    """The facts of a store that may be added to, or a refusal: two models' vectors don't go into one index."""
+    """Return the settings of an existing index; two models' vectors in one index are an error."""
     same = there.model == wanted.model and there.dimensions == wanted.dimensions
     if not same or wanted.precision not in (None, there.precision):
         raise BadInput(
-            f"{name} was built by {there.model} with {there.dimensions} numbers as {there.precision}; "
-            "say --force to build it anew, or choose another place"
+            f"{name} was built by {there.model} with {there.dimensions} dimensions as {there.precision}; "
+            "pass --force to rebuild it, or choose another place"
         )
     return there
 
 
 def _key_of(text: str) -> bytes:
-    """What tells a text from all others."""
     return blake2b(text.encode("utf-8"), digest_size=_KEY_BYTES).digest()
