@@ -21,11 +21,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from trundle.bench.engines import _engines_of, _opener
+from trundle.bench.child import _engines_of, _loader, _private_streams
 from trundle.bench.process import _Worker
 from trundle.bench.results import _rotated
 from trundle.bench.rounds import _PAUSE
-from trundle.bench.worker import _private_streams
 from trundle.bench.workload import _cpu_clock, _other_cores, _usable_cores, this_machine
 from trundle.records import versions
 
@@ -42,7 +41,7 @@ def serve_model(name: str, threads: int) -> None:
     requests, replies = _private_streams()
     model, _, chosen = name.partition("@")
     engine = chosen or _engines_of(model)[0]
-    embedder = _opener(engine)(model, threads=threads, batch_size=SIZES[-1]).embedder
+    embedder = _loader(engine)(model, threads=threads, batch_size=SIZES[-1]).embedder
     encode = {"documents": embedder.document, "queries": embedder.query}
     for line in requests:
         asked = json.loads(line)

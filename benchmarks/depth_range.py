@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rows import ENGLISH_STS, Lines, run_rows
-from trundle.bench.rounds import bench
+from trundle.bench.rounds import BenchOptions, bench
 from trundle.data.corpus import read_corpus
 from trundle.evaluate.scoring import Result, _mean_score, _share_of_teacher, evaluate, find_tasks
 from trundle.model.encode import embedder
@@ -94,7 +94,8 @@ def measure_speeds(options: argparse.Namespace) -> None:
             compress(options.teacher, recipe, output=Path(scratch) / keep)
             models[keep] = str(Path(scratch) / keep)
         found = bench(
-            list(models.values()), rounds=options.rounds, seconds=options.seconds, threads=options.threads
+            list(models.values()),
+            options=BenchOptions(rounds=options.rounds, seconds=options.seconds, threads=options.threads),
         )
     speeds = {
         name: (figures.short_texts_per_second.value, figures.long_texts_per_second.value)

@@ -23,24 +23,23 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from trundle.bench.child import _latencies, _peak_memory
 from trundle.bench.process import _Worker
 from trundle.bench.results import _percentile, _rotated
 from trundle.bench.rounds import _PAUSE
-from trundle.bench.worker import _latencies, _peak_memory
 from trundle.bench.workload import _usable_cores, this_machine, workload
 
 if TYPE_CHECKING:
-    from trundle.export.exporting import Size
-    from trundle.runtime.description import EngineName
+    from trundle.precision import EngineName, Precision
 
 Encode = Callable[[Sequence[str]], Any]
 BATCH = 32
 MEMORY = {"measure": "memory", "texts": [], "seconds": 0}
 MEASURES = ("short at once", "short alone", "long at once", "long alone")
-GRAPHS: tuple[tuple[EngineName, Size], ...] = (
-    ("onnx", "full"),
+GRAPHS: tuple[tuple[EngineName, Precision], ...] = (
+    ("onnx", "float32"),
     ("onnx", "int8"),
-    ("openvino", "half"),
+    ("openvino", "bfloat16"),
     ("openvino", "int8"),
 )
 
@@ -165,32 +164,29 @@ def prepare(model: str, folder: Path, calibrate: Sequence[str]) -> set[str]:
     """Export what is not there yet, and trace the plain graph as torch would have it; the names of graphs that are refused."""
     from trundle.cli.console import _terminal
     from trundle.errors import UserError
-    from trundle.export.exporting import _PLACES, export_model
-    from trundle.export.graph import _whole, _write_onnx
-    from trundle.export.parity import Limits, calibration_texts
+    from trundle.export.exporting import export_model
+    from trundle.export.quantise import ExportOptions, calibration_texts
+    from trundle.export.tracing import _tensor_model, _write_onnx
     from trundle.model.load import load
+    from trundle.precision import graph_format
 
     if not (folder / "modules.json").is_file():
         load(model, device="cpu").save_pretrained(str(folder))
     texts, refused = calibration_texts(calibrate), set()
-    for to, size in GRAPHS:
-        place, precision = _PLACES[to, size]
-        if (folder / place).is_file():
+    for to, precision in GRAPHS:
+        if (folder / graph_format(to, precision).file).is_file():
             continue
         try:
-            export_model(
-                str(folder),
-                to=to,
-                size=size,
-                calibrate=texts,
-                limits=Limits(),
-                progress=_terminal(quiet=False),
-            )
+            how = ExportOptions(calibrate=texts)
+            progress = _terminal(quiet=False)
+            export_model(str(folder), to=to, precision=precision, options=how, progress=progress)
         except UserError as error:
             print(f"{to}-{precision} is left out: {error}")
             refused.add(f"{to}-{precision}")
     if not (folder / "plain.onnx").is_file():
-        _write_onnx(_whole(load(str(folder), device="cpu")), folder / "plain.onnx", tracer="torchscript")
+        _write_onnx(
+            _tensor_model(load(str(folder), device="cpu")), folder / "plain.onnx", tracer="torchscript"
+        )
     return refused
 
 

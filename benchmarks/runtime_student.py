@@ -15,20 +15,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trundle.bench.results import _ModelFigures, caution, rows
-from trundle.bench.rounds import bench
+from trundle.bench.rounds import BenchOptions, bench
 from trundle.bench.workload import workload
 from trundle.data.corpus import read_corpus
 from trundle.export.exporting import export_model
-from trundle.export.parity import Limits
+from trundle.export.quantise import ExportOptions, Limits
 from trundle.model.load import load
 from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
 
 if TYPE_CHECKING:
-    from trundle.export.exporting import Size
-    from trundle.runtime.description import EngineName
+    from trundle.precision import EngineName, Precision
 
-FORMS: tuple[tuple[EngineName, Size], ...] = (("onnx", "full"), ("onnx", "int8"), ("openvino", "int8"))
+FORMS: tuple[tuple[EngineName, Precision], ...] = (
+    ("onnx", "float32"),
+    ("onnx", "int8"),
+    ("openvino", "int8"),
+)
 ANY_LOSS = Limits(cosine=1, agreement=1)
 AT_ONCE = 256
 
@@ -38,8 +41,9 @@ def exported(source: str, folder: Path) -> str:
     work = workload()
     if not folder.is_dir():
         load(source, device="cpu").save_pretrained(str(folder))
-        for to, size in FORMS:
-            export_model(str(folder), to=to, size=size, calibrate=[*work.short, *work.long], limits=ANY_LOSS)
+        for to, precision in FORMS:
+            how = ExportOptions(calibrate=[*work.short, *work.long], limits=ANY_LOSS)
+            export_model(str(folder), to=to, precision=precision, options=how)
         for weights in folder.rglob("*.safetensors"):
             weights.unlink()
     return str(folder)
@@ -92,9 +96,7 @@ def main() -> None:
         student = exported(str(work / "cut"), work / "student")
         result = bench(
             [teacher, student],
-            rounds=options.rounds,
-            seconds=options.seconds,
-            batch_size=AT_ONCE,
+            options=BenchOptions(rounds=options.rounds, seconds=options.seconds, batch_size=AT_ONCE),
             all_engines=True,
         )
     for row in rows(result):

@@ -12,17 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trundle.data.corpus import read_corpus as read_corpus
+    from trundle.export.exporting import export_model as export_model
     from trundle.model.load import load as load
     from trundle.pipeline.compress import compress as compress
     from trundle.recipe import read_recipe as read_recipe
+    from trundle.runtime.encoder import Encoder as Encoder
 
 _HOMES = {
+    "Encoder": "trundle.runtime.encoder",
     "compress": "trundle.pipeline.compress",
+    "export_model": "trundle.export.exporting",
     "load": "trundle.model.load",
     "read_corpus": "trundle.data.corpus",
     "read_recipe": "trundle.recipe",
 }
-__all__ = ["compress", "load", "read_corpus", "read_recipe"]
+__all__ = ["Encoder", "compress", "export_model", "load", "read_corpus", "read_recipe"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trundle.bench.results import BenchResult
-from trundle.bench.rounds import bench
+from trundle.bench.rounds import BenchOptions, bench
 from trundle.data.corpus import ENVIRONMENT, HELD_OUT_SHARE, Corpus, as_texts, texts_facts
 from trundle.data.environment import environment_pairs, split_by_package
 from trundle.data.sampling import sample
@@ -105,8 +105,7 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
     speed = bench(
         [str(model), str(output)],
         texts=(pair.document for pair in measured),
-        rounds=3,
-        seconds=0.4,
+        options=BenchOptions(rounds=3, seconds=0.4),
         all_engines=True,
         progress=progress,
     )

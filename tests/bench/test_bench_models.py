@@ -15,7 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from trundle.bench.results import _TABLE, BenchResult, _names, caution, rows
-from trundle.bench.rounds import bench
+from trundle.bench.rounds import BenchOptions, bench
 from trundle.errors import BadInput, BadModel
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -55,7 +55,7 @@ def result(models: list[str]) -> BenchResult:
     """Without the pauses that keep the race fair: no test here asks which model is faster."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("trundle.bench.rounds._PAUSE", 0.0)
-        return bench(models, rounds=2, seconds=0.05, batch_size=8, threads=1)
+        return bench(models, options=BenchOptions(rounds=2, seconds=0.05, batch_size=8, threads=1))
 
 
 def test_sizes_are_those_of_the_models(models: list[str], result: BenchResult) -> None:
@@ -134,22 +134,22 @@ def test_names_are_short_unless_they_would_be_mistaken() -> None:
 
 def test_a_folder_that_is_no_model_ends_the_bench(models: list[str], tmp_path: Path) -> None:
     with pytest.raises(BadModel, match="not a model folder"):
-        bench([models[0], str(tmp_path)], rounds=1, seconds=0.01)
+        bench([models[0], str(tmp_path)], options=BenchOptions(rounds=1, seconds=0.01))
 
 
 @pytest.mark.parametrize(
     "wrong", [{"rounds": 0}, {"seconds": float("nan")}, {"threads": -1}, {"timeout": float("inf")}]
 )
 def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(BadInput, match="give a number above zero"):
-        bench(["unused"], **wrong)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="pass a number above zero"):
+        bench(["unused"], options=BenchOptions(**wrong))  # type: ignore[arg-type]
 
 
 def test_the_parent_stays_without_torch() -> None:
     script = (
-        "import sys\nfrom trundle.bench import bench, rows\nfrom trundle.errors import BadInput\n"
+        "import sys\nfrom trundle.bench.rounds import bench\nfrom trundle.errors import BadInput\n"
         "try:\n    bench([])\nexcept BadInput as error:\n    print(error)\n"
         "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "there is no model to bench; give at least one folder or hub name\n[]\n"
+    assert done.stdout == "there is no model to bench; pass at least one folder or hub name\n[]\n"

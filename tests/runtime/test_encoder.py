@@ -65,7 +65,7 @@ def test_roles_and_prompts_are_those_of_torch(encoder: Encoder, torch_model: Sen
 
 def test_nothing_but_the_runtime_is_needed(exported: Path) -> None:
     code = (
-        "from trundle.runtime import Encoder\nv = Encoder(sys.argv[1]).encode(['a text', 'b'])\n"
+        "from trundle import Encoder\nv = Encoder(sys.argv[1]).encode(['a text', 'b'])\n"
         "print(v.shape, any(n in sys.modules for n in ('torch', 'transformers', 'sentence_transformers')))"
     )
     done = walled(code, exported, "numpy,tokenizers,onnxruntime")
@@ -79,7 +79,7 @@ def test_without_openvino_the_other_graph_is_run_and_that_is_said(exported: Path
     (folder / "encoder.json").write_text(json.dumps(content | {"graphs": [*content["graphs"], other]}))
     code = (
         "import platform\nplatform.machine = lambda: 'x86_64'\n"
-        "sys.modules['openvino'] = None\nfrom trundle.runtime import Encoder\n"
+        "sys.modules['openvino'] = None\nfrom trundle import Encoder\n"
         "print(Encoder(sys.argv[1], graph=sys.argv[3] if len(sys.argv) > 3 else None).encode('a').shape)"
     )
     done = walled(code, folder, "numpy,tokenizers,onnxruntime")
@@ -190,14 +190,14 @@ def test_ten_thousand_texts_at_once(encoder: Encoder) -> None:
     [
         (["fine", 3], {}, "text 2 is a int, not a string"),
         ([None], {}, "text 1 is a NoneType"),
-        (["\ud800"], {}, "half of a character pair"),
-        (["a"], {"output": "float64"}, "ask for one of float32, int8, binary"),
-        (["a"], {"dimensions": 0}, "give 1 to 32"),
-        (["a"], {"dimensions": 64}, "give 1 to 32"),
+        (["\ud800"], {}, "an unpaired surrogate"),
+        (["a"], {"output": "float64"}, "choose one of float32, int8, binary"),
+        (["a"], {"dimensions": 0}, "choose 1 to 32"),
+        (["a"], {"dimensions": 64}, "choose 1 to 32"),
         (
             ["a"],
             {"prompt_name": "poem"},
-            "give one of: document, other, query|give one of: query, document, other",
+            "choose one of: document, other, query|choose one of: query, document, other",
         ),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_graph_cut_short(exported: Path, tmp_path: Path) -> None:
     folder = damaged(exported, tmp_path)
     graph = folder / "onnx" / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:1000])
-    with pytest.raises(BadModel, match="damaged or cut short"):
+    with pytest.raises(BadModel, match="damaged or truncated"):
         Encoder(folder)
     graph.unlink()
     with pytest.raises(BadModel, match="missing; export the model again"):

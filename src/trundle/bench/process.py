@@ -1,4 +1,4 @@
-"""The parent's side of one worker: start it, ask it, and be sure that it is gone afterwards."""
+"""The parent's side of one worker process: start it, send requests, and end it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import IO, Any, Self
 
 from trundle.errors import BadModel, TrundleError, UserError
 
-_COMMAND = (sys.executable, "-P", "-m", "trundle.bench.worker")
-"""-P: a file in the user's folder must not stand in for a library of the same name."""
+_COMMAND = (sys.executable, "-P", "-m", "trundle.bench.child")
+"""-P: a file in the user's folder must not shadow a library of the same name."""
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
 class _Worker:
-    """One worker process. Leaving the `with` block ends it, whatever happened inside."""
+    """One worker process. It ends when the `with` block is left."""
 
     def __init__(
         self, label: str, *, threads: int, timeout: float, command: Sequence[str] = _COMMAND
@@ -33,7 +32,7 @@ class _Worker:
         self.label = label
         self._timeout = timeout
         self._answers: SimpleQueue[str] = SimpleQueue()
-        # A file, as a pipe that nobody reads would fill up and block the worker.
+        # A file, because a pipe that no one reads would fill up and block the worker.
         self._stderr = tempfile.TemporaryFile()
         self.started = time.perf_counter()
         self._process = subprocess.Popen(
@@ -44,7 +43,7 @@ class _Worker:
             env={**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(threads))},
             text=True,
             encoding="utf-8",
-            start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the workers
+            start_new_session=True,  # Ctrl-C reaches only the parent, which then ends the workers
         )
         self._reader = threading.Thread(target=_read, args=(self._process.stdout, self._answers), daemon=True)
         self._reader.start()
@@ -55,10 +54,10 @@ class _Worker:
         return self._process.pid
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request and wait for its answer; a worker that fails, dies or hangs is one sentence."""
+        """Send a request and wait for its answer; a worker that fails, dies or hangs raises an error."""
         pipe = self._process.stdin
         assert pipe is not None
-        with suppress(BrokenPipeError):  # it died: the answer that does not come tells how
+        with suppress(BrokenPipeError):  # it died: the missing answer is reported below
             pipe.write(json.dumps(request) + "\n")
             pipe.flush()
         try:
@@ -66,17 +65,22 @@ class _Worker:
         except Empty:
             raise TrundleError(
                 f"{self.label} gave no answer within {self._timeout:g} s; "
-                "allow it more time, or leave it out of the bench"
+                "allow it more time, or leave it out of the benchmark"
             ) from None
         if not line:
             raise self._died()
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
-            raise _failure(self.label, str(reply["error"]), str(reply["kind"]))
+            sentence, kind = str(reply["error"]), reply["kind"]
+            if kind == "crash":
+                sentence = (
+                    f"{self.label} failed in the benchmark ({sentence}); try the model alone to see why"
+                )
+            raise {"model": BadModel, "user": UserError}.get(kind, TrundleError)(sentence)
         return reply
 
     def close(self) -> None:
-        """End the worker; it keeps nothing that could be lost."""
+        """End the worker, which has no state to lose."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -86,12 +90,12 @@ class _Worker:
                     stream.close()
 
     def _died(self) -> TrundleError:
-        """How the process ended, by its signal or by the last line it left."""
+        """How the process ended: its signal, or the last line it printed."""
         code = self._process.wait()
         if code == -signal.SIGKILL:
             return TrundleError(
                 f"the process of {self.label} was killed from outside; "
-                "free some memory, or bench fewer models at once"
+                "free some memory, or benchmark fewer models at once"
             )
         self._stderr.seek(0)
         said = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
@@ -101,27 +105,16 @@ class _Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 
 def _read(pipe: IO[str], answers: SimpleQueue[str]) -> None:
-    """Collect answers; an empty one is the end. A thread, so that the parent can stop waiting.
+    """Collect answers, in a thread so that the parent can time out; an empty answer is the end.
 
-    Lines that are no answer (what an interpreter prints as it starts, a line cut short) are passed over.
+    Other lines (printed while the interpreter starts, or truncated) are skipped.
     """
     for line in pipe:
         if line.startswith("{") and line.endswith("\n"):
             answers.put(line)
     answers.put("")
-
-
-def _failure(label: str, sentence: str, kind: str) -> TrundleError:
-    match kind:
-        case "model":
-            return BadModel(sentence)
-        case "user":
-            return UserError(sentence)
-    return TrundleError(f"{label} failed in the bench ({sentence}); try the model alone to see why")

@@ -114,7 +114,7 @@ def _show(outcome: Outcome) -> None:
     console._show(f"Written to {outcome.run.output}: {opens} opens it.")
     _show_pair(outcome.run)
     if outcome.milliseconds is not None:
-        console._show(f"Without torch: trundle.runtime.Encoder({str(outcome.run.output)!r}).encode([...])")
+        console._show(f"Without torch: trundle.Encoder({str(outcome.run.output)!r}).encode([...])")
     console._show(f"All of it to look at: {outcome.run.output}/{_REPORT}")
 
 

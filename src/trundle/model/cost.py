@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sentence_transformers import SentenceTransformer
@@ -20,21 +20,14 @@ from trundle.model.layout import Layout, _shrunk, layout_of
 from trundle.model.matrices import _grid_bytes, fits_grid
 from trundle.model.static import static_shape, static_table
 from trundle.model.surgery import transformer_of
+from trundle.precision import FORMATS, GraphFormat, Precision
 
 _PARTS: tuple[_Part, ...] = ("embeddings", "attention", "mlp", "norm", "pooler", "head")
 _LENGTH = 128
 _SAFETENSORS_ALIGNMENT = 8
 _BACKBONE_METADATA: dict[str, object] = {"__metadata__": {"format": "pt"}}
 _SMALLEST_INT8 = 4096
-"""Numbers under which a table or matrix stays float in an int8 graph."""
-_GRAPH_BYTES_PER_LAYER = 36_400
-"""What a graph spends on its operations; measured on BERT-like models of four and of six layers."""
-_INT4_GRAPH_BYTES_PER_LAYER = 29_300
-"""The same for an int4 graph, measured on the same."""
-_INT8_PRODUCT_BYTES_PER_LAYER = 19_400
-"""What int8 products add to those of an int4 graph, measured on three and on six layers of MiniLM."""
-_INT8_PRODUCT_BYTES_PER_OUTPUT = 5
-"""A scale and a zero point."""
+"""Values under which a table or matrix stays float in an int8 graph."""
 _DTYPES = {1: "F8_E4M3", 2: "BF16", 4: "F32", 8: "F64"}
 """Names by size, for the length of a header only."""
 
@@ -64,12 +57,8 @@ class Cost:
     width: int
     length: int
     header_bytes: int
-    int8_file_bytes: int
-    """What an int8 graph of it weighs, as export writes it."""
-    int4_file_bytes: int
-    """What an int4 graph of it weighs."""
-    int8_product_bytes: int = 0
-    """What that graph weighs more where its products are int8's."""
+    graph_bytes: Mapping[Precision, int]
+    """Predicted file size of each quantised graph, as export writes it."""
 
     @property
     def total(self) -> _PartCost:
@@ -234,53 +223,60 @@ def _cost(layout: Layout, heads: Sequence[_Head], length: int) -> Cost:
         width=layout.sizes["hidden"],
         length=length,
         header_bytes=sum(headers),
-        int8_file_bytes=_int8_bytes(layout, heads),
-        int4_file_bytes=_int4_bytes(layout, heads),
-        int8_product_bytes=_int8_product_bytes(layout, heads),
+        graph_bytes=_graph_bytes(layout.layers, [*_graph_weights(layout), *_head_weights(heads)]),
     )
 
 
-def _int8_bytes(layout: Layout, heads: Sequence[_Head]) -> int:
-    """Matrices and tables in int8 with a scale (and for products a zero point) per row, the rest as floats, no pooler."""
-    whole = layout.layers * _GRAPH_BYTES_PER_LAYER
-    for parameter in layout.parameters:
-        if parameter.part != "pooler":
-            whole += _packed(layout.shape(parameter), 5 if parameter.multiplies else 4)
-    return whole + sum(_packed(shape, 5) for head in heads for shape in head.shapes.values())
+@dataclass(frozen=True, kw_only=True)
+class _GraphWeight:
+    """A weight of an exported graph, in the shape of the torch model."""
+
+    shape: tuple[int, ...]
+    in_matmul: bool = False
+    is_table: bool = False
+    """Whether it is the token table."""
+    inputs_first: bool = False
 
 
-def _int4_bytes(layout: Layout, heads: Sequence[_Head]) -> int:
-    """Products and the token table on the grid of four bits, other tables in int8, the rest as floats, no pooler."""
-    whole = layout.layers * _INT4_GRAPH_BYTES_PER_LAYER
-    for parameter in layout.parameters:
-        if parameter.part != "pooler":
-            shape = layout.shape(parameter)
-            inputs_first = isinstance(parameter.member, Conv1D)
-            on_grid = parameter.multiplies or parameter.axes[0] == "vocab"
-            whole += _gridded(shape[::-1] if inputs_first else shape) if on_grid else _packed(shape, 4)
-    return whole + sum(_gridded(shape) for head in heads for shape in head.shapes.values())
-
-
-def _int8_product_bytes(layout: Layout, heads: Sequence[_Head]) -> int:
-    """Operations, and a scale and a zero point for each output of a product."""
-    outputs = sum(
-        layout.shape(parameter)[1 if isinstance(parameter.member, Conv1D) else 0]
+def _graph_weights(layout: Layout) -> list[_GraphWeight]:
+    """All weights but the pooler's, which the graph does not need."""
+    return [
+        _GraphWeight(
+            shape=layout.shape(parameter),
+            in_matmul=parameter.multiplies,
+            is_table=parameter.axes[0] == "vocab",
+            inputs_first=isinstance(parameter.member, Conv1D),
+        )
         for parameter in layout.parameters
-        if parameter.multiplies and parameter.part != "pooler"
-    )
-    outputs += sum(shape[0] for head in heads for shape in head.shapes.values() if len(shape) == 2)
-    return layout.layers * _INT8_PRODUCT_BYTES_PER_LAYER + _INT8_PRODUCT_BYTES_PER_OUTPUT * outputs
+        if parameter.part != "pooler"
+    ]
 
 
-def _gridded(shape: tuple[int, ...]) -> int:
-    return _grid_bytes(shape) if len(shape) == 2 and fits_grid(*shape) else 4 * math.prod(shape)
+def _head_weights(heads: Sequence[_Head]) -> list[_GraphWeight]:
+    return [_GraphWeight(shape=shape, in_matmul=True) for head in heads for shape in head.shapes.values()]
 
 
-def _packed(shape: tuple[int, ...], bytes_per_row: int) -> int:
-    count = math.prod(shape)
+def _graph_bytes(layers: int, weights: Sequence[_GraphWeight]) -> dict[Precision, int]:
+    return {
+        row.precision: layers * row.bytes_per_layer + sum(_weight_bytes(weight, row) for weight in weights)
+        for row in FORMATS
+        if row.engine == "onnx" and row.is_quantised
+    }
+
+
+def _weight_bytes(weight: _GraphWeight, row: GraphFormat) -> int:
+    """Bytes of a quantised weight with its scales; a small one and one without rows stay float."""
+    shape, count = weight.shape, math.prod(weight.shape)
+    if row.weights == "int4" and (weight.in_matmul or weight.is_table):
+        grid = shape[::-1] if weight.inputs_first else shape
+        quantised = _grid_bytes(grid) if len(grid) == 2 and fits_grid(*grid) else 4 * count
+        # An int8 matmul has a scale and a zero point per output.
+        return quantised + (
+            5 * grid[0] if row.matmuls == "int8" and weight.in_matmul and len(grid) == 2 else 0
+        )
     if len(shape) < 2 or count < _SMALLEST_INT8:
         return 4 * count
-    return count + bytes_per_row * shape[0]
+    return count + (5 if weight.in_matmul else 4) * shape[0]
 
 
 def _static_cost(shape: tuple[int, int], itemsize: int, heads: Sequence[_Head], length: int) -> Cost:
@@ -292,16 +288,13 @@ def _static_cost(shape: tuple[int, int], itemsize: int, heads: Sequence[_Head], 
     parts["head"] = _head_cost(heads, length)
     headers = [_header_bytes({"embedding.weight": shape}, itemsize, {})]
     headers += [_header_bytes(head.shapes, head.itemsize, {}) for head in heads]
-    packed = _packed(shape, 4) + sum(_packed(each, 5) for head in heads for each in head.shapes.values())
     return Cost(
         parts=parts,
         layers=0,
         width=width,
         length=length,
         header_bytes=sum(headers),
-        int8_file_bytes=packed,
-        int4_file_bytes=_gridded(shape)
-        + sum(_gridded(each) for head in heads for each in head.shapes.values()),
+        graph_bytes=_graph_bytes(0, [_GraphWeight(shape=shape, is_table=True), *_head_weights(heads)]),
     )
 
 

@@ -17,7 +17,7 @@ from sentence_transformers.util import batch_to_device
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from trundle.embedder import Embedder, Encode, Vectors, check_texts
+from trundle.embedder import Embedder, Encode, Vectors, check_texts, check_vectors
 from trundle.errors import BadInput, BadModel
 from trundle.methods.contract import LONGEST
 from trundle.model.device import _too_large, dropping, free_gpu_memory
@@ -166,7 +166,7 @@ def embedder(
                     advance(len(chunk))
             if not parts:
                 return np.zeros((0, model.get_embedding_dimension() or 0), dtype=np.float32)
-            return _check_vectors(np.concatenate(parts), texts, name)
+            return _check_embeddings(np.concatenate(parts), texts, name)
 
         return run
 
@@ -231,13 +231,8 @@ def _encode(
     return vectors
 
 
-def _check_vectors(vectors: Vectors, texts: Sequence[str], name: str) -> Vectors:
-    good = np.isfinite(vectors).all(axis=1)
-    if not good.all():
-        number = int(np.argmin(good))
-        raise BadModel(
-            f"{name} gives a vector with NaN or infinity for text {number + 1} ({texts[number][:60]!r}); check its weights"
-        )
+def _check_embeddings(vectors: Vectors, texts: Sequence[str], name: str) -> Vectors:
+    check_vectors(vectors, texts, name)
     empty = ~vectors.any(axis=1)
     if empty.any():
         number = int(np.argmax(empty))

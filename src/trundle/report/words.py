@@ -179,7 +179,7 @@ def _use(report: _Report, run: _Run) -> str:
     graphs = [form.engine for form in run.forms if form.engine != "torch"]
     if graphs:
         body += _paragraph("Without torch:") + _code(
-            f'from trundle.runtime import Encoder\n\nEncoder({run.folder!r}).encode_query(["how do I undo a commit?"])\n'
+            f'from trundle import Encoder\n\nEncoder({run.folder!r}).encode_query(["how do I undo a commit?"])\n'
         )
     elif not run.needs_trundle:
         body += _paragraph("As one graph that runs without torch:") + _code(

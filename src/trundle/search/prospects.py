@@ -19,9 +19,10 @@ from trundle.data.corpus import Corpus
 from trundle.errors import BadInput, MissingExtra
 from trundle.model.cost import Cost
 from trundle.model.encode import embedder
+from trundle.precision import Precision, graph_format
 from trundle.progress import Progress
 from trundle.search.budget import _Budget
-from trundle.search.candidates import _Candidate, _Coverage, _edge, _list_candidates, _Precision, _smallest
+from trundle.search.candidates import _Candidate, _Coverage, _edge, _list_candidates, _smallest
 from trundle.search.speed import _measure_speed, _Speed
 
 _TIMED_TEXTS, _MOST_TIMED_TEXTS, _TIMED_SECONDS = 32, 8192, 1.0
@@ -39,14 +40,14 @@ class _Prospects:
     corpus: Corpus
     progress: Progress
 
-    def speeds(self) -> dict[tuple[str, _Precision], _Speed]:
+    def speeds(self) -> dict[tuple[str, Precision], _Speed]:
         """Of int8 and of float graphs; empty where graphs can't be made here, and speed can't be told."""
         if find_spec("onnxruntime") is None or find_spec("onnx") is None:
             self.progress.say(
                 "without the extra export there is no int8 and no speed: pip install 'trundle[export]'"
             )
             return {}
-        wanted: tuple[_Precision, ...] = ("float32", "int8")
+        wanted: tuple[Precision, ...] = ("float32", "int8")
         found = {
             (base, precision): _measure_speed(model, precision, progress=self.progress)
             for base, model in self.bases.items()
@@ -59,7 +60,7 @@ class _Prospects:
         return found
 
     def promising(
-        self, limits: _Budget, speeds: Mapping[tuple[str, _Precision], _Speed], *, before: Cost
+        self, limits: _Budget, speeds: Mapping[tuple[str, Precision], _Speed], *, before: Cost
     ) -> list[_Candidate]:
         """What is worth a trial, most promising first; a budget that makes no sense for this model is refused in one sentence."""
         if limits.milliseconds is not None and not speeds:
@@ -83,21 +84,21 @@ class _Prospects:
         # Where the model itself fits once it is int8, nothing it could be cut to is nearer to it.
         return [each for each in promising if each.untouched] or promising
 
-    def slowest(self, speeds: Mapping[tuple[str, _Precision], _Speed], before: Cost) -> float | None:
+    def slowest(self, speeds: Mapping[tuple[str, Precision], _Speed], before: Cost) -> float | None:
         """What a query takes with the model as it is, told like the candidates'."""
         speed = speeds.get((self.source, "float32"))
         return None if speed is None else speed.milliseconds(before)
 
     def candidates(
-        self, speeds: Mapping[tuple[str, _Precision], _Speed], *, timed: bool = False
+        self, speeds: Mapping[tuple[str, Precision], _Speed], *, timed: bool = False
     ) -> list[_Candidate]:
         """All cuts of the model and of the students' backbones, sized and timed by arithmetic.
 
         Where time counts, four bits a weight are multiplied in int8: twice as fast, for a little less agreement.
         """
-        grid: _Precision = "int4+int8" if timed else "int4"
+        grid: Precision = "int4+int8" if timed else "int4"
         dimensions = self.bases[self.source].get_embedding_dimension() or 0
-        precisions: tuple[_Precision, ...] = ("int8", grid) if speeds else ("float32",)
+        precisions: tuple[Precision, ...] = ("int8", grid) if speeds else ("float32",)
         found = [
             candidate
             for base, model in self.bases.items()
@@ -108,7 +109,10 @@ class _Prospects:
         ]
         return [
             replace(
-                each, milliseconds=speeds[each.base, _computed_as(each.precision)].milliseconds(each.cost)
+                each,
+                milliseconds=speeds[each.base, graph_format("onnx", each.precision).matmuls].milliseconds(
+                    each.cost
+                ),
             )
             if speeds
             else each
@@ -154,12 +158,6 @@ def _of_all_lengths(texts: Sequence[str], count: int) -> list[list[str]]:
         return [ordered]
     middles = [len(ordered) * (2 * number + 1) // (2 * _LENGTHS) for number in range(_LENGTHS)]
     return [ordered[middle - each // 2 : middle - each // 2 + each] for middle in middles]
-
-
-def _computed_as(precision: _Precision) -> _Precision:
-    """What a graph of this precision is multiplied in, which decides its speed: int4 is a way to store."""
-    stored: dict[_Precision, _Precision] = {"int4": "float32", "int4+int8": "int8"}
-    return stored.get(precision, precision)
 
 
 def _coverage(model: SentenceTransformer, texts: Sequence[str]) -> _Coverage:

@@ -28,6 +28,7 @@ from trundle.model.cost import Cost, cost
 from trundle.model.load import load
 from trundle.model.save import model_digest, weight_bytes
 from trundle.pipeline.pair import pair_folder
+from trundle.precision import Precision, graph_format
 from trundle.progress import SILENT, Progress
 from trundle.records import versions
 from trundle.search.budget import (
@@ -40,7 +41,7 @@ from trundle.search.budget import (
     _plan_time,
     _time_left,
 )
-from trundle.search.candidates import _Candidate, _Precision
+from trundle.search.candidates import _Candidate
 from trundle.search.outcome import Outcome, _Tried
 from trundle.search.prospects import _Prospects
 from trundle.search.speed import _export_graph, _Speed, _time_queries
@@ -56,13 +57,6 @@ from trundle.search.trials import (
 )
 
 _CALIBRATION_TEXTS = 400
-_INSTEAD: Mapping[_Precision, tuple[_Precision, ...]] = {
-    "float32": (),
-    "int8": ("float32",),
-    "int4": ("float32",),
-    "int4+int8": ("int4", "float32"),
-}
-"""Graphs that multiply in float, for where one of this precision loses too much."""
 
 
 def _ship(
@@ -71,7 +65,7 @@ def _ship(
     corpus: Corpus,
     *,
     limits: _Budget,
-    speeds: Mapping[tuple[str, _Precision], _Speed],
+    speeds: Mapping[tuple[str, Precision], _Speed],
     progress: Progress,
 ) -> dict[str, Any]:
     """What an outcome says of the file that is shipped, in its real size and speed; the weights where no graph can be made.
@@ -85,7 +79,7 @@ def _ship(
         return _graph(output, candidate.precision, texts, progress)
     except UserError as error:
         refused = f"there is no {candidate.precision} graph: {_cause(error)}"
-    for precision in _INSTEAD[candidate.precision]:
+    for precision in graph_format("onnx", candidate.precision).fallbacks:
         other = replace(candidate, precision=precision)
         fits = limits.allows(
             file_bytes=other.bytes,
@@ -104,7 +98,7 @@ def _ship(
     return {"bytes": weight_bytes(output), "no_graph": f"{refused}; {left}"}
 
 
-def _graph(output: Path, precision: _Precision, texts: list[str], progress: Progress) -> dict[str, Any]:
+def _graph(output: Path, precision: Precision, texts: list[str], progress: Progress) -> dict[str, Any]:
     weight = _export_graph(output, precision, calibrate=texts, progress=progress)
     return {"bytes": weight, "milliseconds": _time_queries([output])[0].milliseconds}
 
@@ -213,7 +207,7 @@ def compress_to_budget(
 def _planned(
     prospects: _Prospects,
     limits: _Budget,
-    speeds: Mapping[tuple[str, _Precision], _Speed],
+    speeds: Mapping[tuple[str, Precision], _Speed],
     *,
     before: Cost,
 ) -> Outcome:
@@ -248,7 +242,7 @@ def _carried_out(
     trials: _Trials,
     output: Path,
     *,
-    speeds: Mapping[tuple[str, _Precision], _Speed],
+    speeds: Mapping[tuple[str, Precision], _Speed],
     began: float,
     minutes: float,
     replace_output: bool,

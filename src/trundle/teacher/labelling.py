@@ -24,7 +24,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from trundle.data.texts import Kind, Text
-from trundle.embedder import Embedder, Encode, Vectors
+from trundle.embedder import Embedder, Encode, Vectors, check_vectors
 from trundle.errors import BadInput, BadModel, OtherTexts, TrundleError, WriteFailed
 from trundle.progress import SILENT, Advance, Progress
 from trundle.teacher.shards import (
@@ -279,9 +279,8 @@ def encode_by_role(
         rows.sort(key=lambda row: len(texts[row].text), reverse=True)
         for start in range(0, len(rows), _TEXTS_PER_CALL):
             asked = rows[start : start + _TEXTS_PER_CALL]
-            answer = _checked_vectors(
-                encode([texts[row].text for row in asked]), [texts[row] for row in asked]
-            )
+            plain = [texts[row].text for row in asked]
+            answer = check_vectors(encode(plain), plain, "the teacher", zeros=False)
             if vectors is None:
                 vectors = np.empty((len(texts), answer.shape[1]), dtype=np.float32)
             if answer.shape[1] != vectors.shape[1]:
@@ -296,26 +295,6 @@ def encode_by_role(
 def role_of(kind: Kind | None) -> _Role:
     """Queries and documents have roles of their own; all else is encoded without a prompt for a role."""
     return kind if kind == "query" or kind == "document" else "text"
-
-
-def _checked_vectors(answer: Vectors, texts: Sequence[Text]) -> Vectors:
-    """One good vector for each text, or an error that names the text."""
-    vectors = np.asarray(answer, dtype=np.float32)
-    if vectors.ndim != 2 or len(vectors) != len(texts) or vectors.shape[1] == 0:
-        shape = "×".join(map(str, vectors.shape))
-        raise BadModel(
-            f"the teacher gave an array of {shape} for {len(texts)} texts; it must give one row a text"
-        )
-    for bad, what in (
-        (~np.isfinite(vectors).all(axis=1), "NaN or infinity"),
-        (~vectors.any(axis=1), "nothing but zeros"),
-    ):
-        if bad.any():
-            text = texts[int(bad.argmax())].text
-            raise BadModel(
-                f"the teacher's vector for {text[:60]!r} holds {what}; leave the text out or check the teacher"
-            )
-    return vectors
 
 
 @dataclass(frozen=True, kw_only=True)
