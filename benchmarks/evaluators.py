@@ -39,9 +39,8 @@ from sentence_transformers.sentence_transformer.evaluation import (
 )
 
 from trundle.embedder import Embedder, Encode, Vectors
-from trundle.evaluate.encoding import Memory
 from trundle.evaluate.mteb import _MtebEncoder, _MtebTask
-from trundle.evaluate.scoring import evaluate, find_tasks
+from trundle.evaluate.scoring import Memory, evaluate, find_tasks
 from trundle.evaluate.tasks import Task, _choose_split, _numbers_of, _read_columns, _texts_of
 from trundle.model.encode import embedder
 from trundle.model.load import load

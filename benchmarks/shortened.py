@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trundle.embedder import Embedder, Encode, Vectors, asymmetric
-from trundle.evaluate.encoding import Memory
-from trundle.evaluate.scoring import find_tasks
+from trundle.evaluate.scoring import Memory, find_tasks
 from trundle.evaluate.shortening import (
     _PRECISIONS,
     _by_tasks,

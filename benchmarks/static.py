@@ -25,8 +25,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from rows import ENGLISH_STS, Lines
 from trundle.data.corpus import read_corpus
-from trundle.evaluate.encoding import Memory
-from trundle.evaluate.scoring import Result, _mean_score, evaluate, find_tasks
+from trundle.evaluate.scoring import Memory, Result, _mean_score, evaluate, find_tasks
 from trundle.model.encode import embedder
 from trundle.model.load import load
 from trundle.pipeline.compress import compress

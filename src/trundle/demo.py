@@ -20,9 +20,8 @@ from trundle.data.environment import environment_pairs, split_by_package
 from trundle.data.sampling import sample
 from trundle.embedder import Embedder
 from trundle.errors import MissingExtra
-from trundle.evaluate.encoding import Memory
 from trundle.evaluate.fidelity import Fidelity, measure_fidelity, queries_and_documents
-from trundle.evaluate.scoring import evaluate
+from trundle.evaluate.scoring import Memory, evaluate
 from trundle.evaluate.tasks import KnownItemTask
 from trundle.progress import SILENT, Progress
 from trundle.report.report import make_report, write_report

@@ -106,7 +106,7 @@ def _load_torch(model: str, *, threads: int, batch_size: int) -> _LoadedModel:
     )
 
 
-def _load_graph(model: str, *, threads: int, batch_size: int, graph: str) -> _LoadedModel:
+def _load_graph(model: str, *, threads: int, batch_size: int, graph: str) -> _LoadedModel:  # noqa: ARG001
     """Load one graph of an exported folder; the runtime chooses its own batches."""
     from trundle.runtime.encoder import Encoder
 

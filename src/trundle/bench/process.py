@@ -33,7 +33,7 @@ class _Worker:
         self._timeout = timeout
         self._answers: SimpleQueue[str] = SimpleQueue()
         # A file, because a pipe that no one reads would fill up and block the worker.
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self.started = time.perf_counter()
         self._process = subprocess.Popen(
             command,

@@ -124,7 +124,10 @@ class _StaticTensorModel(_TensorModel):
         self.table = table
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
         """Vectors of texts, and of their tokens."""
         rows = nn.functional.embedding(input_ids, self.table.embedding.weight)

@@ -18,7 +18,6 @@ from trundle.data.corpus import Corpus
 from trundle.data.sampling import distinct, sample
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
-from trundle.evaluate.encoding import Memory
 from trundle.evaluate.fidelity import (
     FEWEST_DOCUMENTS,
     MEASURED_TEXTS,
@@ -26,6 +25,7 @@ from trundle.evaluate.fidelity import (
     measure_fidelity,
     queries_and_documents,
 )
+from trundle.evaluate.scoring import Memory
 from trundle.folders import check_free
 from trundle.methods.contract import Applied, Beside, Context
 from trundle.model.cost import Cost, cost
