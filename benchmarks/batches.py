@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from trundle.bench.child import _engines_of, _loader, _private_streams
-from trundle.bench.process import _Worker
 from trundle.bench.results import _rotated
-from trundle.bench.rounds import _PAUSE
+from trundle.bench.rounds import _PAUSE, _Worker
 from trundle.bench.workload import _cpu_clock, _other_cores, _usable_cores, this_machine
 from trundle.records import versions
 

@@ -18,9 +18,8 @@ from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
-from trundle.bench.process import _COMMAND, _Worker
 from trundle.bench.results import _of_rounds, _rotated
-from trundle.bench.rounds import _PAUSE
+from trundle.bench.rounds import _COMMAND, _PAUSE, _Worker
 from trundle.bench.workload import _usable_cores, workload
 
 BATCH_SIZE = 32

@@ -24,9 +24,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from trundle.bench.child import _latencies, _peak_memory
-from trundle.bench.process import _Worker
 from trundle.bench.results import _percentile, _rotated
-from trundle.bench.rounds import _PAUSE
+from trundle.bench.rounds import _PAUSE, _Worker
 from trundle.bench.workload import _usable_cores, this_machine, workload
 
 if TYPE_CHECKING:

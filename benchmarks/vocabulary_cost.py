@@ -26,8 +26,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from rows import to_learn_from
-from trundle.bench.process import _Worker
 from trundle.bench.results import _rotated
+from trundle.bench.rounds import _Worker
 from trundle.bench.workload import _cpu_clock, _other_cores, _usable_cores, _Workload, workload
 from trundle.methods.catalogue import METHODS
 from trundle.methods.contract import Context

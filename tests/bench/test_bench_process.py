@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from trundle.bench import rounds
-from trundle.bench.process import _Worker
 from trundle.bench.results import _BenchSettings
-from trundle.bench.rounds import _MEASURES, _BenchedModel, _measure
+from trundle.bench.rounds import _MEASURES, _BenchedModel, _measure, _Worker
 from trundle.bench.workload import workload
 from trundle.errors import BadModel, TrundleError, UserError
 from trundle.progress import SILENT
@@ -225,7 +224,7 @@ def test_no_worker_outlives_its_parent(
     """The parent is killed, or stopped with Ctrl-C, while one worker is in the middle of a measure."""
     parent = f"""
 import signal, sys
-from trundle.bench.process import _Worker
+from trundle.bench.rounds import _Worker
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would have it ignored
 command, request = {command!r}, {request_for("works for ever")!r}
 try:

@@ -199,7 +199,7 @@ BAD_FILES = [
     (
         _ClassificationTask,
         {"text": ["a", "b"], "label": ["x", "x"], "split": ["train", "test"]},
-        "one label only",
+        "only one label",
     ),
     (_ClassificationTask, {"text": ["a"], "label": ["x"], "split": ["test"]}, "no rows of the split 'train'"),
     (_ClusteringTask, {"text": ["a", "b"], "label": ["x", "x"]}, "fewer than two labels"),

@@ -96,7 +96,6 @@ class _ModelFigures:
 
     @property
     def own_memory_bytes(self) -> int:
-        """Peak memory beyond a bare interpreter."""
         return self.peak_memory_bytes - self.bare_memory_bytes
 
 

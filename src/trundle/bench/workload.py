@@ -66,11 +66,9 @@ class _Workload:
     long: tuple[str, ...]
 
     def as_json(self) -> str:
-        """The texts as a worker reads them."""
         return json.dumps(asdict(self))
 
     def fingerprint(self) -> str:
-        """A hash that distinguishes workloads."""
         return hashlib.sha256(self.as_json().encode()).hexdigest()
 
 

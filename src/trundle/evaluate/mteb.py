@@ -99,18 +99,15 @@ class _MtebTask:
 
     @property
     def name(self) -> str:
-        """The name in results."""
         return f"mteb:{self.task.metadata.name}"
 
     @property
     def kind(self) -> str:
-        """The kind for mteb's type, or mteb's type in lower case."""
         kind = str(self.task.metadata.type)
         return _KINDS.get(kind, kind.lower())
 
     @property
     def has_documents(self) -> bool:
-        """Whether queries and documents are encoded separately."""
         parts = self.task.metadata.tasks if isinstance(self.task, AbsTaskAggregate) else [self.task]
         return any(isinstance(part, AbsTaskRetrieval) for part in parts)
 

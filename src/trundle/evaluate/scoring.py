@@ -124,42 +124,32 @@ def evaluate(
     used = versions(_USED)
     results = []
     for task in tasks:
-        standard = memory.remember(embedder, task.name)
-        results.append(_score(task, standard, None, seed=seed, used=used, progress=progress))
-        if documents is not None and task.has_documents:
-            teacher = memory.remember(documents, f"{task.name} by {documents.name}")
-            results.append(_score(task, standard, teacher, seed=seed, used=used, progress=progress))
+        modes: tuple[_Mode, ...] = ("standard", "asymmetric")
+        for mode in modes[: 2 if documents is not None and task.has_documents else 1]:
+            model, teacher = memory.remember(embedder, task.name), None
+            if documents is not None and mode == "asymmetric":
+                teacher = documents.name
+                model = asymmetric(model, memory.remember(documents, f"{task.name} by {teacher}"))
+            began = time.perf_counter()
+            scores = task.run(model, seed=seed)
+            seconds = time.perf_counter() - began
+            score = scores.measures[scores.main]
+            name = f"{PurePath(embedder.name).name}, {task.name} ({mode}, {scores.split})"
+            progress.say(f"{name}: {scores.main} {score:.4f}")
+            results.append(
+                Result(
+                    **vars(scores),
+                    task=task.name,
+                    kind=task.kind,
+                    mode=mode,
+                    model=embedder.name,
+                    documents=teacher,
+                    score=score,
+                    seconds=seconds,
+                    versions=used,
+                )
+            )
     return results
-
-
-def _score(
-    task: Task,
-    model: Embedder,
-    teacher: Embedder | None,
-    *,
-    seed: int,
-    used: Mapping[str, str],
-    progress: Progress,
-) -> Result:
-    began = time.perf_counter()
-    scores = task.run(model if teacher is None else asymmetric(model, teacher), seed=seed)
-    seconds = time.perf_counter() - began
-    mode: _Mode = "standard" if teacher is None else "asymmetric"
-    score = scores.measures[scores.main]
-    progress.say(
-        f"{PurePath(model.name).name}, {task.name} ({mode}, {scores.split}): {scores.main} {score:.4f}"
-    )
-    return Result(
-        **vars(scores),
-        task=task.name,
-        kind=task.kind,
-        mode=mode,
-        model=model.name,
-        documents=None if teacher is None else teacher.name,
-        score=score,
-        seconds=seconds,
-        versions=used,
-    )
 
 
 def _of_mode(results: Sequence[Result], mode: _Mode) -> list[Result]:

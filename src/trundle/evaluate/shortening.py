@@ -44,7 +44,6 @@ class _Ranges:
     teacher: str
 
     def as_text(self) -> str:
-        """JSON, with exact numbers."""
         numbers = {"lowest": self.lowest.tolist(), "highest": self.highest.tolist()}
         return json.dumps({"teacher": self.teacher, "vectors": self.vectors, **numbers}) + "\n"
 

@@ -130,6 +130,7 @@ class _FileTask:
 class _SentencePairTask(_FileTask):
     """Sentence pairs with a number each."""
 
+    kind: ClassVar[str]
     column: ClassVar[str]
     main: ClassVar[str]
     metrics: ClassVar[Callable[[Vectors, Vectors, Sequence[float]], dict[str, float]]]
@@ -140,7 +141,10 @@ class _SentencePairTask(_FileTask):
         rows, split, note = _choose_split(table, self.split, self.path)
         left, right = _texts_of(rows, "sentence1", self.path), _texts_of(rows, "sentence2", self.path)
         numbers = _numbers_of(rows, self.column, self.path)
-        self._check(numbers, split)
+        if self.kind == "pairs" and set(numbers) != {0, 1}:
+            raise BadInput(
+                f"{self.path} must have the labels 0 and 1 in its {split} split; it has {set(numbers)}"
+            )
         return _Scores(
             main=self.main,
             measures=type(self).metrics(embedder.text(left), embedder.text(right), numbers),
@@ -151,9 +155,6 @@ class _SentencePairTask(_FileTask):
             settings={"similarity": "cosine"},
             note=note,
         )
-
-    def _check(self, numbers: Sequence[float], split: str) -> None:
-        """Reject numbers that the metric can't use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,12 +175,6 @@ class _PairTask(_SentencePairTask):
     column: ClassVar[str] = "label"
     main: ClassVar[str] = "ap"
     metrics = staticmethod(_pair_measures)
-
-    def _check(self, numbers: Sequence[float], split: str) -> None:
-        if set(numbers) != {0, 1}:
-            raise BadInput(
-                f"{self.path} must have the labels 0 and 1 in its {split} split; it has {set(numbers)}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +258,6 @@ class _RetrievalTask(_FileTask):
         return _retrieval_scores(collection, embedder, split=split, seed=seed, note=note)
 
     def read(self) -> tuple[_Collection, str, str]:
-        """The collection, the split of its judgements, and a note if that is not the requested one."""
         corpus_file, query_file = self.path / "corpus.parquet", self.path / "queries.parquet"
         judgement_file = self.path / "qrels.parquet"
         judgements = _read_columns(judgement_file, ("query-id", "corpus-id", "score"), ("split",))

@@ -40,7 +40,6 @@ class _Closeness:
     """The text with the lowest cosine."""
 
     def as_json(self) -> dict[str, float | int | str]:
-        """For the description of the graph."""
         return {
             "texts": self.texts,
             "lowest cosine": round(self.lowest_cosine, 6),

@@ -113,12 +113,10 @@ class _GraphModule(Module):
     tokenize = preprocess
 
     def forward(self, features: dict[str, Any], **_options: Any) -> dict[str, Any]:
-        """The vectors of a batch."""
         vectors = self.encoder.encode(features["texts"], prompt="")
         return {**features, "sentence_embedding": torch.from_numpy(vectors)}
 
     def get_embedding_dimension(self) -> int:
-        """Dimensions of a vector."""
         return self.encoder.dimensions
 
     def save(self, output_path: str, *_args: Any, **_options: Any) -> None:

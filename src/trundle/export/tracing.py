@@ -67,16 +67,13 @@ class _GraphJob:
 
     @property
     def path(self) -> Path:
-        """The file to write."""
         return self.folder / self.graph.path
 
     @property
     def traced(self) -> Path:
-        """The float graph it is made from."""
         return self.folder / "traced" / "model.onnx"
 
     def with_facts(self, facts: Mapping[str, Any]) -> _GraphJob:
-        """The same job with more facts about the graph."""
         return replace(self, graph=replace(self.graph, facts={**self.graph.facts, **facts}))
 
 
@@ -108,7 +105,6 @@ class _TensorModel(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Vectors of texts, and of their tokens."""
         features = {"input_ids": input_ids, "attention_mask": attention_mask}
         if token_type_ids is not None:
             features["token_type_ids"] = token_type_ids
@@ -129,7 +125,6 @@ class _StaticTensorModel(_TensorModel):
         attention_mask: Tensor,
         token_type_ids: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
-        """Vectors of texts, and of their tokens."""
         rows = nn.functional.embedding(input_ids, self.table.embedding.weight)
         counted = attention_mask[:, :, None].to(rows.dtype)
         done = {_SENTENCES: (rows * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)}

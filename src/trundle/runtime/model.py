@@ -114,7 +114,6 @@ class _OneModel:
     """A folder with graphs, one of them loaded. Several threads may use it at once."""
 
     def __init__(self, folder: Path, *, graph: str | None, threads: int, warn: Callable[[str], None]) -> None:
-        """Load the graph; `warn` is called if another graph runs than the preferred one."""
         self.folder, self.threads = folder, threads
         self.description = read_description(folder)
         self.graph = _choose(self.description.graphs, graph, folder, warn)
@@ -125,7 +124,6 @@ class _OneModel:
         self._session(threads)
 
     def read(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of texts that already carry their prompt."""
         return self._reader.read(texts)
 
     def vectors_of(self, rows: Sequence[Sequence[int]], *, together: bool) -> Vectors:
