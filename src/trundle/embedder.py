@@ -29,6 +29,12 @@ class Embedder:
     query: Encode
     document: Encode
 
+    def through(self, wrap: Callable[[Encode], Encode], name: str | None = None) -> Embedder:
+        """The same model with each of its three functions wrapped."""
+        return Embedder(
+            name=name or self.name, text=wrap(self.text), query=wrap(self.query), document=wrap(self.document)
+        )
+
 
 def asymmetric(queries: Embedder, documents: Embedder) -> Embedder:
     """Queries encoded by one model, documents by another: a small query encoder on an existing index."""

@@ -88,11 +88,7 @@ FORMATS: Sequence[GraphFormat] = (
         matmuls="bfloat16",
     ),
     GraphFormat(
-        engine="onnx",
-        precision="float16",
-        file="onnx/model_fp16.onnx",
-        weights="float16",
-        matmuls="float16",
+        engine="onnx", precision="float16", file="onnx/model_fp16.onnx", weights="float16", matmuls="float16"
     ),
     GraphFormat(
         engine="onnx", precision="float32", file="onnx/model.onnx", weights="float32", matmuls="float32"

@@ -28,12 +28,7 @@ def unit(vectors: Vectors) -> NDArray[np.float64]:
 
 
 def nearest(
-    queries: Vectors,
-    documents: Vectors,
-    k: int,
-    *,
-    left_out: Sequence[int] | None = None,
-    documents_at_once: int = _DOCUMENTS_AT_ONCE,
+    queries: Vectors, documents: Vectors, k: int, *, left_out: Sequence[int] | None = None
 ) -> Positions:
     """Positions of the k nearest documents of each query by cosine, best first.
 
@@ -46,8 +41,8 @@ def nearest(
     hidden = np.full(len(queries), -1) if left_out is None else np.asarray(left_out, dtype=np.int64)
     best = np.full((len(queries), k), -np.inf, dtype=np.float32)
     found = np.full((len(queries), k), -1, dtype=np.int64)
-    for start in range(0, len(documents), documents_at_once):
-        block = unit(documents[start : start + documents_at_once]).T
+    for start in range(0, len(documents), _DOCUMENTS_AT_ONCE):
+        block = unit(documents[start : start + _DOCUMENTS_AT_ONCE]).T
         for first in range(0, len(queries), _QUERIES_AT_ONCE):
             rows = slice(first, first + _QUERIES_AT_ONCE)
             scores = (scaled[rows] @ block).astype(np.float32)

@@ -40,12 +40,7 @@ class Memory:
 
     def remember(self, embedder: Embedder, label: str) -> Embedder:
         """The same embedder, which encodes only new texts; `label` names its progress bar."""
-        return Embedder(
-            name=embedder.name,
-            text=self._through(embedder.name, embedder.text, label),
-            query=self._through(embedder.name, embedder.query, label),
-            document=self._through(embedder.name, embedder.document, label),
-        )
+        return embedder.through(lambda encode: self._through(embedder.name, encode, label))
 
     def known(self, encode: Encode) -> Vectors | None:
         """All vectors so far from one function of a model."""

@@ -107,15 +107,10 @@ def _steps(dimensions: int, ranges: _Ranges) -> tuple[NDArray[np.float32], NDArr
 def _with_shortened(embedder: Embedder, dimensions: int, precision: _Precision, ranges: _Ranges) -> Embedder:
     """The same model with truncated and quantised vectors."""
 
-    def through(encode: Encode) -> Encode:
+    def shorten(encode: Encode) -> Encode:
         return lambda texts: _shortened(encode(texts), dimensions, precision, ranges)
 
-    return Embedder(
-        name=f"{embedder.name} ({dimensions} × {precision})",
-        text=through(embedder.text),
-        query=through(embedder.query),
-        document=through(embedder.document),
-    )
+    return embedder.through(shorten, f"{embedder.name} ({dimensions} × {precision})")
 
 
 def _bytes_of(dimensions: int, precision: _Precision) -> int:
@@ -200,11 +195,11 @@ def _measure_inheritance(
     return tuple(rows)
 
 
-def _by_tasks(tasks: Sequence[Task], *, seed: int = _SEED) -> _Score:
+def _by_tasks(tasks: Sequence[Task]) -> _Score:
     """A function that gives each task's main score."""
 
     def score(model: Embedder) -> dict[str, float]:
-        found = {task.name: task.run(model, seed=seed) for task in tasks}
+        found = {task.name: task.run(model, seed=_SEED) for task in tasks}
         return {name: scores.measures[scores.main] for name, scores in found.items()}
 
     return score

@@ -58,11 +58,17 @@ def open_encoder(
 
 
 def open_sides(
-    name: str, *, graph: str | None = None, trust_remote_code: bool = False, progress: Progress = SILENT
+    name: str,
+    *,
+    graph: str | None = None,
+    threads: int | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress = SILENT,
 ) -> list[Encoder]:
     """The same with each model of a pair as its own encoder, the student first."""
     home = _exported(name, trust_remote_code=trust_remote_code, progress=progress)
-    return [Encoder(place, graph=graph) for place in dict.fromkeys(side_folders(home).values())]
+    places = dict.fromkeys(side_folders(home).values())
+    return [Encoder(place, graph=graph, threads=threads) for place in places]
 
 
 def _exported(name: str, *, trust_remote_code: bool, progress: Progress) -> Path:
