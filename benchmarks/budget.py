@@ -17,9 +17,9 @@ from trundle.bench.workload import workload
 from trundle.data.corpus import read_corpus
 from trundle.model.load import load
 from trundle.pipeline.compress import compress
+from trundle.precision import graph_format
 from trundle.recipe import parse_recipe
 from trundle.search.candidates import _Candidate, _list_candidates
-from trundle.search.prospects import _computed_as
 from trundle.search.speed import _ANY_LOSS, _export_graph, _measure_speed, _time_queries
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--precision", default="int8", choices=("int8", "int4", "int4+int8"))
     options = parser.parse_args()
     model = load(options.model)
-    speed = _measure_speed(model, _computed_as(options.precision))
+    speed = _measure_speed(model, graph_format("onnx", options.precision).matmuls)
     dimensions = model.get_embedding_dimension() or 0
     chosen = spread(
         _list_candidates(model, options.model, dimensions=dimensions, precision=options.precision),

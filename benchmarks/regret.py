@@ -24,7 +24,6 @@ from rows import Lines, run_rows
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
-from trundle.search.candidates import _GRID
 from trundle.search.search import _PLANNING_FILE, compress_to_budget
 from trundle.search.trials import _CPU_PACE, _GPU_PACE
 
@@ -84,7 +83,7 @@ def write_candidates(arguments: argparse.Namespace, corpus: Corpus) -> int:
             "steps": each.candidate.steps(
                 texts=arguments.texts if each.candidate.base == arguments.model else None
             ),
-            "grid": each.candidate.precision in _GRID,
+            "grid": each.candidate.in_int4,
             "static": not each.candidate.layers,
         }
         for each in planned.tried

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trundle.data.sampling import fingerprint
-from trundle.embedder import Embedder, Vectors
+from trundle.embedder import Embedder
 from trundle.errors import BadInput
 from trundle.evaluate.metrics import (
     _CLASSIFIER_ITERATIONS,
@@ -133,7 +133,6 @@ class _SentencePairTask(_FileTask):
     kind: ClassVar[str]
     column: ClassVar[str]
     main: ClassVar[str]
-    metrics: ClassVar[Callable[[Vectors, Vectors, Sequence[float]], dict[str, float]]]
 
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
         """Compare the cosine of each pair with its number."""
@@ -145,9 +144,10 @@ class _SentencePairTask(_FileTask):
             raise BadInput(
                 f"{self.path} must have the labels 0 and 1 in its {split} split; it has {set(numbers)}"
             )
+        metrics = _pair_measures if self.kind == "pairs" else _similarity_measures
         return _Scores(
             main=self.main,
-            measures=type(self).metrics(embedder.text(left), embedder.text(right), numbers),
+            measures=metrics(embedder.text(left), embedder.text(right), numbers),
             split=split,
             texts=len({*left, *right}),
             fingerprint=fingerprint(zip(left, right, numbers, strict=True)),
@@ -164,7 +164,6 @@ class _SimilarityTask(_SentencePairTask):
     kind: ClassVar[str] = "sts"
     column: ClassVar[str] = "score"
     main: ClassVar[str] = "spearman"
-    metrics = staticmethod(_similarity_measures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +173,6 @@ class _PairTask(_SentencePairTask):
     kind: ClassVar[str] = "pairs"
     column: ClassVar[str] = "label"
     main: ClassVar[str] = "ap"
-    metrics = staticmethod(_pair_measures)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -119,7 +119,7 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
         job.progress.say(f"{name}: {tried[-1]}")
         lost = 1 - closeness.mean_cosine, 1 - agreement
         if lost[0] <= options.limits.cosine and lost[1] <= options.limits.agreement:
-            facts = {**closeness.as_json(), f"agreement@{_NEIGHBOURS}": round(agreement, 4)}
+            facts: dict[str, Any] = {**closeness.as_json(), f"agreement@{_NEIGHBOURS}": round(agreement, 4)}
             if row.matmuls == "int8":
                 facts |= {"products in float": keep, "bits of a weight": 7 if options.older_cpus else 8}
             return job.with_facts(facts).graph, closeness
