@@ -102,16 +102,10 @@ def _with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:
         if matrix is not None and matrix.name not in done:
             transposed = _is_transposed(node)
             if fits_grid(*(matrix.dims if transposed else reversed(matrix.dims))):
-                content = _removed(model, matrix, done)
-                name = matrix.name
+                name, content = matrix.name, _removed(model, matrix, done)
+                rows = content if transposed else content.T
                 nodes += [
-                    *_dequantised_matrix(
-                        model,
-                        name,
-                        content if transposed else content.T,
-                        f"{name}_blocks",
-                        transposed=transposed,
-                    ),
+                    *_dequantised_matrix(model, name, rows, f"{name}_blocks", transposed=transposed),
                     _node("Reshape", [f"{name}_blocks", f"{name}_shape"], name),
                 ]
         nodes.append(node)

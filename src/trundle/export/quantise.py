@@ -111,10 +111,8 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
         with job.progress.task(name, None):
             _write(job, row, samples, keep=keep, older_cpus=options.older_cpus)
             vectors = _graph_vectors(job, measured)
-        closeness, agreement = (
-            _compare(vectors, reference, measured),
-            _neighbour_agreement(vectors, reference),
-        )
+        closeness = _compare(vectors, reference, measured)
+        agreement = _neighbour_agreement(vectors, reference)
         tried.append(f"cosine {closeness.mean_cosine:.4f}, agreement@{_NEIGHBOURS} {agreement:.1%}")
         job.progress.say(f"{name}: {tried[-1]}")
         lost = 1 - closeness.mean_cosine, 1 - agreement
