@@ -34,8 +34,8 @@ from trundle.model.load import load
 from trundle.model.save import weight_bytes
 from trundle.model.surgery import Cut, cut, transformer_of
 from trundle.pipeline.run import Request
-from trundle.search.candidates import _GRID, _list_candidates
-from trundle.search.prospects import _computed_as
+from trundle.precision import graph_format
+from trundle.search.candidates import _list_candidates
 from trundle.search.search import _PLANNING_FILE, compress_to_budget
 from trundle.search.speed import _ANY_LOSS, _export_graph, _measure_speed, _time_queries
 from trundle.search.trials import _CPU_PACE, _GPU_PACE
@@ -67,7 +67,7 @@ def sizes(options: argparse.Namespace) -> None:
 
 def forecast(options: argparse.Namespace, corpus: Corpus) -> None:
     model, texts = load(options.model), workload().short + workload().long
-    speed = _measure_speed(model, _computed_as(options.precision))
+    speed = _measure_speed(model, graph_format("onnx", options.precision).matmuls)
     width = model.get_embedding_dimension() or 0
     listed = _list_candidates(model, options.model, dimensions=width, precision=options.precision)
     ordered = sorted(listed, key=lambda each: -each.bytes)
@@ -127,7 +127,7 @@ def search(options: argparse.Namespace, corpus: Corpus, output: Path | None) -> 
     for each in planned.tried:
         texts = options.texts if each.candidate.base == options.model else None
         row = {"steps": each.candidate.steps(texts=texts), "static": not each.candidate.layers}
-        listed.append(each.as_json() | row | {"grid": each.candidate.precision in _GRID})
+        listed.append(each.as_json() | row | {"grid": each.candidate.in_int4})
     return listed
 
 

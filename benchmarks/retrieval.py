@@ -23,9 +23,8 @@ import pyarrow.parquet as pq
 
 import harness
 from trundle.embedder import asymmetric
-from trundle.evaluate.encoding import Memory
 from trundle.evaluate.retrieval import nearest
-from trundle.evaluate.scoring import find_tasks
+from trundle.evaluate.scoring import Memory, find_tasks
 from trundle.evaluate.shortening import _PRECISIONS, _by_tasks, _bytes_of, _with_shortened, read_ranges
 from trundle.export.open import open_embedder, open_encoder
 from trundle.index.base import Wanted, _Precision

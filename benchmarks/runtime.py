@@ -24,38 +24,37 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 import harness
 from harness import Json
-from trundle.bench.engines import _engines_of, _opener
-from trundle.bench.process import _Worker
+from trundle.bench.child import _engines_of, _loader
 from trundle.bench.results import _rotated
-from trundle.bench.rounds import _PAUSE
+from trundle.bench.rounds import _PAUSE, _Worker
 from trundle.bench.workload import _cpu_clock, _other_cores, _usable_cores, this_machine, workload
 from trundle.errors import UserError
 from trundle.evaluate.scoring import evaluate, find_tasks
 from trundle.evaluate.tasks import _read_columns, _texts_of
-from trundle.export.exporting import _PLACES, export_model
-from trundle.export.graph import _whole, _write_onnx
-from trundle.export.parity import Limits, calibration_texts
+from trundle.export.exporting import export_model
+from trundle.export.quantise import ExportOptions, calibration_texts
+from trundle.export.tracing import _tensor_model, _write_onnx
 from trundle.model.cost import cost
 from trundle.model.encode import embedder
 from trundle.model.load import load
+from trundle.precision import EngineName, Precision, graph_format
 from trundle.runtime.encoder import Encoder
-
-if TYPE_CHECKING:
-    from trundle.export.exporting import Size
-    from trundle.runtime.description import EngineName
 
 Found = dict[str, dict[str, list[float]]]
 MEASURES = ("short at once", "long at once", "short alone", "long alone")
-ONNX: tuple[Size, ...] = ("full", "int8")
-OPENVINO: tuple[Size, ...] = ("half", "int8")
-GRAPHS: tuple[tuple[EngineName, tuple[Size, ...]], ...] = (("onnx", ONNX), ("openvino", OPENVINO))
+GRAPHS: tuple[tuple[EngineName, Precision], ...] = (
+    ("onnx", "float32"),
+    ("onnx", "int8"),
+    ("openvino", "bfloat16"),
+    ("openvino", "int8"),
+)
 LIBRARIES = ("sentence-transformers float32", "sentence-transformers bfloat16")
 OTHERS = (*LIBRARIES, "onnxruntime", "fastembed", "openvino")
 SIZES, PATIENCE = (1, 2, 4, 8, 16, 24), 0.1
@@ -69,16 +68,17 @@ def prepare(model: str, folder: Path, calibrate: Sequence[str]) -> list[str]:
     if not (folder / "modules.json").is_file():
         load(model, device="cpu").save_pretrained(str(folder))
     texts, there = calibration_texts(calibrate), []
-    for to, size in ((engine, size) for engine, sizes in GRAPHS for size in sizes):
-        place, precision = _PLACES[to, size]
+    for to, precision in GRAPHS:
         try:
-            if not (folder / place).is_file():
-                export_model(str(folder), to=to, size=size, calibrate=texts, limits=Limits())
+            if not (folder / graph_format(to, precision).file).is_file():
+                export_model(str(folder), to=to, precision=precision, options=ExportOptions(calibrate=texts))
             there.append(f"{to}-{precision}")
         except UserError as error:
             print(f"{to}-{precision} is left out: {error}")
     if not (folder / "plain.onnx").is_file():
-        _write_onnx(_whole(load(str(folder), device="cpu")), folder / "plain.onnx", tracer="torchscript")
+        _write_onnx(
+            _tensor_model(load(str(folder), device="cpu")), folder / "plain.onnx", tracer="torchscript"
+        )
     return there
 
 
@@ -185,7 +185,7 @@ def serve_model(name: str, threads: int) -> None:
     """Open a model in a process of its own and time what it is asked to encode."""
     model, _, chosen = name.partition("@")
     engine = chosen or _engines_of(model)[0]
-    opened = _opener(engine)(model, threads=threads, batch_size=SIZES[-1]).embedder
+    opened = _loader(engine)(model, threads=threads, batch_size=SIZES[-1]).embedder
     encode = {"documents": opened.document, "queries": opened.query}
 
     def answer(asked: Json) -> Json:

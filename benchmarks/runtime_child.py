@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trundle.bench.child import _latencies, _peak_memory
 from trundle.bench.results import _percentile
-from trundle.bench.worker import _latencies, _peak_memory
 
 Encode = Callable[[Sequence[str]], Any]
 BATCH = 32

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import harness
-from trundle.bench.process import _COMMAND, _Worker
+from trundle.bench.rounds import _COMMAND, _Worker
 from trundle.bench.workload import workload
 from trundle.data.examples import Example
 from trundle.data.sampling import sample

@@ -44,7 +44,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLMRobertaConfi
 
 import harness
 from harness import Json, names
-from trundle.bench.process import _Worker
+from trundle.bench.rounds import _Worker
 from trundle.bench.workload import _cpu_clock, _other_cores, _usable_cores, _Workload, workload
 from trundle.data.corpus import Corpus
 from trundle.data.examples import LabelledRow

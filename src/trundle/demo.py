@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from trundle.bench.results import BenchResult
-from trundle.bench.rounds import bench
+from trundle.bench.rounds import BenchOptions, bench
 from trundle.data.corpus import ENVIRONMENT, HELD_OUT_SHARE, Corpus, as_texts, texts_facts
 from trundle.data.environment import environment_pairs, split_by_package
 from trundle.data.sampling import sample
 from trundle.embedder import Embedder
 from trundle.errors import MissingExtra
-from trundle.evaluate.encoding import Memory
 from trundle.evaluate.fidelity import Fidelity, measure_fidelity, queries_and_documents
-from trundle.evaluate.scoring import evaluate
+from trundle.evaluate.scoring import Memory, evaluate
 from trundle.evaluate.tasks import KnownItemTask
 from trundle.pipeline.run import Request
 from trundle.progress import SILENT, Progress
@@ -100,8 +99,7 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
     speed = bench(
         [str(model), str(output)],
         texts=(pair.document for pair in measured),
-        rounds=3,
-        seconds=0.4,
+        options=BenchOptions(rounds=3, seconds=0.4),
         all_engines=True,
         progress=progress,
     )

@@ -1,7 +1,7 @@
-"""What evaluation sees of a model: texts in, array out.
+"""A model as evaluation sees it: texts in, array out.
 
-Torch, ONNX, OpenVINO, an endpoint or a cached table of vectors: whoever can fill in these three functions can be
-scored, compared and imitated by the same code.
+Torch, ONNX, OpenVINO, an endpoint or a table of vectors: everything that provides these three functions is scored,
+compared and imitated by the same code.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from trundle.errors import BadInput
+from trundle.errors import BadInput, BadModel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,9 +29,15 @@ class Embedder:
     query: Encode
     document: Encode
 
+    def through(self, wrap: Callable[[Encode], Encode], name: str | None = None) -> Embedder:
+        """The same model with each of its three functions wrapped."""
+        return Embedder(
+            name=name or self.name, text=wrap(self.text), query=wrap(self.query), document=wrap(self.document)
+        )
+
 
 def asymmetric(queries: Embedder, documents: Embedder) -> Embedder:
-    """Queries by one model, documents by another: a small query encoder on an index that is already there."""
+    """Queries encoded by one model, documents by another: a small query encoder on an existing index."""
     return Embedder(
         name=f"{queries.name} → {documents.name}",
         text=queries.text,
@@ -46,7 +52,7 @@ def _plain(name: str, encode: Encode) -> Embedder:
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """Refuse what no tokenizer can read."""
+    """Reject texts that no tokenizer can read."""
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):
             raise BadInput(f"text {number} is a {type(text).__name__}, not a string; convert it first")
@@ -55,6 +61,37 @@ def check_texts(texts: Sequence[str]) -> None:
                 text.encode("utf-8")
             except UnicodeEncodeError as error:
                 raise BadInput(
-                    f"text {number} holds half of a character pair (a lone surrogate); clean it with "
+                    f"text {number} holds an unpaired surrogate; clean it with "
                     "text.encode('utf-8', 'replace').decode()"
                 ) from error
+
+
+def check_vectors(vectors: object, texts: Sequence[str], name: str, *, zeros: bool = True) -> Vectors:
+    """A model's answer as float32, checked: one finite row per text.
+
+    `name` names the model in errors. Without `zeros`, a row of zeros is rejected too.
+    """
+    import numpy as np
+
+    array = np.asarray(vectors, dtype=np.float32)
+    if array.ndim != 2 or len(array) != len(texts) or array.shape[1] == 0:
+        raise BadModel(
+            f"{name} gave an array of shape {array.shape} for {len(texts)} texts; it must give one row per text"
+        )
+    finite = np.isfinite(array).all(axis=1)
+    if not finite.all():
+        number = int(finite.argmin())
+        raise BadModel(
+            f"{name} gave NaN or infinity for text {number + 1} ({texts[number][:60]!r}); load it in float32, or "
+            "build it again if its weights are damaged"
+        )
+    if not zeros and not (some := array.any(axis=1)).all():
+        raise BadModel(
+            f"{name} gave nothing but zeros for {texts[int(some.argmin())][:60]!r}; leave the text out"
+        )
+    return array
+
+
+def top_agreement(truth: NDArray[np.int64], found: NDArray[np.int64]) -> float:
+    """Mean share of each row of `truth` that is in the same row of `found`: agreement@k of two rankings."""
+    return float((truth[:, :, None] == found[:, None, :]).any(axis=2).mean())

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from trundle.bench.engines import _ENGINES, _engines_of
+from trundle.bench.child import _WEIGHT_FILES, _engines_of
 from trundle.bench.results import rows
-from trundle.bench.rounds import bench
-from trundle.export.exporting import _PLACES, export_model
+from trundle.bench.rounds import BenchOptions, bench
+from trundle.export.exporting import export_model
+from trundle.precision import FORMATS
 
 
 def test_an_exported_folder_is_benched_by_its_graphs(
@@ -19,7 +20,9 @@ def test_an_exported_folder_is_benched_by_its_graphs(
     exported = export_model(str(source), to="onnx", output=tmp_path / "small")
     assert _engines_of(str(source)) == ["torch"]
     assert _engines_of(str(tmp_path / "small")) == ["onnx-float32"]
-    result = bench([str(tmp_path / "small")], rounds=1, seconds=0.02, threads=1, all_engines=True)
+    result = bench(
+        [str(tmp_path / "small")], options=BenchOptions(rounds=1, seconds=0.02, threads=1), all_engines=True
+    )
     figures = result.models[0]
     assert figures.engine == "onnx-float32"
     assert figures.dimensions == 32
@@ -29,6 +32,5 @@ def test_an_exported_folder_is_benched_by_its_graphs(
 
 
 def test_every_graph_that_can_be_exported_can_be_benched() -> None:
-    for (engine, _), (place, precision) in _PLACES.items():
-        row = _ENGINES[f"{engine}-{precision}"]
-        assert any(fnmatch(Path(place).name, pattern) for pattern in row.weights)
+    for row in FORMATS:
+        assert fnmatch(row.file, _WEIGHT_FILES[row.name])

@@ -14,9 +14,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import BertConfig, BertModel, BertTokenizer
 
+from trundle.bench.child import _load_torch
 from trundle.bench.results import _TABLE, BenchResult, _names, caution, rows
-from trundle.bench.rounds import bench
-from trundle.bench.torch_engine import _open_model
+from trundle.bench.rounds import BenchOptions, bench
 from trundle.errors import BadInput, BadModel
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -56,7 +56,7 @@ def result(models: list[str]) -> BenchResult:
     """Without the pauses that keep the race fair: no test here asks which model is faster."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("trundle.bench.rounds._PAUSE", 0.0)
-        return bench(models, rounds=2, seconds=0.05, batch_size=8, threads=1)
+        return bench(models, options=BenchOptions(rounds=2, seconds=0.05, batch_size=8, threads=1))
 
 
 def test_sizes_are_those_of_the_models(models: list[str], result: BenchResult) -> None:
@@ -136,22 +136,22 @@ def test_names_are_short_unless_they_would_be_mistaken() -> None:
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     """What a worker does with such an error is tested with the other errors of workers."""
     with pytest.raises(BadModel, match="not a model folder"):
-        _open_model(str(tmp_path), threads=1, batch_size=1)
+        _load_torch(str(tmp_path), threads=1, batch_size=1)
 
 
 @pytest.mark.parametrize(
     "wrong", [{"rounds": 0}, {"seconds": float("nan")}, {"threads": -1}, {"timeout": float("inf")}]
 )
 def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(BadInput, match="give a number above zero"):
-        bench(["unused"], **wrong)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="pass a number above zero"):
+        bench(["unused"], options=BenchOptions(**wrong))  # type: ignore[arg-type]
 
 
 def test_the_parent_stays_without_torch() -> None:
     script = (
-        "import sys\nfrom trundle.bench import bench, rows\nfrom trundle.errors import BadInput\n"
+        "import sys\nfrom trundle.bench.rounds import BenchOptions, bench\nfrom trundle.errors import BadInput\n"
         "try:\n    bench([])\nexcept BadInput as error:\n    print(error)\n"
         "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "there is no model to bench; give at least one folder or hub name\n[]\n"
+    assert done.stdout == "there is no model to bench; pass at least one folder or hub name\n[]\n"

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from trundle.bench import rounds
-from trundle.bench.process import _Worker
-from trundle.bench.results import _Settings
-from trundle.bench.rounds import _MEASURES, _Contestant, _race
+from trundle.bench.results import _BenchSettings
+from trundle.bench.rounds import _MEASURES, _BenchedModel, _measure, _Worker
 from trundle.bench.workload import workload
 from trundle.errors import BadModel, TrundleError, UserError
 from trundle.progress import SILENT
@@ -29,9 +28,8 @@ FAKE_WORKER = """
 import json, os, signal, subprocess, sys, time
 print("hello from a start-up file")
 import numpy as np
-from trundle.bench.engines import Opened
-from trundle.bench.worker import private_streams, serve
-from trundle.embedder import plain
+from trundle.bench.child import _LoadedModel, _private_streams, _serve
+from trundle.embedder import _plain
 from trundle.errors import BadInput, BadModel
 
 LOG = sys.argv[1]
@@ -76,13 +74,13 @@ def open_model(model, *, threads, batch_size):
             log.write(json.dumps([model, len(texts), started, time.monotonic()]) + "\\n")
         return np.ones((len(texts), 4), dtype=np.float32)
 
-    return Opened(embedder=plain(model, encode), parameters=7, max_tokens=None, device="cpu", folder=None)
+    return _LoadedModel(embedder=_plain(model, encode), parameters=7, max_tokens=None, device="cpu", folder=None)
 
-serve(*private_streams(), find_opener)
+_serve(*_private_streams(), find_opener)
 """
 
 
-def settings(**changes: Any) -> _Settings:
+def settings(**changes: Any) -> _BenchSettings:
     values: dict[str, Any] = {
         "rounds": 2,
         "seconds": 0.01,
@@ -98,7 +96,7 @@ def settings(**changes: Any) -> _Settings:
         "long_texts": 1,
         "long_mean_words": 1.0,
     }
-    return _Settings(**(values | changes))
+    return _BenchSettings(**(values | changes))
 
 
 @pytest.fixture
@@ -169,7 +167,7 @@ def test_chatter_on_stdout_does_not_reach_the_protocol(command: list[str], reque
     [
         ("dies at once", TrundleError, "process of dies at once died \\(the disk is gone\\)"),
         ("killed", TrundleError, "process of killed was killed from outside"),
-        ("raises", TrundleError, "raises failed in the bench \\(RuntimeError: shapes do not fit\\)"),
+        ("raises", TrundleError, "raises failed in the benchmark \\(RuntimeError: shapes do not fit\\)"),
         ("bad", BadModel, "^bad is not a model; give another$"),
         ("bad text", UserError, "^text 1 is empty; leave it out$"),
     ],
@@ -226,12 +224,12 @@ def test_no_worker_outlives_its_parent(
     """The parent is killed, or stopped with Ctrl-C, while one worker is in the middle of a measure."""
     parent = f"""
 import signal, sys
-from trundle.bench.process import Worker
+from trundle.bench.rounds import _Worker
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would have it ignored
 command, request = {command!r}, {request_for("works for ever")!r}
 try:
-    with Worker("a", threads=1, timeout=600, command=command) as a:
-        with Worker("b", threads=1, timeout=600, command=command) as b:
+    with _Worker("a", threads=1, timeout=600, command=command) as a:
+        with _Worker("b", threads=1, timeout=600, command=command) as b:
             a.ask(request)
             b.ask(request)
             print(a.pid, b.pid, flush=True)
@@ -250,16 +248,16 @@ except KeyboardInterrupt:
 
 
 @pytest.fixture
-def fake_race(command: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[_Contestant]]:
+def fake_race(command: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[_BenchedModel]]:
     """A whole race between fake workers."""
 
-    def run(models: Sequence[str], **changes: Any) -> list[_Contestant]:
-        def worker(contestant: _Contestant, how: _Settings) -> _Worker:
+    def run(models: Sequence[str], **changes: Any) -> list[_BenchedModel]:
+        def worker(contestant: _BenchedModel, how: _BenchSettings) -> _Worker:
             return _Worker(contestant.model, threads=1, timeout=how.timeout, command=command)
 
         monkeypatch.setattr(rounds, "_worker", worker)
-        contestants = [_Contestant(model=model, engine="torch") for model in models]
-        _race(contestants, workload(), settings(**changes), SILENT)
+        contestants = [_BenchedModel(model=model, engine="torch") for model in models]
+        _measure(contestants, workload(), settings(**changes), SILENT)
         return contestants
 
     return run

@@ -64,5 +64,5 @@ def test_texts_without_words_are_refused(texts: list[str]) -> None:
 
 
 def test_a_text_that_is_no_string_is_refused() -> None:
-    with pytest.raises(BadInput, match="a text to bench with is a int"):
+    with pytest.raises(BadInput, match="a text is a int"):
         workload(["fine", 7])  # type: ignore[list-item]

@@ -45,7 +45,7 @@ def test_a_folder_of_graphs_alone_is_scored_by_its_graph(
     assert code == 0  # a teacher may be a graph, too
     code, _, complaint = run("evaluate", str(out), *words, "--graph", "openvino-int8")
     assert code == 2
-    assert "ask for one of onnx-float32" in complaint
+    assert "choose one of onnx-float32" in complaint
 
 
 def test_an_exported_folder_still_knows_what_it_learned_from(

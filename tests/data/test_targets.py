@@ -226,7 +226,7 @@ def test_a_bad_vector_names_its_text_and_keeps_what_is_done(
 def test_an_answer_of_the_wrong_shape_is_refused(tmp_path: Path, answer: Any) -> None:
     teacher = Embedder(name="odd", text=lambda _: answer, query=lambda _: answer, document=lambda _: answer)
     texts = [Text(text=f"{i}", kind="query") for i in range(4)]
-    with pytest.raises(BadModel, match="one row a text"):
+    with pytest.raises(BadModel, match="one row per text"):
         build_targets(texts, teacher, teacher_id="odd", folder=tmp_path)
 
 

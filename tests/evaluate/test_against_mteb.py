@@ -24,7 +24,7 @@ from trundle.evaluate.metrics import (
     _similarity_measures,
 )
 from trundle.evaluate.mteb import _MtebTask
-from trundle.evaluate.retrieval import _Search
+from trundle.evaluate.retrieval import _Collection
 from trundle.evaluate.scoring import evaluate, find_tasks
 
 # mteb's mock classification tasks have two test rows, of which one label may never be predicted.
@@ -136,7 +136,7 @@ def test_retrieval_with_grades():
             }
         },
     )
-    ours = _Search.build(
+    ours = _Collection.build(
         {name: name for name in queries},
         {name: name for name in documents},
         [(query, document, grade) for query, grades in judged.items() for document, grade in grades.items()],

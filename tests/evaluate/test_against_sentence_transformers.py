@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from trundle.embedder import Embedder, _plain
 from trundle.evaluate.metrics import _pair_measures, _similarity_measures
-from trundle.evaluate.retrieval import _Search
+from trundle.evaluate.retrieval import _Collection
 
 WORDS = 600
 RANDOM = np.random.default_rng(3)
@@ -57,7 +57,7 @@ def test_retrieval(model, table):
         precision_recall_at_k=[10, 100],
         write_csv=False,
     )(model)
-    ours = _Search.build(
+    ours = _Collection.build(
         {name: name for name in queries},
         {name: name for name in documents},
         [(query, document, 1) for query, found in relevant.items() for document in found],

@@ -79,7 +79,7 @@ def test_a_model_of_another_width_is_scored_alone(root, words):
     found = compare([narrow], teacher=words, tasks=find_tasks(["retrieval"], root), texts=TEXTS)
     assert [result.mode for result in found.results[1]] == ["standard"]
     assert found.fidelity == ()
-    assert "16 numbers" in found.notes[0]
+    assert "16 dimensions" in found.notes[0]
     assert [share.mode for share in found.shares] == ["standard"]
 
 

@@ -56,7 +56,7 @@ def test_what_can_not_be_shortened_is_refused(words):
     short = measure_ranges([np.ones((1, 8), dtype=np.float32)], "teacher")
     with pytest.raises(BadInput, match="from 1 to 64"):
         compare([words], teacher=words, texts=TEXTS, shorten=Shorten(dimensions=(65,)))
-    with pytest.raises(BadInput, match="vectors of 8 numbers"):
+    with pytest.raises(BadInput, match="vectors of 8 dimensions"):
         compare([words], teacher=words, texts=TEXTS, shorten=Shorten(ranges={words.name: short}))
     with pytest.raises(BadInput, match="name the teacher"):
         compare([words], tasks=[object()], shorten=Shorten())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
-from trundle.evaluate.retrieval import _Search, nearest, unit
+from trundle.evaluate.retrieval import _Collection, nearest, unit
 
 TREC = {"ndcg@10": "ndcg_cut_10", "recall@10": "recall_10", "recall@100": "recall_100"}
 
@@ -63,7 +63,7 @@ def collections(draw):
 def test_measures_are_those_of_trec_eval_with_ties_grades_and_absent_documents(collection):
     documents, queries, judgements = collection
     vectors = {f"text of {name}": DIRECTIONS[way] for name, way in {**documents, **queries}.items()}
-    search = _Search.build(
+    search = _Collection.build(
         {name: f"text of {name}" for name in queries},
         {name: f"text of {name}" for name in documents},
         [
@@ -119,19 +119,21 @@ def test_a_document_is_left_out_only_if_it_is_the_query_again():
     queries = {"1": "pigs fly", "2": "rain falls", "3": "old  Songs"}
     documents = {"1": "pigs can fly", "2": "snow falls", "3": "songs of old", "4": "x"}
     judgements = [("1", "4", 1), ("2", "4", 1), ("3", "3", 1), ("9", "4", 1)]
-    search = _Search.build(queries, documents, judgements, "ids")
+    search = _Collection.build(queries, documents, judgements, "ids")
     left_out = [search.documents[place] if place >= 0 else None for place in search.own]
     assert left_out == ["pigs can fly", None, None]
 
 
 def test_a_query_that_is_a_document_does_not_find_itself():
-    search = _Search.build({"1": "pigs fly"}, {"1": "pigs fly", "2": "pigs swim"}, [("1", "2", 1)], "self")
+    search = _Collection.build(
+        {"1": "pigs fly"}, {"1": "pigs fly", "2": "pigs swim"}, [("1", "2", 1)], "self"
+    )
     found = search.measures(table({"pigs fly": np.array([1, 0]), "pigs swim": np.array([0, 1])}))
     assert found["mrr@10"] == 1
 
 
 def test_queries_without_a_positive_judgement_are_left_out_and_said():
-    search = _Search.build(
+    search = _Collection.build(
         {"a": "a", "b": "b"}, {"d": "d"}, [("a", "d", 1), ("a", "e", 1), ("b", "d", 0)], "few"
     )
     assert search.queries == ("a",)
@@ -144,14 +146,14 @@ def test_queries_without_a_positive_judgement_are_left_out_and_said():
 @pytest.mark.parametrize(("documents", "grade"), [({"d": "d"}, 0), ({}, 1)])
 def test_a_collection_nothing_can_be_found_in_is_refused(documents, grade):
     with pytest.raises(BadInput, match="empty one"):
-        _Search.build({"a": "a"}, documents, [("a", "d", grade)], "empty one")
+        _Collection.build({"a": "a"}, documents, [("a", "d", grade)], "empty one")
 
 
 def test_the_fingerprint_follows_content_not_the_order_of_rows():
     documents = {"d1": "one", "d2": "two"}
-    one = _Search.build({"a": "a"}, documents, [("a", "d1", 1), ("a", "d2", 1)], "x")
-    turned = _Search.build(
+    one = _Collection.build({"a": "a"}, documents, [("a", "d1", 1), ("a", "d2", 1)], "x")
+    turned = _Collection.build(
         {"a": "a"}, dict(reversed(documents.items())), [("a", "d2", 1), ("a", "d1", 1)], "x"
     )
-    other = _Search.build({"a": "a"}, documents, [("a", "d1", 1), ("a", "d2", 2)], "x")
+    other = _Collection.build({"a": "a"}, documents, [("a", "d1", 1), ("a", "d2", 2)], "x")
     assert one.fingerprint == turned.fingerprint != other.fingerprint

@@ -15,8 +15,8 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.export.exporting import export_model
-from trundle.export.open import _as_sentence_transformer
-from trundle.export.parity import Limits
+from trundle.export.open import as_sentence_transformer
+from trundle.export.quantise import ExportOptions, Limits
 
 TEXTS = [f"{text} {number}" for number in range(7) for text in pico.TEXTS]
 NODE_MODULES = Path(os.environ.get("TRUNDLE_NODE_MODULES", "node_modules")).absolute()
@@ -47,7 +47,10 @@ def folder(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPat
     copy = Path(shutil.copytree(pico_folders("bert"), tmp_path_factory.mktemp("clients") / "model"))
     export_model(str(copy), to="onnx")
     export_model(
-        str(copy), to="onnx", size="int8", calibrate=TEXTS, limits=Limits(cosine=0.01, agreement=0.6)
+        str(copy),
+        to="onnx",
+        precision="int8",
+        options=ExportOptions(calibrate=TEXTS, limits=Limits(cosine=0.01, agreement=0.6)),
     )
     return copy
 
@@ -65,7 +68,7 @@ def check(found: np.ndarray, wanted: np.ndarray, least: float) -> None:
 
 @pytest.mark.parametrize(("graph", "least"), [("onnx-float32", 0.999), ("onnx-int8", 0.99)])
 def test_sentence_transformers(folder: Path, wanted: np.ndarray, graph: str, least: float) -> None:
-    model = _as_sentence_transformer(folder, graph=graph)
+    model = as_sentence_transformer(folder, graph=graph)
     assert isinstance(model, SentenceTransformer)
     check(model.encode(TEXTS), wanted, least)
     assert model.get_embedding_dimension() == 32

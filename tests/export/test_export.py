@@ -19,12 +19,12 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.errors import BadInput, BadModel
-from trundle.export import graph as graph_module
+from trundle.export import tracing
+from trundle.export.closeness import _neighbour_agreement
 from trundle.export.exporting import export_model
-from trundle.export.graph import _plain_attention, _whole, _write_onnx
 from trundle.export.int8 import _rows_in_int8
-from trundle.export.parity import Limits, _keep_in_turn, _neighbour_agreement, _spread
-from trundle.export.tracing import _first_difference
+from trundle.export.quantise import ExportOptions, Limits, _spread, _tries
+from trundle.export.tracing import _first_difference, _plain_attention, _tensor_model, _write_onnx
 from trundle.runtime.encoder import Encoder
 from trundle.runtime.engines import is_x86
 
@@ -63,8 +63,11 @@ def test_smaller_graphs_are_near_and_do_not_depend_on_order(engine: str, model: 
             pytest.skip("openvino's int8 is refused on this processor")
     wanted = SentenceTransformer(str(model), device="cpu").encode(TEXTS)
     sizes = {}
-    for size, least in (("full", 0.999999), ("half", 0.999), ("int8", 0.97)):
-        made = export_model(str(model), to=engine, size=size, calibrate=TEXTS, limits=WIDE)  # type: ignore[arg-type]
+    half = "float16" if engine == "onnx" else "bfloat16"
+    for size, least in (("float32", 0.999999), (half, 0.999), ("int8", 0.97)):
+        made = export_model(
+            str(model), to=engine, precision=size, options=ExportOptions(calibrate=TEXTS, limits=WIDE)
+        )  # type: ignore[arg-type]
         sizes[size] = made.file_bytes
         encoder = Encoder(model, graph=f"{engine}-{made.graph.precision}", threads=2)
         straight = encoder.encode(TEXTS)
@@ -72,9 +75,9 @@ def test_smaller_graphs_are_near_and_do_not_depend_on_order(engine: str, model: 
         order = list(range(len(TEXTS)))
         random.Random(1).shuffle(order)
         shuffled = encoder.encode([TEXTS[place] for place in order])
-        if size != "half":  # 16 bits round by themselves at 1e-3
+        if size != half:  # 16 bits round by themselves at 1e-3
             np.testing.assert_allclose(shuffled, straight[order], atol=1e-5)
-    assert sizes["int8"] < sizes["full"]
+    assert sizes["int8"] < sizes["float32"]
     assert Encoder(model).graph.precision == "int8"
     assert {graph["precision"] for graph in json.loads((model / "encoder.json").read_text())["graphs"]} >= {
         "float32",
@@ -85,14 +88,19 @@ def test_smaller_graphs_are_near_and_do_not_depend_on_order(engine: str, model: 
 def test_openvinos_int8_is_refused_where_it_fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(BadInput, match="use --to onnx"):
-        export_model(str(model), to="openvino", size="int8", calibrate=TEXTS)
+        export_model(str(model), to="openvino", precision="int8", options=ExportOptions(calibrate=TEXTS))
     assert not (model / "openvino").exists()
 
 
 def test_int8_that_loses_too_much_is_refused_and_leaves_nothing(model: Path) -> None:
     before = listing(model)
     with pytest.raises(BadModel, match="loses too much on these texts"):
-        export_model(str(model), to="onnx", size="int8", calibrate=TEXTS, limits=Limits(cosine=1e-9))
+        export_model(
+            str(model),
+            to="onnx",
+            precision="int8",
+            options=ExportOptions(calibrate=TEXTS, limits=Limits(cosine=1e-9)),
+        )
     assert listing(model) == before
 
 
@@ -104,11 +112,19 @@ def test_products_that_hurt_stay_in_float(model: Path) -> None:
         block.intermediate.dense.bias[3] += 4000
         block.output.dense.weight[:, 3] /= 4000
     opened.save_pretrained(str(model))
-    whole_int8 = export_model(str(model), to="onnx", size="int8", calibrate=TEXTS, limits=ANY)
+    whole_int8 = export_model(
+        str(model), to="onnx", precision="int8", options=ExportOptions(calibrate=TEXTS, limits=ANY)
+    )
     assert whole_int8.graph.facts["products in float"] == []
-    less = Limits(cosine=0.7 * (1 - whole_int8.parity.mean_cosine), agreement=1)
-    made = export_model(str(model), to="onnx", size="int8", calibrate=TEXTS, limits=less, force=True)
-    assert 1 - made.parity.mean_cosine <= less.cosine
+    less = Limits(cosine=0.7 * (1 - whole_int8.closeness.mean_cosine), agreement=1)
+    made = export_model(
+        str(model),
+        to="onnx",
+        precision="int8",
+        options=ExportOptions(calibrate=TEXTS, limits=less),
+        force=True,
+    )
+    assert 1 - made.closeness.mean_cosine <= less.cosine
     assert "layer.2/output/dense" in made.graph.facts["products in float"][0]
     assert len(made.graph.facts["products in float"]) < 12
 
@@ -117,15 +133,15 @@ def test_a_graph_that_differs_says_where(model: Path, tmp_path: Path) -> None:
     opened = SentenceTransformer(str(model), device="cpu")
     path = tmp_path / "graph.onnx"
     with _plain_attention(opened):
-        _write_onnx(_whole(opened), path, tracer="torchscript")
-        assert _first_difference(_whole(opened), path) is None
+        _write_onnx(_tensor_model(opened), path, tracer="torchscript")
+        assert _first_difference(_tensor_model(opened), path) is None
         with torch.no_grad():
             opened[0].model.encoder.layer[2].output.dense.weight.add_(0.1)
-        assert _first_difference(_whole(opened), path) == "model.0.model.encoder.layer.2.output.dense"
+        assert _first_difference(_tensor_model(opened), path) == "model.0.model.encoder.layer.2.output.dense"
 
 
 def test_weights_too_large_for_one_file_lie_beside_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_module, "_LARGEST_IN_ONE_FILE", 1000)
+    monkeypatch.setattr(tracing, "_LARGEST_IN_ONE_FILE", 1000)
     wanted = SentenceTransformer(str(model), device="cpu").encode(TEXTS)
     export_model(str(model), to="onnx")
     assert {file.name for file in (model / "onnx").iterdir()} == {"model.onnx", "model.onnx_data"}
@@ -133,15 +149,15 @@ def test_weights_too_large_for_one_file_lie_beside_it(model: Path, monkeypatch: 
         model / "onnx" / "model.onnx"
     ).stat().st_size
     np.testing.assert_allclose(Encoder(model).encode(TEXTS), wanted, atol=1e-5)
-    export_model(str(model), to="onnx", size="int8", calibrate=TEXTS, limits=WIDE)
+    export_model(str(model), to="onnx", precision="int8", options=ExportOptions(calibrate=TEXTS, limits=WIDE))
     assert cosines(Encoder(model, graph="int8").encode(TEXTS), wanted).min() > 0.97
 
 
 def test_both_tracers_agree_and_the_faster_is_kept(model: Path) -> None:
-    made = export_model(str(model), to="onnx", try_both=True)
+    made = export_model(str(model), to="onnx", options=ExportOptions(try_both=True))
     assert made.graph.facts["tracer"] in {"torchscript", "dynamo"}
     assert made.graph.facts["dynamo / torchscript, seconds"] > 0
-    assert made.parity.largest_difference < 1e-5
+    assert made.closeness.largest_difference < 1e-5
 
 
 def test_a_tokenizer_changed_on_opening_travels_with_the_graph(model: Path) -> None:
@@ -158,15 +174,15 @@ def test_a_tokenizer_changed_on_opening_travels_with_the_graph(model: Path) -> N
 
 def test_what_is_there_is_not_replaced_unasked(model: Path, tmp_path: Path) -> None:
     export_model(str(model), to="onnx")
-    with pytest.raises(BadInput, match="say --force"):
+    with pytest.raises(BadInput, match="pass --force"):
         export_model(str(model), to="onnx")
     export_model(str(model), to="onnx", force=True)
     with pytest.raises(BadInput, match="-o FOLDER"):
         export_model("some/hub-name", to="onnx")
     with pytest.raises(BadInput, match="--calibrate"):
-        export_model(str(model), to="onnx", size="int8")
+        export_model(str(model), to="onnx", precision="int8")
     with pytest.raises(BadInput, match="too few"):
-        export_model(str(model), to="onnx", size="int8", calibrate=["one", "two"])
+        export_model(str(model), to="onnx", precision="int8", options=ExportOptions(calibrate=["one", "two"]))
 
 
 @given(st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=4, max_size=4), min_size=1, max_size=20))
@@ -185,7 +201,7 @@ def test_neighbours() -> None:
 @given(st.integers(0, 300))
 def test_tries_keep_ever_more_but_never_more_than_half(count: int) -> None:
     names = [str(number) for number in range(count)]
-    tries = _keep_in_turn(names)
+    tries = _tries(names)
     assert tries[0] == []
     assert [len(each) for each in tries] == sorted({len(each) for each in tries})
     assert all(each == names[: len(each)] and len(each) <= count / 2 for each in tries)

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from clusters import WIDTH, clustered, wanted
-from trundle.embedder import Embedder, Vectors, _plain
+from trundle.embedder import Embedder, Vectors, _plain, top_agreement
 from trundle.errors import BadInput
-from trundle.evaluate.fidelity import _agreement
 from trundle.evaluate.retrieval import nearest
 from trundle.index.check import _opening_words, _shared, check_index
 from trundle.index.connection import _find_columns, _TextColumns
@@ -67,7 +66,7 @@ def test_agreement_is_that_of_evaluate(index: _EmbeddedStore) -> None:
     drawn = index.sample(300, 0)
     asked = _opening_words(drawn.texts)[:50]
     tops = [nearest(each.query(asked), drawn.vectors, 10) for each in (teacher, student)]
-    assert found.agreement == pytest.approx(_agreement(*tops))
+    assert found.agreement == pytest.approx(top_agreement(*tops))
     assert _shared(*tops) == found.agreement
 
 

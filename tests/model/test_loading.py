@@ -180,7 +180,7 @@ def test_texts_that_are_not_texts(pico_model: Callable[[str], SentenceTransforme
     encode = embedder(pico_model("bert")).text
     with pytest.raises(BadInput, match="text 2 is a int"):
         encode(["fine", 7])  # type: ignore[list-item]
-    with pytest.raises(BadInput, match="text 1 holds half of a character pair"):
+    with pytest.raises(BadInput, match="text 1 holds an unpaired surrogate"):
         encode(["broken \ud800 text"])
     assert encode([]).shape == (0, 32)
 

@@ -16,7 +16,7 @@ import pico
 from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput, BadModel
 from trundle.export.exporting import export_model
-from trundle.export.parity import Limits
+from trundle.export.quantise import ExportOptions, Limits
 from trundle.methods import METHODS
 from trundle.model.cost import cost
 from trundle.model.heads import with_linear_head
@@ -104,13 +104,15 @@ def test_a_model_that_learned_on_the_grid_is_written_without_loss(family: str, t
     for weight, turned in held:
         seen = weight.T if turned else weight
         assert torch.equal(_rounded(seen), seen)
-    exported = export_model(str(tmp_path / "small"), to="onnx", size="int4", calibrate=TEXTS)
+    exported = export_model(
+        str(tmp_path / "small"), to="onnx", precision="int4", options=ExportOptions(calibrate=TEXTS)
+    )
     ours = Encoder(tmp_path / "small", graph="int4").encode(TEXTS)
     np.testing.assert_allclose(ours, small.encode(TEXTS, batch_size=1), atol=2e-3)
     whole = sum(weight.numel() for weight in nn.ModuleList([small]).parameters())
     assert exported.file_bytes < 4 * whole
-    assert run.after.int4_file_bytes < run.after.int8_file_bytes
-    assert cost(small).int4_file_bytes == run.after.int4_file_bytes
+    assert run.after.graph_bytes["int4"] < run.after.graph_bytes["int8"]
+    assert cost(small).graph_bytes == run.after.graph_bytes
 
 
 @pytest.mark.parametrize(("family", "outputs"), [("bert", 64), ("gpt2", 96)])
@@ -124,7 +126,12 @@ def test_products_in_int8_are_those_of_an_int8_file(family: str, outputs: int, t
     model.save_pretrained(str(tmp_path / "model"))
     anything = Limits(cosine=2.0, agreement=1.0)
     for size in ("int8", "int4+int8"):
-        export_model(str(tmp_path / "model"), to="onnx", size=size, calibrate=TEXTS, limits=anything)
+        export_model(
+            str(tmp_path / "model"),
+            to="onnx",
+            precision=size,
+            options=ExportOptions(calibrate=TEXTS, limits=anything),
+        )
     large, small = (
         onnx.load(tmp_path / "model" / "onnx" / name)
         for name in ("model_quantized.onnx", "model_q4_int8.onnx")
@@ -161,11 +168,13 @@ def test_a_static_model_learns_on_the_grid_and_its_file_holds_it(tmp_path: Path)
     learned = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     table = learned[0].embedding.weight.detach()
     assert torch.equal(_rounded(table), table)
-    exported = export_model(str(tmp_path / "out"), to="onnx", size="int4", calibrate=TEXTS)
+    exported = export_model(
+        str(tmp_path / "out"), to="onnx", precision="int4", options=ExportOptions(calibrate=TEXTS)
+    )
     np.testing.assert_allclose(
         Encoder(tmp_path / "out").encode(TEXTS), learned.encode(TEXTS, batch_size=1), atol=1e-5
     )
-    nodes = exported.file_bytes - run.after.int4_file_bytes
+    nodes = exported.file_bytes - run.after.graph_bytes["int4"]
     assert 0 < nodes < 4096
 
 
@@ -175,10 +184,11 @@ def test_what_has_not_learned_on_the_grid_is_refused_with_the_mend(tmp_path: Pat
         export_model(
             str(tmp_path / "model"),
             to="onnx",
-            size="int4",
-            calibrate=TEXTS,
-            limits=Limits(cosine=1e-6, agreement=0.0),
+            precision="int4",
+            options=ExportOptions(calibrate=TEXTS, limits=Limits(cosine=1e-6, agreement=0.0)),
         )
     assert not (tmp_path / "model" / "onnx").exists()
     with pytest.raises(BadInput, match="use --to onnx"):
-        export_model(str(tmp_path / "model"), to="openvino", size="int4", calibrate=TEXTS)
+        export_model(
+            str(tmp_path / "model"), to="openvino", precision="int4", options=ExportOptions(calibrate=TEXTS)
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from trundle.model import load as load_module
 from trundle.model.cost import cost
 from trundle.model.load import load
 from trundle.pipeline.run import Request
+from trundle.precision import FORMATS
 from trundle.records import read_lineage
 from trundle.runtime.encoder import Encoder
 from trundle.search import budget, candidates, search, trials
@@ -103,7 +105,8 @@ def test_when_the_time_for_trials_is_gone_the_best_so_far_is_taken(
 def test_a_model_that_fits_once_it_is_int8_is_only_exported(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trundle.model.cost._GRAPH_BYTES_PER_LAYER", 0)
+    rows = [replace(row, bytes_per_layer=0) for row in FORMATS]
+    monkeypatch.setattr("trundle.model.cost.FORMATS", rows)
     monkeypatch.setattr("trundle.model.cost._SMALLEST_INT8", 0)
     folder, output = pico_folders("bert"), tmp_path / "small"
     outcome = compress_to_budget(
@@ -139,7 +142,8 @@ def test_an_occupied_folder_for_the_pair_is_refused_at_once(
 def test_a_model_that_is_only_exported_makes_no_pair(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trundle.model.cost._GRAPH_BYTES_PER_LAYER", 0)
+    rows = [replace(row, bytes_per_layer=0) for row in FORMATS]
+    monkeypatch.setattr("trundle.model.cost.FORMATS", rows)
     monkeypatch.setattr("trundle.model.cost._SMALLEST_INT8", 0)
     with pytest.raises(BadInput, match=r"once it is int8, .* leave --pair out, or pass a smaller budget"):
         compress_to_budget(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trundle.bench.results import BenchResult, _ModelFigures, _of_rounds, _Settings
+from trundle.bench.results import BenchResult, _BenchSettings, _ModelFigures, _of_rounds
 from trundle.bench.workload import this_machine
 from trundle.errors import BadInput
 from trundle.evaluate.comparison import compare
@@ -96,7 +96,7 @@ def test_an_exported_graph_is_what_is_measured(run_folder: Path, texts_file: Pat
 
 def figures(model: str, latency: float) -> _ModelFigures:
     once = _of_rounds([latency])
-    measured = {field.name: once for field in fields(_ModelFigures) if field.type == "Measured"}
+    measured = {field.name: once for field in fields(_ModelFigures) if field.type == "Measurement"}
     counted = {field.name: 1 for field in fields(_ModelFigures) if "int" in str(field.type)}
     return _ModelFigures(model=model, engine="torch", device="cpu", **measured, **counted)  # type: ignore[arg-type]
 
@@ -107,7 +107,7 @@ def test_a_race_that_was_run_is_not_run_again(
     teacher = str(pico_folders("bert"))
     raced = BenchResult(
         models=(figures(teacher, 0.004), figures(str(bare_folder), 0.002)),
-        settings=_Settings(**{field.name: 1 for field in fields(_Settings)}),  # type: ignore[arg-type]
+        settings=_BenchSettings(**{field.name: 1 for field in fields(_BenchSettings)}),  # type: ignore[arg-type]
         machine=this_machine(),
         other_cores=0.0,
         versions={},

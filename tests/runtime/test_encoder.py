@@ -190,14 +190,14 @@ def test_ten_thousand_texts_at_once(encoder: Encoder) -> None:
     [
         (["fine", 3], {}, "text 2 is a int, not a string"),
         ([None], {}, "text 1 is a NoneType"),
-        (["\ud800"], {}, "half of a character pair"),
-        (["a"], {"output": "float64"}, "ask for one of float32, int8, binary"),
-        (["a"], {"dimensions": 0}, "give 1 to 32"),
-        (["a"], {"dimensions": 64}, "give 1 to 32"),
+        (["\ud800"], {}, "an unpaired surrogate"),
+        (["a"], {"output": "float64"}, "choose one of float32, int8, binary"),
+        (["a"], {"dimensions": 0}, "choose 1 to 32"),
+        (["a"], {"dimensions": 64}, "choose 1 to 32"),
         (
             ["a"],
             {"prompt_name": "poem"},
-            "give one of: document, other, query|give one of: query, document, other",
+            "choose one of: document, other, query|choose one of: query, document, other",
         ),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_graph_cut_short(exported: Path, tmp_path: Path) -> None:
     folder = damaged(exported, tmp_path)
     graph = folder / "onnx" / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:1000])
-    with pytest.raises(BadModel, match="damaged or cut short"):
+    with pytest.raises(BadModel, match="damaged or truncated"):
         Encoder(folder)
     graph.unlink()
     with pytest.raises(BadModel, match="missing; export the model again"):

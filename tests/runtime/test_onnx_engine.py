@@ -12,7 +12,7 @@ pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
 FREED = """
 from pathlib import Path
-from trundle.runtime.onnx_engine import _give_back_memory
+from trundle.runtime.engines import _release_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1])
@@ -22,7 +22,7 @@ last = blocks[-1]  # what lies below it is not given back by itself
 full = resident()
 del blocks
 kept = resident()
-_give_back_memory()
+_release_memory()
 print(full, kept, resident())
 """
 

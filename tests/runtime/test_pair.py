@@ -11,11 +11,11 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
-from trundle.bench.engines import _engines_of
+from trundle.bench.child import _engines_of
 from trundle.errors import BadInput, BadModel
 from trundle.export.exporting import Exported, export_model
 from trundle.export.open import open_encoder
-from trundle.export.parity import Limits
+from trundle.export.quantise import ExportOptions, Limits
 from trundle.pipeline.pair import _save_pair
 from trundle.records import read_lineage
 from trundle.runtime.encoder import Encoder
@@ -75,14 +75,21 @@ def test_a_pair_leaves_torch(pair: Path, exported_pair: Exported) -> None:
 def test_graphs_join_the_pair_and_each_other(pair: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(pair, tmp_path / "both"))
     export_model(str(folder), to="onnx")
-    with pytest.raises(BadInput, match="say --force"):
+    with pytest.raises(BadInput, match="pass --force"):
         export_model(str(folder), to="onnx")
     before = sorted(folder.rglob("*"))
     with pytest.raises(BadModel, match="loses too much"):
-        export_model(str(folder), to="onnx", size="int8", calibrate=CALIBRATION, limits=Limits(cosine=1e-9))
+        export_model(
+            str(folder),
+            to="onnx",
+            precision="int8",
+            options=ExportOptions(calibrate=CALIBRATION, limits=Limits(cosine=1e-9)),
+        )
     assert sorted(folder.rglob("*")) == before
     wide = Limits(cosine=1, agreement=1)
-    export_model(str(folder), to="onnx", size="int8", calibrate=CALIBRATION, limits=wide)
+    export_model(
+        str(folder), to="onnx", precision="int8", options=ExportOptions(calibrate=CALIBRATION, limits=wide)
+    )
     assert _engines_of(str(folder)) == ["torch", "onnx-float32", "onnx-int8"]
     assert Encoder(folder).graph.precision == "int8"
     check_sides(Encoder(folder, graph="onnx-float32"), folder)

@@ -1,1 +1,1 @@
-""""""
+"""Measure the speed, memory and size of models."""

@@ -1,4 +1,4 @@
-"""What a bench found: records that turn into JSON, and the table a person reads."""
+"""Results of a benchmark: records that become JSON, and the table that is printed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typing import Any
 
 from trundle.bench.workload import _Machine
 
+_NOTICEABLE_CORES = 0.2
+
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """A figure, how far the rounds lie from it (median absolute deviation), and the rounds themselves."""
+class Measurement:
+    """A figure, its spread over the rounds (median absolute deviation), and the value of each round."""
 
     value: float
     spread: float
@@ -30,28 +32,29 @@ def _percentile(samples: Sequence[float], percent: float) -> float:
     return below + (above - below) * (place - math.floor(place))
 
 
-def _of_rounds(rounds: Sequence[float]) -> Measured:
-    """One value a round: their median, which one disturbed round can't move far."""
+def _of_rounds(rounds: Sequence[float]) -> Measurement:
+    """One value per round: their median, so that one disturbed round has little influence."""
     middle = median(rounds)
-    return Measured(value=middle, spread=median(abs(each - middle) for each in rounds), rounds=tuple(rounds))
+    spread = median(abs(each - middle) for each in rounds)
+    return Measurement(value=middle, spread=spread, rounds=tuple(rounds))
 
 
-def _of_samples(rounds: Sequence[Sequence[float]], percent: float) -> Measured:
-    """Many samples a round: the median of the rounds' percentiles.
+def _of_samples(rounds: Sequence[Sequence[float]], percent: float) -> Measurement:
+    """Many samples per round: the median of the rounds' percentiles.
 
-    Not the percentile of all samples together: a fast round has more of them, so it would count for more.
+    A percentile of all samples together would give more weight to fast rounds, which have more samples.
     """
     return _of_rounds([_percentile(samples, percent) for samples in rounds])
 
 
 def _rotated(count: int, turn: int) -> list[int]:
-    """Who goes when in this round: everyone is first, second and last equally often."""
+    """The order in this round; over the rounds every model is first, second and last equally often."""
     return [(turn + place) % count for place in range(count)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Settings:
-    """How the bench was run: with the same models and texts it can be run again."""
+class _BenchSettings:
+    """How the benchmark was run: with the same models and texts it can be repeated."""
 
     rounds: int
     seconds: float
@@ -70,7 +73,7 @@ class _Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class _ModelFigures:
-    """One contestant's figures. Short texts are encoded as queries, long ones as documents."""
+    """One model's figures. Short texts are encoded as queries, long ones as documents."""
 
     model: str
     engine: str
@@ -80,66 +83,54 @@ class _ModelFigures:
     parameters: int
     weights_bytes: int | None
     folder_bytes: int | None
-    start_seconds: Measured
-    load_seconds: Measured
-    short_texts_per_second: Measured
-    long_texts_per_second: Measured
-    short_latency_p50: Measured
-    short_latency_p95: Measured
-    long_latency_p50: Measured
-    long_latency_p95: Measured
+    start_seconds: Measurement
+    load_seconds: Measurement
+    short_texts_per_second: Measurement
+    long_texts_per_second: Measurement
+    short_latency_p50: Measurement
+    short_latency_p95: Measurement
+    long_latency_p50: Measurement
+    long_latency_p95: Measurement
     peak_memory_bytes: int
     bare_memory_bytes: int
 
     @property
     def own_memory_bytes(self) -> int:
-        """Peak memory beyond a bare interpreter."""
         return self.peak_memory_bytes - self.bare_memory_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """Models measured side by side in one run.
-
-    `other_cores` is how many cores programs outside the bench kept busy meanwhile, on average.
-    """
+    """Models measured in one run."""
 
     models: tuple[_ModelFigures, ...]
-    settings: _Settings
+    settings: _BenchSettings
     machine: _Machine
     other_cores: float | None
+    """Cores that other programs kept busy meanwhile, on average."""
     versions: Mapping[str, str]
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON, with each model's ratios to the first."""
-        whole = asdict(self)
-        for entry, figures in zip(whole["models"], self.models, strict=True):
+        result = asdict(self)
+        for entry, figures in zip(result["models"], self.models, strict=True):
             entry["own_memory_bytes"] = figures.own_memory_bytes
             entry["ratios_to_first"] = {
                 row.label: _ratio(row.get(figures), row.get(self.models[0])) for row in _TABLE
             }
-        return whole
+        return result
 
 
-_NOTICEABLE_CORES = 0.2
-
-_Figure = Measured | int | None
+_Figure = Measurement | int | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Row:
-    """One line of the table: what it shows and how a number of it is written."""
+class _TableRow:
+    """One row of the table: what it shows and how its figures are formatted."""
 
     label: str
     get: Callable[[_ModelFigures], _Figure]
     write: Callable[[float], str]
-
-
-def _ratio(mine: _Figure, first: _Figure) -> float | None:
-    """How many times the first contestant's figure, where both are known."""
-    if mine is None or first is None:
-        return None
-    return _number(mine) / _number(first) if _number(first) else None
 
 
 def _short_number(value: float) -> str:
@@ -150,48 +141,46 @@ def _short_number(value: float) -> str:
 
 
 def _megabytes(value: float) -> str:
-    """Bytes as a person reads them; 1 MB is a million bytes."""
     return f"{_short_number(value / 1e6)} MB"
 
 
 def _millions(value: float) -> str:
-    """A count of parameters."""
     return f"{_short_number(value / 1e6)} M" if value >= 1e6 else f"{value:,.0f}"
 
 
 def _milliseconds(value: float) -> str:
-    """A short time, given in seconds."""
     return f"{_short_number(value * 1e3)} ms"
 
 
-def _whole_seconds(value: float) -> str:
-    """A longer time."""
+def _seconds(value: float) -> str:
     return f"{_short_number(value)} s"
 
 
 _TABLE = (
-    _Row(label="parameters", get=lambda figures: figures.parameters, write=_millions),
-    _Row(label="weights on disk", get=lambda figures: figures.weights_bytes, write=_megabytes),
-    _Row(label="folder on disk", get=lambda figures: figures.folder_bytes, write=_megabytes),
-    _Row(label="short texts/s", get=lambda figures: figures.short_texts_per_second, write=_short_number),
-    _Row(label="long texts/s", get=lambda figures: figures.long_texts_per_second, write=_short_number),
-    _Row(label="short latency p50", get=lambda figures: figures.short_latency_p50, write=_milliseconds),
-    _Row(label="short latency p95", get=lambda figures: figures.short_latency_p95, write=_milliseconds),
-    _Row(label="long latency p50", get=lambda figures: figures.long_latency_p50, write=_milliseconds),
-    _Row(label="long latency p95", get=lambda figures: figures.long_latency_p95, write=_milliseconds),
-    _Row(label="peak memory", get=lambda figures: figures.peak_memory_bytes, write=_megabytes),
-    _Row(label="peak beyond bare Python", get=lambda figures: figures.own_memory_bytes, write=_megabytes),
-    _Row(label="load the model", get=lambda figures: figures.load_seconds, write=_whole_seconds),
-    _Row(label="start to first vector", get=lambda figures: figures.start_seconds, write=_whole_seconds),
+    _TableRow(label="parameters", get=lambda figures: figures.parameters, write=_millions),
+    _TableRow(label="weights on disk", get=lambda figures: figures.weights_bytes, write=_megabytes),
+    _TableRow(label="folder on disk", get=lambda figures: figures.folder_bytes, write=_megabytes),
+    _TableRow(label="short texts/s", get=lambda figures: figures.short_texts_per_second, write=_short_number),
+    _TableRow(label="long texts/s", get=lambda figures: figures.long_texts_per_second, write=_short_number),
+    _TableRow(label="short latency p50", get=lambda figures: figures.short_latency_p50, write=_milliseconds),
+    _TableRow(label="short latency p95", get=lambda figures: figures.short_latency_p95, write=_milliseconds),
+    _TableRow(label="long latency p50", get=lambda figures: figures.long_latency_p50, write=_milliseconds),
+    _TableRow(label="long latency p95", get=lambda figures: figures.long_latency_p95, write=_milliseconds),
+    _TableRow(label="peak memory", get=lambda figures: figures.peak_memory_bytes, write=_megabytes),
+    _TableRow(
+        label="peak beyond bare Python", get=lambda figures: figures.own_memory_bytes, write=_megabytes
+    ),
+    _TableRow(label="load the model", get=lambda figures: figures.load_seconds, write=_seconds),
+    _TableRow(label="start to first vector", get=lambda figures: figures.start_seconds, write=_seconds),
 )
 
 
 def rows(result: BenchResult) -> list[tuple[str, ...]]:
-    """The table: a heading, then one row per measure and one column per model, with its ratio to the first."""
+    """The table: a heading, then one row per metric and one column per model, with its ratio to the first."""
     first = result.models[0]
     engines = ["" if figures.engine == "torch" else f" {figures.engine}" for figures in result.models]
-    known = _names([figures.model for figures in result.models])
-    table = [("", *(name + engine for name, engine in zip(known, engines, strict=True)))]
+    names = _names([figures.model for figures in result.models])
+    table = [("", *(name + engine for name, engine in zip(names, engines, strict=True)))]
     for row in _TABLE:
         cells = [_cell(row, first)]
         for figures in result.models[1:]:
@@ -202,33 +191,38 @@ def rows(result: BenchResult) -> list[tuple[str, ...]]:
 
 
 def caution(result: BenchResult) -> str | None:
-    """A sentence when other programs took cores that the models were to have."""
+    """A warning if other programs used cores that the models needed."""
     spare = result.machine.cores - result.settings.threads
     if result.other_cores is None or result.other_cores - spare < _NOTICEABLE_CORES:
         return None
     return (
-        f"other programs kept {result.other_cores:.1f} of {result.machine.cores} cores busy during the bench; "
-        "stop them and run again for figures to rely on"
+        f"other programs kept {result.other_cores:.1f} of {result.machine.cores} cores busy during the benchmark; "
+        "stop them and run it again for reliable figures"
     )
 
 
 def _names(models: list[str]) -> list[str]:
-    """The last part of each folder or hub name; the whole of it where two would read the same."""
+    """The last part of each folder or hub name; the full name if two would be the same."""
     last = [PurePath(model).name or model for model in models]
     uses = Counter(PurePath(model).name or model for model in set(models))
     return [short if uses[short] == 1 else model for short, model in zip(last, models, strict=True)]
 
 
-def _number(figure: Measured | int) -> float:
-    return figure.value if isinstance(figure, Measured) else figure
+def _number(figure: Measurement | int) -> float:
+    return figure.value if isinstance(figure, Measurement) else figure
 
 
-def _cell(row: _Row, figures: _ModelFigures) -> str:
+def _ratio(mine: _Figure, first: _Figure) -> float | None:
+    if mine is None or first is None or not _number(first):
+        return None
+    return _number(mine) / _number(first)
+
+
+def _cell(row: _TableRow, figures: _ModelFigures) -> str:
     figure = row.get(figures)
     if figure is None:
         return "–"
-    if isinstance(figure, int):
-        return row.write(figure)
-    return row.write(figure.value) + (
-        f" ±{row.write(figure.spread).split()[0]}" if len(figure.rounds) > 1 else ""
-    )
+    spread = ""
+    if isinstance(figure, Measurement) and len(figure.rounds) > 1:
+        spread = f" ±{row.write(figure.spread).split()[0]}"
+    return row.write(_number(figure)) + spread

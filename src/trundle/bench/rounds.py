@@ -1,36 +1,67 @@
-"""A fair race: one process per model, one turn at a time, the order rotated from round to round."""
+"""A fair benchmark: one process per model, one model at a time, in an order that rotates from round to round."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import signal
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import IO, Any, Self
 
-from trundle.bench.engines import _engines_of
-from trundle.bench.process import _Worker
-from trundle.bench.results import BenchResult, _ModelFigures, _of_rounds, _of_samples, _rotated, _Settings
+from trundle.bench.child import _engines_of
+from trundle.bench.results import (
+    BenchResult,
+    _BenchSettings,
+    _ModelFigures,
+    _of_rounds,
+    _of_samples,
+    _rotated,
+)
 from trundle.bench.workload import _mean_words, _usable_cores, _Workload, this_machine, workload
-from trundle.errors import BadInput
+from trundle.errors import BadInput, BadModel, TrundleError, UserError
 from trundle.progress import SILENT, Progress
 from trundle.records import versions
 
-_PAUSE = 0.25
-"""Seconds between turns: thread pools spin for up to 0.2 s after their work before they go to sleep."""
+_COMMAND = (sys.executable, "-P", "-m", "trundle.bench.child")
+"""-P: a file in the user's folder must not shadow a library of the same name."""
 
-_Number = TypeVar("_Number", int, float)
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+_PAUSE = 0.25
+"""Seconds between measurements: thread pools spin for up to 0.2 s before they sleep."""
 
 _MEASURES = (("throughput", "short"), ("latency", "short"), ("throughput", "long"), ("latency", "long"))
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """How models are measured."""
+
+    rounds: int = 5
+    seconds: float = 0.5
+    """Time of each of the four measurements in each round; at least one batch."""
+    starts: int = 1
+    """How often each model is loaded in a fresh process."""
+    batch_size: int = 32
+    threads: int | None = None
+    """The same for every model; all usable cores by default."""
+    timeout: float = 300.0
+    """The longest wait for one answer, in seconds."""
+
+
 @dataclass(kw_only=True)
-class _Contestant:
-    """A model in the race, and the answers its workers have given so far."""
+class _BenchedModel:
+    """A model with an engine, and the answers of its workers."""
 
     model: str
     engine: str
@@ -42,7 +73,6 @@ class _Contestant:
 
     @property
     def label(self) -> str:
-        """What it is called when something goes wrong."""
         return self.model if self.engine == "torch" else f"{self.model} ({self.engine})"
 
 
@@ -50,33 +80,24 @@ def bench(
     models: Sequence[str],
     *,
     texts: Iterable[str] | None = None,
-    rounds: int = 5,
-    seconds: float = 0.5,
-    starts: int = 1,
-    batch_size: int = 32,
-    threads: int | None = None,
-    timeout: float = 300.0,
+    options: BenchOptions | None = None,
     all_engines: bool = False,
     progress: Progress = SILENT,
 ) -> BenchResult:
-    """Measure models side by side; the first is what the others are compared with.
+    """Measure models in one run; the first is the baseline that the others are compared with.
 
-    Each of the four measures runs for `seconds` (at least one batch) in each of `rounds` rounds. `starts` is how
-    often each model is loaded in a fresh process. `threads` is the same for every model, all usable cores by
-    default. `timeout` is the longest wait for one answer. Give `texts` to measure with words of your own.
-    `all_engines` also runs every graph a model was exported to.
+    Pass `texts` to measure with your own words. `all_engines` also runs every exported graph of a model.
     """
     if not models:
-        raise BadInput("there is no model to bench; give at least one folder or hub name")
+        raise BadInput("there is no model to bench; pass at least one folder or hub name")
+    options = options or BenchOptions()
+    for name, value in asdict(options).items():
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise BadInput(f"{name} is {value}; pass a number above zero")
     work = workload(texts)
-    settings = _Settings(
-        rounds=_positive("rounds", rounds),
-        seconds=_positive("seconds", seconds),
-        starts=_positive("starts", starts),
-        batch_size=_positive("batch_size", batch_size),
-        threads=_usable_cores() if threads is None else _positive("threads", threads),
+    settings = _BenchSettings(
+        **asdict(options) | {"threads": options.threads or _usable_cores()},
         pause=_PAUSE,
-        timeout=_positive("timeout", timeout),
         texts_given=texts is not None,
         texts_fingerprint=work.fingerprint(),
         short_texts=len(work.short),
@@ -84,26 +105,28 @@ def bench(
         long_texts=len(work.long),
         long_mean_words=_mean_words(work.long),
     )
-    contestants = [
-        _Contestant(model=model, engine=engine)
+    entries = [
+        _BenchedModel(model=model, engine=engine)
         for model in models
         for engine in (_engines_of(model) if all_engines else ["torch"])
     ]
-    _race(contestants, work, settings, progress)
+    _measure(entries, work, settings, progress)
+    answers = [answer for each in entries for measured in each.answers.values() for answer in measured]
+    others = [answer["other_cores"] for answer in answers if answer["other_cores"] is not None]
     return BenchResult(
-        models=tuple(_figures(contestant) for contestant in contestants),
+        models=tuple(_figures(entry) for entry in entries),
         settings=settings,
         machine=this_machine(),
-        other_cores=_other_cores(contestants),
+        other_cores=fmean(others) if others else None,
         versions=versions(),
     )
 
 
-def _race(
-    contestants: Sequence[_Contestant], work: _Workload, settings: _Settings, progress: Progress
+def _measure(
+    entries: Sequence[_BenchedModel], work: _Workload, settings: _BenchSettings, progress: Progress
 ) -> None:
-    """Collect everybody's answers; every worker is gone when this returns or fails."""
-    total = len(contestants) * (1 + settings.starts + settings.rounds * len(_MEASURES))
+    """Collect the answers of all workers; every worker has ended when this returns or fails."""
+    total = len(entries) * (1 + settings.starts + settings.rounds * len(_MEASURES))
     with (
         tempfile.TemporaryDirectory(prefix="trundle-bench-") as scratch,
         progress.task("bench", total) as advance,
@@ -111,110 +134,180 @@ def _race(
     ):
         texts = Path(scratch) / "texts.json"
         texts.write_text(work.as_json(), encoding="utf-8")
-        for engine in dict.fromkeys(contestant.engine for contestant in contestants):
-            same = [contestant for contestant in contestants if contestant.engine == engine]
+        for engine in dict.fromkeys(entry.engine for entry in entries):
+            same = [entry for entry in entries if entry.engine == engine]
             _warm_disk(same, texts, settings)
             advance(len(same))
         workers: dict[int, _Worker] = {}
         for start in range(settings.starts):
-            for index in _rotated(len(contestants), start):
+            for index in _rotated(len(entries), start):
                 if index in workers:
                     workers.pop(index).close()
-                worker = running.enter_context(_worker(contestants[index], settings))
-                workers[index] = worker
-                _open(contestants[index], worker, texts, settings)
+                entry = entries[index]
+                worker = workers[index] = running.enter_context(_worker(entry, settings))
+                answer = worker.ask(_load_request(entry, texts, settings))
+                entry.starts.append(time.perf_counter() - worker.started)
+                entry.loads.append(answer["load_seconds"])
+                entry.facts = answer["facts"]
                 advance(1)
-        for index, contestant in enumerate(contestants):
+        for index, entry in enumerate(entries):
             workers[index].ask({"ask": "warm"})
-            contestant.answers = {measure: [] for measure in _MEASURES}
+            entry.answers = {measure: [] for measure in _MEASURES}
         for turn in range(settings.rounds):
             for ask, kind in _MEASURES:
-                for index in _rotated(len(contestants), turn):
+                for index in _rotated(len(entries), turn):
                     time.sleep(settings.pause)
                     answer = workers[index].ask({"ask": ask, "kind": kind, "seconds": settings.seconds})
-                    contestants[index].answers[ask, kind].append(answer)
+                    entries[index].answers[ask, kind].append(answer)
                     advance(1)
-        for index, contestant in enumerate(contestants):
-            contestant.memory = workers[index].ask({"ask": "memory"})
+        for index, entry in enumerate(entries):
+            entry.memory = workers[index].ask({"ask": "memory"})
 
 
-def _warm_disk(contestants: Sequence[_Contestant], texts: Path, settings: _Settings) -> None:
-    """Open each model once in a worker whose times do not count.
+def _warm_disk(entries: Sequence[_BenchedModel], texts: Path, settings: _BenchSettings) -> None:
+    """Load each model once in a worker whose times do not count.
 
-    Otherwise whoever starts first pays for reading the libraries from disk, or even for a download. It also
-    finds a model that can't be opened before any time is spent on the others.
+    Otherwise the first model would pay for reading the libraries from disk, or for a download. It also finds a model
+    that can't be loaded before time is spent on the others.
     """
-    with _worker(contestants[0], settings) as worker:
-        for contestant in contestants:
-            worker.label = contestant.label
-            worker.ask(_open_request(contestant, texts, settings))
+    with _worker(entries[0], settings) as worker:
+        for entry in entries:
+            worker.label = entry.label
+            worker.ask(_load_request(entry, texts, settings))
 
 
-def _worker(contestant: _Contestant, settings: _Settings) -> _Worker:
-    return _Worker(contestant.label, threads=settings.threads, timeout=settings.timeout)
+def _worker(entry: _BenchedModel, settings: _BenchSettings) -> _Worker:
+    return _Worker(entry.label, threads=settings.threads, timeout=settings.timeout)
 
 
-def _open_request(contestant: _Contestant, texts: Path, settings: _Settings) -> dict[str, Any]:
+def _load_request(entry: _BenchedModel, texts: Path, settings: _BenchSettings) -> dict[str, Any]:
     return {
         "ask": "open",
-        "model": contestant.model,
-        "engine": contestant.engine,
+        "model": entry.model,
+        "engine": entry.engine,
         "texts": str(texts),
         "threads": settings.threads,
         "batch_size": settings.batch_size,
     }
 
 
-def _open(contestant: _Contestant, worker: _Worker, texts: Path, settings: _Settings) -> None:
-    """Load the model in its own fresh process and note how long it took."""
-    answer = worker.ask(_open_request(contestant, texts, settings))
-    contestant.starts.append(time.perf_counter() - worker.started)
-    contestant.loads.append(answer["load_seconds"])
-    contestant.facts = answer["facts"]
-
-
-def _figures(contestant: _Contestant) -> _ModelFigures:
-    """The answers of all rounds, summed up."""
+def _figures(entry: _BenchedModel) -> _ModelFigures:
+    """The answers of all rounds, summarised."""
 
     def rates(kind: str) -> list[float]:
-        return [answer["texts"] / answer["seconds"] for answer in contestant.answers["throughput", kind]]
+        return [answer["texts"] / answer["seconds"] for answer in entry.answers["throughput", kind]]
 
     def samples(kind: str) -> list[list[float]]:
-        return [answer["samples"] for answer in contestant.answers["latency", kind]]
+        return [answer["samples"] for answer in entry.answers["latency", kind]]
 
-    facts = contestant.facts
     return _ModelFigures(
-        model=contestant.model,
-        engine=contestant.engine,
-        device=facts["device"],
-        dimensions=facts["dimensions"],
-        max_tokens=facts["max_tokens"],
-        parameters=facts["parameters"],
-        weights_bytes=facts["weights_bytes"],
-        folder_bytes=facts["folder_bytes"],
-        start_seconds=_of_rounds(contestant.starts),
-        load_seconds=_of_rounds(contestant.loads),
+        model=entry.model,
+        engine=entry.engine,
+        **entry.facts,
+        start_seconds=_of_rounds(entry.starts),
+        load_seconds=_of_rounds(entry.loads),
         short_texts_per_second=_of_rounds(rates("short")),
         long_texts_per_second=_of_rounds(rates("long")),
         short_latency_p50=_of_samples(samples("short"), 50),
         short_latency_p95=_of_samples(samples("short"), 95),
         long_latency_p50=_of_samples(samples("long"), 50),
         long_latency_p95=_of_samples(samples("long"), 95),
-        peak_memory_bytes=contestant.memory["peak"],
-        bare_memory_bytes=contestant.memory["bare"],
+        peak_memory_bytes=entry.memory["peak"],
+        bare_memory_bytes=entry.memory["bare"],
     )
 
 
-def _other_cores(contestants: Sequence[_Contestant]) -> float | None:
-    """How busy the rest of the machine was during the turns, on average."""
-    answers = [
-        answer for contestant in contestants for turns in contestant.answers.values() for answer in turns
-    ]
-    seen = [answer["other_cores"] for answer in answers if answer["other_cores"] is not None]
-    return fmean(seen) if seen else None
+class _Worker:
+    """One worker process. It ends when the `with` block is left."""
+
+    def __init__(
+        self, label: str, *, threads: int, timeout: float, command: Sequence[str] = _COMMAND
+    ) -> None:
+        self.label = label
+        self._timeout = timeout
+        self._answers: SimpleQueue[str] = SimpleQueue()
+        # A file, because a pipe that no one reads would fill up and block the worker.
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        self.started = time.perf_counter()
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env={**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(threads))},
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C reaches only the parent, which then ends the workers
+        )
+        self._reader = threading.Thread(target=_read, args=(self._process.stdout, self._answers), daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request and wait for its answer; a worker that fails, dies or hangs raises an error."""
+        pipe = self._process.stdin
+        assert pipe is not None
+        with suppress(BrokenPipeError):  # it died: the missing answer is reported below
+            pipe.write(json.dumps(request) + "\n")
+            pipe.flush()
+        try:
+            line = self._answers.get(timeout=self._timeout)
+        except Empty:
+            raise TrundleError(
+                f"{self.label} gave no answer within {self._timeout:g} s; "
+                "allow it more time, or leave it out of the benchmark"
+            ) from None
+        if not line:
+            raise self._died()
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            sentence, kind = str(reply["error"]), reply["kind"]
+            if kind == "crash":
+                sentence = (
+                    f"{self.label} failed in the benchmark ({sentence}); try the model alone to see why"
+                )
+            raise {"model": BadModel, "user": UserError}.get(kind, TrundleError)(sentence)
+        return reply
+
+    def close(self) -> None:
+        """End the worker, which has no state to lose."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for stream in (self._process.stdin, self._process.stdout, self._stderr):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
+
+    def _died(self) -> TrundleError:
+        """How the process ended: its signal, or the last line it printed."""
+        code = self._process.wait()
+        if code == -signal.SIGKILL:
+            return TrundleError(
+                f"the process of {self.label} was killed from outside; "
+                "free some memory, or benchmark fewer models at once"
+            )
+        self._stderr.seek(0)
+        said = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
+        last = said[-1].strip() if said else signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return TrundleError(f"the process of {self.label} died ({last}); try the model alone to see why")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
 
-def _positive(name: str, value: _Number) -> _Number:
-    if not (value > 0 and math.isfinite(value)):
-        raise BadInput(f"{name} is {value}; give a number above zero")
-    return value
+def _read(pipe: IO[str], answers: SimpleQueue[str]) -> None:
+    """Collect answers, in a thread so that the parent can time out; an empty answer is the end.
+
+    Other lines (printed while the interpreter starts, or truncated) are skipped.
+    """
+    for line in pipe:
+        if line.startswith("{") and line.endswith("\n"):
+            answers.put(line)
+    answers.put("")

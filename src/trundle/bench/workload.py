@@ -1,7 +1,7 @@
-"""The texts every contestant encodes: short ones like queries, long ones like documents.
+"""The texts of a benchmark (short ones like queries, long ones like documents), and the machine it runs on.
 
-All texts of a kind have about the same number of words, so a contestant that gets further in its time is not
-handed easier or harder texts. With a BERT-like tokenizer a short text is about 10 tokens and a long one about 200.
+All texts of a kind have about the same number of words, so that a faster model does not get easier or harder texts.
+With a BERT-like tokenizer a short text is about 10 tokens and a long one about 200.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHORT_TEXTS = 256
 _LONG_TEXTS = 64
 _LONGEST_WORD = 30
 _PIECE = 2
-"""A longer run is a script without spaces, or no language at all: it counts as words of this many characters."""
+"""Longer words are a script without spaces or no language: they are divided into pieces of this length."""
 
 _PATTERNS = (
     "The {adjective} {noun} {verb} the {noun} {where}.",
@@ -60,22 +60,20 @@ _WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Workload:
-    """The texts of one bench."""
+    """The texts of one benchmark."""
 
     short: tuple[str, ...]
     long: tuple[str, ...]
 
     def as_json(self) -> str:
-        """The texts as a worker reads them."""
         return json.dumps(asdict(self))
 
     def fingerprint(self) -> str:
-        """Tells two workloads apart without storing them."""
         return hashlib.sha256(self.as_json().encode()).hexdigest()
 
 
 def workload(texts: Iterable[str] | None = None) -> _Workload:
-    """Short and long texts cut from `texts`, or from made-up English; the same input gives the same texts."""
+    """Short and long texts made of the words of `texts`, or of generated English; the result is deterministic."""
     words = _invented_words() if texts is None else _given_words(texts)
     return _Workload(
         short=_cut(words, islice(cycle(_SHORT_WORDS), _SHORT_TEXTS)),
@@ -84,29 +82,27 @@ def workload(texts: Iterable[str] | None = None) -> _Workload:
 
 
 def _mean_words(texts: tuple[str, ...]) -> float:
-    """How long texts are on average."""
     return sum(len(text.split()) for text in texts) / len(texts)
 
 
 def _cut(words: Iterator[str], counts: Iterable[int]) -> tuple[str, ...]:
-    """The next words of a stream as texts of the given numbers of words."""
     return tuple(" ".join(islice(words, count)) for count in counts)
 
 
 def _given_words(texts: Iterable[str]) -> Iterator[str]:
-    """The words of the user's texts, from the start again when they run out."""
+    """The words of the user's texts, repeated without end."""
     enough = _SHORT_TEXTS * max(_SHORT_WORDS) + _LONG_TEXTS * max(_LONG_WORDS)
     words = list(islice((word for text in texts for word in _split(text)), enough))
     if not words:
         raise BadInput(
-            "the texts to bench with hold no words; give at least one sentence, or none to use made-up ones"
+            "the texts hold no words; pass at least one sentence, or no texts to use generated ones"
         )
     return cycle(words)
 
 
 def _split(text: object) -> Iterator[str]:
     if not isinstance(text, str):
-        raise BadInput(f"a text to bench with is a {type(text).__name__}, not a string; convert it first")
+        raise BadInput(f"a text is a {type(text).__name__}, not a string; convert it first")
     for word in text.split():
         if len(word) <= _LONGEST_WORD:
             yield word
@@ -115,17 +111,17 @@ def _split(text: object) -> Iterator[str]:
 
 
 def _invented_words() -> Iterator[str]:
-    """An endless stream of plain English sentences, word by word."""
+    """An endless stream of English sentences, word by word."""
     choices = {kind: words.split("|" if "|" in words else None) for kind, words in _WORDS.items()}
-    dice = random.Random(0)
+    rng = random.Random(0)
     while True:
-        sentence = re.sub(r"{(\w+)}", lambda gap: dice.choice(choices[gap[1]]), dice.choice(_PATTERNS))
+        sentence = re.sub(r"{(\w+)}", lambda gap: rng.choice(choices[gap[1]]), rng.choice(_PATTERNS))
         yield from sentence.split()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Machine:
-    """The machine as far as it decides about speed."""
+    """The facts about a machine that decide its speed."""
 
     cpu: str
     cores: int
@@ -146,13 +142,13 @@ def this_machine() -> _Machine:
 
 
 def _usable_cores() -> int:
-    """The cores this process may run on, which in a container can be fewer than there are."""
+    """The cores this process may run on, which in a container can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class _CpuClock:
-    """How much work was done so far, by this process and by the whole machine (None where it does not tell)."""
+    """CPU seconds so far, of this process and of the full machine (None if it does not report them)."""
 
     wall: float
     own: float
@@ -160,7 +156,6 @@ class _CpuClock:
 
 
 def _cpu_clock() -> _CpuClock:
-    """Read the clocks; two readings tell who worked in between."""
     stat = Path("/proc/stat")
     if not stat.is_file():
         return _CpuClock(wall=time.perf_counter(), own=time.process_time(), machine=None)
@@ -170,7 +165,7 @@ def _cpu_clock() -> _CpuClock:
 
 
 def _other_cores(before: _CpuClock, after: _CpuClock) -> float | None:
-    """How many cores others kept busy between two readings."""
+    """Cores that other programs kept busy between two readings."""
     if before.machine is None or after.machine is None:
         return None
     others = (after.machine - before.machine) - (after.own - before.own)

@@ -15,7 +15,7 @@ from trundle.cli.tables import _count, _exported
 from trundle.errors import BadInput
 
 if TYPE_CHECKING:
-    from trundle.export.exporting import Size
+    from trundle.precision import EngineName, Precision
 
 
 def export(
@@ -35,7 +35,7 @@ def export(
         typer.Option(
             "--int4",
             help="An eighth of the bytes, for models aligned with --rounding int4; needs --calibrate. "
-            "With --int8 its products are int8's: as small, and faster.",
+            "With --int8 its matmuls run in int8: as small, and faster.",
         ),
     ] = False,
     half: Annotated[
@@ -71,17 +71,19 @@ def export(
     """
     _calm_libraries(verbose=verbose)
     from trundle.export.exporting import export_model
-    from trundle.export.parity import Limits, calibration_texts
+    from trundle.export.quantise import ExportOptions, Limits, calibration_texts
 
     exported = export_model(
         model,
         to=to,
-        size=_size_of(int8=int8, int4=int4, half=half),
+        precision=_precision_of(to, int8=int8, int4=int4, half=half),
         output=output,
-        calibrate=calibration_texts(calibrate or []),
-        limits=Limits(cosine=max_cosine_loss, agreement=max_agreement_loss),
-        older_cpus=older_cpus,
-        try_both=try_both,
+        options=ExportOptions(
+            calibrate=calibration_texts(calibrate or []),
+            limits=Limits(cosine=max_cosine_loss, agreement=max_agreement_loss),
+            older_cpus=older_cpus,
+            try_both=try_both,
+        ),
         force=force,
         trust_remote_code=trust,
         progress=_terminal(quiet=quiet or as_json),
@@ -99,17 +101,17 @@ def export(
         _show(f'    Encoder("{exported.folder.parent}").encode(["a text"], side="query")')
 
 
-def _size_of(*, int8: bool, int4: bool, half: bool) -> Size:
-    """What the flags ask for together."""
+def _precision_of(to: EngineName, *, int8: bool, int4: bool, half: bool) -> Precision:
+    """The precision that the flags request together."""
     if half and (int8 or int4):
         raise BadInput(
             f"--{'int8' if int8 else 'int4'} and --half exclude each other; export twice to have both"
         )
     if half:
-        return "half"
+        return "float16" if to == "onnx" else "bfloat16"
     if int4:
         return "int4+int8" if int8 else "int4"
-    return "int8" if int8 else "full"
+    return "int8" if int8 else "float32"
 
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")

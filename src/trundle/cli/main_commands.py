@@ -235,6 +235,7 @@ def bench(
     Each model runs in a process of its own, in turns.
     """
     from trundle.bench.results import caution, rows
+    from trundle.bench.rounds import BenchOptions
     from trundle.bench.rounds import bench as measure
 
     texts = None
@@ -245,10 +246,7 @@ def bench(
     result = measure(
         models,
         texts=texts,
-        rounds=rounds,
-        seconds=seconds,
-        batch_size=batch_size,
-        threads=threads,
+        options=BenchOptions(rounds=rounds, seconds=seconds, batch_size=batch_size, threads=threads),
         all_engines=True,
         progress=_terminal(quiet=quiet or as_json),
     )

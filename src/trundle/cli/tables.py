@@ -10,7 +10,7 @@ from trundle.cli.console import _bar
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from trundle.bench.results import Measured
+    from trundle.bench.results import Measurement
     from trundle.demo import DemoResult
     from trundle.evaluate.comparison import Comparison, Share
     from trundle.evaluate.fidelity import Fidelity
@@ -153,7 +153,8 @@ def _run(result: Run) -> _Rows:
 def _outlook(result: Run) -> str:
     """What a dry run can tell besides: files a graph would take, and how long trainings that have a limit may go."""
     after = result.after
-    graphs = f"As a graph: {_megabytes(after.int8_file_bytes)} in int8, {_megabytes(after.int4_file_bytes)} in int4."
+    sizes = after.graph_bytes
+    graphs = f"As a graph: {_megabytes(sizes['int8'])} in int8, {_megabytes(sizes['int4'])} in int4."
     options = [step.call.options for step in result.steps if not step.applied]
     trained = [each for each in options if hasattr(each, "minutes") and getattr(each, "steps", None) != 0]
     limits = [each.minutes for each in trained]
@@ -235,7 +236,7 @@ def _demo(result: DemoResult) -> _Rows:
     def line(label: str, old: float, new: float, write: Callable[[float], str]) -> None:
         rows.append((label, write(old), write(new), f"{new / old:.2f}×"))
 
-    def speed(label: str, old: Measured, new: Measured) -> None:
+    def speed(label: str, old: Measurement, new: Measurement) -> None:
         line(label, old.value, new.value, lambda rate: f"{rate:,.0f}")
 
     line("parameters", outcome.before.parameters, outcome.chosen.candidate.cost.parameters, _count)
@@ -251,7 +252,7 @@ def _demo(result: DemoResult) -> _Rows:
 
 def _exported(result: Exported) -> _Rows:
     """A graph beside the torch model it was made from."""
-    near = result.parity
+    near = result.closeness
     return [
         (str(result.folder / result.graph.path), ""),
         ("precision", result.graph.precision),

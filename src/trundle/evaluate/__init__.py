@@ -1,1 +1,1 @@
-""""""
+"""Score models on tasks, and compare students with their teacher."""

@@ -1,7 +1,4 @@
-"""Students beside their teacher, on tasks with labels and on plain texts without, each model asked once for each text.
-
-What this is not: it opens no model and prints nothing. The command line does both.
-"""
+"""Students compared with their teacher, on labelled tasks and on plain texts; each model encodes each text once."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import Any
 from trundle.data.texts import Text
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
-from trundle.evaluate.encoding import Memory
 from trundle.evaluate.fidelity import (
     AGREEMENT_AT,
     FEWEST_DOCUMENTS,
@@ -20,7 +16,7 @@ from trundle.evaluate.fidelity import (
     measure_fidelity,
     queries_and_documents,
 )
-from trundle.evaluate.scoring import Result, _Mode, _of_mode, evaluate
+from trundle.evaluate.scoring import Memory, Result, _mean_score, _Mode, _of_mode, evaluate
 from trundle.evaluate.shortening import (
     Inheritance,
     _by_agreement,
@@ -40,7 +36,7 @@ _PROBE = "How wide is a vector?"
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """A student's mean over some tasks, beside its teacher's own over the same."""
+    """A student's mean over some tasks, and its teacher's over the same."""
 
     model: str
     teacher: str
@@ -53,7 +49,7 @@ class Share:
 
     @property
     def share(self) -> float | None:
-        """How much of the teacher's mean is left; None where that is 0."""
+        """The share of the teacher's mean; None if that is 0."""
         return self.mean / self.teacher_mean if self.teacher_mean else None
 
     def as_json(self) -> dict[str, Any]:
@@ -63,23 +59,22 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Shorten:
-    """How vectors are to be shortened: to which dimensions (none: the usual ones), with which ranges for each model.
-
-    A model without ranges of its own gets those of the teacher's vectors of the texts it is measured on.
-    """
+    """How vectors are truncated and quantised."""
 
     dimensions: tuple[int, ...] = ()
+    """Dimensions to truncate to; none: the usual ones."""
     ranges: Mapping[str, _Ranges] = field(default_factory=dict)
+    """int8 ranges by model; a model without gets those of the teacher's vectors of the measured texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What was found of each model; empty where it was not asked for."""
+    """The results of all models; empty if not requested."""
 
     models: tuple[str, ...]
     teacher: str | None
     results: tuple[tuple[Result, ...], ...]
-    """One row for each model, the teacher's own first where there is a teacher."""
+    """One row per model, the teacher's first if there is a teacher."""
     shares: tuple[Share, ...]
     fidelity: tuple[Fidelity, ...]
     inheritance: tuple[Inheritance, ...]
@@ -108,39 +103,43 @@ def compare(
     shorten: Shorten | None = None,
     progress: Progress = SILENT,
 ) -> Comparison:
-    """Score each model on the tasks; with a teacher also on the teacher's index, and by agreement on the texts.
+    """Score each model on the tasks; with a teacher also in the teacher's index, and by agreement on the texts.
 
-    `shorten` adds the same with vectors cut short and coarsened, on the tasks with documents where there are any.
-    A model of another width than the teacher's can't search its index: it is scored alone, and a note says so.
+    `shorten` adds the same with truncated and quantised vectors, on the tasks with documents if there are any. A model of
+    another width than the teacher can't search its index: it is scored alone, and a note says so.
     """
     if not tasks and not texts:
         raise BadInput("there is nothing to measure on; name tasks, or texts to compare with a teacher on")
     if texts and teacher is None:
-        raise BadInput("texts without labels only show how near a model is to another; name its teacher")
+        raise BadInput("texts without labels only show how close a model is to another; name its teacher")
     if shorten and teacher is None:
-        raise BadInput("what a model inherits is seen beside its teacher; name the teacher")
+        raise BadInput("shortened vectors are compared with the teacher's; name the teacher")
     memory = Memory(progress)
-    notes, near = _sorted_out(models, teacher)
+    notes, aligned = _with_teachers_width(models, teacher)
     queries, documents = queries_and_documents(texts)
     if texts and len(documents) < FEWEST_DOCUMENTS:
         raise BadInput(
-            f"{len(texts)} texts are too few to tell how far two models agree on the {AGREEMENT_AT} nearest; "
-            f"give at least {2 * FEWEST_DOCUMENTS}"
+            f"{len(texts)} texts are too few to measure agreement on the {AGREEMENT_AT} nearest; "
+            f"pass at least {2 * FEWEST_DOCUMENTS}"
         )
     if teacher and shorten:
-        _check_shorten(shorten, near, teacher)
-    everyone = [*([] if teacher is None else [teacher]), *models]
+        _check_shorten(shorten, aligned, teacher)
     results = tuple(
         tuple(
             evaluate(
-                model, tasks, documents=teacher if model in near else None, memory=memory, progress=progress
+                model,
+                tasks,
+                documents=teacher if model in aligned else None,
+                memory=memory,
+                progress=progress,
             )
         )
-        for model in everyone
+        for model in ([] if teacher is None else [teacher]) + list(models)
         if tasks
     )
-    fidelity, inheritance = [], []
-    for model in near:
+    fidelity: list[Fidelity] = []
+    inheritance: list[Inheritance] = []
+    for model in aligned:
         assert teacher is not None
         if texts:
             fidelity.append(
@@ -159,35 +158,39 @@ def compare(
     )
 
 
-def _sorted_out(models: Sequence[Embedder], teacher: Embedder | None) -> tuple[list[str], list[Embedder]]:
-    """The models that can search the teacher's index, and why the others can't."""
+def _with_teachers_width(
+    models: Sequence[Embedder], teacher: Embedder | None
+) -> tuple[list[str], list[Embedder]]:
+    """Notes about the models that can't search the teacher's index, and the models that can."""
     if teacher is None:
         return [], []
     width = teacher.text([_PROBE]).shape[1]
-    notes, near = [], []
+    notes, aligned = [], []
     for model in models:
         own = model.text([_PROBE]).shape[1]
         if own == width:
-            near.append(model)
+            aligned.append(model)
         else:
             notes.append(
-                f"{model.name} has vectors of {own} numbers and {teacher.name} of {width}, so it can't search "
-                "that index; trundle align brings it there"
+                f"{model.name} has vectors of {own} dimensions and {teacher.name} of {width}, so it can't search "
+                "that index; align it with trundle align"
             )
-    return notes, near
+    return notes, aligned
 
 
 def _check_shorten(shorten: Shorten, models: Sequence[Embedder], teacher: Embedder) -> None:
-    """Refuse what can't be done to these vectors, before anything is encoded."""
+    """Reject impossible settings before anything is encoded."""
     width = teacher.text([_PROBE]).shape[1]
     for wanted in shorten.dimensions:
         if not 1 <= wanted <= width:
-            raise BadInput(f"vectors of {width} numbers can't be cut to {wanted}; choose from 1 to {width}")
+            raise BadInput(
+                f"vectors of {width} dimensions can't be truncated to {wanted}; choose from 1 to {width}"
+            )
     for model in models:
         kept = shorten.ranges.get(model.name)
         if kept is not None and len(kept.lowest) != width:
             raise BadInput(
-                f"the {CALIBRATION_FILE} of {model.name} is for vectors of {len(kept.lowest)} numbers, and "
+                f"the {CALIBRATION_FILE} of {model.name} is for vectors of {len(kept.lowest)} dimensions, and "
                 f"those of {teacher.name} have {width}; name the teacher it was aligned to"
             )
 
@@ -201,8 +204,8 @@ def _inherited(
     memory: Memory,
     progress: Progress,
 ) -> list[Inheritance]:
-    """What is left of shortened vectors, by the tasks and by agreement on the texts."""
-    master, pupil = (memory.remember(one, f"{one.name}: encoding") for one in (teacher, model))
+    """The scores of shortened vectors on the tasks, and their agreement on the texts."""
+    theirs, ours = (memory.remember(one, f"{one.name}: encoding") for one in (teacher, model))
     measured: dict[str, _Score] = {}
     if tasks:
         chosen = [task for task in tasks if task.has_documents] or list(tasks)
@@ -210,37 +213,32 @@ def _inherited(
         measured[f"mean of {names}" if len(chosen) > 1 else names] = _by_tasks(chosen)
     if texts:
         measured[f"agreement@{AGREEMENT_AT} with whole vectors of the teacher"] = _by_agreement(
-            master, *queries_and_documents(texts)
+            theirs, *queries_and_documents(texts)
         )
-    ranges, calibration = _calibration(model, teacher, shorten, memory)
+    ranges = shorten.ranges.get(model.name)
+    if ranges is not None:
+        calibration = f"{ranges.vectors:,} training vectors of the teacher, kept with the model"
+    else:
+        seen = [memory.known(encode) for encode in dict.fromkeys((teacher.document, teacher.text))]
+        ranges = measure_ranges([block for block in seen if block is not None], teacher.name)
+        calibration = f"{ranges.vectors:,} of the measured vectors: the model's folder keeps no ranges"
     dimensions = shorten.dimensions or _usual_dimensions(len(ranges.lowest))
     return [
-        _measure_inheritance(
-            pupil,
-            master,
-            score,
+        Inheritance(
+            student=model.name,
+            teacher=teacher.name,
             measure=measure,
-            dimensions=dimensions,
-            ranges=ranges,
             calibration=calibration,
-            progress=progress,
+            rows=_measure_inheritance(
+                ours, theirs, score, dimensions=dimensions, ranges=ranges, progress=progress
+            ),
         )
         for measure, score in measured.items()
     ]
 
 
-def _calibration(model: Embedder, teacher: Embedder, shorten: Shorten, memory: Memory) -> tuple[_Ranges, str]:
-    """The ranges to coarsen with, and where they come from."""
-    kept = shorten.ranges.get(model.name)
-    if kept is not None:
-        return kept, f"{kept.vectors:,} training vectors of the teacher, kept with the model"
-    seen = [memory.known(encode) for encode in dict.fromkeys((teacher.document, teacher.text))]
-    ranges = measure_ranges([block for block in seen if block is not None], teacher.name)
-    return ranges, f"{ranges.vectors:,} of the measured vectors: the model's folder keeps no ranges"
-
-
 def _shares_of(results: Sequence[Sequence[Result]]) -> tuple[Share, ...]:
-    """Means of both modes over all tasks, and over those with documents where there are others too.
+    """Means of both modes over all tasks, and over those with documents if there are others.
 
     The first row is the teacher's.
     """
@@ -249,9 +247,11 @@ def _shares_of(results: Sequence[Sequence[Result]]) -> tuple[Share, ...]:
     theirs = {(result.kind, result.task): result for result in results[0]}
     found = []
     for row in results[1:]:
-        apart = {(result.kind, result.task) for result in row if result.mode == "asymmetric"}
-        groups = {"all": set(theirs)} | ({"retrieval": apart} if apart and apart != set(theirs) else {})
-        modes: tuple[_Mode, ...] = ("standard", "asymmetric") if apart else ("standard",)
+        with_documents = {(result.kind, result.task) for result in row if result.mode == "asymmetric"}
+        groups = {"all": set(theirs)}
+        if with_documents and with_documents != set(theirs):
+            groups["retrieval"] = with_documents
+        modes: tuple[_Mode, ...] = ("standard", "asymmetric") if with_documents else ("standard",)
         for over, keys in groups.items():
             for mode in modes:
                 ours = [result for result in _of_mode(row, mode) if (result.kind, result.task) in keys]
@@ -262,8 +262,8 @@ def _shares_of(results: Sequence[Sequence[Result]]) -> tuple[Share, ...]:
                         mode=mode,
                         over=over,
                         tasks=len(ours),
-                        mean=sum(result.score for result in ours) / len(ours),
-                        teacher_mean=sum(theirs[r.kind, r.task].score for r in ours) / len(ours),
+                        mean=_mean_score(ours, mode),
+                        teacher_mean=_mean_score([theirs[result.kind, result.task] for result in ours]),
                     )
                 )
     return tuple(found)

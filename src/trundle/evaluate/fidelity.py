@@ -1,4 +1,4 @@
-"""How near a student is to its teacher, without labels: cosine, distance, and whether both find the same."""
+"""How close a student is to its teacher, without labels: cosine, distance, and agreement of what they retrieve."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trundle.data.texts import Kind, Text
-from trundle.embedder import Embedder, Vectors
+from trundle.embedder import Embedder, Vectors, top_agreement
 from trundle.errors import BadInput
-from trundle.evaluate.encoding import Memory, _check_same_width
 from trundle.evaluate.metrics import _paired_cosines
-from trundle.evaluate.retrieval import Positions, nearest, unit
+from trundle.evaluate.retrieval import Positions, _check_same_width, nearest, unit
+from trundle.evaluate.scoring import Memory
 from trundle.progress import SILENT, Progress
 from trundle.teacher.labelling import encode_by_role
 
 AGREEMENT_AT = 10
 FEWEST_DOCUMENTS = 5 * AGREEMENT_AT
-"""With fewer documents to choose from, agreement says little more than chance."""
+"""With fewer documents, agreement says little more than chance."""
 MEASURED_TEXTS = 2000
 _QUERY_SHARE = 4
-"""Where texts have no kind, one in this many stands in for a query."""
+"""If texts have no kind, one in this many is used as a query."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _TextError:
-    """A text and how far the student's vector of it lies from the teacher's."""
+    """A text, and the distance of the student's vector from the teacher's."""
 
     text: str
     distance: float
@@ -37,11 +37,10 @@ class _TextError:
 
 @dataclass(frozen=True, kw_only=True)
 class Fidelity:
-    """A student beside its teacher.
+    """A student compared with its teacher.
 
-    Cosine and distance are means over queries and documents together. Agreement is the share of the teacher's
-    top k documents that the student finds as well: `asymmetric` when it searches the teacher's document
-    vectors, `standard` when it searches its own.
+    Cosine and distance are means over queries and documents together. Agreement is the share of the teacher's top k
+    documents that the student also retrieves: `asymmetric` from the teacher's document vectors, `standard` from its own.
     """
 
     student: str
@@ -62,46 +61,37 @@ class Fidelity:
 
 
 def _distances(student: Vectors, teacher: Vectors) -> NDArray[np.float64]:
-    """Euclidean distance of each student vector to the teacher's."""
-    apart: NDArray[np.float64] = np.linalg.norm(student.astype(np.float64) - teacher, axis=1)
-    return apart
-
-
-def _agreement(teacher_top: Positions, student_top: Positions) -> float:
-    """Mean share of the teacher's documents that the student has too; both have one row per query."""
-    shared = (teacher_top[:, :, None] == student_top[:, None, :]).any(axis=2)
-    return float(shared.mean())
+    """Euclidean distance of each student vector from the teacher's."""
+    distances: NDArray[np.float64] = np.linalg.norm(student.astype(np.float64) - teacher, axis=1)
+    return distances
 
 
 def _errors_by_text(
     texts: Sequence[str], student: Vectors, teacher: Vectors, count: int
 ) -> tuple[tuple[_TextError, ...], tuple[_TextError, ...]]:
-    """The texts the student imitates best and worst, each with the most extreme first."""
-    apart, cosines = _distances(student, teacher), _paired_cosines(student, teacher)
-    order = np.argsort(apart, kind="stable")
+    """The texts with the smallest and with the largest distance, each with the most extreme first."""
+    distances, cosines = _distances(student, teacher), _paired_cosines(student, teacher)
     ranked = [
-        _TextError(text=texts[place], distance=float(apart[place]), cosine=float(cosines[place]))
-        for place in order
+        _TextError(text=texts[place], distance=float(distances[place]), cosine=float(cosines[place]))
+        for place in np.argsort(distances, kind="stable")
     ]
     return tuple(ranked[:count]), tuple(ranked[::-1][:count])
 
 
 def _roles_of(kinds: Sequence[Kind | None]) -> tuple[list[int], list[int]]:
-    """Positions of the queries and of the documents; where no kind is known, some texts stand in as queries."""
+    """Positions of the queries and of the documents; without queries or documents, some texts take their role."""
     queries = [place for place, kind in enumerate(kinds) if kind == "query"]
     documents = [place for place, kind in enumerate(kinds) if kind != "query"]
     if not queries:
-        queries, documents = (
-            documents[::_QUERY_SHARE],
-            [p for i, p in enumerate(documents) if i % _QUERY_SHARE],
-        )
-    elif not documents:
-        documents, queries = queries[1::2], queries[::2]
+        rest = [place for number, place in enumerate(documents) if number % _QUERY_SHARE]
+        return documents[::_QUERY_SHARE], rest
+    if not documents:
+        return queries[::2], queries[1::2]
     return queries, documents
 
 
 def queries_and_documents(texts: Sequence[Text]) -> tuple[list[str], list[str]]:
-    """Sort texts by role."""
+    """Texts divided by role."""
     queries, documents = _roles_of([text.kind for text in texts])
     return [texts[place].text for place in queries], [texts[place].text for place in documents]
 
@@ -117,26 +107,26 @@ def measure_fidelity(
     memory: Memory | None = None,
     progress: Progress = SILENT,
 ) -> Fidelity:
-    """Compare two models on queries and documents that need no judgement; repeated texts count once.
+    """Compare two models on queries and documents without judgements; duplicates count once.
 
-    With a `memory` what was encoded before is not encoded again.
+    `examples` is the number of closest and farthest texts to list. Texts in `memory` are not encoded again.
     """
     asked, held = list(dict.fromkeys(queries)), list(dict.fromkeys(documents))
     if not asked:
-        raise BadInput("there are no queries to compare on; give at least one")
+        raise BadInput("there are no queries to compare on; pass at least one")
     if not 1 <= k < len(held):
         raise BadInput(
-            f"agreement@{k} over {len(held)} documents says nothing; give more documents than k, k from 1"
+            f"agreement@{k} over {len(held)} documents says nothing; pass more documents than k, and k from 1"
         )
     memory = memory or Memory(progress)
-    pupil = memory.remember(student, f"fidelity, {student.name}")
-    master = memory.remember(teacher, f"fidelity, {teacher.name}")
-    pupil_queries, pupil_documents = pupil.query(asked), pupil.document(held)
-    master_queries, master_documents = master.query(asked), master.document(held)
-    _check_same_width(pupil_queries, master_documents, f"{student.name} beside {teacher.name}")
-    both = np.vstack([pupil_queries, pupil_documents]), np.vstack([master_queries, master_documents])
+    student_memory = memory.remember(student, f"fidelity, {student.name}")
+    teacher_memory = memory.remember(teacher, f"fidelity, {teacher.name}")
+    our_queries, our_documents = student_memory.query(asked), student_memory.document(held)
+    their_queries, their_documents = teacher_memory.query(asked), teacher_memory.document(held)
+    _check_same_width(our_queries, their_documents, f"{student.name} compared with {teacher.name}")
+    both = np.vstack([our_queries, our_documents]), np.vstack([their_queries, their_documents])
     closest, farthest = _errors_by_text([*asked, *held], *both, examples)
-    truth = nearest(master_queries, master_documents, k)
+    truth = nearest(their_queries, their_documents, k)
     return Fidelity(
         student=student.name,
         teacher=teacher.name,
@@ -145,36 +135,34 @@ def measure_fidelity(
         cosine=float(_paired_cosines(*both).mean(dtype=np.float64)),
         distance=float(_distances(*both).mean()),
         k=k,
-        agreement_asymmetric=_agreement(truth, nearest(pupil_queries, master_documents, k)),
-        agreement_standard=_agreement(truth, nearest(pupil_queries, pupil_documents, k)),
+        agreement_asymmetric=top_agreement(truth, nearest(our_queries, their_documents, k)),
+        agreement_standard=top_agreement(truth, nearest(our_queries, our_documents, k)),
         closest=closest,
         farthest=farthest,
     )
 
 
-_Watch = Callable[[int, float], dict[str, float]]
-
-
 def watch_margin(
-    student: Embedder, texts: Sequence[Text], vectors: Vectors, *, k: int = AGREEMENT_AT
-) -> _Watch | None:
-    """A function for the training loop, given the teacher's vectors of validation texts; None for too few texts.
+    student: Embedder, texts: Sequence[Text], vectors: Vectors
+) -> Callable[[int, float], dict[str, float]] | None:
+    """A validation function for the training loop; None if there are too few texts.
 
-    Each text is asked for with the prompt of its kind, as the teacher was. The measures are the agreement with the teacher
-    in its index and, as the paper plots it, in the student's own.
+    `vectors` are the teacher's, of the validation texts. Each text is encoded with the prompt of its kind, as the teacher
+    did. The metrics are the agreement with the teacher in its index and, as the paper plots it, in the student's own.
     """
     queries, documents = (np.asarray(places) for places in _roles_of([text.kind for text in texts]))
     if len(documents) < FEWEST_DOCUMENTS:
         return None
     index = vectors[documents]
-    truth = nearest(vectors[queries], index, k)
+    truth = nearest(vectors[queries], index, AGREEMENT_AT)
 
     def watch(_step: int, _loss: float) -> dict[str, float]:
         found = encode_by_role(student, texts)
-        own = found[documents]
+        in_theirs = nearest(found[queries], index, AGREEMENT_AT)
+        in_own = nearest(found[queries], found[documents], AGREEMENT_AT)
         return {
-            f"agreement@{k}": _agreement(truth, nearest(found[queries], index, k)),
-            f"agreement@{k}, own index": _agreement(truth, nearest(found[queries], own, k)),
+            f"agreement@{AGREEMENT_AT}": top_agreement(truth, in_theirs),
+            f"agreement@{AGREEMENT_AT}, own index": top_agreement(truth, in_own),
         }
 
     return watch
@@ -189,7 +177,7 @@ class Top:
 
 
 def find_top(queries: Vectors, documents: Vectors, k: int) -> Top:
-    """What each query finds first."""
+    """The k nearest documents of each query."""
     positions = nearest(queries, documents, k)
     cosines = np.einsum("qd,qkd->qk", unit(queries), unit(documents)[positions])
     return Top(positions=positions, cosines=cosines)
@@ -197,18 +185,18 @@ def find_top(queries: Vectors, documents: Vectors, k: int) -> Top:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Plane:
-    """Vectors of both models on the two directions in which the teacher's differ most."""
+    """Vectors of both models in two dimensions."""
 
     teacher: NDArray[np.float64]
     student: NDArray[np.float64]
     shown: float
-    """Share of the teacher's variance that lies in the plane."""
+    """Share of the teacher's variance in these two dimensions."""
 
 
 def on_a_plane(teacher: Vectors, student: Vectors) -> _Plane:
-    """Principal components of the teacher's vectors; the student's are seen from the same side.
+    """Project both models' vectors onto the first two principal components of the teacher's.
 
-    Each direction is turned so that its largest number is positive: the same vectors give the same picture.
+    The largest value of each component is positive, so that the same vectors give the same map.
     """
     wide = teacher.astype(np.float64)
     centre = wide.mean(axis=0)
@@ -217,9 +205,8 @@ def on_a_plane(teacher: Vectors, student: Vectors) -> _Plane:
     largest = np.abs(plane).argmax(axis=1)
     plane = plane * np.sign(plane[np.arange(len(plane)), largest])[:, None]
     energy = sizes**2
-    shown = float(energy[:2].sum() / energy.sum()) if energy.sum() else 1.0
     return _Plane(
         teacher=(wide - centre) @ plane.T,
         student=(student.astype(np.float64) - centre) @ plane.T,
-        shown=shown,
+        shown=float(energy[:2].sum() / energy.sum()) if energy.sum() else 1.0,
     )

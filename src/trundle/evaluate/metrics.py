@@ -1,6 +1,6 @@
-"""Measures of frozen vectors against labels: pure functions of arrays, with the settings mteb has by default.
+"""Metrics of frozen vectors against labels: pure functions of arrays, with the defaults of mteb.
 
-Ranking measures are in `ranking`.
+Ranking metrics are in `retrieval`.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ _CLUSTERING_BATCH = 500
 
 
 def _paired_cosines(left: Vectors, right: Vectors) -> NDArray[np.float32]:
-    """Cosine of each row with its partner; rounded to single precision so that copies of a pair tie."""
+    """Cosine of each row with its partner, rounded to single precision so that copies of a pair tie."""
     cosines: NDArray[np.float32] = np.einsum("ij,ij->i", unit(left), unit(right)).astype(np.float32)
     return cosines
 
 
-def _similarity_measures(left: Vectors, right: Vectors, scores: Sequence[float]) -> dict[str, float]:
-    """Spearman and Pearson correlation of cosine with the scores people gave.
-
-    Where every cosine is the same (a collapsed model) there is no correlation: that is a 0, not a NaN.
-    """
-    cosines = _paired_cosines(left, right).astype(np.float64)
-    gold = np.asarray(scores, dtype=np.float64)
-    if np.ptp(cosines) == 0 or np.ptp(gold) == 0:
+def _correlations(values: ArrayLike, gold: ArrayLike) -> dict[str, float]:
+    """Spearman and Pearson correlation; 0 if there is none because all values are equal."""
+    given, wanted = np.asarray(values, dtype=np.float64), np.asarray(gold, dtype=np.float64)
+    if len(wanted) < 2 or np.ptp(given) == 0 or np.ptp(wanted) == 0:
         return {"spearman": 0.0, "pearson": 0.0}
     return {
-        "spearman": float(spearmanr(gold, cosines).statistic),
-        "pearson": float(pearsonr(gold, cosines).statistic),
+        "spearman": float(spearmanr(wanted, given).statistic),
+        "pearson": float(pearsonr(wanted, given).statistic),
     }
+
+
+def _similarity_measures(left: Vectors, right: Vectors, scores: Sequence[float]) -> dict[str, float]:
+    """Correlation of cosine with the scores that people gave."""
+    return _correlations(_paired_cosines(left, right), scores)
 
 
 def _pair_measures(left: Vectors, right: Vectors, labels: Sequence[float]) -> dict[str, float]:
@@ -58,22 +59,20 @@ def _pair_measures(left: Vectors, right: Vectors, labels: Sequence[float]) -> di
     return {"ap": float(average_precision_score(labels, _paired_cosines(left, right)))}
 
 
-def _few_shot_samples(
-    labels: Sequence[str], *, seed: int, per_label: int = _SAMPLES_PER_LABEL, experiments: int = _EXPERIMENTS
-) -> list[list[int]]:
-    """Rows to train on in each experiment: the first few of every label after a shuffle.
+def _few_shot_samples(labels: Sequence[str], *, seed: int) -> list[list[int]]:
+    """The rows to train on in each experiment: the first few of every label after a shuffle.
 
-    Each experiment shuffles the order the last one left, with the same seed: that is how mteb draws its
-    samples, and only so are figures comparable.
+    Each experiment shuffles the order of the one before with the same seed: mteb samples this way, so figures are
+    comparable.
     """
     order = list(range(len(labels)))
     samples = []
-    for _ in range(experiments):
+    for _ in range(_EXPERIMENTS):
         np.random.RandomState(seed).shuffle(order)
         taken: Counter[str] = Counter()
         sample = []
         for row in order:
-            if taken[labels[row]] < per_label:
+            if taken[labels[row]] < _SAMPLES_PER_LABEL:
                 taken[labels[row]] += 1
                 sample.append(row)
         samples.append(sample)
@@ -88,14 +87,14 @@ def _classification_measures(
     samples: Sequence[Sequence[int]],
 ) -> dict[str, float]:
     """Accuracy and macro F1 of logistic regression on frozen vectors, mean over the samples."""
-    # Numbers in place of words give the same figures, faster.
+    # Numbers instead of words give the same figures, faster.
     _, numbers = np.unique([*train_labels, *test_labels], return_inverse=True)
     labels, gold = np.split(numbers, [len(train_labels)])
     accuracies, f1s = [], []
     for sample in samples:
         classifier = LogisticRegression(max_iter=_CLASSIFIER_ITERATIONS)
         with warnings.catch_warnings():
-            # The number of steps is part of the measure; whether they were enough is no news to the caller.
+            # The number of iterations is part of the metric.
             warnings.simplefilter("ignore", ConvergenceWarning)
             classifier.fit(train[sample], labels[sample])
         predicted = classifier.predict(test)
@@ -105,7 +104,7 @@ def _classification_measures(
 
 
 def _clustering_measures(vectors: Vectors, labels: Sequence[str], *, seed: int) -> dict[str, float]:
-    """V-measure of mini-batch k-means with as many clusters as there are labels."""
+    """V-measure of mini-batch k-means with one cluster per label."""
     model = MiniBatchKMeans(
         n_clusters=len(set(labels)), batch_size=_CLUSTERING_BATCH, n_init="auto", random_state=seed
     )
@@ -113,30 +112,21 @@ def _clustering_measures(vectors: Vectors, labels: Sequence[str], *, seed: int) 
 
 
 def class_measures(answers: Sequence[float], right: Sequence[float], classes: int) -> dict[str, float]:
-    """Accuracy, F1 and Matthews correlation. Of two classes, F1 is the second's, as in GLUE; of more, their mean.
+    """Accuracy, F1 and Matthews correlation. With two classes, F1 is the second's, as in GLUE; with more, their mean.
 
-    Where one class is all that is ever answered, Matthews correlation is 0.
+    Matthews correlation is 0 if only one class is ever answered.
     """
-    f1 = (
-        f1_score(right, answers, pos_label=1, zero_division=0.0)
-        if classes == 2
-        else f1_score(right, answers, average="macro", zero_division=0.0)
-    )
+    how = {"pos_label": 1} if classes == 2 else {"average": "macro"}
     return {
         "accuracy": float(accuracy_score(right, answers)),
-        "f1": float(f1),
+        "f1": float(f1_score(right, answers, zero_division=0.0, **how)),
         "matthews": float(matthews_corrcoef(right, answers)),
     }
 
 
 def number_measures(answers: ArrayLike, right: ArrayLike) -> dict[str, float]:
-    """Pearson and Spearman correlation, 0 where there is none to speak of, and the mean distance."""
+    """Pearson and Spearman correlation, 0 if there is none, and the mean distance."""
     given, gold = np.asarray(answers, dtype=np.float64), np.asarray(right, dtype=np.float64)
+    found = _correlations(given, gold)
     distance = float(np.abs(given - gold).mean())
-    if len(gold) < 2 or np.ptp(given) == 0 or np.ptp(gold) == 0:
-        return {"pearson": 0.0, "spearman": 0.0, "distance": distance}
-    return {
-        "pearson": float(pearsonr(gold, given).statistic),
-        "spearman": float(spearmanr(gold, given).statistic),
-        "distance": distance,
-    }
+    return {"pearson": found["pearson"], "spearman": found["spearman"], "distance": distance}

@@ -1,6 +1,6 @@
-"""Any mteb task through the same call: an embedder dressed as mteb's encoder, mteb's scores turned into ours.
+"""Tasks of mteb: an embedder with the interface of mteb's encoder, and mteb's scores as ours.
 
-Needs the extra `eval`, which brings torch: only `mteb:NAME` opens this file.
+Needs the extra `eval`, which brings torch: only `mteb:NAME` imports this file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput, MissingExtra
-from trundle.evaluate.encoding import _check_same_width
+from trundle.evaluate.retrieval import _check_same_width
 from trundle.evaluate.tasks import _Scores
 
 try:
@@ -36,7 +36,7 @@ _KINDS = {
 
 
 class _MtebEncoder(AbsEncoder):  # type: ignore[misc]
-    """An embedder as mteb wants to see one; mteb says for each batch which role the texts have."""
+    """An embedder with the interface of mteb's encoder; mteb names the role of each batch."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._name = embedder.name
@@ -56,13 +56,13 @@ class _MtebEncoder(AbsEncoder):  # type: ignore[misc]
         self,
         inputs: Iterable[Mapping[str, list[str]]],
         *,
-        task_metadata: Any,
-        hf_split: str,
-        hf_subset: str,
+        task_metadata: Any,  # noqa: ARG002
+        hf_split: str,  # noqa: ARG002
+        hf_subset: str,  # noqa: ARG002
         prompt_type: Any = None,
         **_unused: Any,
     ) -> Vectors:
-        """Encode all batches at once, so that the embedder can choose its own."""
+        """Encode all batches at once, so that the embedder can choose its own batches."""
         texts = [text for batch in inputs for text in batch["text"]]
         self.seen.update(texts)
         vectors = self._roles[prompt_type](texts)
@@ -80,7 +80,7 @@ class _MtebTask:
 
     @classmethod
     def named(cls, name: str, *, split: str = "test") -> _MtebTask:
-        """The task mteb knows by this name; one without a test split is run on the splits it has."""
+        """The task with this name in mteb; one without a test split is run on the splits it has."""
         try:
             task = mteb.get_task(name)
         except KeyError as error:
@@ -89,7 +89,7 @@ class _MtebTask:
             ) from error
         others = sorted(set(task.metadata.modalities) - {"text"})
         if others:
-            raise BadInput(f"mteb:{name} needs {' and '.join(others)}; choose a task of texts alone")
+            raise BadInput(f"mteb:{name} needs {' and '.join(others)}; choose a task of texts only")
         there = task.metadata.eval_splits
         if split in there:
             task.filter_eval_splits([split])
@@ -99,23 +99,20 @@ class _MtebTask:
 
     @property
     def name(self) -> str:
-        """What results call it."""
         return f"mteb:{self.task.metadata.name}"
 
     @property
     def kind(self) -> str:
-        """Our word for mteb's type, or mteb's own in lower case."""
         kind = str(self.task.metadata.type)
         return _KINDS.get(kind, kind.lower())
 
     @property
     def has_documents(self) -> bool:
-        """Whether queries and documents are encoded apart."""
         parts = self.task.metadata.tasks if isinstance(self.task, AbsTaskAggregate) else [self.task]
         return any(isinstance(part, AbsTaskRetrieval) for part in parts)
 
-    def run(self, embedder: Embedder, *, seed: int) -> _Scores:
-        """Let mteb run it. mteb fixes its own seed, which is the one the scores name."""
+    def run(self, embedder: Embedder, *, seed: int) -> _Scores:  # noqa: ARG002
+        """Run it in mteb, which sets its own seed; the scores record that one."""
         metadata = self.task.metadata
         encoder = _MtebEncoder(embedder)
         try:
@@ -135,12 +132,12 @@ class _MtebTask:
             fingerprint=f"{metadata.dataset['path']}@{metadata.dataset['revision']}",
             seed=self.task.seed,
             settings={"similarity": "cosine", "mteb_type": str(metadata.type)},
-            note="" if math.isfinite(score) else "mteb's score is not a number; 0 stands for it",
+            note="" if math.isfinite(score) else "mteb's score is not a number; it counts as 0",
         )
 
 
 def _flat(scores: Mapping[str, list[Mapping[str, Any]]]) -> dict[str, float]:
-    """Every finite number in mteb's scores; split and subset before the name where there are several."""
+    """Every finite number in mteb's scores; its name has split and subset if there are several."""
     many = sum(len(subsets) for subsets in scores.values()) > 1
     return {
         f"{split}/{subset['hf_subset']}/{name}" if many else name: float(value)

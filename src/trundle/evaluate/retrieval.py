@@ -1,7 +1,4 @@
-"""Queries, documents and judgements: one retrieval task's data, and how a model fares on it.
-
-The cautions that collections need are rules here, not names: see `Search.build`.
-"""
+"""Nearest neighbours by cosine, and collections of queries, documents and judgements that a model is scored on."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from numpy.typing import NDArray
 from trundle.data.sampling import fingerprint
 from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput
-from trundle.evaluate.encoding import _check_same_width
 
 Positions = NDArray[np.int64]
 
@@ -32,26 +28,21 @@ def unit(vectors: Vectors) -> NDArray[np.float64]:
 
 
 def nearest(
-    queries: Vectors,
-    documents: Vectors,
-    k: int,
-    *,
-    left_out: Sequence[int] | None = None,
-    documents_at_once: int = _DOCUMENTS_AT_ONCE,
+    queries: Vectors, documents: Vectors, k: int, *, left_out: Sequence[int] | None = None
 ) -> Positions:
     """Positions of the k nearest documents of each query by cosine, best first.
 
-    `left_out` names one document per query that must not be ranked (−1: none). Where fewer than k documents
-    are left the row ends in −1. Equal scores keep the order of the documents: sums are taken in double
-    precision and rounded to single, so that two copies of a text tie whatever the block they fall in.
+    `left_out` names one document per query that is not ranked (−1: none). A row with fewer than k documents ends in −1.
+    Equal scores keep the order of the documents: sums are computed in double precision and rounded to single, so that two
+    copies of a text tie in every block.
     """
     k = min(k, len(documents))
     scaled = unit(queries)
     hidden = np.full(len(queries), -1) if left_out is None else np.asarray(left_out, dtype=np.int64)
     best = np.full((len(queries), k), -np.inf, dtype=np.float32)
     found = np.full((len(queries), k), -1, dtype=np.int64)
-    for start in range(0, len(documents), documents_at_once):
-        block = unit(documents[start : start + documents_at_once]).T
+    for start in range(0, len(documents), _DOCUMENTS_AT_ONCE):
+        block = unit(documents[start : start + _DOCUMENTS_AT_ONCE]).T
         for first in range(0, len(queries), _QUERIES_AT_ONCE):
             rows = slice(first, first + _QUERIES_AT_ONCE)
             scores = (scaled[rows] @ block).astype(np.float32)
@@ -88,9 +79,9 @@ def _best_columns(scores: NDArray[np.float32], k: int) -> Positions:
 def _ranking_measures(gains: NDArray[np.float64], judged: Sequence[Sequence[float]]) -> dict[str, float]:
     """Means over queries of nDCG@10, recall@10, recall@100 and MRR@10.
 
-    `gains` holds the grade of the document at each rank (0 where it was not judged), `judged` all grades of
-    each query, of documents that are not in the collection too: they count in the ideal. Gains are linear, and
-    grades of 0 or less count nothing. Every query needs a positive grade.
+    `gains` holds the grade of the document at each rank (0 if it was not judged), `judged` all grades of each query.
+    Grades of documents outside the collection count in the ideal. Gains are linear, and grades of 0 or less count
+    nothing. Every query needs a positive grade.
     """
     gains = np.maximum(gains, 0)
     discount = 1 / np.log2(np.arange(2, 12))
@@ -111,13 +102,13 @@ def _ranking_measures(gains: NDArray[np.float64], judged: Sequence[Sequence[floa
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Search:
-    """A collection ready to be searched; documents are known by their position."""
+class _Collection:
+    """Queries, documents and judgements; documents are identified by their position."""
 
     queries: tuple[str, ...]
     documents: tuple[str, ...]
     grades: tuple[Mapping[int, float], ...]  # per query: document → grade
-    judged: tuple[tuple[float, ...], ...]  # per query: every grade given, of absent documents too
+    judged: tuple[tuple[float, ...], ...]  # per query: all grades, also of absent documents
     own: tuple[int, ...]  # per query: the document that is the query itself, or −1
     note: str
     fingerprint: str
@@ -129,15 +120,15 @@ class _Search:
         documents: Mapping[str, str],
         judgements: Iterable[tuple[str, str, float]],
         name: str,
-    ) -> _Search:
-        """Put a collection in order.
+    ) -> _Collection:
+        """Build a collection by these rules.
 
-        - Documents stand in descending order of their ids: so trec_eval orders those that score the same.
-        - Judgements of unknown queries are dropped; those of unknown documents still count in the ideal.
+        - Documents are in descending order of their ids, as trec_eval orders equal scores.
+        - Judgements of unknown queries are dropped; those of unknown documents count in the ideal.
         - Queries without a positive judgement are left out.
-        - A document with the id of a query and all its words is that query again (as in ArguAna): it is left
-          out of that ranking unless it was judged relevant. The id alone proves nothing: many collections
-          number queries and documents alike.
+        - A document with the id of a query and all its words is the query itself (as in ArguAna): it is left out of that
+          ranking unless it was judged relevant. The id alone is not enough: many collections number queries and
+          documents from 1.
         """
         by_query: dict[str, dict[str, float]] = {}
         for query, document, grade in judgements:
@@ -163,17 +154,13 @@ class _Search:
             queries=tuple(queries[query] for query in asked),
             documents=tuple(documents[document] for document in ids),
             grades=tuple(
-                {
-                    position[document]: grade
-                    for document, grade in by_query[query].items()
-                    if document in position
-                }
+                {position[each]: grade for each, grade in by_query[query].items() if each in position}
                 for query in asked
             ),
             judged=tuple(tuple(by_query[query].values()) for query in asked),
             own=tuple(position[query] if itself else -1 for query, itself in zip(asked, own, strict=True)),
             note="; ".join(f"{count} {what}" for count, what in notes if count),
-            # Sorted, so that the order of the files' rows is no part of it.
+            # Sorted, so that the order of the rows in the files has no influence.
             fingerprint=fingerprint(
                 [
                     *((query, queries[query], sorted(by_query[query].items())) for query in sorted(asked)),
@@ -183,7 +170,7 @@ class _Search:
         )
 
     def measures(self, embedder: Embedder) -> dict[str, float]:
-        """Rank every document for every query and take the measures."""
+        """Rank every document for every query and compute the metrics."""
         documents = embedder.document(self.documents)
         queries = embedder.query(self.queries)
         _check_same_width(queries, documents, embedder.name)
@@ -198,7 +185,6 @@ class _Search:
 def _own_document(
     query: str, queries: Mapping[str, str], documents: Mapping[str, str], grades: Mapping[str, float]
 ) -> bool:
-    """Whether the document with the query's id is the query itself."""
     if query not in documents or grades.get(query, 0) > 0:
         return False
     return set(queries[query].casefold().split()) <= set(documents[query].casefold().split())
@@ -214,10 +200,19 @@ SENTENCES = (
     "Our train to the coast was two hours late.",
     "The striker scored twice in the second half.",
 )
-"""So unlike each other that two models in one space know each one again."""
+"""Texts so different that a model of the same vector space recognises each one."""
 
 
 def find_themselves(queries: Vectors, documents: Vectors) -> bool:
-    """Whether most rows of one model are nearest to their own row of the other."""
-    near = queries @ documents.T
-    return bool(np.mean(near.argmax(axis=1) == np.arange(len(queries))) > 0.5)
+    """Whether most rows of one model are closest to their own row of the other."""
+    best = (queries @ documents.T).argmax(axis=1)
+    return bool(np.mean(best == np.arange(len(queries))) > 0.5)
+
+
+def _check_same_width(queries: Vectors, documents: Vectors, name: str) -> None:
+    """Reject vectors of different widths: one index can't be searched with vectors of the other."""
+    if queries.shape[1] != documents.shape[1]:
+        raise BadInput(
+            f"{name} has vectors of {queries.shape[1]} and of {documents.shape[1]} dimensions, which "
+            "can't be compared; align the student to the teacher's space first"
+        )

@@ -1,4 +1,4 @@
-"""Tasks × model → results that say everything needed to take them again."""
+"""Score models on tasks; each distinct text is encoded once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from trundle.embedder import Embedder, asymmetric
-from trundle.errors import BadInput
-from trundle.evaluate.encoding import Memory
+import numpy as np
+
+from trundle.embedder import Embedder, Encode, Vectors, asymmetric, check_vectors
+from trundle.errors import BadInput, BadModel
 from trundle.evaluate.tasks import (
     Task,
     _ClassificationTask,
@@ -25,13 +26,55 @@ from trundle.records import VERSIONED, versions
 
 _Mode = Literal["standard", "asymmetric"]
 
-_SEED = 42  # mteb's, so that figures compare
+_SEED = 42  # mteb's, so that figures are comparable
 _USED = (*VERSIONED, "scipy", "mteb")
+_TEXTS_AT_ONCE = 2048
+
+
+class Memory:
+    """The vectors of one run, by encoding function and text, so that tasks with the same texts share them."""
+
+    def __init__(self, progress: Progress = SILENT) -> None:
+        self._progress = progress
+        self._tables: dict[Encode, dict[str, Vectors]] = {}
+
+    def remember(self, embedder: Embedder, label: str) -> Embedder:
+        """The same embedder, which encodes only new texts; `label` names its progress bar."""
+        return embedder.through(lambda encode: self._through(embedder.name, encode, label))
+
+    def known(self, encode: Encode) -> Vectors | None:
+        """All vectors so far from one function of a model."""
+        table = self._tables.get(encode)
+        return np.stack(list(table.values())) if table else None
+
+    def _through(self, name: str, encode: Encode, label: str) -> Encode:
+        def remembered(texts: Sequence[str]) -> Vectors:
+            if len(texts) == 0:
+                raise BadInput(f"{label} has no texts to encode; add at least one")
+            for text in texts:
+                if not isinstance(text, str):
+                    raise BadInput(f"{label} holds a {type(text).__name__} among its texts; convert it first")
+            table = self._tables.setdefault(encode, {})
+            # Longest first, as sentence-transformers sorts within one call, so that slices need no more padding.
+            new = sorted({text for text in texts if text not in table}, key=lambda text: (-len(text), text))
+            with self._progress.task(label, len(new)) as advance:
+                for start in range(0, len(new), _TEXTS_AT_ONCE):
+                    part = new[start : start + _TEXTS_AT_ONCE]
+                    table.update(zip(part, check_vectors(encode(part), part, name), strict=True))
+                    advance(len(part))
+            rows = [table[text] for text in texts]
+            if len({len(row) for row in rows}) > 1:
+                raise BadModel(
+                    f"{name} gave vectors of differing widths; load it again and check its last module"
+                )
+            return np.stack(rows)
+
+        return remembered
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One model on one task. `documents` names the model that encoded the documents, where it was another."""
+    """One model on one task."""
 
     task: str
     kind: str
@@ -39,6 +82,7 @@ class Result:
     mode: _Mode
     model: str
     documents: str | None
+    """The model that encoded the documents, if it was another one."""
     main: str
     score: float
     measures: Mapping[str, float]
@@ -64,10 +108,10 @@ def evaluate(
     memory: Memory | None = None,
     progress: Progress = SILENT,
 ) -> list[Result]:
-    """Score a model on tasks; each distinct text is encoded once, and not at all if `memory` knows it.
+    """Score a model on tasks; texts whose vectors are in `memory` are not encoded again.
 
-    With `documents` (the teacher whose index is there already) a task with queries and documents is scored a
-    second time, queries by the model and documents by the teacher. Elsewhere that would be the same figure.
+    With `documents` (the teacher that built the index), a task with queries and documents is scored a second time, with
+    queries encoded by the model and documents by the teacher. For other tasks that would be the same figure.
     """
     if not tasks:
         raise BadInput("there are no tasks to score; name at least one")
@@ -75,51 +119,36 @@ def evaluate(
     used = versions(_USED)
     results = []
     for task in tasks:
-        standard = memory.remember(embedder, task.name)
-        results.append(_score(task, standard, None, seed=seed, used=used, progress=progress))
-        if documents is not None and task.has_documents:
-            teacher = memory.remember(documents, f"{task.name} by {documents.name}")
-            results.append(_score(task, standard, teacher, seed=seed, used=used, progress=progress))
+        modes: tuple[_Mode, ...] = ("standard", "asymmetric")
+        for mode in modes[: 2 if documents is not None and task.has_documents else 1]:
+            model, teacher = memory.remember(embedder, task.name), None
+            if documents is not None and mode == "asymmetric":
+                teacher = documents.name
+                model = asymmetric(model, memory.remember(documents, f"{task.name} by {teacher}"))
+            began = time.perf_counter()
+            scores = task.run(model, seed=seed)
+            seconds = time.perf_counter() - began
+            score = scores.measures[scores.main]
+            name = f"{PurePath(embedder.name).name}, {task.name} ({mode}, {scores.split})"
+            progress.say(f"{name}: {scores.main} {score:.4f}")
+            results.append(
+                Result(
+                    **vars(scores),
+                    task=task.name,
+                    kind=task.kind,
+                    mode=mode,
+                    model=embedder.name,
+                    documents=teacher,
+                    score=score,
+                    seconds=seconds,
+                    versions=used,
+                )
+            )
     return results
 
 
-def _score(
-    task: Task,
-    model: Embedder,
-    teacher: Embedder | None,
-    *,
-    seed: int,
-    used: Mapping[str, str],
-    progress: Progress,
-) -> Result:
-    began = time.perf_counter()
-    scores = task.run(model if teacher is None else asymmetric(model, teacher), seed=seed)
-    seconds = time.perf_counter() - began
-    mode: _Mode = "standard" if teacher is None else "asymmetric"
-    who, measured = PurePath(model.name).name, f"{scores.main} {scores.measures[scores.main]:.4f}"
-    progress.say(f"{who}, {task.name} ({mode}, {scores.split}): {measured}")
-    return Result(
-        task=task.name,
-        kind=task.kind,
-        split=scores.split,
-        mode=mode,
-        model=model.name,
-        documents=None if teacher is None else teacher.name,
-        main=scores.main,
-        score=scores.measures[scores.main],
-        measures=scores.measures,
-        texts=scores.texts,
-        seconds=seconds,
-        fingerprint=scores.fingerprint,
-        seed=scores.seed,
-        settings=scores.settings,
-        note=scores.note,
-        versions=used,
-    )
-
-
 def _of_mode(results: Sequence[Result], mode: _Mode) -> list[Result]:
-    """One result a task: those of the mode, and the standard one of tasks the mode changes nothing for."""
+    """One result per task: that of the mode, or the standard one if the task has no other."""
     chosen: dict[tuple[str, str], Result] = {}
     for result in results:
         if result.mode == mode or (result.mode == "standard" and (result.kind, result.task) not in chosen):
@@ -147,10 +176,10 @@ def _share_of_teacher(
             f"student and teacher were not scored on the same data ({', '.join(differing)}); "
             "evaluate both on the same tasks"
         )
-    whole = _mean_score(teacher)
-    if whole == 0:
+    total = _mean_score(teacher)
+    if total == 0:
         raise BadInput("the teacher's mean score is 0, so there is no share of it; choose other tasks")
-    return _mean_score(results, mode) / whole
+    return _mean_score(results, mode) / total
 
 
 _KINDS: dict[str, Callable[..., Task]] = {
@@ -161,7 +190,8 @@ _EVERYTHING = "all"
 _MTEB = "mteb:"
 _CORPUS = "corpus.parquet"
 
-_Place = tuple[str, Path]
+_TaskPath = tuple[str, Path]
+"""The kind of a task, and its file or folder."""
 
 
 def find_tasks(names: Sequence[str], root: str | Path | None = None, *, split: str = "test") -> list[Task]:
@@ -171,11 +201,11 @@ def find_tasks(names: Sequence[str], root: str | Path | None = None, *, split: s
     `classification`, `clustering`, `pairs`), `all`, a path to such a file or folder, or `mteb:NAME`.
     """
     if isinstance(names, str) or not names:
-        raise BadInput("no tasks were named; give a list of names, or ['all']")
+        raise BadInput("no tasks were named; pass a list of names, or ['all']")
     folder = None if root is None else Path(root)
     if folder is not None and not folder.is_dir():
-        raise BadInput(f"{folder} is not a folder; give the one that holds {', '.join(_KINDS)}")
-    listing = [] if folder is None else [place for kind in _KINDS for place in _of_kind(folder, kind)]
+        raise BadInput(f"{folder} is not a folder; pass the one that holds {', '.join(_KINDS)}")
+    listing = [] if folder is None else [path for kind in _KINDS for path in _of_kind(folder, kind)]
     found: dict[object, Task] = {}
     for name in names:
         if name.startswith(_MTEB):
@@ -183,16 +213,15 @@ def find_tasks(names: Sequence[str], root: str | Path | None = None, *, split: s
 
             found[name] = _MtebTask.named(name.removeprefix(_MTEB), split=split)
             continue
-        places = _listed(name, listing) or _at_path(Path(name))
-        if not places:
+        paths = _listed(name, listing) or _at_path(Path(name))
+        if not paths:
             raise BadInput(_unknown(name, listing, folder))
-        for kind, path in places:
+        for kind, path in paths:
             found[path.resolve()] = _KINDS[kind](name=_label(path), path=path, split=split)
     return list(found.values())
 
 
-def _of_kind(root: Path, kind: str) -> list[_Place]:
-    """Where the tasks of one kind are."""
+def _of_kind(root: Path, kind: str) -> list[_TaskPath]:
     if kind == _RetrievalTask.kind:
         return [(kind, corpus.parent) for corpus in sorted((root / kind).glob(f"*/{_CORPUS}"))]
     return [(kind, path) for path in sorted((root / kind).glob("*.parquet"))]
@@ -202,22 +231,22 @@ def _label(path: Path) -> str:
     return path.name.removesuffix(".parquet")
 
 
-def _listed(name: str, listing: Sequence[_Place]) -> list[_Place]:
-    """The places a name stands for among those listed."""
+def _listed(name: str, listing: Sequence[_TaskPath]) -> list[_TaskPath]:
+    """The listed tasks that a name stands for."""
     if name == _EVERYTHING:
         return list(listing)
     if name in _KINDS:
         return [(kind, path) for kind, path in listing if kind == name]
-    places = [(kind, path) for kind, path in listing if name in (_label(path), f"{kind}/{_label(path)}")]
-    if len(places) > 1:
+    paths = [(kind, path) for kind, path in listing if name in (_label(path), f"{kind}/{_label(path)}")]
+    if len(paths) > 1:
         raise BadInput(
-            f"{name} is the name of {len(places)} tasks; say {_either(f'{k}/{name}' for k, _ in places)}"
+            f"{name} is the name of {len(paths)} tasks; use {_either(f'{kind}/{name}' for kind, _ in paths)}"
         )
-    return places
+    return paths
 
 
-def _at_path(path: Path) -> list[_Place]:
-    """The places a path stands for, by the folder it lies in."""
+def _at_path(path: Path) -> list[_TaskPath]:
+    """The tasks at a path; the name of its folder is their kind."""
     if (path / _CORPUS).is_file():
         return [(_RetrievalTask.kind, path)]
     if path.is_dir() and path.name in _KINDS:
@@ -226,25 +255,23 @@ def _at_path(path: Path) -> list[_Place]:
         kind = path.absolute().parent.name
         if kind not in _KINDS or kind == _RetrievalTask.kind:
             raise BadInput(
-                f"{path} does not show what kind of task it is; put it in a folder named "
+                f"{path} does not show its kind of task; put it in a folder named "
                 f"{_either(kind for kind in _KINDS if kind != _RetrievalTask.kind)}"
             )
         return [(kind, path)]
     return []
 
 
-def _unknown(name: str, listing: Sequence[_Place], root: Path | None) -> str:
-    """One sentence about a name nobody knows, with the nearest ones or all there are."""
+def _unknown(name: str, listing: Sequence[_TaskPath], root: Path | None) -> str:
+    """The error for an unknown name, with similar names or all there are."""
     if root is None:
-        return (
-            f"{name} is not a path to a task; to use its name say which folder holds the tasks, with --root"
-        )
+        return f"{name} is not a path to a task; to use its name, pass the folder that holds the tasks with --root"
     if name in _KINDS:
         return f"there are no tasks of the kind {name} in {root}; put their files into {root / name}"
     labels = [_label(path) for _, path in listing]
-    near = get_close_matches(name, [*labels, *(f"{kind}/{_label(path)}" for kind, path in listing), *_KINDS])
-    if near:
-        return f"{name} is not a task in {root}; did you mean {_either(near)}?"
+    close = get_close_matches(name, [*labels, *(f"{kind}/{_label(path)}" for kind, path in listing), *_KINDS])
+    if close:
+        return f"{name} is not a task in {root}; did you mean {_either(close)}?"
     return f"{name} is not a task in {root}; there are {', '.join(labels) or 'none'}"
 
 

@@ -1,8 +1,8 @@
-"""Vectors as a small index keeps them: their first dimensions only, and each as a byte or a bit.
+"""Vectors as a small index stores them: truncated to their first dimensions, and each value as int8 or binary.
 
-Bytes and bits are those of sentence-transformers' `quantize_embeddings`. A byte is one of 256 steps between a dimension's
-lowest and highest value in calibration vectors; it is compared as the middle of its step. A bit is a sign; compared as ±1,
-cosine orders as the Hamming distance does.
+The codes are those of sentence-transformers' `quantize_embeddings`. An int8 code is one of 256 intervals between a
+dimension's lowest and highest value in calibration vectors, compared as the middle of its interval. Binary keeps signs,
+compared as ±1: then cosine orders as the Hamming distance does.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from trundle.embedder import Embedder, Encode, Vectors, asymmetric
+from trundle.embedder import Embedder, Encode, Vectors, asymmetric, top_agreement
 from trundle.errors import BadInput
-from trundle.evaluate.fidelity import AGREEMENT_AT, _agreement
+from trundle.evaluate.fidelity import AGREEMENT_AT
 from trundle.evaluate.retrieval import nearest
 from trundle.evaluate.scoring import _SEED
 from trundle.evaluate.tasks import Task
 from trundle.progress import SILENT, Progress
-from trundle.records import CALIBRATION_FILE as CALIBRATION_FILE
+from trundle.records import CALIBRATION_FILE
 
 _Precision = Literal["float32", "int8", "binary"]
 _PRECISIONS: tuple[_Precision, ...] = get_args(_Precision)
 _STEPS = 255
 _SMALLEST_SHARE = 16
-"""By default vectors are cut to no less than this part of their width."""
+"""By default vectors are not truncated below this part of their width."""
+
+_Score = Callable[[Embedder], dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Ranges:
-    """The lowest and highest value of each dimension, over so many vectors of a teacher."""
+    """The lowest and highest value of each dimension, over some vectors of a teacher."""
 
     lowest: NDArray[np.float32]
     highest: NDArray[np.float32]
@@ -42,7 +44,6 @@ class _Ranges:
     teacher: str
 
     def as_text(self) -> str:
-        """JSON, with every number as it is."""
         numbers = {"lowest": self.lowest.tolist(), "highest": self.highest.tolist()}
         return json.dumps({"teacher": self.teacher, "vectors": self.vectors, **numbers}) + "\n"
 
@@ -56,32 +57,31 @@ def measure_ranges(blocks: Iterable[Vectors], teacher: str) -> _Ranges:
         highest = high if highest is None else np.maximum(highest, high)
         count += len(block)
     if lowest is None or highest is None:
-        raise BadInput("there are no vectors to take ranges from; give at least one")
+        raise BadInput("there are no vectors to take ranges from; pass at least one")
     return _Ranges(
         lowest=lowest.astype(np.float32), highest=highest.astype(np.float32), vectors=count, teacher=teacher
     )
 
 
 def read_ranges(folder: str | Path) -> _Ranges | None:
-    """The ranges kept in a model's folder, or None where there are none."""
+    """The ranges in a model's folder, or None if there are none."""
     path = Path(folder) / CALIBRATION_FILE
     if not path.is_file():
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         lowest, highest = (np.asarray(content[key], dtype=np.float32) for key in ("lowest", "highest"))
-        ranges = _Ranges(
+        if lowest.shape != highest.shape or lowest.ndim != 1 or not np.isfinite([lowest, highest]).all():
+            raise ValueError("its ranges are not finite lists of one length")
+        return _Ranges(
             lowest=lowest, highest=highest, vectors=int(content["vectors"]), teacher=str(content["teacher"])
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path} is damaged ({error}); align the model again, or delete the file") from error
-    if lowest.shape != highest.shape or lowest.ndim != 1 or not np.isfinite([lowest, highest]).all():
-        raise BadInput(f"{path} is damaged; align the model again, or delete the file")
-    return ranges
 
 
 def _shortened(vectors: Vectors, dimensions: int, precision: _Precision, ranges: _Ranges) -> Vectors:
-    """What is left of vectors after being kept so, as numbers that can be compared."""
+    """Truncated and quantised vectors, as numbers that can be compared."""
     kept = vectors[:, :dimensions]
     if precision == "float32":
         return kept
@@ -92,7 +92,7 @@ def _shortened(vectors: Vectors, dimensions: int, precision: _Precision, ranges:
 
 
 def _to_bytes(vectors: Vectors, ranges: _Ranges) -> NDArray[np.int8]:
-    """The int8 codes of vectors; ranges are cut to their width."""
+    """The int8 codes of vectors, which may be truncated."""
     lowest, step = _steps(vectors.shape[1], ranges)
     codes: NDArray[np.int8] = (np.clip(np.floor((vectors - lowest) / step), 0, _STEPS) - 128).astype(np.int8)
     return codes
@@ -105,58 +105,48 @@ def _steps(dimensions: int, ranges: _Ranges) -> tuple[NDArray[np.float32], NDArr
 
 
 def _with_shortened(embedder: Embedder, dimensions: int, precision: _Precision, ranges: _Ranges) -> Embedder:
-    """The same model with an index that keeps less."""
+    """The same model with truncated and quantised vectors."""
 
-    def through(encode: Encode) -> Encode:
+    def shorten(encode: Encode) -> Encode:
         return lambda texts: _shortened(encode(texts), dimensions, precision, ranges)
 
-    return Embedder(
-        name=f"{embedder.name} ({dimensions} × {precision})",
-        text=through(embedder.text),
-        query=through(embedder.query),
-        document=through(embedder.document),
-    )
+    return embedder.through(shorten, f"{embedder.name} ({dimensions} × {precision})")
 
 
 def _bytes_of(dimensions: int, precision: _Precision) -> int:
-    """What one vector takes in an index."""
+    """Bytes of one vector in an index."""
     return {"float32": 4 * dimensions, "int8": dimensions, "binary": -(-dimensions // 8)}[precision]
 
 
 def _usual_dimensions(width: int) -> tuple[int, ...]:
-    """The whole width, and the powers of two below it."""
+    """The full width, and the powers of two below it."""
     powers = (2**power for power in reversed(range(width.bit_length())))
     return width, *(power for power in powers if width / _SMALLEST_SHARE <= power < width)
 
 
-_Score = Callable[[Embedder], dict[str, float]]
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Kept:
-    """One way to keep vectors, and what searches in them score.
-
-    Scores are the teacher's alone, those of the student's queries in the teacher's index, and the student's alone;
-    `kept` is each as a share of its own with whole vectors.
-    """
+class _ShortenedScore:
+    """One way to store vectors, and the scores of searches in them."""
 
     dimensions: int
     precision: _Precision
     bytes: int
     scores: dict[str, float]
+    """Of the teacher alone, of the student's queries in the teacher's index, and of the student alone."""
     kept: dict[str, float | None]
+    """Each score as a share of the same score with full vectors."""
     tasks: dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inheritance:
-    """All ways to keep vectors, for one student."""
+    """All ways to store vectors, for one student."""
 
     student: str
     teacher: str
     measure: str
     calibration: str
-    rows: tuple[_Kept, ...]
+    rows: tuple[_ShortenedScore, ...]
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -168,66 +158,60 @@ def _measure_inheritance(
     teacher: Embedder,
     score: _Score,
     *,
-    measure: str,
     dimensions: Sequence[int],
     ranges: _Ranges,
-    calibration: str,
     progress: Progress = SILENT,
-) -> Inheritance:
-    """Score both models, and the student in the teacher's index, for each way to keep vectors.
+) -> tuple[_ShortenedScore, ...]:
+    """Score both models, and the student in the teacher's index, for each way to store vectors.
 
-    `score` gives a figure for each task; whole float32 vectors are always measured, as what the others are a share of.
+    `score` gives a figure for each task; full float32 vectors are always measured, as the others are a share of them.
     """
     width = len(ranges.lowest)
     ways = [
         (size, precision) for size in sorted({width, *dimensions}, reverse=True) for precision in _PRECISIONS
     ]
-    rows: list[_Kept] = []
+    rows: list[_ShortenedScore] = []
     with progress.task(f"shortened vectors, {student.name}", len(ways)) as advance:
         for size, precision in ways:
-            master, pupil = (_with_shortened(model, size, precision, ranges) for model in (teacher, student))
-            figures = {
-                "teacher": score(master),
-                "asymmetric": score(asymmetric(pupil, master)),
-                "student": score(pupil),
+            theirs, ours = (_with_shortened(model, size, precision, ranges) for model in (teacher, student))
+            tasks = {
+                "teacher": score(theirs),
+                "asymmetric": score(asymmetric(ours, theirs)),
+                "student": score(ours),
             }
-            means = {who: sum(found.values()) / len(found) for who, found in figures.items()}
-            whole = rows[0].scores if rows else means
+            means = {who: sum(found.values()) / len(found) for who, found in tasks.items()}
+            full = rows[0].scores if rows else means
             rows.append(
-                _Kept(
+                _ShortenedScore(
                     dimensions=size,
                     precision=precision,
                     bytes=_bytes_of(size, precision),
                     scores=means,
-                    kept={who: mean / whole[who] if whole[who] else None for who, mean in means.items()},
-                    tasks=figures,
+                    kept={who: mean / full[who] if full[who] else None for who, mean in means.items()},
+                    tasks=tasks,
                 )
             )
             advance(1)
-    return Inheritance(
-        student=student.name, teacher=teacher.name, measure=measure, calibration=calibration, rows=tuple(rows)
-    )
+    return tuple(rows)
 
 
-def _by_tasks(tasks: Sequence[Task], *, seed: int = _SEED) -> _Score:
-    """Each task's main score."""
+def _by_tasks(tasks: Sequence[Task]) -> _Score:
+    """A function that gives each task's main score."""
 
     def score(model: Embedder) -> dict[str, float]:
-        found = {task.name: task.run(model, seed=seed) for task in tasks}
+        found = {task.name: task.run(model, seed=_SEED) for task in tasks}
         return {name: scores.measures[scores.main] for name, scores in found.items()}
 
     return score
 
 
-def _by_agreement(
-    teacher: Embedder, queries: Sequence[str], documents: Sequence[str], *, k: int = AGREEMENT_AT
-) -> _Score:
-    """The share of the documents the whole teacher finds first that are found as well."""
+def _by_agreement(teacher: Embedder, queries: Sequence[str], documents: Sequence[str]) -> _Score:
+    """A function that gives the agreement with the teacher's full vectors."""
     asked, held = list(dict.fromkeys(queries)), list(dict.fromkeys(documents))
-    truth = nearest(teacher.query(asked), teacher.document(held), k)
+    truth = nearest(teacher.query(asked), teacher.document(held), AGREEMENT_AT)
 
     def score(model: Embedder) -> dict[str, float]:
-        found = nearest(model.query(asked), model.document(held), k)
-        return {f"agreement@{k}": _agreement(truth, found)}
+        found = nearest(model.query(asked), model.document(held), AGREEMENT_AT)
+        return {f"agreement@{AGREEMENT_AT}": top_agreement(truth, found)}
 
     return score

@@ -1,4 +1,4 @@
-"""A record per kind of task. Nothing is read until a task runs."""
+"""Tasks that a model is scored on: one class per kind. Nothing is read until a task runs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from trundle.evaluate.metrics import (
     _pair_measures,
     _similarity_measures,
 )
-from trundle.evaluate.retrieval import _DEPTH, _Search
+from trundle.evaluate.retrieval import _DEPTH, _Collection
 
-_WHOLE = "all"
+_ALL_ROWS = "all"
 
 
 def _read_columns(path: Path, needed: Sequence[str], optional: Sequence[str] = ()) -> pa.Table:
-    """The named columns of a parquet file; optional ones where they are there."""
+    """The named columns of a parquet file; optional ones if they exist."""
     try:
         present = pq.read_schema(path).names
         missing = [column for column in needed if column not in present]
@@ -41,30 +41,28 @@ def _read_columns(path: Path, needed: Sequence[str], optional: Sequence[str] = (
             )
         return pq.read_table(path, columns=[*needed, *(column for column in optional if column in present)])
     except FileNotFoundError as error:
-        raise BadInput(f"{path} is not there; a task of this kind needs it") from error
+        raise BadInput(f"{path} does not exist; a task of this kind needs it") from error
     except (pa.ArrowInvalid, OSError) as error:
-        raise BadInput(f"{path} is not a whole parquet file ({error}); write it again") from error
+        raise BadInput(f"{path} is not a complete parquet file ({error}); write it again") from error
 
 
 def _choose_split(table: pa.Table, split: str, path: Path) -> tuple[pa.Table, str, str]:
-    """The rows of a split, the split they are of, and a note where that is not the one asked for.
+    """The rows of a split, its name, and a note if it is not the requested one.
 
-    A file without a split column is used whole. A file without a test part is judged on its dev part.
+    Without a split column all rows are used. Without a test split, dev takes its place.
     """
     if "split" not in table.column_names:
-        return table, _WHOLE, ""
+        return table, _ALL_ROWS, ""
     there = sorted(str(name) for name in pc.unique(table["split"]).to_pylist())
     used = "dev" if split == "test" and "test" not in there and "dev" in there else split
     rows = table.filter(pc.equal(table["split"], used))
     if rows.num_rows == 0:
-        raise BadInput(
-            f"{path} has no rows of the split {split!r}; it has {', '.join(there) or 'none at all'}"
-        )
+        raise BadInput(f"{path} has no rows of the split {split!r}; it has {', '.join(there) or 'none'}")
     return rows, used, "" if used == split else f"no {split} split, {used} is used"
 
 
 def _texts_of(table: pa.Table, column: str, path: Path) -> list[str]:
-    """A column as strings; an empty cell is refused by its row."""
+    """A column as strings; an empty cell is an error that names its row."""
     values = table[column].cast(pa.string()).to_pylist()
     for row, value in enumerate(values):
         if value is None:
@@ -79,20 +77,15 @@ def _numbers_of(table: pa.Table, column: str, path: Path) -> list[float]:
     try:
         values = table[column].cast(pa.float64())
     except pa.ArrowInvalid as error:
-        raise BadInput(f"{path} has a {column} that is not a number ({error}); mend the column") from error
+        raise BadInput(f"{path} has a {column} that is not a number ({error}); fix the column") from error
     if not pc.all(pc.is_finite(values.fill_null(float("nan")))).as_py():
-        raise BadInput(
-            f"{path} has a {column} that is empty or not finite; mend those rows or leave them out"
-        )
+        raise BadInput(f"{path} has a {column} that is empty or not finite; fix those rows or leave them out")
     return [float(value) for value in values.to_pylist()]
-
-
-_TRAIN = "train"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Scores:
-    """What one run of a task found, and on what."""
+    """The result of one run of a task, and its data."""
 
     main: str
     measures: Mapping[str, float]
@@ -109,15 +102,15 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """What results call it."""
+        """The name in results."""
 
     @property
     def kind(self) -> str:
-        """sts, retrieval, classification, clustering, pairs, or what mteb calls it."""
+        """sts, retrieval, classification, clustering, pairs, or mteb's own type."""
 
     @property
     def has_documents(self) -> bool:
-        """Whether it encodes queries and documents apart, so that two models can share the work."""
+        """Whether it encodes queries and documents separately, so that two models can share them."""
 
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
         """Encode the task's texts and score the vectors."""
@@ -125,7 +118,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _FileTask:
-    """A task kept in files; the kinds below say how they are read."""
+    """A task in files; the kinds below say how they are read."""
 
     has_documents: ClassVar[bool] = False
     name: str
@@ -134,23 +127,30 @@ class _FileTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SimilarityTask(_FileTask):
-    """Sentence pairs with a score of likeness: the cosines should stand in the same order."""
+class _SentencePairTask(_FileTask):
+    """Sentence pairs with a number each."""
 
-    kind: ClassVar[str] = "sts"
+    kind: ClassVar[str]
+    column: ClassVar[str]
+    main: ClassVar[str]
 
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
-        """Spearman correlation of cosine with the scores."""
-        table = _read_columns(self.path, ("sentence1", "sentence2", "score"), ("split",))
+        """Compare the cosine of each pair with its number."""
+        table = _read_columns(self.path, ("sentence1", "sentence2", self.column), ("split",))
         rows, split, note = _choose_split(table, self.split, self.path)
         left, right = _texts_of(rows, "sentence1", self.path), _texts_of(rows, "sentence2", self.path)
-        scores = _numbers_of(rows, "score", self.path)
+        numbers = _numbers_of(rows, self.column, self.path)
+        if self.kind == "pairs" and set(numbers) != {0, 1}:
+            raise BadInput(
+                f"{self.path} must have the labels 0 and 1 in its {split} split; it has {set(numbers)}"
+            )
+        metrics = _pair_measures if self.kind == "pairs" else _similarity_measures
         return _Scores(
-            main="spearman",
-            measures=_similarity_measures(embedder.text(left), embedder.text(right), scores),
+            main=self.main,
+            measures=metrics(embedder.text(left), embedder.text(right), numbers),
             split=split,
             texts=len({*left, *right}),
-            fingerprint=fingerprint(zip(left, right, scores, strict=True)),
+            fingerprint=fingerprint(zip(left, right, numbers, strict=True)),
             seed=seed,
             settings={"similarity": "cosine"},
             note=note,
@@ -158,62 +158,52 @@ class _SimilarityTask(_FileTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PairTask(_FileTask):
-    """Sentence pairs labelled 1 or 0: the ones should have the higher cosines."""
+class _SimilarityTask(_SentencePairTask):
+    """Sentence pairs with a similarity score: Spearman correlation of cosine with it."""
+
+    kind: ClassVar[str] = "sts"
+    column: ClassVar[str] = "score"
+    main: ClassVar[str] = "spearman"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PairTask(_SentencePairTask):
+    """Sentence pairs labelled 1 or 0: average precision of cosine."""
 
     kind: ClassVar[str] = "pairs"
-
-    def run(self, embedder: Embedder, *, seed: int) -> _Scores:
-        """Average precision of cosine."""
-        table = _read_columns(self.path, ("sentence1", "sentence2", "label"), ("split",))
-        rows, split, note = _choose_split(table, self.split, self.path)
-        left, right = _texts_of(rows, "sentence1", self.path), _texts_of(rows, "sentence2", self.path)
-        labels = _numbers_of(rows, "label", self.path)
-        if set(labels) != {0, 1}:
-            raise BadInput(
-                f"{self.path} must have the labels 0 and 1 in its {split} split; it has {set(labels)}"
-            )
-        return _Scores(
-            main="ap",
-            measures=_pair_measures(embedder.text(left), embedder.text(right), labels),
-            split=split,
-            texts=len({*left, *right}),
-            fingerprint=fingerprint(zip(left, right, labels, strict=True)),
-            seed=seed,
-            settings={"similarity": "cosine"},
-            note=note,
-        )
+    column: ClassVar[str] = "label"
+    main: ClassVar[str] = "ap"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ClassificationTask(_FileTask):
-    """Labelled texts: a linear classifier should learn them from a few vectors of each label."""
+    """Labelled texts: accuracy of a linear classifier trained on a few vectors of each label."""
 
     kind: ClassVar[str] = "classification"
 
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
-        """Accuracy of few-shot logistic regression; only the training texts that are drawn get encoded."""
+        """Accuracy of few-shot logistic regression; only the sampled training texts are encoded."""
         table = _read_columns(self.path, ("text", "label", "split"))
-        train, _, _ = _choose_split(table, _TRAIN, self.path)
+        train, _, _ = _choose_split(table, "train", self.path)
         test, split, note = _choose_split(table, self.split, self.path)
         train_texts, train_labels = _texts_of(train, "text", self.path), _texts_of(train, "label", self.path)
         test_texts, test_labels = _texts_of(test, "text", self.path), _texts_of(test, "label", self.path)
         if len(set(train_labels)) < 2:
-            raise BadInput(f"{self.path} has one label only in its train split; give at least two")
+            raise BadInput(f"{self.path} has only one label in its train split; add a second one")
         samples = _few_shot_samples(train_labels, seed=seed)
-        drawn = sorted(set().union(*samples))
-        place = {row: position for position, row in enumerate(drawn)}
+        sampled = sorted(set().union(*samples))
+        place = {row: position for position, row in enumerate(sampled)}
         return _Scores(
             main="accuracy",
             measures=_classification_measures(
-                embedder.text([train_texts[row] for row in drawn]),
-                [train_labels[row] for row in drawn],
+                embedder.text([train_texts[row] for row in sampled]),
+                [train_labels[row] for row in sampled],
                 embedder.text(test_texts),
                 test_labels,
                 [[place[row] for row in sample] for sample in samples],
             ),
             split=split,
-            texts=len({*test_texts, *(train_texts[row] for row in drawn)}),
+            texts=len({*test_texts, *(train_texts[row] for row in sampled)}),
             fingerprint=fingerprint([train_texts, train_labels, test_texts, test_labels]),
             seed=seed,
             settings={
@@ -228,7 +218,7 @@ class _ClassificationTask(_FileTask):
 
 @dataclass(frozen=True, kw_only=True)
 class _ClusteringTask(_FileTask):
-    """Labelled texts: the vectors should fall into groups like the labels."""
+    """Labelled texts: V-measure of clusters of their vectors."""
 
     kind: ClassVar[str] = "clustering"
 
@@ -255,24 +245,23 @@ class _ClusteringTask(_FileTask):
 
 @dataclass(frozen=True, kw_only=True)
 class _RetrievalTask(_FileTask):
-    """A folder of corpus, queries and judgements: the relevant documents should be the near ones."""
+    """A folder of corpus, queries and judgements."""
 
     kind: ClassVar[str] = "retrieval"
     has_documents: ClassVar[bool] = True
 
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
         """nDCG@10 of a search by cosine."""
-        search, split, note = self.read()
-        return _search_scores(search, embedder, split=split, seed=seed, note=note)
+        collection, split, note = self.read()
+        return _retrieval_scores(collection, embedder, split=split, seed=seed, note=note)
 
-    def read(self) -> tuple[_Search, str, str]:
-        """The collection, the split it is judged on, and a note where that is not the one asked for."""
+    def read(self) -> tuple[_Collection, str, str]:
         corpus_file, query_file = self.path / "corpus.parquet", self.path / "queries.parquet"
         judgement_file = self.path / "qrels.parquet"
         judgements = _read_columns(judgement_file, ("query-id", "corpus-id", "score"), ("split",))
         judgements, split, note = _choose_split(judgements, self.split, judgement_file)
         queries = _read_columns(query_file, ("_id", "text"), ("split",))
-        if split == _WHOLE:
+        if split == _ALL_ROWS:
             queries, split, note = _choose_split(queries, self.split, query_file)
         elif "split" in queries.column_names:
             queries, _, _ = _choose_split(queries, split, query_file)
@@ -281,7 +270,7 @@ class _RetrievalTask(_FileTask):
         if "title" in corpus.column_names:
             titles = (title or "" for title in corpus["title"].to_pylist())
             documents = [f"{title} {text}".strip() for title, text in zip(titles, documents, strict=True)]
-        search = _Search.build(
+        collection = _Collection.build(
             _by_id(_texts_of(queries, "_id", query_file), _texts_of(queries, "text", query_file), query_file),
             _by_id(_texts_of(corpus, "_id", corpus_file), documents, corpus_file),
             zip(
@@ -292,14 +281,14 @@ class _RetrievalTask(_FileTask):
             ),
             str(self.path),
         )
-        return search, split, note
+        return collection, split, note
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownItemTask:
-    """Queries that each have a document of their own, held in memory: it should rank above all others.
+    """Queries in memory that each have one relevant document.
 
-    Queries that are equal share their documents, and equal documents are one.
+    Equal queries share their documents, and equal documents are one.
     """
 
     kind: ClassVar[str] = "retrieval"
@@ -309,39 +298,38 @@ class KnownItemTask:
 
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
         """nDCG@10 of a search by cosine."""
-        queries = {
-            text: f"q{number}" for number, text in enumerate(dict.fromkeys(query for query, _ in self.pairs))
-        }
+        queries = {text: f"q{number}" for number, text in enumerate(dict.fromkeys(q for q, _ in self.pairs))}
         documents = {
-            text: f"d{number}" for number, text in enumerate(dict.fromkeys(text for _, text in self.pairs))
+            text: f"d{number}" for number, text in enumerate(dict.fromkeys(d for _, d in self.pairs))
         }
-        search = _Search.build(
+        collection = _Collection.build(
             {key: text for text, key in queries.items()},
             {key: text for text, key in documents.items()},
             ((queries[query], documents[document], 1) for query, document in self.pairs),
             self.name,
         )
-        return _search_scores(search, embedder, split=_WHOLE, seed=seed, note="")
+        return _retrieval_scores(collection, embedder, split=_ALL_ROWS, seed=seed, note="")
 
 
 def _by_id(ids: Iterable[str], texts: Iterable[str], path: Path) -> dict[str, str]:
-    """Texts by id; an id used twice would hide a text."""
     found: dict[str, str] = {}
     for key, text in zip(ids, texts, strict=True):
         if key in found:
-            raise BadInput(f"{path} has the id {key!r} twice; give every row an id of its own")
+            raise BadInput(f"{path} has the id {key!r} twice; use every id once")
         found[key] = text
     return found
 
 
-def _search_scores(search: _Search, embedder: Embedder, *, split: str, seed: int, note: str) -> _Scores:
+def _retrieval_scores(
+    collection: _Collection, embedder: Embedder, *, split: str, seed: int, note: str
+) -> _Scores:
     return _Scores(
         main="ndcg@10",
-        measures=search.measures(embedder),
+        measures=collection.measures(embedder),
         split=split,
-        texts=len({*search.queries, *search.documents}),
-        fingerprint=search.fingerprint,
+        texts=len({*collection.queries, *collection.documents}),
+        fingerprint=collection.fingerprint,
         seed=seed,
         settings={"similarity": "cosine", "depth": _DEPTH},
-        note="; ".join(part for part in (note, search.note) if part),
+        note="; ".join(part for part in (note, collection.note) if part),
     )

@@ -1,1 +1,1 @@
-""""""
+"""Export models to ONNX and OpenVINO."""

@@ -1,10 +1,11 @@
-"""An ONNX graph with four bits a weight, opened to floats by plain operations that every runtime has.
+"""ONNX graphs with int4 weights, dequantised by plain operations that every runtime has.
 
-Sixteen bytes hold a block of 32 codes: the first sixteen in the low halves, the others in the high ones. The token table is opened
-row by row as texts come, matrices when the file is opened: our runtime folds constants. So a product costs what it costs in float32, or in
-int8 if that is asked for, and only the file is small. Which weights these are, and on which grid, is told by `model.rounding`.
+Sixteen bytes hold a block of 32 codes: the first sixteen in the low halves, the others in the high ones. Rows of the
+token table are dequantised after each lookup, matrices once on loading, because runtimes fold constants. So a matmul costs
+what it costs in float32, or in int8 if requested, and only the file is small. `trundle.model.matrices` defines the grid.
 
-Whoever folds constants keeps all that lies between until the end, so as much as can be is done in bytes, and nothing is turned round.
+A runtime that folds constants keeps the intermediate results until the end, so most operations work on bytes and none
+transposes.
 """
 
 from __future__ import annotations
@@ -17,103 +18,99 @@ import torch
 from numpy.typing import NDArray
 
 from trundle.embedder import Vectors
-from trundle.export.graph import _save_onnx
-from trundle.export.int8 import _is_large_matrix, _second_is_turned, _with_int8_products, _with_int8_tables
-from trundle.export.parity import onnx
+from trundle.export.int8 import (
+    _is_large_matrix,
+    _is_transposed,
+    _replace_nodes,
+    _store,
+    _with_int8_matmuls,
+    _with_int8_tables,
+)
+from trundle.export.tracing import _save_onnx, onnx
 from trundle.model.matrices import BLOCK, fits_grid, on_grid
 
 _FOUR = "four"
 _SIXTEENTH = "sixteenth"
-_QUANTISED, _TURNED = "_quantized", "_Transposed"
-"""What onnxruntime's quantiser adds to the name of a matrix it has rounded, or turned before."""
+_QUANTISED, _TRANSPOSED = "_quantized", "_Transposed"
+"""What onnxruntime's quantiser appends to the name of a matrix it has quantised, or transposed before."""
 
 
 def _write_int4(traced: Path, path: Path, *, tokens: int) -> None:
-    """Tables of so many rows and all large products in int4, other tables in int8."""
+    """The token table (of `tokens` rows) and all large matrices in int4, other tables in int8."""
     _save_onnx(_with_int8_tables(_with_int4(onnx.load(traced), tokens=tokens)), path)
 
 
-def _write_int4_with_int8_products(
+def _write_int4_with_int8_matmuls(
     traced: Path, path: Path, *, tokens: int, keep: Sequence[str], older_cpus: bool
 ) -> None:
-    """The same, but all products except those to `keep` are computed in int8."""
+    """The same, but all matmuls except those in `keep` run in int8."""
     model = onnx.load(traced)
     floats = {
         each.name: onnx.numpy_helper.to_array(each)
         for each in model.graph.initializer
         if _is_large_matrix(each)
     }
-    quantised = _with_int8_products(model, path.parent, keep=keep, older_cpus=older_cpus)
-    opened = _with_rounded_matrices(quantised, floats)
-    _save_onnx(_with_int8_tables(_with_int4(opened, tokens=tokens)), path)
+    quantised = _with_int8_matmuls(model, path.parent, keep=keep, older_cpus=older_cpus)
+    model = _with_requantised_matrices(quantised, floats)
+    _save_onnx(_with_int8_tables(_with_int4(model, tokens=tokens)), path)
 
 
-def _with_rounded_matrices(model: onnx.ModelProto, floats: Mapping[str, Vectors]) -> onnx.ModelProto:
-    """The matrices of int8 products stored in four bits, and rounded to int8 by the scales of the graph when it is opened."""
+def _with_requantised_matrices(model: onnx.ModelProto, floats: Mapping[str, Vectors]) -> onnx.ModelProto:
+    """The matrices of int8 matmuls stored in int4; on loading, the graph's own scales quantise them to int8."""
     stored = {each.name: each for each in model.graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         name = node.input[1] if node.op_type == "MatMulInteger" else ""
         weight = name.removesuffix(_QUANTISED)
-        matrix = floats.get(weight.removesuffix(_TURNED))
+        matrix = floats.get(weight.removesuffix(_TRANSPOSED))
         if matrix is not None and name in stored:
-            numbers, scales = (onnx.numpy_helper.to_array(stored[each]) for each in (name, f"{weight}_scale"))
-            columns = _as_it_stands(matrix, numbers, scales)
+            codes, scales = (onnx.numpy_helper.to_array(stored[each]) for each in (name, f"{weight}_scale"))
+            columns = _as_stored(matrix, codes, scales)
             if columns is not None and fits_grid(*columns.T.shape):
                 model.graph.initializer.remove(stored.pop(name))
-                codes, scale, shape = _stored_matrix(model, f"{weight}_grid", columns.T, turned=False)
                 nodes += [
-                    *_opened(codes, scale, f"{weight}_ratio", axis=1, over=f"{weight}_scale"),
+                    *_dequantised_matrix(
+                        model, f"{weight}_grid", columns.T, f"{weight}_ratio", over=f"{weight}_scale"
+                    ),
                     _node("Round", [f"{weight}_ratio"], f"{weight}_whole"),
                     _node("Cast", [f"{weight}_whole"], f"{weight}_blocks", to=onnx.TensorProto.INT8),
-                    _node("Reshape", [f"{weight}_blocks", shape], name),
+                    _node("Reshape", [f"{weight}_blocks", f"{weight}_grid_shape"], name),
                 ]
         nodes.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    return model
+    return _replace_nodes(model, nodes)
 
 
-def _as_it_stands(matrix: Vectors, numbers: NDArray[np.int8], scales: Vectors) -> Vectors | None:
-    """The matrix or its transpose, whichever these int8 numbers are of; the quantiser turns some and does not always say so."""
-    return next(
-        (
-            one
-            for one in (matrix, matrix.T)
-            if one.shape == numbers.shape and np.abs(np.rint(one / scales) - numbers).max() <= 1
-        ),
-        None,
-    )
+def _as_stored(matrix: Vectors, codes: NDArray[np.int8], scales: Vectors) -> Vectors | None:
+    """The matrix or its transpose, whichever the int8 codes belong to: the quantiser does not always name it."""
+    for one in (matrix, matrix.T):
+        if one.shape == codes.shape and np.abs(np.rint(one / scales) - codes).max() <= 1:
+            return one
+    return None
 
 
 def _with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:
-    """The graph with its token table and the matrices it multiplies by on the grid of four bits."""
+    """The graph with its token table and the matrices of its float matmuls in int4."""
     floats = {each.name: each for each in model.graph.initializer if _is_large_matrix(each)}
-    opened: set[str] = set()
+    done: set[str] = set()
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         table = floats.get(node.input[0]) if node.op_type == "Gather" else None
         if table is not None and table.dims[0] == tokens and fits_grid(*table.dims):
-            nodes += _opened_rows(model, node, _taken(model, table, opened))
+            nodes += _dequantised_rows(model, node, _removed(model, table, done))
             continue
         matrix = floats.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
-        if matrix is not None and matrix.name not in opened:
-            turned = _second_is_turned(node)
-            shape = tuple(matrix.dims) if turned else tuple(reversed(matrix.dims))
-            if fits_grid(*shape):
-                content = _taken(model, matrix, opened)
-                codes, scale, whole = _stored_matrix(
-                    model, matrix.name, content if turned else content.T, turned=turned
-                )
+        if matrix is not None and matrix.name not in done:
+            transposed = _is_transposed(node)
+            if fits_grid(*(matrix.dims if transposed else reversed(matrix.dims))):
+                name, content = matrix.name, _removed(model, matrix, done)
+                rows = content if transposed else content.T
                 nodes += [
-                    *_opened(codes, scale, f"{matrix.name}_blocks", axis=-1 if turned else 1),
-                    _node("Reshape", [f"{matrix.name}_blocks", whole], matrix.name),
+                    *_dequantised_matrix(model, name, rows, f"{name}_blocks", transposed=transposed),
+                    _node("Reshape", [f"{name}_blocks", f"{name}_shape"], name),
                 ]
         nodes.append(node)
     _store(model, {_FOUR: np.array(4, dtype=np.uint8), _SIXTEENTH: np.array(1 / 16, dtype=np.float32)})
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    return model
+    return _replace_nodes(model, nodes)
 
 
 def _packed(matrix: Vectors) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
@@ -124,17 +121,17 @@ def _packed(matrix: Vectors) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
     return both.astype(np.uint8), scales.numpy().astype(np.float16)
 
 
-def _taken(model: onnx.ModelProto, tensor: onnx.TensorProto, opened: set[str]) -> Vectors:
-    """The content of a tensor that leaves the graph."""
+def _removed(model: onnx.ModelProto, tensor: onnx.TensorProto, done: set[str]) -> Vectors:
+    """The content of a tensor, which is removed from the graph if it is still there."""
     content: Vectors = onnx.numpy_helper.to_array(tensor)
-    if tensor.name not in opened:
-        opened.add(tensor.name)
+    if tensor.name not in done:
+        done.add(tensor.name)
         model.graph.initializer.remove(tensor)
     return content
 
 
-def _opened_rows(model: onnx.ModelProto, node: onnx.NodeProto, table: Vectors) -> list[onnx.NodeProto]:
-    """Look up codes and scales, then open what was looked up."""
+def _dequantised_rows(model: onnx.ModelProto, node: onnx.NodeProto, table: Vectors) -> list[onnx.NodeProto]:
+    """Look up codes and scales, then dequantise the rows that were looked up."""
     name, ids, out = node.input[0], node.input[1], node.output[0]
     codes, scales = _packed(table)
     _store(
@@ -143,28 +140,38 @@ def _opened_rows(model: onnx.ModelProto, node: onnx.NodeProto, table: Vectors) -
     return [
         _node("Gather", [f"{name}_int4", ids], f"{out}_codes", axis=0),
         _node("Gather", [f"{name}_scale", ids], f"{out}_scales", axis=0),
-        *_opened(f"{out}_codes", f"{out}_scales", f"{out}_blocks", axis=-1),
+        *_dequantised(f"{out}_codes", f"{out}_scales", f"{out}_blocks", axis=-1),
         _node("Shape", [ids], f"{out}_ids"),
         _node("Concat", [f"{out}_ids", f"{name}_width"], f"{out}_shape", axis=0),
         _node("Reshape", [f"{out}_blocks", f"{out}_shape"], out),
     ]
 
 
-def _stored_matrix(
-    model: onnx.ModelProto, name: str, matrix: Vectors, *, turned: bool
-) -> tuple[str, str, str]:
-    """A matrix of (outputs, inputs), laid down the way it is multiplied by; the names of codes, scales and shape."""
+def _dequantised_matrix(
+    model: onnx.ModelProto,
+    name: str,
+    matrix: Vectors,
+    out: str,
+    *,
+    transposed: bool = False,
+    over: str | None = None,
+) -> list[onnx.NodeProto]:
+    """Store a matrix of (outputs, inputs) in the layout of its matmul; returns the nodes that compute `out`.
+
+    The shape of the result is stored as `name`_shape.
+    """
     codes, scales = _packed(matrix)
-    if not turned:
+    if not transposed:
         codes, scales = codes.transpose(1, 2, 0), scales.transpose(1, 2, 0)
-    shape = np.array(matrix.shape if turned else matrix.T.shape, dtype=np.int64)
-    names = f"{name}_int4", f"{name}_scale", f"{name}_shape"
-    _store(model, dict(zip(names, (codes, scales, shape), strict=True)))
-    return names
+    shape = np.array(matrix.shape if transposed else matrix.T.shape, dtype=np.int64)
+    _store(model, {f"{name}_int4": codes, f"{name}_scale": scales, f"{name}_shape": shape})
+    return _dequantised(f"{name}_int4", f"{name}_scale", out, axis=-1 if transposed else 1, over=over)
 
 
-def _opened(codes: str, scales: str, out: str, *, axis: int, over: str | None = None) -> list[onnx.NodeProto]:
-    """Code · scale of blocks whose halves lie along the axis, `over` another scale if there is one.
+def _dequantised(
+    codes: str, scales: str, out: str, *, axis: int, over: str | None = None
+) -> list[onnx.NodeProto]:
+    """Code · scale of blocks whose halves lie along the axis, divided by the scale `over` if there is one.
 
     A code in the upper half of a byte is sixteen times itself once the byte has a sign.
     """
@@ -188,9 +195,3 @@ def _opened(codes: str, scales: str, out: str, *, axis: int, over: str | None = 
 
 def _node(kind: str, inputs: Sequence[str], output: str, **attributes: object) -> onnx.NodeProto:
     return onnx.helper.make_node(kind, inputs, [output], f"{output}_{kind}", **attributes)
-
-
-def _store(model: onnx.ModelProto, tensors: dict[str, NDArray[np.generic]]) -> None:
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(content, name) for name, content in tensors.items()
-    )

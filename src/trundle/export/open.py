@@ -1,6 +1,6 @@
-"""Any model folder, ready to be asked: by torch, or as a torch-free encoder.
+"""Load any model to encode with, by torch or as a torch-free encoder.
 
-A folder that has graphs is opened without touching torch. What was never exported is exported once, into the cache.
+A folder with graphs is loaded without torch. A model without graphs is exported once, into the cache.
 """
 
 from __future__ import annotations
@@ -24,28 +24,22 @@ from trundle.runtime.description import is_exported, side_folders
 from trundle.runtime.encoder import Encoder
 
 _FASTEST = "fastest"
-"""The graph the runtime chooses by itself."""
+"""The name of the graph that the runtime prefers."""
 
 
 def open_embedder(
     name: str, *, graph: str | None = None, trust_remote_code: bool = False, progress: Progress = SILENT
 ) -> tuple[Embedder, str]:
-    """A model as evaluation sees it, and what runs it.
+    """A model as evaluation sees it, and the name of what runs it.
 
-    That is torch where there are torch weights, unless a graph is asked for; a folder that has graphs alone is run
-    by the one the runtime chooses.
+    Torch runs it if the folder has torch weights and no `graph` is requested.
     """
     home = Path(name).expanduser()
-    if graph is None and not (is_exported(home) and not _has_torch_weights(home)):
+    if graph is None and (not is_exported(home) or any(home.rglob("*.safetensors"))):
         return embedder(load(name, trust_remote_code=trust_remote_code), name=name), "torch"
     wanted = None if graph == _FASTEST else graph
     encoder = open_encoder(name, graph=wanted, trust_remote_code=trust_remote_code, progress=progress)
     return encoder.embedder(name), f"{encoder.graph.engine} {encoder.graph.precision}"
-
-
-def _has_torch_weights(folder: Path) -> bool:
-    """Whether torch could run what is in `folder`."""
-    return any(folder.rglob("*.safetensors"))
 
 
 def open_encoder(
@@ -56,7 +50,7 @@ def open_encoder(
     trust_remote_code: bool = False,
     progress: Progress = SILENT,
 ) -> Encoder:
-    """The model or the pair, ready to encode without torch."""
+    """The model or pair as an encoder without torch."""
     home = _exported(name, trust_remote_code=trust_remote_code, progress=progress)
     return Encoder(home, graph=graph, threads=threads)
 
@@ -69,29 +63,36 @@ def open_sides(
     trust_remote_code: bool = False,
     progress: Progress = SILENT,
 ) -> list[Encoder]:
-    """The same with each model of a pair as an encoder of its own, the student first."""
+    """The same with each model of a pair as its own encoder, the student first."""
     home = _exported(name, trust_remote_code=trust_remote_code, progress=progress)
     places = dict.fromkeys(side_folders(home).values())
     return [Encoder(place, graph=graph, threads=threads) for place in places]
 
 
 def _exported(name: str, *, trust_remote_code: bool, progress: Progress) -> Path:
-    """The folder itself if it has graphs, or else one in the cache with an ONNX graph of the model."""
+    """The folder itself if it has graphs, otherwise one in the cache with an ONNX graph of the model."""
     home = Path(name).expanduser()
     if is_exported(home):
         return home
     place = cache_entry("graphs", file_state(name))
     if not is_exported(place):
         if home.is_dir():
-            progress.say(f"{name} has no graph yet: it is exported into {place}, this once")
+            progress.say(f"{name} has no graph yet: it is exported once, into {place}")
         export_model(
             name, to="onnx", output=place, trust_remote_code=trust_remote_code, force=True, progress=progress
         )
     return place
 
 
+def as_sentence_transformer(folder: str | Path, *, graph: str | None = None) -> SentenceTransformer:
+    """The graph in `folder` behind the interface of sentence-transformers, with the model's own prompts."""
+    module = _GraphModule(folder, graph)
+    prompts, default = module.encoder.prompts, module.encoder.default_prompt
+    return SentenceTransformer(modules=[module], device="cpu", prompts=prompts, default_prompt_name=default)
+
+
 class _GraphModule(Module):
-    """A whole exported model as the one module of a SentenceTransformer."""
+    """An exported model as the only module of a SentenceTransformer."""
 
     def __init__(self, folder: str | Path, graph: str | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -99,27 +100,18 @@ class _GraphModule(Module):
         self.max_seq_length = self.encoder.max_tokens
 
     def preprocess(self, inputs: Sequence[str], prompt: str | None = None, **_options: Any) -> dict[str, Any]:
-        """Texts are read by the runtime; nothing is to be done before."""
+        """Add the prompt; the runtime tokenises."""
         return {"texts": [(prompt or "") + text for text in inputs]}
 
     tokenize = preprocess
 
     def forward(self, features: dict[str, Any], **_options: Any) -> dict[str, Any]:
-        """The vectors of a batch."""
         vectors = self.encoder.encode(features["texts"], prompt="")
         return {**features, "sentence_embedding": torch.from_numpy(vectors)}
 
     def get_embedding_dimension(self) -> int:
-        """Numbers in a vector."""
         return self.encoder.dimensions
 
     def save(self, output_path: str, *_args: Any, **_options: Any) -> None:
-        """There is nothing to save: the folder it was opened from is the saved form."""
-        raise BadInput(f"a graph can't be saved to {output_path} again; copy the folder it was opened from")
-
-
-def _as_sentence_transformer(folder: str | Path, *, graph: str | None = None) -> SentenceTransformer:
-    """The graph in `folder` behind the interface of sentence-transformers, with the model's own prompts."""
-    module = _GraphModule(folder, graph)
-    prompts, default = module.encoder.prompts, module.encoder.default_prompt
-    return SentenceTransformer(modules=[module], device="cpu", prompts=prompts, default_prompt_name=default)
+        """Not supported: the exported folder is the saved form."""
+        raise BadInput(f"a graph can't be saved to {output_path}; copy the folder it was loaded from")

@@ -1,45 +1,315 @@
-"""The float graph everything else is made from: traced, compared with torch, the faster of two if asked."""
+"""The float ONNX graph that every other graph is made from: the full model as one function of token ids, traced.
+
+Nothing here knows an architecture. Everything that the modules of a SentenceTransformer do between token ids and
+`sentence_embedding` is traced unchanged. Only a static model is rebuilt, as the mean of its tokens' rows.
+"""
 
 from __future__ import annotations
 
+import inspect
+import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from torch import nn
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from torch import Tensor, nn
 
 from trundle.embedder import Vectors
-from trundle.errors import BadModel
-from trundle.export.graph import _example_inputs, _plain_attention, _Tracer, _Whole, _whole, _write_onnx
-from trundle.export.parity import _FLOAT_COSINE, _compare, onnx, onnxruntime
+from trundle.errors import BadModel, MissingExtra
+from trundle.export.closeness import _FLOAT_COSINE, _compare
+from trundle.model.matrices import token_rows
+from trundle.model.static import static_table
+from trundle.model.surgery import transformer_of
 from trundle.progress import Progress
-from trundle.runtime.engines import OnnxRun
+from trundle.runtime.description import Description, Graph
+from trundle.runtime.engines import OnnxSession
 from trundle.runtime.tokens import Reader, padded
 
+try:
+    import onnx as onnx
+    import onnxruntime as onnxruntime
+except ImportError as error:
+    raise MissingExtra("export", "export") from error
+
+_LARGEST_IN_ONE_FILE = 1_800_000_000
+"""Bytes; the limit of the format is 2 GB."""
+_OPSET = 18
+"""Old enough for the current releases of fastembed, transformers.js and text-embeddings-inference."""
+_SENTENCES, _TOKENS = "sentence_embedding", "token_embeddings"
+"""The outputs. Clients that pool by themselves use the second."""
 _TOLERANCE = 1e-3
+_ROUNDS = 7
+
+_Tracer = Literal["torchscript", "dynamo"]
+_TRACERS: tuple[_Tracer, ...] = ("torchscript", "dynamo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GraphJob:
+    """A graph to make: of which model, and in which scratch folder."""
+
+    model: SentenceTransformer
+    folder: Path
+    description: Description
+    reader: Reader
+    graph: Graph
+    progress: Progress
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.graph.path
+
+    @property
+    def traced(self) -> Path:
+        return self.folder / "traced" / "model.onnx"
+
+    def with_facts(self, facts: Mapping[str, Any]) -> _GraphJob:
+        return replace(self, graph=replace(self.graph, facts={**self.graph.facts, **facts}))
+
+
+def _save_onnx(model: onnx.ModelProto, path: Path) -> None:
+    """Write a graph to `path`, with its weights in `path`_data if they are large."""
+    if model.ByteSize() <= _LARGEST_IN_ONE_FILE:
+        onnx.save(model, path)
+        return
+    data = path.with_name(f"{path.name}_data")
+    data.unlink(missing_ok=True)  # the library would append to it
+    onnx.save(
+        model,
+        path,
+        save_as_external_data=True,
+        all_tensors_to_one_file=True,
+        location=data.name,
+        size_threshold=0,
+    )
+
+
+class _TensorModel(nn.Module):
+    """A SentenceTransformer as a function of tensors."""
+
+    def __init__(self, model: SentenceTransformer, *, with_types: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.input_names = ("input_ids", "attention_mask", *(("token_type_ids",) if with_types else ()))
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        features = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if token_type_ids is not None:
+            features["token_type_ids"] = token_type_ids
+        done = self.model(features)
+        return done[_SENTENCES], done[_TOKENS]
+
+
+class _StaticTensorModel(_TensorModel):
+    """A static model as a function of padded rows of ids; the model itself takes all texts concatenated."""
+
+    def __init__(self, model: SentenceTransformer, table: StaticEmbedding) -> None:
+        super().__init__(model)
+        self.table = table
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor]:
+        rows = nn.functional.embedding(input_ids, self.table.embedding.weight)
+        counted = attention_mask[:, :, None].to(rows.dtype)
+        done = {_SENTENCES: (rows * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)}
+        for module in list(self.model)[1:]:
+            done = module(done)
+        return done[_SENTENCES], rows
+
+
+def _tensor_model(model: SentenceTransformer) -> _TensorModel:
+    """The model ready to be traced; it shares its weights with `model`."""
+    if (table := static_table(model)) is not None:
+        return _StaticTensorModel(model, table).eval()
+    backbone = getattr(model[0], "model", None)
+    if not isinstance(backbone, nn.Module):
+        raise BadModel("a model without a transformer can't be exported; use it with sentence-transformers")
+    types = inspect.signature(backbone.forward).parameters.get("token_type_ids")
+    tokenizer_gives = "token_type_ids" in getattr(model.tokenizer, "model_input_names", ())
+    return _TensorModel(model, with_types=types is not None and tokenizer_gives).eval()
+
+
+def _example_inputs(graph: _TensorModel) -> tuple[Tensor, ...]:
+    """Two rows of ids, the second shorter, so that tracing sees padding."""
+    vocabulary = token_rows(graph.model)
+    ids = torch.arange(16).reshape(2, 8) % max(1, vocabulary - 10) + min(5, vocabulary - 1)
+    mask = torch.ones_like(ids)
+    mask[1:, -2:] = 0
+    return (ids, mask, torch.zeros_like(ids))[: len(graph.input_names)]
+
+
+def _write_onnx(graph: _TensorModel, path: Path, *, tracer: _Tracer) -> None:
+    """Trace `graph` into `path`; weights over 2 GB go into one file next to it."""
+    names = list(graph.input_names)
+    weights = sum(weight.numel() * weight.element_size() for weight in graph.parameters())
+    outside = weights > _LARGEST_IN_ONE_FILE
+    if tracer == "dynamo":
+        any_size = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+        how: dict[str, Any] = {"dynamic_shapes": tuple(any_size for _ in names), "external_data": outside}
+    else:
+        axes = {name: {0: "batch", 1: "tokens"} for name in [*names, _TOKENS]}
+        how = {"dynamic_axes": axes | {_SENTENCES: {0: "batch"}}}
+    with warnings.catch_warnings(), torch.no_grad(), redirect_stdout(StringIO()), _quiet("torch.onnx"):
+        warnings.filterwarnings("ignore")  # tracers warn about every branch
+        torch.onnx.export(
+            graph,
+            _example_inputs(graph),
+            str(path),
+            input_names=names,
+            output_names=[_SENTENCES, _TOKENS],
+            opset_version=_OPSET,
+            dynamo=tracer == "dynamo",
+            **how,
+        )
+    if outside:  # the tracer wrote many files
+        model = onnx.load(path)
+        for file in path.parent.iterdir():
+            file.unlink()
+        _save_onnx(model, path)
 
 
 @contextmanager
-def _recorded_outputs(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """What each submodule puts out while the block runs, in the order they finish."""
-    seen: dict[str, torch.Tensor] = {}
+def _plain_attention(model: SentenceTransformer) -> Iterator[None]:
+    """While the block runs, attention is two matmuls and a softmax: the form that runtimes fuse.
 
-    def note(name: str) -> object:
+    Torch's preferred form is traced with a search for NaN in every row, which costs as much as the softmax.
+    """
+    if static_table(model) is not None:
+        yield
+        return
+    backbone = transformer_of(model).model
+    before = backbone.config._attn_implementation
+    backbone.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        backbone.set_attn_implementation(before)
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """While the block runs, the logger reports errors only; failures come back as exceptions."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _trace(job: _GraphJob, texts: Sequence[str], reference: Vectors, *, try_both: bool) -> dict[str, Any]:
+    """Write the float graph to `job.traced`, checked against torch's vectors; returns facts about it.
+
+    Runtimes fuse the graphs of the older tracer better, so it comes first. The newer one runs only if the older fails or
+    if `try_both` is set; then the faster graph is kept.
+    """
+    seconds: dict[_Tracer, float] = {}
+    problems: list[BadModel] = []
+    for tracer in _TRACERS:
+        if seconds and not try_both:
+            break
+        try:
+            seconds[tracer] = _trace_with(tracer, job, texts, reference)
+        except BadModel as problem:
+            problems.append(problem)
+    if not seconds:
+        raise problems[0]
+    fastest = min(seconds, key=seconds.__getitem__)
+    (job.folder / fastest).rename(job.traced.parent)
+    facts: dict[str, Any] = {"tracer": fastest}
+    if len(seconds) > 1:
+        facts["dynamo / torchscript, seconds"] = round(seconds["dynamo"] / seconds["torchscript"], 3)
+    return facts
+
+
+def _trace_with(tracer: _Tracer, job: _GraphJob, texts: Sequence[str], reference: Vectors) -> float:
+    """Trace with one tracer and compare with torch; returns the graph's time for the texts in seconds."""
+    path = job.folder / tracer / job.traced.name
+    path.parent.mkdir()
+    graph = _tensor_model(job.model)
+    with job.progress.task(f"tracing ({tracer})", None), _plain_attention(job.model):
+        try:
+            _write_onnx(graph, path, tracer=tracer)
+        except Exception as error:  # tracers raise exceptions of any kind
+            reason = " ".join(str(error).split())[:200]
+            raise BadModel(f"torch can't trace the model ({reason}); report this model") from error
+    session = OnnxSession(path, threads=1)
+    rows = job.reader.read(texts)
+
+    def encode() -> Vectors:
+        return np.concatenate([session(*padded([row], len(row), job.description.pad_id)) for row in rows])
+
+    closeness = _compare(encode(), reference, texts)
+    if closeness.lowest_cosine < _FLOAT_COSINE:
+        with _plain_attention(job.model):
+            place = _first_difference(graph, path)
+        raise BadModel(
+            f"the graph does not agree with torch (cosine {closeness.lowest_cosine:.4f} for "
+            f"{closeness.worst[:40]!r}; {f'first difference in {place}' if place else 'no single module differs'}), "
+            "so nothing was written; report this model"
+        )
+    return _seconds(encode)
+
+
+def _seconds(encode: Callable[[], object]) -> float:
+    """Median time of a call."""
+    taken = []
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        encode()
+        taken.append(time.perf_counter() - began)
+    return median(taken)
+
+
+def _first_difference(graph: _TensorModel, path: Path) -> str | None:
+    """The name of the first submodule whose output is nowhere in the graph, or None if all are."""
+    example = _example_inputs(graph)
+    with _recorded_outputs(graph) as seen, torch.enable_grad():
+        sentences, _ = graph(*example)
+    found = _all_outputs(
+        path, {name: each.numpy() for name, each in zip(graph.input_names, example, strict=True)}
+    )
+    for name, values in _used_outputs(sentences, seen).items():
+        candidates = (other for other in found if other.shape == values.shape)
+        scale = max(float(np.abs(values).max(initial=0)), 1e-12)
+        if not any(
+            float(np.abs(other - values).max(initial=0)) <= _TOLERANCE * scale for other in candidates
+        ):
+            return name
+    return None
+
+
+@contextmanager
+def _recorded_outputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """The output of each submodule while the block runs, in the order they finish."""
+    seen: dict[str, Tensor] = {}
+
+    def record(name: str) -> Callable[[nn.Module, object, object], None]:
         def hook(_module: nn.Module, _inputs: object, output: object) -> None:
             first = output[0] if isinstance(output, tuple) and output else output
-            if isinstance(first, torch.Tensor) and first.is_floating_point():
+            if isinstance(first, Tensor) and first.is_floating_point():
                 seen[name] = first
 
         return hook
 
-    handles = [module.register_forward_hook(note(name)) for name, module in model.named_modules() if name]
+    handles = [module.register_forward_hook(record(name)) for name, module in model.named_modules() if name]
     try:
         yield seen
     finally:
@@ -47,36 +317,19 @@ def _recorded_outputs(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
             handle.remove()
 
 
-def _first_difference(graph: _Whole, path: Path) -> str | None:
-    """The name of the first submodule whose output is nowhere in the graph, or None if all are."""
-    example = _example_inputs(graph)
-    with _recorded_outputs(graph) as seen, torch.enable_grad():
-        sentences, _ = graph(*example)
-    wanted = _that_matter(sentences, seen)
-    found = _everything(
-        path, {name: each.numpy() for name, each in zip(graph.input_names, example, strict=True)}
-    )
-    for name, values in wanted.items():
-        near = (other for other in found if other.shape == values.shape)
-        scale = max(float(np.abs(values).max(initial=0)), 1e-12)
-        if not any(float(np.abs(other - values).max(initial=0)) <= _TOLERANCE * scale for other in near):
-            return name
-    return None
-
-
-def _that_matter(result: torch.Tensor, seen: Mapping[str, torch.Tensor]) -> dict[str, Vectors]:
-    """The outputs that the result depends on; tracers leave out the rest."""
-    part_of = {name: each for name, each in seen.items() if each.requires_grad}
-    slopes = torch.autograd.grad(result.sum(), list(part_of.values()), allow_unused=True)
+def _used_outputs(result: Tensor, seen: Mapping[str, Tensor]) -> dict[str, Vectors]:
+    """The outputs that the result depends on; tracers omit the others."""
+    differentiable = {name: each for name, each in seen.items() if each.requires_grad}
+    slopes = torch.autograd.grad(result.sum(), list(differentiable.values()), allow_unused=True)
     return {
         name: each.detach().float().numpy()
-        for (name, each), slope in zip(part_of.items(), slopes, strict=True)
+        for (name, each), slope in zip(differentiable.items(), slopes, strict=True)
         if slope is not None
     }
 
 
-def _everything(path: Path, given: dict[str, np.ndarray]) -> list[Vectors]:
-    """Every float tensor the graph computes on the way."""
+def _all_outputs(path: Path, given: dict[str, np.ndarray]) -> list[Vectors]:
+    """Every float tensor that the graph computes."""
     model = onnx.shape_inference.infer_shapes(onnx.load(path))
     known = {each.name: each.type.tensor_type.elem_type for each in model.graph.value_info}
     there = {each.name for each in model.graph.output}
@@ -89,88 +342,3 @@ def _everything(path: Path, given: dict[str, np.ndarray]) -> list[Vectors]:
     )
     inputs = {each.name for each in session.get_inputs()}
     return list(session.run(None, {name: values for name, values in given.items() if name in inputs}))
-
-
-_ROUNDS = 7
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Tracing:
-    """A model to trace, where to, and what torch says of some texts."""
-
-    model: SentenceTransformer
-    path: Path
-    reader: Reader
-    pad_id: int
-    texts: Sequence[str]
-    reference: Vectors
-    progress: Progress
-
-
-def _trace(tracing: _Tracing, *, try_both: bool) -> dict[str, Any]:
-    """Write the graph to `tracing.path` and say how it was made.
-
-    The older tracer gives the graph that runtimes fuse better, so it is asked first, and the newer one only if it
-    fails or if both are to be tried.
-    """
-    seconds: dict[_Tracer, float] = {}
-    problems: dict[_Tracer, BadModel] = {}
-    tracers: tuple[_Tracer, ...] = ("torchscript", "dynamo")
-    for tracer in tracers:
-        if seconds and not try_both:
-            break
-        try:
-            seconds[tracer] = _traced(tracing, tracer)
-        except BadModel as problem:
-            problems[tracer] = problem
-    if not seconds:
-        raise problems["torchscript"]
-    fastest = min(seconds, key=seconds.__getitem__)
-    _folder(tracing, fastest).rename(tracing.path.parent)
-    facts: dict[str, Any] = {"tracer": fastest}
-    if len(seconds) > 1:
-        facts["dynamo / torchscript, seconds"] = round(seconds["dynamo"] / seconds["torchscript"], 3)
-    return facts
-
-
-def _folder(tracing: _Tracing, tracer: _Tracer) -> Path:
-    return tracing.path.parent.with_name(tracer)
-
-
-def _traced(tracing: _Tracing, tracer: _Tracer) -> float:
-    """Trace with one tracer and compare with torch; returns how long the graph takes."""
-    path = _folder(tracing, tracer) / tracing.path.name
-    path.parent.mkdir()
-    graph = _whole(tracing.model)
-    with tracing.progress.task(f"tracing ({tracer})", None), _plain_attention(tracing.model):
-        try:
-            _write_onnx(graph, path, tracer=tracer)
-        except Exception as error:  # the tracers raise what they please
-            reason = " ".join(str(error).split())[:200]
-            raise BadModel(f"torch can't trace the model ({reason}); report this model") from error
-    run = OnnxRun(path, threads=1, streams=1, precision="float32")
-    rows = tracing.reader.read(tracing.texts)
-
-    def encode() -> Vectors:
-        return np.concatenate([run(*padded([row], len(row), tracing.pad_id)) for row in rows])
-
-    parity = _compare(encode(), tracing.reference, tracing.texts)
-    if parity.lowest_cosine < _FLOAT_COSINE:
-        with _plain_attention(tracing.model):
-            place = _first_difference(graph, path)
-        raise BadModel(
-            f"the graph does not agree with torch (cosine {parity.lowest_cosine:.4f} for {parity.worst[:40]!r}; "
-            f"{f'the first difference is in {place}' if place else 'no module differs by itself'}), "
-            "so nothing was written; report this model"
-        )
-    return _seconds(encode)
-
-
-def _seconds(encode: Callable[[], object]) -> float:
-    """How long a call takes, disturbed rounds left aside."""
-    taken = []
-    for _ in range(_ROUNDS):
-        began = time.perf_counter()
-        encode()
-        taken.append(time.perf_counter() - began)
-    return median(taken)

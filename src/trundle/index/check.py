@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from trundle.embedder import Embedder, Vectors
+from trundle.embedder import Embedder, Vectors, check_vectors, top_agreement
 from trundle.errors import BadInput
-from trundle.evaluate.encoding import checked
-from trundle.evaluate.retrieval import Positions, nearest, unit
+from trundle.evaluate.retrieval import nearest, unit
 from trundle.index.base import _Readable, _Sample
 from trundle.progress import SILENT, Progress
 
@@ -136,16 +135,11 @@ def check_index(
         total=drawn.total,
         queries=len(asked),
         queries_from=source,
-        agreement=_shared(truth, found),
+        agreement=top_agreement(truth, found),
         first=float(np.mean((found == truth[:, :1]).any(axis=1))),
         cosine=_cosine(ours, theirs),
         built_by_teacher=None if teacher is None else _built_by(teacher, drawn, progress),
     )
-
-
-def _shared(truth: Positions, found: Positions) -> float:
-    """Mean share of each row of `truth` that is in the same row of `found`."""
-    return float((truth[:, :, None] == found[:, None, :]).any(axis=2).mean())
 
 
 def _opening_words(texts: Sequence[str]) -> list[str]:
@@ -171,4 +165,4 @@ def _cosine(ours: Vectors, theirs: Vectors) -> float:
 def _vectors(embedder: Embedder, role: str, texts: Sequence[str], progress: Progress) -> Vectors:
     with progress.task(f"{embedder.name}, {len(texts)} texts", None):
         encode = embedder.query if role == "query" else embedder.document
-        return checked(encode(texts), texts, embedder.name)
+        return check_vectors(encode(texts), texts, embedder.name)

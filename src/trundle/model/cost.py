@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sentence_transformers import SentenceTransformer
@@ -21,6 +21,7 @@ from trundle.model.layout import Layout, _shrunk, layout_of
 from trundle.model.matrices import BLOCK, fits_grid
 from trundle.model.static import static_shape, static_table
 from trundle.model.surgery import transformer_of
+from trundle.precision import FORMATS, GraphFormat, Precision
 
 _PARTS: tuple[_Part, ...] = ("embeddings", "attention", "mlp", "norm", "pooler", "head")
 _ONCE_PER_TEXT = ("pooler", "head")
@@ -28,14 +29,6 @@ _LENGTH = 128
 _SAFETENSORS_ALIGNMENT = 8
 _SMALLEST_INT8 = 4096
 """A table or matrix with fewer values stays float in an int8 graph."""
-_GRAPH_BYTES_PER_LAYER = 36_400
-"""The operations of an int8 graph, measured on BERT-like models of four and six layers."""
-_INT4_GRAPH_BYTES_PER_LAYER = 29_300
-"""The same for an int4 graph, measured on the same models."""
-_INT8_MATMUL_BYTES_PER_LAYER = 19_400
-"""What int8 matmuls add to an int4 graph, measured on three and six layers of MiniLM."""
-_INT8_MATMUL_BYTES_PER_OUTPUT = 5
-"""A scale and a zero point."""
 _DTYPES = {1: "F8_E4M3", 2: "BF16", 4: "F32", 8: "F64"}
 """Names by size; only their length matters, for the size of a header."""
 
@@ -64,12 +57,8 @@ class Cost:
     width: int
     length: int
     header_bytes: int
-    int8_file_bytes: int
-    """The size of the int8 graph that export writes."""
-    int4_file_bytes: int
-    """The size of the int4 graph that export writes."""
-    int8_product_bytes: int
-    """What int8 matmuls add to the int4 graph."""
+    graph_bytes: Mapping[Precision, int]
+    """Predicted file size of each quantised graph that export writes."""
 
     @property
     def total(self) -> _PartCost:
@@ -215,31 +204,34 @@ def _cost(
     tensors: Sequence[_Tensor], extra_flops: tuple[_Part, float], layers: int, width: int, length: int
 ) -> Cost:
     parts = {part: _PartCost() for part in _PARTS}
-    int8, int4, outputs = layers * _GRAPH_BYTES_PER_LAYER, layers * _INT4_GRAPH_BYTES_PER_LAYER, 0
     for tensor in tensors:
         count = math.prod(tensor.shape)
         flops = 2.0 * count / (length if tensor.part in _ONCE_PER_TEXT else 1) if tensor.matmul else 0.0
         parts[tensor.part] += _PartCost(count, count * tensor.itemsize, flops)
-        if tensor.part == "pooler":  # not exported
-            continue
-        int8 += _int8_bytes(tensor.shape, 5 if tensor.matmul else 4)
-        on_grid = tensor.matmul or tensor.token_table
-        int4 += _int4_bytes(tensor.outputs_first) if on_grid else _int8_bytes(tensor.shape, 4)
-        outputs += tensor.outputs_first[0] if tensor.matmul else 0
     part, flops = extra_flops
     parts[part] += _PartCost(flops_per_token=flops)
     files = [[tensor for tensor in tensors if tensor.file == file] for file in {one.file for one in tensors}]
-    int8_matmuls = layers * _INT8_MATMUL_BYTES_PER_LAYER + _INT8_MATMUL_BYTES_PER_OUTPUT * outputs
+    exported = [tensor for tensor in tensors if tensor.part != "pooler"]
     return Cost(
         parts=parts,
         layers=layers,
         width=width,
         length=length,
         header_bytes=sum(_header_bytes(file, has_format=layers > 0 and file[0].file == 0) for file in files),
-        int8_file_bytes=int8,
-        int4_file_bytes=int4,
-        int8_product_bytes=int8_matmuls if layers else 0,
+        graph_bytes={
+            row.precision: layers * row.bytes_per_layer + sum(_graph_bytes(one, row) for one in exported)
+            for row in FORMATS
+            if row.engine == "onnx" and row.is_quantised
+        },
     )
+
+
+def _graph_bytes(tensor: _Tensor, row: GraphFormat) -> int:
+    if row.weights == "int4" and (tensor.matmul or tensor.token_table):
+        # An int8 matmul has a scale and a zero point per output.
+        scales = 5 * tensor.outputs_first[0] if row.matmuls == "int8" and tensor.matmul else 0
+        return _int4_bytes(tensor.outputs_first) + scales
+    return _int8_bytes(tensor.shape, 5 if tensor.matmul and row.weights == "int8" else 4)
 
 
 def _int4_bytes(shape: tuple[int, ...]) -> int:

@@ -18,7 +18,7 @@ from sentence_transformers.base.modules import Router
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
-from trundle.embedder import Embedder, Encode, Vectors, check_texts
+from trundle.embedder import Embedder, Encode, Vectors, check_texts, check_vectors
 from trundle.errors import BadInput, BadModel
 from trundle.methods.contract import LONGEST
 from trundle.model.heads import _pools_prompts, _Role, prompts_by_role
@@ -205,7 +205,7 @@ def embedder(
                     advance(len(chunk))
             if not parts:
                 return np.zeros((0, model.get_embedding_dimension() or 0), dtype=np.float32)
-            return _check_vectors(np.concatenate(parts), texts, name)
+            return _check_embeddings(np.concatenate(parts), texts, name)
 
         return run
 
@@ -265,12 +265,8 @@ def _encode(
     return vectors
 
 
-def _check_vectors(vectors: Vectors, texts: Sequence[str], name: str) -> Vectors:
-    finite = np.isfinite(vectors).all(axis=1)
-    if not finite.all():
-        number = int(np.argmin(finite))
-        where = f"text {number + 1} ({texts[number][:60]!r})"
-        raise BadModel(f"{name} gives a vector with NaN or infinity for {where}; check its weights")
+def _check_embeddings(vectors: Vectors, texts: Sequence[str], name: str) -> Vectors:
+    check_vectors(vectors, texts, name)
     empty = ~vectors.any(axis=1)
     if empty.any():
         number = int(np.argmax(empty))

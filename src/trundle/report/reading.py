@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from trundle.errors import BadInput
 from trundle.methods.weights.pruning import Alignment, PrunedMatrix
+from trundle.precision import FORMATS, preference
 from trundle.records import LINEAGE_FILE, THE_ORIGINAL, read_lineage
 from trundle.report.records import (
     _Candidate,
@@ -28,7 +29,7 @@ from trundle.report.records import (
 )
 from trundle.runtime.description import FILE as GRAPHS_FILE
 from trundle.runtime.description import installed, read_description
-from trundle.runtime.engines import SMALLEST_FIRST, faster_engine
+from trundle.runtime.engines import faster_engine
 
 _PLANNING_FILE = "planning.json"
 _CHOSEN = "chosen"
@@ -289,7 +290,7 @@ def _fastest(forms: Sequence[_Form]) -> _Form:
 
     def rank(form: _Form) -> tuple[int, bool]:
         engine, _, precision = form.engine.partition("-")
-        return (SMALLEST_FIRST.index(precision) if precision else len(SMALLEST_FIRST)), engine != first
+        return (preference(precision) if precision else len(FORMATS)), engine != first
 
     return min(forms, key=rank)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trundle.bench.results import caution
-from trundle.bench.rounds import bench
+from trundle.bench.rounds import BenchOptions, bench
 from trundle.data.corpus import unseen_texts
 from trundle.errors import BadInput
 from trundle.evaluate.fidelity import MEASURED_TEXTS, queries_and_documents
@@ -162,8 +162,7 @@ def _race(teacher: str, runs: Sequence[_Run], texts: Sequence[str], progress: Pr
     return bench(
         list(dict.fromkeys(folders)),
         texts=texts or None,
-        rounds=_ROUNDS,
-        seconds=_SECONDS,
+        options=BenchOptions(rounds=_ROUNDS, seconds=_SECONDS),
         all_engines=True,
         progress=progress,
     )

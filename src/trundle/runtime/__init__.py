@@ -1,1 +1,1 @@
-""""""
+"""Use an exported model without torch."""

@@ -1,4 +1,4 @@
-"""Texts to vectors without torch: prompts, sides and forms of output around one model, or around the two of a pair."""
+"""Texts to vectors without torch: prompts, sides and output types, for one model or for the two models of a pair."""
 
 from __future__ import annotations
 
@@ -13,147 +13,77 @@ from numpy.typing import NDArray
 
 from trundle.embedder import Embedder, Vectors, check_texts
 from trundle.errors import BadInput, BadModel
-from trundle.runtime.description import SIDES, Graph, _Side, side_folders
+from trundle.runtime.description import SIDES, _Side, side_folders
 from trundle.runtime.engines import _usable_cores
 from trundle.runtime.model import _OneModel
 
 Output = Literal["float32", "int8", "binary"]
 
 _TINY = 1e-12
-
-
-def _check_output(output: str) -> None:
-    """Refuse a kind of vector that there is not."""
-    if output not in get_args(Output):
-        raise BadInput(f"vectors can't be {output!r}; ask for one of {', '.join(get_args(Output))}")
-
-
-def _truncated(vectors: Vectors, dimensions: int | None, *, normalise: bool) -> Vectors:
-    """The first `dimensions` numbers of each vector, brought back to length 1 where the whole had it."""
-    if dimensions is None or dimensions == vectors.shape[1]:
-        return vectors
-    if not 1 <= dimensions < vectors.shape[1]:
-        raise BadInput(
-            f"{dimensions} dimensions can't be had of {vectors.shape[1]}; give 1 to {vectors.shape[1]}"
-        )
-    short = np.ascontiguousarray(vectors[:, :dimensions])
-    if not normalise:
-        return short
-    lengths = np.maximum(np.linalg.norm(short, axis=1, keepdims=True), _TINY)
-    return np.asarray(short / lengths, dtype=np.float32)
-
-
-def _as_output(vectors: Vectors, output: Output) -> NDArray[Any]:
-    """The vectors in the numbers asked for.
-
-    int8 stretches each vector so that its largest number becomes 127, which leaves every cosine as it is; binary
-    keeps signs alone, eight to a byte, in the layout of sentence-transformers' `binary`.
-    """
-    match output:
-        case "int8":
-            largest = np.maximum(np.abs(vectors).max(axis=1, keepdims=True), _TINY)
-            return np.asarray(np.rint(vectors * (127 / largest)), dtype=np.int8)
-        case "binary":
-            return (np.packbits(vectors > 0, axis=1).astype(np.int16) - 128).astype(np.int8)
-    return vectors
-
-
 _STREAMED = 4096
-"""Texts a stream reads ahead."""
+"""Texts that a stream reads ahead."""
 
 
 class Encoder:
-    """What trundle exported, ready to encode. It may be used from several threads at once.
+    """An exported model, ready to encode. Several threads may use it at once.
 
-    Of a pair, queries go to the student, and documents and whatever is not said to be a query to the teacher. What the
-    encoder says of itself is then said of the teacher.
+    In a pair, queries go to the student, and all other texts to the teacher.
+
+    Attributes (of the teacher, in a pair): `folder`; `graph`, the graph that runs; `threads`; `dimensions`; `max_tokens`,
+    after which a text is truncated; `prompts` by name; `default_prompt`, its name; `parameters` of the torch model, of both
+    in a pair; `is_pair`.
     """
 
     def __init__(self, folder: str | Path, *, graph: str | None = None, threads: int | None = None) -> None:
-        """Open `folder`; `graph` asks for an engine or precision (`onnx`, `int8`, `onnx-int8`), fastest by default."""
-        self._folder = Path(folder).expanduser()
+        """Load the model in `folder`.
+
+        `graph` chooses an engine, a precision or both (`onnx`, `int8`, `onnx-int8`); by default the fastest graph runs.
+        `threads` defaults to all cores this process may use.
+        """
+        self.folder = Path(folder).expanduser()
         if threads is not None and threads < 1:
-            raise BadInput(f"{threads} threads can't work; give 1 or more")
-        opened: dict[Path, _OneModel] = {}
-        places = side_folders(self._folder)
+            raise BadInput(f"threads is {threads}; pass 1 or more")
+        places = side_folders(self.folder)
+        loaded: dict[Path, _OneModel] = {}
         for place in dict.fromkeys(places.values()):
-            opened[place] = _OneModel(
+            loaded[place] = _OneModel(
                 place,
                 graph=graph,
                 threads=threads or _usable_cores(),
-                say=lambda line: warnings.warn(line, stacklevel=5),
+                warn=lambda line: warnings.warn(line, stacklevel=5),
             )
-        self._queries, self._documents = (opened[places[side]] for side in SIDES)
+        self._queries, self._documents = (loaded[places[side]] for side in SIDES)
         widths = [model.description.dimensions for model in (self._queries, self._documents)]
         if len(set(widths)) > 1:
             raise BadModel(
-                f"{self._folder} makes vectors of {widths[0]} numbers for queries and of {widths[1]} for documents; "
-                "put together two models of one space"
+                f"{self.folder} has vectors of {widths[0]} dimensions for queries and {widths[1]} for documents; "
+                "pair two models of one vector space"
             )
-
-    @property
-    def dimensions(self) -> int:
-        """Numbers in a vector."""
-        return self._documents.description.dimensions
-
-    @property
-    def prompts(self) -> dict[str, str]:
-        """The model's own prompts by name."""
-        return dict(self._documents.description.prompts)
-
-    @property
-    def default_prompt(self) -> str | None:
-        """The name of the prompt that is used where none is asked for."""
-        return self._documents.description.default_prompt
-
-    @property
-    def parameters(self) -> int:
-        """Weights of the torch model the graph was made from; of both models in a pair."""
-        return sum(model.description.parameters for model in {self._queries, self._documents})
-
-    @property
-    def max_tokens(self) -> int:
-        """What is read of a text; the rest is left out."""
-        return self._documents.description.max_tokens
-
-    @property
-    def graph(self) -> Graph:
-        """What is being run."""
-        return self._documents.graph
-
-    @property
-    def threads(self) -> int:
-        """How many threads it may use."""
-        return self._documents.threads
-
-    @property
-    def folder(self) -> Path:
-        """Where the model lies."""
-        return self._folder
-
-    @property
-    def is_pair(self) -> bool:
-        """Whether queries go to another model than documents."""
-        return self._queries is not self._documents
+        description = self._documents.description
+        self.graph, self.threads = self._documents.graph, self._documents.threads
+        self.dimensions, self.max_tokens = description.dimensions, description.max_tokens
+        self.prompts, self.default_prompt = dict(description.prompts), description.default_prompt
+        self.parameters = sum(model.description.parameters for model in {self._queries, self._documents})
+        self.is_pair = self._queries is not self._documents
 
     def prompt_for(self, role: str | None) -> str:
-        """What `encode_query`, `encode_document` and plain `encode` put before a text."""
+        """The prompt that `encode_query`, `encode_document` and plain `encode` put before a text."""
         return self._model(role).description.prompt_for(role)
 
     def read(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of texts that already carry their prompt: what a server counts and gathers."""
+        """The token ids of texts that already carry their prompt."""
         return self._documents.read(texts)
 
     def vectors_of(self, rows: Sequence[Sequence[int]], *, together: bool = True) -> Vectors:
-        """Full vectors of what `read` gave, none of it empty.
+        """Full vectors of the token ids that `read` returned; no row may be empty.
 
-        `together` puts all threads to work on these rows; without it the calling thread works alone, which is
-        for callers that have several such threads at work.
+        `together` uses all threads for these rows. Without it only the calling thread works, for callers that run
+        several such threads.
         """
         return self._documents.vectors_of(rows, together=together)
 
     def finished(self, vectors: Vectors, *, dimensions: int | None, output: Output) -> NDArray[Any]:
-        """Full vectors made shorter and of fewer bits, as `encode` does with `dimensions` and `output`."""
+        """Full vectors truncated and quantised, as `encode` does with `dimensions` and `output`."""
         return _finished(self._documents, vectors, dimensions, output)
 
     def encode(
@@ -168,9 +98,9 @@ class Encoder:
     ) -> NDArray[Any]:
         """One row per text, in the order given; one vector for a single string.
 
-        `side` says what the texts are: it chooses the model's own prompt and, in a pair, the model. `prompt` goes
-        before every text; `prompt_name` takes one of the model's own. `dimensions` keeps the first so many numbers.
-        A text longer than the model takes is cut at its end.
+        `side` says what the texts are: it chooses the model's own prompt and, in a pair, the model. `prompt` is put
+        before every text; `prompt_name` chooses one of the model's own. `dimensions` keeps the first dimensions.
+        A text longer than the model's limit is truncated.
         """
         model = self._model(side)
         return _encoded(model, texts, model.prompt(prompt, prompt_name, side), dimensions, output)
@@ -178,13 +108,13 @@ class Encoder:
     def encode_query(
         self, texts: str | Sequence[str], *, dimensions: int | None = None, output: Output = "float32"
     ) -> NDArray[Any]:
-        """Vectors of what is searched for."""
+        """Vectors of queries."""
         return self.encode(texts, side="query", dimensions=dimensions, output=output)
 
     def encode_document(
         self, texts: str | Sequence[str], *, dimensions: int | None = None, output: Output = "float32"
     ) -> NDArray[Any]:
-        """Vectors of what is searched in."""
+        """Vectors of documents."""
         return self.encode(texts, side="document", dimensions=dimensions, output=output)
 
     def stream(
@@ -198,9 +128,9 @@ class Encoder:
         output: Output = "float32",
         ahead: int = _STREAMED,
     ) -> Iterator[NDArray[Any]]:
-        """One vector after the other for a corpus that need not fit into memory, in the order of the texts."""
+        """One vector after the other, in the order of the texts, for a corpus that need not fit into memory."""
         if ahead < 1:
-            raise BadInput(f"{ahead} texts can't be read ahead; give 1 or more")
+            raise BadInput(f"ahead is {ahead}; pass 1 or more")
         model = self._model(side)
         chosen = model.prompt(prompt, prompt_name, side)
         source = iter(texts)
@@ -210,7 +140,7 @@ class Encoder:
     def embedder(self, name: str | None = None) -> Embedder:
         """The three roles as evaluation sees them."""
         return Embedder(
-            name=name or str(self._folder),
+            name=name or str(self.folder),
             text=self.encode,
             query=self.encode_query,
             document=self.encode_document,
@@ -218,7 +148,7 @@ class Encoder:
 
     def _model(self, side: str | None) -> _OneModel:
         if side not in (None, *SIDES):
-            raise BadInput(f"a text can't be a {side!r}; say query or document, or leave side out")
+            raise BadInput(f"side is {side!r}; pass query, document or None")
         return self._queries if side == "query" else self._documents
 
 
@@ -234,5 +164,33 @@ def _encoded(
 
 
 def _finished(model: _OneModel, vectors: Vectors, dimensions: int | None, output: Output) -> NDArray[Any]:
+    """Vectors truncated, and quantised as `output` says.
+
+    int8 scales each vector so that its largest value becomes 127, which keeps every cosine; binary keeps the signs,
+    eight per byte, in the layout of sentence-transformers' `binary`.
+    """
     _check_output(output)
-    return _as_output(_truncated(vectors, dimensions, normalise=model.description.normalised), output)
+    short = _truncated(vectors, dimensions, normalise=model.description.normalised)
+    if output == "int8":
+        largest = np.maximum(np.abs(short).max(axis=1, keepdims=True), _TINY)
+        return np.asarray(np.rint(short * (127 / largest)), dtype=np.int8)
+    if output == "binary":
+        return (np.packbits(short > 0, axis=1).astype(np.int16) - 128).astype(np.int8)
+    return short
+
+
+def _check_output(output: str) -> None:
+    if output not in get_args(Output):
+        raise BadInput(f"vectors can't be {output!r}; choose one of {', '.join(get_args(Output))}")
+
+
+def _truncated(vectors: Vectors, dimensions: int | None, *, normalise: bool) -> Vectors:
+    if dimensions is None or dimensions == vectors.shape[1]:
+        return vectors
+    if not 1 <= dimensions < vectors.shape[1]:
+        raise BadInput(f"dimensions is {dimensions}; choose 1 to {vectors.shape[1]}")
+    short = np.ascontiguousarray(vectors[:, :dimensions])
+    if not normalise:
+        return short
+    lengths = np.maximum(np.linalg.norm(short, axis=1, keepdims=True), _TINY)
+    return np.asarray(short / lengths, dtype=np.float32)

@@ -1,7 +1,7 @@
 """One model and its graph: texts that carry their prompt, to vectors.
 
-Few texts are run on all threads together, which is soonest done. Many texts are read by all threads, a wave at a time, and
-cut into batches of like length, and each thread takes the next batch and runs it alone.
+A few texts run on all threads together, which has the lowest latency. Many texts are tokenised by all threads in
+waves, divided into batches of similar length, and each thread runs one batch after the other by itself.
 """
 
 from __future__ import annotations
@@ -16,30 +16,37 @@ from threading import Lock
 
 import numpy as np
 
-from trundle.embedder import Vectors
-from trundle.errors import BadInput, BadModel
+from trundle.embedder import Vectors, check_vectors
+from trundle.errors import BadInput
 from trundle.runtime.description import read_description
-from trundle.runtime.engines import _choose, _open_graph, _Run
+from trundle.runtime.engines import _choose, _GraphSession, _load_graph
 from trundle.runtime.tokens import Reader, padded
 
 _STEPS = ((32, 4), (64, 8))
-"""Up to so many tokens, widths go in steps of so many."""
+"""Pairs of a number of tokens and the multiple that shorter texts are padded to."""
 _COARSE_STEP = 16
 _HEIGHTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _RUN_COST = 32
-"""Tokens of padding that take about as long as a run of its own."""
+"""Tokens of padding that take about as long as one more run."""
+_WAVE = 2048
+"""Texts whose tokens are in memory at once."""
+_READ_AT_ONCE = 64
+_ALONE_FROM = 4096
+"""Characters per thread from which each thread works by itself."""
+_BATCH_TOKENS, _BATCH_TEXTS = 2048, 64
+_FEWEST_TOKENS, _BATCHES_EACH = 512, 2
+"""Batches get smaller if a thread would otherwise have none, but not smaller than this."""
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:
-    """The order in which neighbours have nearly the same length and the heaviest work comes first."""
     return sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))
 
 
 def _batches(lengths: Sequence[int], *, tokens: int, texts: int) -> list[list[int]]:
-    """Groups of places whose texts padded to their longest hold at most `tokens` tokens and `texts` texts.
+    """Groups of places; a group padded to its longest text has at most `tokens` tokens and `texts` texts.
 
-    Texts of nearly one length meet in one group, so little is computed on padding. A text that is longer than
-    `tokens` gets a group of its own.
+    Texts of similar length share a group, so that little padding is computed. A text longer than `tokens` is a group
+    of its own.
     """
     groups: list[list[int]] = []
     width = 0
@@ -54,9 +61,9 @@ def _batches(lengths: Sequence[int], *, tokens: int, texts: int) -> list[list[in
 
 
 def _in_few_heights(group: Sequence[int], width: int) -> list[tuple[list[int], int]]:
-    """A group cut into parts, each with the number of rows it is run as, which is one of `HEIGHTS`.
+    """A group divided into parts, each with the number of rows it runs as, one of `_HEIGHTS`.
 
-    A part may have fewer members than rows, where the empty rows cost less than another run would.
+    A part may have fewer members than rows if the empty rows cost less than another run.
     """
     parts, start = [], 0
     while start < len(group):
@@ -70,84 +77,71 @@ def _in_few_heights(group: Sequence[int], width: int) -> list[tuple[list[int], i
 
 
 def _largest_height(count: int) -> int:
-    """The most rows a run of so many texts can have without an empty one."""
     return max(height for height in _HEIGHTS if height <= count)
 
 
 def _rounded_up(length: int, limit: int) -> int:
-    """A width for texts of this length out of few: in steps of 4 for short texts, of 16 for long ones.
+    """The padded width for texts of this length: a multiple of 4 for short texts, of 16 for long ones.
 
-    It is not above `limit` unless the length itself is.
+    It does not exceed `limit` unless the length does.
     """
     step = next((step for most, step in _STEPS if length <= most), _COARSE_STEP)
     return max(length, min(limit, -(-length // step) * step))
 
 
-_WAVE = 2048
-"""Texts whose tokens are held at once."""
-_READ_AT_ONCE = 64
-_ALONE_FROM = 4096
-"""Characters for each thread from which it is better that each works alone."""
-_BATCH_TOKENS, _BATCH_TEXTS = 2048, 64
-_FEWEST_TOKENS, _BATCHES_EACH = 512, 2
-"""Batches are smaller where otherwise some thread would get none, but not smaller than this."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Batch:
-    """Rows that are run together, padded to so many tokens; and with rows that nobody asked for, up to so many."""
+    """Rows that run together, padded to `width` tokens and, with copies of the first, to `height` rows."""
 
     members: Sequence[int]
     width: int
     height: int
 
 
-def _worth_a_turn(some: Iterable[_Batch]) -> Iterator[list[_Batch]]:
-    """Small batches gathered until they are worth being handed to a thread."""
-    gathered: list[_Batch] = []
-    for batch in some:
-        gathered.append(batch)
-        if sum(each.width * each.height for each in gathered) >= _FEWEST_TOKENS:
-            yield gathered
-            gathered = []
-    if gathered:
-        yield gathered
+def _grouped(batches: Iterable[_Batch]) -> Iterator[list[_Batch]]:
+    """Small batches collected until they are worth handing to a thread."""
+    group: list[_Batch] = []
+    for batch in batches:
+        group.append(batch)
+        if sum(each.width * each.height for each in group) >= _FEWEST_TOKENS:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 class _OneModel:
-    """A folder with graphs, one of them opened. Several threads may use it at once."""
+    """A folder with graphs, one of them loaded. Several threads may use it at once."""
 
-    def __init__(self, folder: Path, *, graph: str | None, threads: int, say: Callable[[str], None]) -> None:
-        """Open `folder`; `say` is told where another graph is run than the one that should be."""
+    def __init__(self, folder: Path, *, graph: str | None, threads: int, warn: Callable[[str], None]) -> None:
         self.folder, self.threads = folder, threads
         self.description = read_description(folder)
-        self.graph = _choose(self.description.graphs, graph, folder, say)
+        self.graph = _choose(self.description.graphs, graph, folder, warn)
         self._reader = Reader(folder, self.description)
-        self._runs: dict[int, _Run] = {}
-        self._opening = Lock()
+        self._sessions: dict[int, _GraphSession] = {}
+        self._loading = Lock()
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix="trundle")
-        self._run_with(threads)
+        self._session(threads)
 
     def read(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of texts that already carry their prompt."""
         return self._reader.read(texts)
 
     def vectors_of(self, rows: Sequence[Sequence[int]], *, together: bool) -> Vectors:
-        """Full vectors of what `read` gave; by all threads `together`, or by the calling thread alone."""
+        """Full vectors of token ids, by all threads `together` or by the calling thread alone."""
         vectors = np.empty((len(rows), self.description.dimensions), dtype=np.float32)
-        run = self._run_with(self.threads if together else 1)
-        self._fill(vectors, range(len(rows)), rows, run, self._shapes([len(row) for row in rows]))
+        session = self._session(self.threads if together else 1)
+        self._fill(vectors, range(len(rows)), rows, session, self._shapes([len(row) for row in rows]))
         return vectors
 
     def prompt(self, prompt: str | None, name: str | None, side: str | None) -> str:
-        """What goes before a text: the prompt given, the one named, or the model's own for the side."""
+        """The given prompt, the named one, or the model's own for the side."""
         if prompt is not None:
             return prompt
         if name is None:
             return self.description.prompt_for(side)
         if name not in self.description.prompts:
             known = ", ".join(self.description.prompts) or "none"
-            raise BadInput(f"the model has no prompt named {name!r}; give one of: {known}")
+            raise BadInput(f"the model has no prompt named {name!r}; choose one of: {known}")
         return self.description.prompts[name]
 
     def vectors(self, texts: Sequence[str]) -> Vectors:
@@ -157,27 +151,23 @@ class _OneModel:
         order = _longest_first(lengths)
         waves = [order[start : start + _WAVE] for start in range(0, len(order), _WAVE)]
         if self.threads == 1 or sum(lengths) < _ALONE_FROM * self.threads:
-            run = self._run_with(self.threads)
+            session = self._session(self.threads)
             for wave in waves:
                 rows = self._rows(texts, wave)
-                self._fill(vectors, wave, rows, run, self._shapes([len(row) for row in rows]))
+                self._fill(vectors, wave, rows, session, self._shapes([len(row) for row in rows]))
         else:
-            self._fill_in_turns(vectors, texts, waves)
-        if not np.isfinite(vectors).all():
-            number = int(np.argmin(np.isfinite(vectors).all(axis=1)))
-            raise BadModel(
-                f"{self.folder} gives a vector with NaN or infinity for text {number + 1} "
-                f"({texts[number][:60]!r}); export it again"
-            )
-        return vectors
+            self._fill_in_parallel(vectors, texts, waves)
+        return check_vectors(vectors, texts, str(self.folder))
 
-    def _fill_in_turns(self, vectors: Vectors, texts: Sequence[str], waves: Sequence[Sequence[int]]) -> None:
-        """Each thread takes the next piece of work, to read some texts or to run a batch.
+    def _fill_in_parallel(
+        self, vectors: Vectors, texts: Sequence[str], waves: Sequence[Sequence[int]]
+    ) -> None:
+        """Each thread takes the next piece of work: texts to tokenise or a batch to run.
 
-        A wave is read by all threads after they have begun the last batches of the wave before, so nobody waits, and
-        no more than two waves of tokens are held.
+        The threads tokenise a wave while the last batches of the wave before still run, so that no thread waits and at
+        most two waves of tokens are in memory.
         """
-        run = self._run_with(1)
+        session = self._session(1)
         running: list[Future[None]] = []
         try:
             for wave in waves:
@@ -186,8 +176,8 @@ class _OneModel:
                 rows = list(chain.from_iterable(self._workers.map(partial(self._rows, texts), pieces)))
                 most = max(_FEWEST_TOKENS, sum(map(len, rows)) // (self.threads * _BATCHES_EACH))
                 running += [
-                    self._workers.submit(self._fill, vectors, wave, rows, run, some)
-                    for some in _worth_a_turn(self._shapes([len(row) for row in rows], most=most))
+                    self._workers.submit(self._fill, vectors, wave, rows, session, batches)
+                    for batches in _grouped(self._shapes([len(row) for row in rows], most=most))
                 ]
             for each in running:
                 each.result()
@@ -196,7 +186,6 @@ class _OneModel:
                 each.cancel()
 
     def _rows(self, texts: Sequence[str], places: Sequence[int]) -> list[list[int]]:
-        """The tokens of the texts at `places`; a text without any is refused."""
         rows = self._reader.read([texts[place] for place in places])
         for place, row in zip(places, rows, strict=True):
             if not row:
@@ -208,21 +197,21 @@ class _OneModel:
         vectors: Vectors,
         places: Sequence[int],
         rows: Sequence[Sequence[int]],
-        run: _Run,
-        some: Iterable[_Batch],
+        session: _GraphSession,
+        batches: Iterable[_Batch],
     ) -> None:
         """Run some batches of the rows and put each vector in its place."""
-        for batch in some:
+        for batch in batches:
             given = [rows[member] for member in batch.members]
-            empty = [given[0]] * (batch.height - len(given))
-            ids, mask = padded([*given, *empty], batch.width, self.description.pad_id)
-            vectors[[places[member] for member in batch.members]] = run(ids, mask)[: len(given)]
+            copies = [given[0]] * (batch.height - len(given))
+            ids, mask = padded([*given, *copies], batch.width, self.description.pad_id)
+            vectors[[places[member] for member in batch.members]] = session(ids, mask)[: len(given)]
 
     def _shapes(self, lengths: Sequence[int], *, most: int = _BATCH_TOKENS) -> Iterator[_Batch]:
-        """Which texts are run together, in batches of at most so many tokens.
+        """Divide texts into batches of at most `most` tokens.
 
-        openvino prepares itself for each new shape, which takes longer than a run, and in int8 another width rounds
-        otherwise. So there it is given few shapes, and a text's width follows from its own length alone.
+        OpenVINO prepares itself for each new shape, which takes longer than a run, and in int8 another width rounds
+        differently. So it gets few shapes, and a text's width follows from its own length alone.
         """
         most = min(most, _BATCH_TOKENS)
         if self.graph.engine == "onnx":
@@ -238,10 +227,12 @@ class _OneModel:
                 for part, height in _in_few_heights(members[start : start + texts], width):
                     yield _Batch(members=part, width=width, height=height)
 
-    def _run_with(self, threads: int) -> _Run:
-        """The graph opened for so many threads a call, opened once."""
-        with self._opening:
-            if threads not in self._runs:
+    def _session(self, threads: int) -> _GraphSession:
+        """The graph loaded for calls of so many threads; each is loaded once."""
+        with self._loading:
+            if threads not in self._sessions:
                 streams = self.threads // threads
-                self._runs[threads] = _open_graph(self.graph, self.folder, threads=threads, streams=streams)
-            return self._runs[threads]
+                self._sessions[threads] = _load_graph(
+                    self.graph, self.folder, threads=threads, streams=streams
+                )
+            return self._sessions[threads]

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
@@ -22,11 +22,9 @@ from trundle.model.layout import Layout, layout_of
 from trundle.model.static import static_shape
 from trundle.model.surgery import transformer_of
 from trundle.model.token_map import has_token_map, read_vocabulary
+from trundle.precision import Precision, graph_format
 from trundle.search.budget import _Budget
 
-_Precision = Literal["float32", "int8", "int4", "int4+int8"]
-_GRID: tuple[_Precision, ...] = ("int4", "int4+int8")
-"""Four bits per weight, for models trained with rounded weights; the last one has int8 matmuls."""
 _Coverage = Callable[[int], float]
 """Maps a number of tokens to the share of the texts that the most frequent ones cover."""
 
@@ -65,7 +63,7 @@ class _Candidate:
     tokens: int
     neurons: int
     width: Fraction
-    precision: _Precision
+    precision: Precision
     cost: Cost
     whole: Layout = field(repr=False)
     milliseconds: float | None = None
@@ -75,10 +73,12 @@ class _Candidate:
     @property
     def bytes(self) -> int:
         """Returns the predicted size of the exported file."""
-        if self.precision in _GRID:
-            extra = self.cost.int8_product_bytes if self.precision == "int4+int8" else 0
-            return self.cost.int4_file_bytes + extra
-        return self.cost.int8_file_bytes if self.precision == "int8" else self.cost.file_bytes
+        return self.cost.graph_bytes.get(self.precision, self.cost.file_bytes)
+
+    @property
+    def in_int4(self) -> bool:
+        """Whether its weights are stored in int4, so that it trains with rounded weights."""
+        return graph_format("onnx", self.precision).weights == "int4"
 
     @property
     def name(self) -> str:
@@ -102,7 +102,7 @@ class _Candidate:
             Fraction(self.tokens, sizes["vocab"]),
             Fraction(self.neurons, sizes["mlp"]) if self.layers else Fraction(0),
             self.width if self.layers else Fraction(0),
-            Fraction(1, 2) if self.precision in _GRID else Fraction(1),
+            Fraction(1, 2) if self.in_int4 else Fraction(1),
         )
 
     def steps(self, *, texts: int | None = None) -> list[dict[str, Any]]:
@@ -132,7 +132,7 @@ def _list_candidates(
     model: SentenceTransformer,
     base: str,
     *,
-    precision: _Precision,
+    precision: Precision,
     dimensions: int,
     is_teacher: bool = True,
 ) -> list[_Candidate]:
@@ -154,7 +154,7 @@ def _list_candidates(
         kept = (layers, tokens, neurons, width)
         untouched = (
             is_teacher
-            and precision not in _GRID
+            and graph_format("onnx", precision).weights != "int4"
             and kept == (layout.layers, sizes["vocab"], sizes["mlp"], _WIDTHS[0])
         )
         try:
@@ -239,7 +239,7 @@ def _promise(candidate: _Candidate, coverage: _Coverage) -> float:
     cuts once it is trained, but most if hardly anything else is cut. `benchmarks/planner.py regret` measures the error.
     """
     layers, _, neurons, width, _ = (float(share) for share in candidate.kept)
-    precision = _INT4_PROMISE if candidate.precision in _GRID else 1.0
+    precision = _INT4_PROMISE if candidate.in_int4 else 1.0
     return float(precision * layers**0.4 * neurons**0.2 * width * coverage(candidate.tokens) ** 4)
 
 

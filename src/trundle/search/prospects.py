@@ -19,9 +19,10 @@ from trundle.data.corpus import Corpus
 from trundle.errors import BadInput, MissingExtra
 from trundle.model.cost import Cost
 from trundle.model.encode import embedder
+from trundle.precision import Precision, graph_format
 from trundle.progress import Progress
 from trundle.search.budget import _Budget
-from trundle.search.candidates import _Candidate, _Coverage, _edge, _list_candidates, _Precision, _smallest
+from trundle.search.candidates import _Candidate, _Coverage, _edge, _list_candidates, _smallest
 from trundle.search.speed import _measure_speed, _Speed
 
 _TIMED_TEXTS, _MOST_TIMED_TEXTS, _TIMED_SECONDS = 32, 8192, 1.0
@@ -39,12 +40,12 @@ class _Prospects:
     corpus: Corpus
     progress: Progress
 
-    def speeds(self) -> dict[tuple[str, _Precision], _Speed]:
+    def speeds(self) -> dict[tuple[str, Precision], _Speed]:
         """Measures int8 and float graphs of each base; empty if the packages for graphs are not installed."""
         if find_spec("onnxruntime") is None or find_spec("onnx") is None:
             self.progress.say("int8 graphs and speeds need the extra export: pip install 'trundle[export]'")
             return {}
-        wanted: tuple[_Precision, ...] = ("float32", "int8")
+        wanted: tuple[Precision, ...] = ("float32", "int8")
         found = {
             (base, precision): _measure_speed(model, precision, progress=self.progress)
             for base, model in self.bases.items()
@@ -55,7 +56,7 @@ class _Prospects:
         return found
 
     def promising(
-        self, limits: _Budget, speeds: Mapping[tuple[str, _Precision], _Speed], *, before: Cost
+        self, limits: _Budget, speeds: Mapping[tuple[str, Precision], _Speed], *, before: Cost
     ) -> list[_Candidate]:
         """Returns the candidates worth a trial, most promising first; rejects a budget that none or the model itself meets."""
         if limits.milliseconds is not None and not speeds:
@@ -79,21 +80,21 @@ class _Prospects:
         # If the model itself fits once it is int8, no cut of it is closer to it.
         return [each for each in promising if each.untouched] or promising
 
-    def slowest(self, speeds: Mapping[tuple[str, _Precision], _Speed], before: Cost) -> float | None:
+    def slowest(self, speeds: Mapping[tuple[str, Precision], _Speed], before: Cost) -> float | None:
         """Predicts the milliseconds of a query with the source model."""
         speed = speeds.get((self.source, "float32"))
         return None if speed is None else speed.milliseconds(before)
 
     def candidates(
-        self, speeds: Mapping[tuple[str, _Precision], _Speed], *, timed: bool = False
+        self, speeds: Mapping[tuple[str, Precision], _Speed], *, timed: bool = False
     ) -> list[_Candidate]:
         """Lists all cuts of the source and the students with predicted sizes and speeds.
 
         With a limit on time (`timed`), int4 weights are multiplied in int8: twice as fast, for a little less agreement.
         """
-        grid: _Precision = "int4+int8" if timed else "int4"
+        grid: Precision = "int4+int8" if timed else "int4"
         dimensions = self.bases[self.source].get_embedding_dimension() or 0
-        precisions: tuple[_Precision, ...] = ("int8", grid) if speeds else ("float32",)
+        precisions: tuple[Precision, ...] = ("int8", grid) if speeds else ("float32",)
         found = [
             candidate
             for base, model in self.bases.items()
@@ -104,7 +105,10 @@ class _Prospects:
         ]
         return [
             replace(
-                each, milliseconds=speeds[each.base, _computed_as(each.precision)].milliseconds(each.cost)
+                each,
+                milliseconds=speeds[each.base, graph_format("onnx", each.precision).matmuls].milliseconds(
+                    each.cost
+                ),
             )
             if speeds
             else each
@@ -149,12 +153,6 @@ def _of_all_lengths(texts: Sequence[str], count: int) -> list[list[str]]:
         return [ordered]
     middles = [len(ordered) * (2 * number + 1) // (2 * _LENGTHS) for number in range(_LENGTHS)]
     return [ordered[middle - each // 2 : middle - each // 2 + each] for middle in middles]
-
-
-def _computed_as(precision: _Precision) -> _Precision:
-    """The precision of a graph's matmuls, which decides its speed: int4 is a storage format."""
-    stored: dict[_Precision, _Precision] = {"int4": "float32", "int4+int8": "int8"}
-    return stored.get(precision, precision)
 
 
 def _coverage(model: SentenceTransformer, texts: Sequence[str]) -> _Coverage:

@@ -27,6 +27,7 @@ from trundle.model.load import load
 from trundle.model.save import model_digest, weight_bytes
 from trundle.pipeline.pair import pair_folder
 from trundle.pipeline.run import Request
+from trundle.precision import Precision, graph_format
 from trundle.progress import Progress
 from trundle.records import versions
 from trundle.search.budget import (
@@ -39,7 +40,7 @@ from trundle.search.budget import (
     _plan_time,
     _time_left,
 )
-from trundle.search.candidates import _Candidate, _Precision
+from trundle.search.candidates import _Candidate
 from trundle.search.outcome import Outcome, _Tried
 from trundle.search.prospects import _Prospects
 from trundle.search.speed import _export_graph, _Speed, _time_queries
@@ -54,13 +55,6 @@ from trundle.search.trials import (
 )
 
 _CALIBRATION_TEXTS = 400
-_INSTEAD: Mapping[_Precision, tuple[_Precision, ...]] = {
-    "float32": (),
-    "int8": ("float32",),
-    "int4": ("float32",),
-    "int4+int8": ("int4", "float32"),
-}
-"""What to export instead if a graph of this precision loses too much accuracy."""
 
 
 def _ship(
@@ -69,7 +63,7 @@ def _ship(
     corpus: Corpus,
     *,
     limits: _Budget,
-    speeds: Mapping[tuple[str, _Precision], _Speed],
+    speeds: Mapping[tuple[str, Precision], _Speed],
     progress: Progress,
 ) -> dict[str, Any]:
     """Exports the graph and returns its measured size and speed; without graphs, the size of the weights.
@@ -83,7 +77,7 @@ def _ship(
         return _graph(output, candidate.precision, texts, progress)
     except UserError as error:
         refused = f"there is no {candidate.precision} graph: {_cause(error)}"
-    for precision in _INSTEAD[candidate.precision]:
+    for precision in graph_format("onnx", candidate.precision).fallbacks:
         other = replace(candidate, precision=precision)
         fits = limits.allows(
             file_bytes=other.bytes,
@@ -102,7 +96,7 @@ def _ship(
     return {"bytes": weight_bytes(output), "no_graph": f"{refused}; {left}"}
 
 
-def _graph(output: Path, precision: _Precision, texts: list[str], progress: Progress) -> dict[str, Any]:
+def _graph(output: Path, precision: Precision, texts: list[str], progress: Progress) -> dict[str, Any]:
     weight = _export_graph(output, precision, calibrate=texts, progress=progress)
     return {"bytes": weight, "milliseconds": _time_queries([output])[0].milliseconds}
 
@@ -206,7 +200,7 @@ def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> N
 def _planned(
     prospects: _Prospects,
     limits: _Budget,
-    speeds: Mapping[tuple[str, _Precision], _Speed],
+    speeds: Mapping[tuple[str, Precision], _Speed],
     *,
     before: Cost,
 ) -> Outcome:
@@ -242,7 +236,7 @@ def _carried_out(
     planned: Outcome,
     trials: _Trials,
     *,
-    speeds: Mapping[tuple[str, _Precision], _Speed],
+    speeds: Mapping[tuple[str, Precision], _Speed],
     began: float,
     minutes: float,
 ) -> Outcome:

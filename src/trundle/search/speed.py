@@ -25,17 +25,17 @@ from trundle.bench.workload import this_machine, workload
 from trundle.cache import cache_entry
 from trundle.errors import BadModel, ImpossibleCut
 from trundle.export.exporting import export_model
-from trundle.export.parity import Limits
+from trundle.export.quantise import ExportOptions, Limits
 from trundle.folders import write_whole
 from trundle.model.cost import Cost, cost
 from trundle.model.layout import Layout, layout_of
 from trundle.model.static import static_shape, static_with
 from trundle.model.surgery import Cut, cut, transformer_of
 from trundle.model.token_map import has_token_map
+from trundle.precision import Precision
 from trundle.progress import SILENT, Progress
 from trundle.records import versions
 from trundle.runtime.encoder import Encoder
-from trundle.search.candidates import _Precision
 
 _ROUNDS, _SECONDS = 5, 0.3
 _UNDISTURBED = 0.9
@@ -66,7 +66,7 @@ class _Speed:
 
 
 def _measure_speed(
-    model: SentenceTransformer, precision: _Precision, *, progress: Progress = SILENT
+    model: SentenceTransformer, precision: Precision, *, progress: Progress = SILENT
 ) -> _Speed:
     """Measures how fast this machine runs graphs of this model's shape and precision."""
     kept = _cached(model, precision)
@@ -124,21 +124,16 @@ def _timed_cuts(layout: Layout) -> list[Cut]:
 
 def _export_graph(
     folder: Path,
-    precision: _Precision,
+    precision: Precision,
     *,
     calibrate: Sequence[str],
     limits: Limits | None = None,
     progress: Progress = SILENT,
 ) -> int:
     """Exports the graph into the model's own folder and returns its size in bytes."""
+    options = ExportOptions(calibrate=tuple(calibrate), limits=limits or Limits())
     return export_model(
-        str(folder),
-        to="onnx",
-        size="full" if precision == "float32" else precision,
-        calibrate=calibrate,
-        limits=limits,
-        force=True,
-        progress=progress,
+        str(folder), to="onnx", precision=precision, options=options, force=True, progress=progress
     ).file_bytes
 
 
@@ -188,7 +183,7 @@ def _work(of: Cost) -> tuple[float, float, float]:
     return of.parts["attention"].flops_per_token, of.parts["mlp"].flops_per_token, float(of.layers)
 
 
-def _cached(model: SentenceTransformer, precision: _Precision) -> Path:
+def _cached(model: SentenceTransformer, precision: Precision) -> Path:
     config = transformer_of(model).model.config.to_json_string()
     names = [each.name for each in fields(_Speed)]
     return cache_entry(

@@ -20,7 +20,6 @@ from trundle.pipeline.run import Request, Run
 from trundle.recipe import Recipe, make_recipe
 from trundle.records import LINEAGE_FILE, read_lineage
 from trundle.search.budget import _Timetable
-from trundle.search.candidates import _GRID
 from trundle.search.outcome import _REFUSED, _Tried
 
 _TRIALS = "trials"
@@ -211,7 +210,7 @@ class _Trials:
             align.pop("learning_rate", None)  # align has its own rate for static models
         if rounds or candidate.base != self.source or not candidate.steps():
             align["teacher"] = self.source
-        if candidate.precision in _GRID:
+        if candidate.in_int4:
             align["rounding"] = "int4"
         align |= {"start": "keep"} if rounds else {"start_texts": self.mapped}
         cuts = candidate.steps(texts=self.texts if candidate.base == self.source else None)

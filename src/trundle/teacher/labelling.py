@@ -22,7 +22,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from trundle.data.texts import Kind, Text
-from trundle.embedder import Embedder, Encode, Vectors
+from trundle.embedder import Embedder, Encode, Vectors, check_vectors
 from trundle.errors import BadInput, BadModel, OtherTexts, TrundleError, WriteFailed
 from trundle.progress import SILENT, Advance, Progress
 from trundle.teacher.shards import (
@@ -228,16 +228,15 @@ def encode_by_role(
         rows = [row for row, text in enumerate(texts) if role_of(text.kind) == role]
         rows.sort(key=lambda row: len(texts[row].text), reverse=True)
         for start in range(0, len(rows), _TEXTS_PER_CALL):
-            batch = rows[start : start + _TEXTS_PER_CALL]
-            answer = _checked_vectors(
-                encode([texts[row].text for row in batch]), [texts[row] for row in batch]
-            )
+            asked = rows[start : start + _TEXTS_PER_CALL]
+            plain = [texts[row].text for row in asked]
+            answer = check_vectors(encode(plain), plain, "the teacher", zeros=False)
             if vectors is None:
                 vectors = np.empty((len(texts), answer.shape[1]), dtype=np.float32)
             if answer.shape[1] != vectors.shape[1]:
                 raise other_width_error(vectors.shape[1], answer.shape[1])
-            vectors[batch] = answer
-            advance(len(batch))
+            vectors[asked] = answer
+            advance(len(asked))
     if vectors is None:
         raise BadInput("there are no texts to encode; pass at least one")
     return vectors
@@ -246,26 +245,6 @@ def encode_by_role(
 def role_of(kind: Kind | None) -> _Role:
     """Return the role of a kind: queries and documents have their own, all others are plain texts."""
     return kind if kind == "query" or kind == "document" else "text"
-
-
-def _checked_vectors(answer: Vectors, texts: Sequence[Text]) -> Vectors:
-    """One good vector for each text, or an error that names the text."""
-    vectors = np.asarray(answer, dtype=np.float32)
-    if vectors.ndim != 2 or len(vectors) != len(texts) or vectors.shape[1] == 0:
-        shape = "×".join(map(str, vectors.shape))
-        raise BadModel(
-            f"the teacher gave an array of {shape} for {len(texts)} texts; it must give one row a text"
-        )
-    for bad, what in (
-        (~np.isfinite(vectors).all(axis=1), "NaN or infinity"),
-        (~vectors.any(axis=1), "nothing but zeros"),
-    ):
-        if bad.any():
-            text = texts[int(bad.argmax())].text
-            raise BadModel(
-                f"the teacher's vector for {text[:60]!r} holds {what}; leave the text out or check the teacher"
-            )
-    return vectors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,192 @@
+"""Make the requested graph from the traced one, and measure it with the runtime that will run it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from trundle.data.texts import read_texts
+from trundle.embedder import Vectors
+from trundle.errors import BadInput, BadModel
+from trundle.export.closeness import (
+    _FLOAT_COSINE,
+    _NEIGHBOURS,
+    _Closeness,
+    _compare,
+    _neighbour_agreement,
+    _torch_vectors,
+)
+from trundle.export.int4 import _write_int4, _write_int4_with_int8_matmuls
+from trundle.export.int8 import _Inputs, _matmuls_by_error, _write_float16, _write_int8
+from trundle.export.tracing import _GraphJob, onnx
+from trundle.model.matrices import token_rows
+from trundle.precision import GraphFormat, graph_format
+from trundle.runtime.description import FILE, Graph
+from trundle.runtime.encoder import Encoder
+from trundle.runtime.tokens import padded
+
+_CALIBRATED_ON = 48
+_MEASURED_ON = 96
+_PROBED_WITH = 16
+_FEWEST_TEXTS = 40
+_MOST_TEXTS = 1000
+_HALF_COSINE = 0.999
+"""What a half-precision graph must reach on every probe."""
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The largest loss of a quantised graph: of mean cosine to torch, and of nearest neighbours."""
+
+    cosine: float = 0.01
+    agreement: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """How a graph is made."""
+
+    calibrate: Sequence[str] = ()
+    """Texts for quantised graphs: every second one to calibrate on, the others to measure the loss on."""
+    limits: Limits = field(default_factory=Limits)
+    """A quantised graph with a larger loss is rejected."""
+    older_cpus: bool = False
+    """int8 that can't overflow on processors without VNNI."""
+    try_both: bool = False
+    """Trace with both of torch's tracers and keep the faster graph."""
+
+
+def calibration_texts(sources: Sequence[str]) -> list[str]:
+    """The first texts of each source, 1,000 in total: calibration can't use more."""
+    share = _MOST_TEXTS // max(1, len(sources))
+    return [text.text for source in sources for text in islice(read_texts(source), share)]
+
+
+def _make_float(job: _GraphJob, probes: Sequence[str]) -> tuple[Graph, _Closeness]:
+    """Full or half precision, compared with torch on the probes."""
+    half = job.graph.precision != "float32"
+    if job.graph.engine == "openvino":
+        from trundle.export.openvino import _write_openvino
+
+        _write_openvino(job.traced, job.path, half=half)
+    elif half:
+        _write_float16(job.traced, job.path)
+    else:
+        job.path.parent.rmdir()
+        job.traced.parent.rename(job.path.parent)
+    closeness = _compare(_graph_vectors(job, probes), _torch_vectors(job.model, probes), probes)
+    if closeness.lowest_cosine < (_HALF_COSINE if half else _FLOAT_COSINE):
+        raise BadModel(
+            f"{job.graph.precision} does not agree with torch (cosine {closeness.lowest_cosine:.4f} for "
+            f"{closeness.worst[:60]!r}), so nothing was written; export in full precision"
+        )
+    return job.with_facts(closeness.as_json()).graph, closeness
+
+
+def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Closeness]:
+    """A quantised graph within the limits, with the fewest matmuls in float that this takes."""
+    row = graph_format(job.graph.engine, job.graph.precision)
+    usable = zip(options.calibrate, job.reader.read(options.calibrate), strict=True)
+    calibration, measured = _split_texts([text for text, ids in usable if ids])
+    measured = _spread(measured, _MEASURED_ON)
+    reference = _torch_vectors(job.model, measured)
+    samples: list[_Inputs] = []
+    order: list[str] = []
+    if row.matmuls == "int8":
+        samples = _samples(job.traced, job.reader.read(_spread(calibration, _CALIBRATED_ON)))
+        order = _matmuls_by_error(job.traced, _spread(samples, _PROBED_WITH))
+    # onnxruntime quantises inputs per batch, so a text must not share one.
+    alone = job.graph.engine == "onnx" and bool(order)
+    job = replace(job, graph=replace(job.graph, one_by_one=alone))
+    tried = []
+    for keep in _tries(order):
+        name = f"{row.precision}, {len(keep)} of {len(order)} matmuls in float" if order else row.precision
+        with job.progress.task(name, None):
+            _write(job, row, samples, keep=keep, older_cpus=options.older_cpus)
+            vectors = _graph_vectors(job, measured)
+        closeness = _compare(vectors, reference, measured)
+        agreement = _neighbour_agreement(vectors, reference)
+        tried.append(f"cosine {closeness.mean_cosine:.4f}, agreement@{_NEIGHBOURS} {agreement:.1%}")
+        job.progress.say(f"{name}: {tried[-1]}")
+        lost = 1 - closeness.mean_cosine, 1 - agreement
+        if lost[0] <= options.limits.cosine and lost[1] <= options.limits.agreement:
+            facts: dict[str, Any] = {**closeness.as_json(), f"agreement@{_NEIGHBOURS}": round(agreement, 4)}
+            if row.matmuls == "int8":
+                facts |= {"products in float": keep, "bits of a weight": 7 if options.older_cpus else 8}
+            return job.with_facts(facts).graph, closeness
+    more = f"; with {len(keep)} of {len(order)} matmuls in float {tried[-1]}" if len(tried) > 1 else ""
+    fix = "train with int4 first (trundle align … --rounding int4)" if row.weights == "int4" else "use --half"
+    instead = ", use --int4 alone" if row.precision == "int4+int8" else ""
+    raise BadModel(
+        f"{row.precision} loses too much on these texts ({tried[0]}{more}), so nothing was written; {fix}{instead}, "
+        "or allow more with --max-cosine-loss and --max-agreement-loss"
+    )
+
+
+def _write(
+    job: _GraphJob, row: GraphFormat, samples: Sequence[_Inputs], *, keep: list[str], older_cpus: bool
+) -> None:
+    """Write a quantised graph of the format; the matmuls in `keep` stay in float."""
+    if row.engine == "openvino":
+        from trundle.export.openvino import _write_openvino_int8
+
+        _write_openvino_int8(job.traced, job.path, samples, keep=keep, older_cpus=older_cpus)
+    elif row.weights == "int8":
+        _write_int8(job.traced, job.path, keep=keep, older_cpus=older_cpus)
+    elif row.matmuls == "int8":
+        _write_int4_with_int8_matmuls(
+            job.traced, job.path, tokens=token_rows(job.model), keep=keep, older_cpus=older_cpus
+        )
+    else:
+        _write_int4(job.traced, job.path, tokens=token_rows(job.model))
+
+
+def _graph_vectors(job: _GraphJob, texts: Sequence[str]) -> Vectors:
+    """The vectors of texts without a prompt, by the graph as a user will run it."""
+    (job.folder / FILE).write_text(job.description.with_graph(job.graph).as_text(), encoding="utf-8")
+    return Encoder(job.folder).encode(texts, prompt="")
+
+
+def _split_texts(texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Every second text to calibrate on, the others to measure the loss on."""
+    distinct = list(dict.fromkeys(texts))
+    if len(distinct) < _FEWEST_TEXTS:
+        raise BadInput(
+            f"{len(distinct)} different texts are too few to calibrate and to measure on; "
+            f"pass {_FEWEST_TEXTS} or more with --calibrate"
+        )
+    return distinct[::2], distinct[1::2]
+
+
+def _spread(items: Sequence[_Item], count: int) -> list[_Item]:
+    """At most `count` of the items, evenly spaced, so that all sources are among them."""
+    step = max(1, -(-len(items) // count))
+    return list(items[::step])
+
+
+def _tries(worst: Sequence[str]) -> list[list[str]]:
+    """The matmuls to keep in float in each try: none, the worst twentieth, then twice as many, up to half."""
+    tries: list[list[str]] = [[]]
+    count = max(1, len(worst) // 20)
+    while count <= len(worst) // 2:
+        tries.append(list(worst[:count]))
+        count *= 2
+    return tries
+
+
+def _samples(traced: Path, rows: Sequence[Sequence[int]]) -> list[_Inputs]:
+    """One input per text, without padding, by the names of the graph's inputs."""
+    names = [each.name for each in onnx.load(traced, load_external_data=False).graph.input]
+    samples: list[_Inputs] = []
+    for row in rows:
+        ids, mask = padded([row], len(row), 0)
+        inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        samples.append({name: inputs[name] for name in names})
+    return samples
