@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from rows import Lines, run_rows
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
+from trundle.records import PLANNING_FILE
 from trundle.search.candidates import _GRID
-from trundle.search.search import _PLANNING_FILE, compress_to_budget
+from trundle.search.search import compress_to_budget
 from trundle.search.trials import _CPU_PACE, _GPU_PACE
 
 SEARCH, FIRST = "search", "first"
@@ -79,7 +81,7 @@ def write_candidates(arguments: argparse.Namespace, corpus: Corpus) -> int:
         dry_run=True,
     )
     listed = [
-        each.as_json()
+        asdict(each.record())
         | {
             "steps": each.candidate.steps(
                 texts=arguments.texts if each.candidate.base == arguments.model else None
@@ -104,7 +106,7 @@ def key(candidate: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def table(output: str) -> None:
-    planning = json.loads((Path(output) / SEARCH / _PLANNING_FILE).read_text())
+    planning = json.loads((Path(output) / SEARCH / PLANNING_FILE).read_text())
     trials = {key(each): each["rungs"] for each in planning["candidates"]}
     choice = next(key(each) for each in planning["candidates"] if each["outcome"] == "chosen")
     found = []
@@ -167,7 +169,7 @@ def main() -> None:
     else:
         rows = [str(number) for number in range(write_candidates(arguments, corpus))]
         done = {row for row in (FIRST, *rows) if (Path(arguments.output) / f"result-{row}.json").is_file()}
-        if (Path(arguments.output) / SEARCH / _PLANNING_FILE).is_file():
+        if (Path(arguments.output) / SEARCH / PLANNING_FILE).is_file():
             done.add(SEARCH)
         for alone in (FIRST, SEARCH):
             run_rows({} if alone in done else {alone: alone}, arguments.output, at_once=1)

@@ -59,7 +59,7 @@ class DemoResult:
             "pairs": {"training": self.pairs[0], "measured": self.pairs[1]},
             "ndcg@10": dict(self.ndcg),
             "fidelity": self.fidelity.as_json(),
-            "planning": self.outcome.as_json(),
+            "planning": self.outcome.record().as_json(),
             "speed": self.speed.as_dict(),
         }
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from trundle.records import CandidateRecord, PlanningRecord, TrialRecord
 from trundle.report.axes import (
     _LEFT,
     _RIGHT,
@@ -24,7 +25,6 @@ from trundle.report.axes import (
 from trundle.report.markup import _count, _megabytes, _milliseconds, _one_line, _percent, _short, _times
 from trundle.report.overview import _frontier, _ratio
 from trundle.report.planning import _block
-from trundle.report.records import _Candidate, _Planning, _Rung
 
 values = st.floats(1e-3, 1e9)
 
@@ -146,9 +146,9 @@ def test_steps_have_whole_ticks() -> None:
     assert axis.ticks() == [0, 1, 2]
 
 
-def one_tried(name: str, rungs: int) -> _Candidate:
-    rung = _Rung(steps=4, distance=0.04)
-    return _Candidate(
+def one_tried(name: str, rungs: int) -> CandidateRecord:
+    rung = TrialRecord(steps=4, distance=0.04)
+    return CandidateRecord(
         name=name,
         parameters=1,
         bytes=1,
@@ -168,7 +168,7 @@ def one_tried(name: str, rungs: int) -> _Candidate:
 )
 def test_trials_are_told_and_a_race_is_drawn(rungs: tuple[int, int], says: str, drawn: bool) -> None:
     nothing = {"bytes": 1.0, "parameters": None, "milliseconds": None}
-    plan = _Planning(
+    plan = PlanningRecord(
         budget=nothing,
         teacher=nothing,
         candidates=tuple(map(one_tried, "ab", rungs)),

@@ -137,7 +137,7 @@ def test_a_race_that_was_run_is_not_run_again(
         other_cores=0.0,
         versions={},
     )
-    monkeypatch.setattr("trundle.bench.bench", None)
+    monkeypatch.setattr("trundle.report.report.bench", None)
     report = make_report([bare_folder], data=[str(texts_file)], raced=raced)
     found = {one.model: 1e3 * one.short_latency_p50.value for one in raced.models}
     assert report.teacher is not None

@@ -40,7 +40,7 @@ from trundle.pipeline.pair import _save_pair, pair_folder
 from trundle.pipeline.stages import _Stage, _stages
 from trundle.progress import SILENT, Progress, is_first, process_count
 from trundle.recipe import Call, Recipe
-from trundle.records import THE_ORIGINAL, Lineage, read_lineage
+from trundle.records import THE_ORIGINAL, Lineage, MethodRecord, QualityScores, read_lineage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +57,13 @@ class _StepRun:
 
     def as_json(self) -> dict[str, Any]:
         """For the lineage: what would lead to the same model again, so no times."""
-        options = self.call.options.model_dump(mode="json")
-        return {
-            "step": self.call.step.name,
-            "options": options,
-            "plan": self.plan,
-            "says": self.says,
-            "facts": self.facts,
-        }
+        return MethodRecord(
+            step=self.call.step.name,
+            options=self.call.options.model_dump(mode="json"),
+            plan=self.plan,
+            says=self.says,
+            facts=self.facts,
+        ).as_json()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,11 +392,10 @@ def _before_and_after(judged: Mapping[str, tuple[float, float]]) -> dict[str, fl
 
 def _headline(fidelity: Fidelity) -> dict[str, float]:
     """The few figures worth keeping with the model."""
-    return {
-        f"cosine to {fidelity.teacher}": round(fidelity.cosine, 4),
-        f"l2 distance to {fidelity.teacher}": round(fidelity.distance, 4),
-        f"agreement@{fidelity.k}, searching the index of {fidelity.teacher}": round(
-            fidelity.agreement_asymmetric, 4
-        ),
-        f"agreement@{fidelity.k}, own index": round(fidelity.agreement_standard, 4),
-    }
+    return QualityScores(
+        k=fidelity.k,
+        cosine=fidelity.cosine,
+        distance=fidelity.distance,
+        agreement_asymmetric=fidelity.agreement_asymmetric,
+        agreement_standard=fidelity.agreement_standard,
+    ).as_scores(fidelity.teacher)

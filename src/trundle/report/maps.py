@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from trundle.methods.weights.scoring import NEUTRAL, Alignment, PrunedMatrix
+from trundle.records import NEUTRAL, GradientAlignment, PrunedMatrix
 from trundle.report.axes import _around, _Axis, _colour, _Plot, _svg
 from trundle.report.markup import _choice, _figure, _paragraph, _percent, _Section, _side_by_side
 from trundle.report.records import _Projection, _Report, _Run
@@ -37,7 +37,7 @@ def _left(run: _Run) -> str:
     return drawn + _paragraph(asked) + _figure(_agreement(run.alignment))
 
 
-def _agreement(found: Alignment) -> str:
+def _agreement(found: GradientAlignment) -> str:
     """How many weights lie in rows of each cosine between the two sides' mean gradients."""
     bins, total = len(found.counts), sum(found.counts) or 1
     shares = [count / total for count in found.counts]

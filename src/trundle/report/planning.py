@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trundle.records import CandidateRecord, PlanningRecord
 from trundle.report.axes import _around, _Axis, _colour, _Plot
 from trundle.report.markup import (
     _choice,
@@ -17,7 +18,7 @@ from trundle.report.markup import (
     _table,
     _thousandths,
 )
-from trundle.report.records import _Candidate, _Planning, _Report
+from trundle.report.records import _Report
 
 _NAME = 44
 
@@ -32,14 +33,14 @@ def _planning(report: _Report) -> _Section | None:
     return _Section(key="budget", heading="How the budget was met", body=_choice("Run", blocks))
 
 
-def _block(number: int, plan: _Planning) -> str:
+def _block(number: int, plan: PlanningRecord) -> str:
     budget = plan.budget
     wanted = [
         says
         for value, says in (
-            (budget["bytes"], _megabytes(budget["bytes"])),
-            (budget["parameters"], f"{_count(budget['parameters'])} parameters"),
-            (budget["milliseconds"], f"{_milliseconds(budget['milliseconds'])} a query"),
+            (budget.get("bytes"), _megabytes(budget.get("bytes"))),
+            (budget.get("parameters"), f"{_count(budget.get('parameters'))} parameters"),
+            (budget.get("milliseconds"), f"{_milliseconds(budget.get('milliseconds'))} a query"),
         )
         if value
     ]
@@ -71,7 +72,7 @@ def _block(number: int, plan: _Planning) -> str:
     )
 
 
-def _candidates(plan: _Planning) -> str:
+def _candidates(plan: PlanningRecord) -> str:
     """Those that were tried, the chosen one first; the others can be unfolded."""
     ordered = sorted(
         plan.candidates,
@@ -95,17 +96,17 @@ def _candidates(plan: _Planning) -> str:
     return f"{tried}<details><summary>{_numbered(len(rest), 'candidate that was', 'candidates that were')} not tried</summary>{others}</details>"
 
 
-def _row(one: _Candidate) -> tuple[str, ...]:
+def _row(one: CandidateRecord) -> tuple[str, ...]:
     size, time = _megabytes(one.bytes), _milliseconds(one.milliseconds)
     return one.name, one.outcome, _count(one.parameters), size, time
 
 
-def _tries(one: _Candidate) -> tuple[str, ...]:
+def _tries(one: CandidateRecord) -> tuple[str, ...]:
     last = one.rungs[-1] if one.rungs else None
     return str(len(one.rungs)), _thousandths(last.distance if last else None)
 
 
-def _halving(number: int, plan: _Planning, tried: list[_Candidate]) -> str:
+def _halving(number: int, plan: PlanningRecord, tried: list[CandidateRecord]) -> str:
     longest = max(sum(rung.steps for rung in one.rungs) for one in tried)
     low, high = _around([rung.distance for one in tried for rung in one.rungs], room=0.16)
     plot = _Plot(
@@ -139,7 +140,7 @@ def _halving(number: int, plan: _Planning, tried: list[_Candidate]) -> str:
     return plot.svg()
 
 
-def _forecast(plan: _Planning) -> str:
+def _forecast(plan: PlanningRecord) -> str:
     rows: list[tuple[str, ...]] = [("", "forecast", "measured", "off by")]
     for key, label, write in (("bytes", "weights", _megabytes), ("milliseconds", "one query", _milliseconds)):
         before, after = plan.predicted.get(key), plan.measured.get(key)

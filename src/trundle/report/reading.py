@@ -5,24 +5,29 @@ from __future__ import annotations
 import json
 import math
 import platform
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trundle.errors import BadInput
-from trundle.methods.weights.scoring import Alignment, PrunedMatrix
-from trundle.records import LINEAGE_FILE, THE_ORIGINAL, read_lineage
+from trundle.records import (
+    LINEAGE_FILE,
+    THE_ORIGINAL,
+    MethodRecord,
+    QualityScores,
+    read_lineage,
+    read_planning,
+    read_training_log,
+    read_weight_map,
+)
 from trundle.report.records import (
-    _Candidate,
     _Coverage,
     _Form,
     _LayerLosses,
-    _Planning,
     _Point,
     _Quality,
     _Run,
-    _Rung,
     _StepTaken,
     _Training,
 )
@@ -30,48 +35,29 @@ from trundle.runtime.description import FILE as GRAPHS_FILE
 from trundle.runtime.description import installed, read_description
 from trundle.runtime.engines import SMALLEST_FIRST, faster_engine
 
-_PLANNING_FILE = "planning.json"
-_CHOSEN = "chosen"
-"""How a plan marks the candidate it was carried out with."""
-_PRUNED_FILE = "weights.json"
-_METRICS = {"step", "epoch", "loss", "lr", "validation", "seconds", "texts_per_second"}
 _POINTS = 400
 """A curve is thinned to so many points: more can't be seen."""
 
 _T = TypeVar("_T")
 
 
-def _read_side_file(path: Path, make: Callable[[str], _T]) -> _T | None:
-    """What `make` reads in a file, or None where there is no such file."""
-    if not path.is_file():
+def _read_training(folder: Path, method: str) -> _Training | None:
+    """The curves of a method's training log; None if there is no log."""
+    log = read_training_log(folder, method)
+
+    def points(values: Sequence[float | None]) -> tuple[_Point, ...]:
+        found = zip((float(record.step) for record in log), values, strict=True)
+        return tuple((step, value) for step, value in found if value is not None and math.isfinite(value))
+
+    loss, validation = points([record.loss for record in log]), points([record.validation for record in log])
+    if not loss and not validation:
         return None
-    try:
-        return make(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(
-            f"{path} is damaged ({type(error).__name__}: {error}); delete it, or make the folder again"
-        ) from error
-
-
-def _read_training(folder: Path, step: str) -> _Training | None:
-    """The metrics a step left, thinned; None where there are none."""
-    training = _read_side_file(folder / f"{step}.jsonl", lambda text: _training(step, text))
-    return training if training and (training.loss or training.validation) else None
-
-
-def _training(step: str, text: str) -> _Training:
-    rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-
-    def points(key: str) -> tuple[_Point, ...]:
-        found = ((float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None)
-        return tuple(point for point in found if math.isfinite(point[1]))
-
-    watched = sorted({key for row in rows for key in row if key not in _METRICS})
+    names = sorted({name for record in log for name in record.measures})
     return _Training(
-        step=step,
-        loss=_thinned(points("loss"), _POINTS),
-        validation=points("validation"),
-        watched={key: points(key) for key in watched},
+        step=method,
+        loss=_thinned(loss, _POINTS),
+        validation=validation,
+        watched={name: points([record.measures.get(name) for record in log]) for name in names},
     )
 
 
@@ -80,60 +66,6 @@ def _thinned(points: Sequence[_T], most: int) -> tuple[_T, ...]:
     if len(points) <= most:
         return tuple(points)
     return tuple(points[round(place * (len(points) - 1) / (most - 1))] for place in range(most))
-
-
-def _read_pruned(folder: Path) -> tuple[PrunedMatrix, ...]:
-    """Which weights the step weights left."""
-
-    def make(text: str) -> tuple[PrunedMatrix, ...]:
-        keys = ("layer", "matrix", "weights", "kept")
-        return tuple(PrunedMatrix(**{key: one[key] for key in keys}) for one in json.loads(text)["matrices"])
-
-    return _read_side_file(folder / _PRUNED_FILE, make) or ()
-
-
-def _read_alignment(folder: Path) -> Alignment | None:
-    """How far the two sides' gradients agreed when weights were pruned for a domain."""
-    return _read_side_file(
-        folder / _PRUNED_FILE, lambda text: Alignment.from_json(json.loads(text).get("alignment"))
-    )
-
-
-def _read_planning(folder: Path) -> _Planning | None:
-    """How a budget was met."""
-    return _read_side_file(folder / _PLANNING_FILE, lambda text: _planning(json.loads(text)))
-
-
-def _planning(content: dict[str, Any]) -> _Planning:
-    keys = ("steps", "distance")
-    bases = {one.get("base") for one in content["candidates"]}
-    candidates = tuple(
-        _Candidate(
-            name=_candidate_name(one, several=len(bases) > 1),
-            parameters=int(one["parameters"]),
-            bytes=int(one["bytes"]),
-            milliseconds=None if one["milliseconds"] is None else float(one["milliseconds"]),
-            outcome=str(one["outcome"]),
-            rungs=tuple(_Rung(**{key: rung[key] for key in keys}) for rung in one["rungs"]),
-        )
-        for one in content["candidates"]
-    )
-    return _Planning(
-        budget={key: content["budget"].get(key) for key in ("bytes", "parameters", "milliseconds")},
-        teacher=dict(content["teacher"]),
-        candidates=candidates,
-        chosen=next(
-            (one.name for one in candidates if one.outcome == _CHOSEN), str(content["chosen"])
-        ),  # a plan that was never carried out has chosen none
-        predicted=dict(content["predicted"]),
-        measured=dict(content["measured"]),
-        remarks=tuple(str(one) for one in content.get("remarks", ())),
-    )
-
-
-def _candidate_name(one: dict[str, Any], *, several: bool) -> str:
-    """Cuts of two models may be called the same."""
-    return f"{one['name']}, of {Path(one['base']).name}" if several else str(one["name"])
 
 
 def _weigh(folder: Path) -> tuple[int, int]:
@@ -192,18 +124,19 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _Run:
         (age["after"] for age in ages[::-1] if age["after"]), {}
     )
     forms = _forms(folder, after)
+    taken = [(age["source"], MethodRecord.from_json(row)) for age in ages for row in age["steps"]]
     steps = tuple(
         _StepTaken(
-            begins_from=_name(age["source"]),
-            step=step["step"],
-            says=step["says"],
-            options={key: value for key, value in step["options"].items() if value not in (None, "")},
-            facts=step["facts"],
+            begins_from=_name(source),
+            step=method.step,
+            says=method.says,
+            options={key: value for key, value in method.options.items() if value not in (None, "")},
+            facts=method.facts,
         )
-        for age in ages
-        for step in age["steps"]
+        for source, method in taken
     )
-    plans = [(step["step"], step["plan"]) for age in ages for step in age["steps"]]
+    plans = [(method.step, method.plan) for _, method in taken]
+    weights = read_weight_map(folder)
     return _Run(
         name=name,
         folder=str(folder),
@@ -229,9 +162,9 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _Run:
         trainings=tuple(found for step in _TRAININGS if (found := _read_training(folder, step)) is not None),
         layer_losses=_layer_losses(plans),
         coverage=_coverage(plans),
-        pruned=_read_pruned(folder),
-        alignment=_read_alignment(folder),
-        planning=_read_planning(folder),
+        pruned=weights.matrices if weights else (),
+        alignment=weights.alignment if weights else None,
+        planning=read_planning(folder),
     )
 
 
@@ -300,20 +233,11 @@ def _needs_trundle(folder: Path) -> bool:
 
 
 def _kept_quality(scores: Mapping[str, Any]) -> _Quality | None:
-    """The figures of a lineage's scores that tell how near a model is to its teacher."""
-    found: dict[str, float] = {}
-    k = 10
-    for name, value in scores.items():
-        if match := re.match(r"agreement@(\d+), (searching the index|own index)", name):
-            k = int(match[1])
-            found["agreement_standard" if match[2] == "own index" else "agreement_asymmetric"] = float(value)
-        elif name.startswith("cosine to "):
-            found["cosine"] = float(value)
-        elif name.startswith("l2 distance to "):
-            found["distance"] = float(value)
-    return (
-        _Quality(measured="texts that were held out when the run was made", k=k, **found) if found else None
-    )
+    """The scores of a lineage that compare the model with its teacher."""
+    found = QualityScores.from_scores(scores)
+    if found is None:
+        return None
+    return _Quality(measured="texts that were held out when the run was made", **asdict(found))
 
 
 _Plans = Sequence[tuple[str, Mapping[str, Any]]]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trundle.methods.weights.scoring import Alignment, PrunedMatrix
+from trundle.records import GradientAlignment, PlanningRecord, PrunedMatrix
 
 _FORMAT = 1
 
@@ -92,41 +92,6 @@ class _Coverage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rung:
-    """A candidate after a short training."""
-
-    steps: int
-    distance: float
-    """To the teacher, on validation texts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Candidate:
-    """A plan that was weighed against others."""
-
-    name: str
-    parameters: int
-    bytes: int
-    milliseconds: float | None
-    outcome: str
-    rungs: tuple[_Rung, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Planning:
-    """How a budget was met: the candidates, how far each was tried, and whether the forecast held."""
-
-    budget: Mapping[str, float | None]
-    teacher: Mapping[str, float | None]
-    candidates: tuple[_Candidate, ...]
-    chosen: str
-    predicted: Mapping[str, float | None]
-    measured: Mapping[str, float | None]
-    remarks: tuple[str, ...] = ()
-    """Where what was made is not what was asked."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Run:
     """Everything a model folder tells without being opened."""
 
@@ -156,8 +121,8 @@ class _Run:
     layer_losses: _LayerLosses | None
     coverage: _Coverage | None
     pruned: tuple[PrunedMatrix, ...]
-    alignment: Alignment | None
-    planning: _Planning | None
+    alignment: GradientAlignment | None
+    planning: PlanningRecord | None
 
 
 @dataclass(frozen=True, kw_only=True)

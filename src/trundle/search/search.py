@@ -7,7 +7,6 @@ compared by the distance to the teacher on validation texts; nothing that is mea
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
@@ -29,7 +28,7 @@ from trundle.model.load import load
 from trundle.model.save import model_digest, weight_bytes
 from trundle.pipeline.pair import pair_folder
 from trundle.progress import SILENT, Progress
-from trundle.records import versions
+from trundle.records import PLANNING_FILE, versions
 from trundle.search.budget import (
     _ENOUGH_TEXTS,
     _LABELLING,
@@ -122,7 +121,6 @@ def _cause(error: UserError) -> str:
     return (str(error).rpartition("; ")[0] or str(error)).removesuffix(", so nothing was written")
 
 
-_PLANNING_FILE = "planning.json"
 MINUTES = 30.0
 
 
@@ -297,4 +295,4 @@ def _carried_out(
 
 
 def _write(outcome: Outcome, output: Path) -> None:
-    write_whole(output / _PLANNING_FILE, json.dumps(outcome.as_json(), indent=1))
+    write_whole(output / PLANNING_FILE, outcome.record().as_text())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of
 from trundle.model.matrices import prunable, weight_of
 from trundle.model.surgery import transformer_of
+from trundle.records import NEUTRAL, GradientAlignment
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -280,62 +281,10 @@ def _neurons_by_layer(scored: _Scored) -> list[Tensor]:
     return found
 
 
-NEUTRAL = 0.1
-"""Cosines nearer to 0 than this are neither agreement nor conflict."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrunedMatrix:
-    """One matrix and what is left of it."""
-
-    layer: int
-    matrix: str
-    weights: int
-    kept: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alignment:
-    """How many weights lie in rows (or matrices) of each cosine between the sides' mean gradients, from −1 to 1."""
-
-    counts: tuple[int, ...]
-    shared: int
-    """Weights that both sides pull the same way."""
-    specific: int
-    conflicting: int
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any] | None) -> Alignment | None:
-        """As a file has it; None where nothing was compared."""
-        return None if values is None else cls(**{**values, "counts": tuple(values["counts"])})
-
-
 _BINS = 40
 
 
-@dataclass(frozen=True, kw_only=True)
-class _WeightMap:
-    """Everything the picture shows."""
-
-    says: str
-    matrices: tuple[PrunedMatrix, ...]
-    alignment: Alignment | None
-
-    def as_json(self) -> dict[str, Any]:
-        """For a file."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> _WeightMap:
-        """What `as_json` gave."""
-        return cls(
-            says=values["says"],
-            matrices=tuple(PrunedMatrix(**one) for one in values["matrices"]),
-            alignment=Alignment.from_json(values["alignment"]),
-        )
-
-
-def _count_alignment(aligned: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Alignment:
+def _count_alignment(aligned: Mapping[str, Tensor], sizes: Mapping[str, int]) -> GradientAlignment:
     """Weights by the cosine they were given; `sizes` are the weights of each matrix."""
     cosines = torch.cat([value.flatten().float().cpu() for value in aligned.values()])
     each = torch.cat(
@@ -344,7 +293,7 @@ def _count_alignment(aligned: Mapping[str, Tensor], sizes: Mapping[str, int]) ->
     bins = ((cosines + 1) / 2 * _BINS).long().clamp(0, _BINS - 1)
     counts = torch.zeros(_BINS, dtype=torch.long).scatter_add_(0, bins, each)
     shared, conflicting = int(each[cosines > NEUTRAL].sum()), int(each[cosines < -NEUTRAL].sum())
-    return Alignment(
+    return GradientAlignment(
         counts=tuple(counts.tolist()),
         shared=shared,
         specific=int(each.sum()) - shared - conflicting,

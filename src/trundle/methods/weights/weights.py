@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -24,7 +23,6 @@ from trundle.methods.weights import (
 )
 from trundle.methods.weights.samples import _make_judge, _open_side, _same_data, _texts_of
 from trundle.methods.weights.scoring import (
-    PrunedMatrix,
     _best_neurons,
     _choose,
     _count_alignment,
@@ -34,7 +32,6 @@ from trundle.methods.weights.scoring import (
     _score_weights,
     _Scored,
     _two_of_four,
-    _WeightMap,
 )
 from trundle.model import surgery
 from trundle.model.cost import cost, predict
@@ -44,6 +41,7 @@ from trundle.model.layout import layout_of
 from trundle.model.matrices import has_bias, prunable, put_map, says_pruned, weight_of, with_zeros
 from trundle.model.surgery import Cut, transformer_of
 from trundle.progress import SILENT, Progress
+from trundle.records import WEIGHTS_FILE, PrunedMatrix, WeightMap
 
 if TYPE_CHECKING:
     from trundle.methods.weights.samples import _Side
@@ -131,9 +129,6 @@ def _sums(
         for hook in hooks:
             hook.remove()
     return sums, sum(counts)
-
-
-_MAP_FILE = "weights.json"
 
 
 def plan(model: SentenceTransformer, options: WeightsOptions, context: Context) -> WeightsPlan:
@@ -249,7 +244,7 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
         model=small,
         facts=facts | scored.facts,
         judge=_make_judge(sides, context),
-        files={_MAP_FILE: json.dumps(drawn.as_json())},
+        files={WEIGHTS_FILE: drawn.as_text()},
     )
 
 
@@ -283,9 +278,9 @@ def reopen(applied: Applied, plan: WeightsPlan, context: Context) -> Applied:
     return replace(applied, judge=_make_judge(_open_sides(plan.options, context), context))
 
 
-def _map(says: str, scored: _Scored, left: dict[str, int]) -> _WeightMap:
+def _map(says: str, scored: _Scored, left: dict[str, int]) -> WeightMap:
     sizes = {name: score.numel() for name, score in scored.scores.items()}
-    return _WeightMap(
+    return WeightMap(
         says=says,
         matrices=tuple(
             PrunedMatrix(
