@@ -22,7 +22,7 @@ from typing import Any
 
 from claims import KEPT, add_origin
 
-from trundle.report.axes import _around_log, _Axis, _Plot, _svg
+from trundle.report.plot import _around_log, _Axis, _Plot, _svg
 
 FILE = KEPT / "head_to_head.json"
 KINDS = ("alone", "together", "today")

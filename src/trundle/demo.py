@@ -115,7 +115,7 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
         teacher=str(model),
         data=[ENVIRONMENT],
         texts=_MEASURED_PAIRS,
-        raced=speed,
+        speed=speed,
         progress=progress,
     )
     page, _ = write_report(made, output / "report.html")

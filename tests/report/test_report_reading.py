@@ -21,9 +21,9 @@ from trundle.pipeline.compress import _headline
 from trundle.records import PLANNING_FILE, Lineage, TrainingRecord, read_planning, read_training_log
 from trundle.report.reading import (
     _count_ids,
-    _kept_quality,
     _read_runs,
     _read_training,
+    _stored_quality,
     _teacher_of,
     _thinned,
     _weigh,
@@ -73,11 +73,11 @@ def test_what_compress_keeps_is_read_back() -> None:
         closest=(),
         farthest=(),
     )
-    kept = _kept_quality(_headline(near))
+    kept = _stored_quality(_headline(near))
     assert kept is not None
     assert (kept.k, kept.cosine, kept.distance) == (7, 0.9, 0.4)
     assert (kept.agreement_asymmetric, kept.agreement_standard) == (0.8, 0.6)
-    assert _kept_quality({"something else": 1.0}) is None
+    assert _stored_quality({"something else": 1.0}) is None
 
 
 def test_whose_space_a_model_is_in() -> None:
@@ -187,7 +187,7 @@ def test_teachers_that_are_not_here(run_folder: Path, another_run: Path, texts_f
     (another_run / "trundle.json").write_text(json.dumps(lineage | {"source": "/gone/model"}))
     with pytest.raises(BadInput, match="different teachers"):
         make_report([run_folder, another_run], data=[str(texts_file)])
-    with pytest.raises(BadInput, match="is not here; say where it is with --teacher"):
+    with pytest.raises(BadInput, match="there is no folder for the teacher"):
         make_report([another_run], data=[str(texts_file)])
     assert make_report([run_folder, another_run]).teacher is None
 

@@ -1,4 +1,7 @@
-"""What a report shows, as plain records: `report.json` is these written down, and the page is drawn from them alone."""
+"""The contents of a report: report.json is these classes as JSON, and the page is drawn from them alone.
+
+Shares are shares of 1. A figure that was not measured is None.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _Point = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class _Form:
-    """One form in which a model can be run: its torch weights or an exported graph."""
+    """A form in which a model can run: its torch weights or an exported graph."""
 
     engine: str
     bytes: int
@@ -23,36 +26,36 @@ class _Form:
 
 @dataclass(frozen=True, kw_only=True)
 class _Quality:
-    """How near a model is to its teacher; what was not measured is None. Shares of 1."""
+    """How close a model is to its teacher."""
 
     measured: str
-    """On what: said beside every figure, because two runs may have been measured on different texts."""
+    """The texts or tasks it was measured on: two runs may have been measured on different ones."""
     k: int = 10
     agreement_asymmetric: float | None = None
-    """Of the teacher's top k, found by the model's queries in the teacher's index."""
+    """Share of the teacher's top k that the model's queries retrieve from the teacher's index."""
     agreement_standard: float | None = None
-    """The same in an index of the model's own vectors."""
+    """The same for an index of the model's own vectors."""
     cosine: float | None = None
     distance: float | None = None
     share_standard: float | None = None
-    """Of the teacher's mean over tasks with labels."""
+    """Share of the teacher's mean score over labelled tasks."""
     share_asymmetric: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Speed:
-    """One query at a time, and long texts in batches, on the machine that wrote the report."""
+class _SpeedFigures:
+    """Speed on the machine that wrote the report."""
 
     engine: str
     milliseconds: float
     """Median time of one short query."""
     texts_per_second: float | None = None
-    """Long texts."""
+    """Long texts in batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _StepTaken:
-    """One step of the way here, with the model it began from."""
+    """A method in the lineage, with the model it started from."""
 
     begins_from: str
     step: str
@@ -63,18 +66,19 @@ class _StepTaken:
 
 @dataclass(frozen=True, kw_only=True)
 class _Training:
-    """What a training wrote down: the loss while it learned, and what validation said."""
+    """The curves of a training, by step."""
 
     step: str
+    """The method that trained."""
     loss: tuple[_Point, ...]
     validation: tuple[_Point, ...]
     watched: Mapping[str, tuple[_Point, ...]]
-    """Further measures taken at each validation, by name."""
+    """Further measures of each validation, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _LayerLosses:
-    """The loss of each layer as the last one, as the step depth saw it."""
+    """The loss of each layer as the last one, as the method depth measured it."""
 
     losses: tuple[float, ...]
     kept: int
@@ -83,7 +87,7 @@ class _LayerLosses:
 
 @dataclass(frozen=True, kw_only=True)
 class _Coverage:
-    """A cut vocabulary: how much of the texts it was chosen by its tokens are."""
+    """The share of the tokens in its texts that a reduced vocabulary still has."""
 
     kept: int
     of: int
@@ -92,8 +96,8 @@ class _Coverage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Run:
-    """Everything a model folder tells without being opened."""
+class _RunRecord:
+    """Everything that can be read from a model folder without loading the model."""
 
     name: str
     folder: str
@@ -105,10 +109,10 @@ class _Run:
     parts: Mapping[str, int]
     """Parameters by part."""
     origin: Mapping[str, Any]
-    """What the first model of the lineage cost."""
+    """The cost of the first model in the lineage."""
     forms: tuple[_Form, ...]
     form: _Form
-    """The form that is measured: the fastest there is."""
+    """The form that is measured: the fastest one."""
     needs_trundle: bool
     pair: bool
     quality: _Quality | None
@@ -126,8 +130,8 @@ class _Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Teacher:
-    """The model whose space the runs are in."""
+class _TeacherModel:
+    """The model whose vector space the runs are in."""
 
     name: str
     path: str
@@ -135,12 +139,12 @@ class _Teacher:
     bytes: int | None = None
     layers: int | None = None
     width: int | None = None
-    speed: _Speed | None = None
+    speed: _SpeedFigures | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kept:
-    """Vectors cut to so many dimensions and kept in a precision, and what searches in them score."""
+class _ShortenedRow:
+    """Retrieval scores with vectors truncated to `dimensions` and stored in `precision`."""
 
     dimensions: int
     precision: str
@@ -151,15 +155,15 @@ class _Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class _Shortened:
-    """All ways to keep vectors, by one measure."""
+    """All truncations and precisions, scored by one metric."""
 
     measure: str
-    rows: tuple[_Kept, ...]
+    rows: tuple[_ShortenedRow, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _TaskScore:
-    """One task with labels; None where the mode means nothing."""
+    """Scores on a labelled task; `asymmetric` is None for a task without documents."""
 
     task: str
     kind: str
@@ -170,8 +174,8 @@ class _TaskScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Apart:
-    """A text and how far the two models' vectors of it lie apart."""
+class _ComparedText:
+    """A text and the distance between the teacher's and the student's vector of it."""
 
     text: str
     distance: float
@@ -179,51 +183,51 @@ class _Apart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
-    """What one way of searching found first: positions among the report's documents, with their cosines."""
+class _TopDocuments:
+    """The first documents of a search: positions among the report's documents, with their cosines."""
 
     documents: tuple[int, ...]
     cosines: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Search:
+class _SampleSearch:
     """One query, searched in three ways."""
 
     query: str
-    teacher: _Found
-    asymmetric: _Found
-    student: _Found
+    teacher: _TopDocuments
+    asymmetric: _TopDocuments
+    student: _TopDocuments
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Projection:
-    """Vectors of the same texts by both models, on the two directions in which the teacher's differ most."""
+    """Both models' vectors of the same texts, projected on the teacher's first two principal directions."""
 
     texts: tuple[str, ...]
     teacher: tuple[_Point, ...]
     student: tuple[_Point, ...]
     shown: float
-    """Share of the teacher's variance that these two directions hold."""
+    """Share of the variance of the teacher's vectors in these two directions."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Measured:
-    """What opening a run's model brought."""
+class _RunMeasurements:
+    """What was measured with a run's loaded model."""
 
     quality: _Quality | None = None
-    speed: _Speed | None = None
+    speed: _SpeedFigures | None = None
     tasks: tuple[_TaskScore, ...] = ()
     shortened: tuple[_Shortened, ...] = ()
-    nearest: tuple[_Apart, ...] = ()
-    farthest: tuple[_Apart, ...] = ()
-    searches: tuple[_Search, ...] = ()
+    nearest: tuple[_ComparedText, ...] = ()
+    farthest: tuple[_ComparedText, ...] = ()
+    searches: tuple[_SampleSearch, ...] = ()
     projection: _Projection | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _TokenCurve:
-    """How much of the texts the n most frequent tokens are."""
+    """The share of all tokens in the texts that the n most frequent ones account for."""
 
     tokenizer: str
     texts: int
@@ -234,28 +238,26 @@ class _TokenCurve:
 class _Report:
     """One report."""
 
-    runs: tuple[_Run, ...]
-    teacher: _Teacher | None
-    measured: Mapping[str, _Measured] = field(default_factory=dict)
+    runs: tuple[_RunRecord, ...]
+    teacher: _TeacherModel | None
+    measured: Mapping[str, _RunMeasurements] = field(default_factory=dict)
     """By a run's name."""
     documents: Mapping[int, str] = field(default_factory=dict)
-    """The documents that searches found, by position."""
+    """The documents that the searches found, by position."""
     tokens: _TokenCurve | None = None
     machine: str = ""
-    """What speeds were measured on."""
+    """The machine that the speeds were measured on."""
     notes: tuple[str, ...] = ()
     format: int = _FORMAT
 
-    def of(self, run: _Run) -> _Measured:
-        """What was measured of a run; nothing, where it was not opened."""
-        return self.measured.get(run.name, _Measured())
+    def of(self, run: _RunRecord) -> _RunMeasurements:
+        """Return the measurements of a run; all empty if its model was not loaded."""
+        return self.measured.get(run.name, _RunMeasurements())
 
-    def quality(self, run: _Run) -> _Quality | None:
-        """What was measured now, or else what was kept with the model."""
+    def quality(self, run: _RunRecord) -> _Quality | None:
+        """Return the quality that was measured now, or else the one stored with the model."""
         return self.of(run).quality or run.quality
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        whole = asdict(self)
-        whole["documents"] = {str(place): text for place, text in self.documents.items()}
-        return whole
+        """Return the content of report.json."""
+        return asdict(self) | {"documents": {str(place): text for place, text in self.documents.items()}}
