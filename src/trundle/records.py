@@ -137,7 +137,7 @@ class MethodRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityScores:
-    """The scores in a lineage that compare a model with its teacher. A score that was not measured is None."""
+    """The scores in a lineage that compare a model with its teacher; None for what was not measured."""
 
     k: int = 10
     cosine: float | None = None
@@ -175,7 +175,7 @@ class QualityScores:
 
 
 def _known(record: type, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `record` that `row` has; other versions of trundle may have written more or fewer."""
+    """Return the fields of `record` in `row`; other versions of trundle may have written more or fewer."""
     return {each.name: row[each.name] for each in fields(record) if each.name in row}
 
 

@@ -171,6 +171,6 @@ def test_a_run_above_its_teacher_is_inside_the_picture(full_report: _Report) -> 
     run = full_report.runs[0]
     better = replace(full_report.of(run), quality=_Quality(measured="tasks", share_standard=1.05))
     drawn = _overview(replace(full_report, measured={run.name: better}))
-    heights = [float(found) for found in re.findall(r'cy="(-?[\d.]+)"', drawn.body)]
+    heights = [float(found) for found in re.findall(r'cy="(-?[\d.]+)"', drawn)]
     assert heights
     assert all(0 < height < _HEIGHT for height in heights)

@@ -27,21 +27,25 @@ from trundle.report.markup import (
     _one_line,
     _paragraph,
     _percent,
-    _Section,
     _side_by_side,
     _table,
 )
 from trundle.report.plot import _around, _Axis, _colour, _Plot, _room_for
 
-_WHO = {"teacher": "teacher", "asymmetric": "student → teacher", "student": "student"}
+_MODES = {
+    "teacher": ("teacher", "teacher's queries, teacher's index"),
+    "asymmetric": ("student → teacher", "student's queries, teacher's index"),
+    "student": ("student", "student's queries, student's index"),
+}
+"""The name of each mode of search, and what it uses."""
 _PRECISIONS = ("float32", "int8", "binary")
 
 
-def _task_scores(report: _Report) -> _Section | None:
+def _task_scores(report: _Report) -> str:
     """List each labelled task with the scores of the teacher and of each run in both modes."""
     runs = [run for run in report.runs if report.of(run).tasks]
     if not runs:
-        return None
+        return ""
     both = {run.name: any(task.asymmetric is not None for task in report.of(run).tasks) for run in runs}
     heading = ["task", "metric", report.teacher.name if report.teacher else "teacher"]
     for run in runs:
@@ -61,11 +65,10 @@ def _task_scores(report: _Report) -> _Section | None:
     note = "Share: of the teacher's own score."
     if any(both.values()):
         note = f"“→ teacher”: queries by the run, documents by the teacher, as in an existing index. {note}"
-    body = _table(rows, texts=(0, 1)) + _paragraph(note, "note")
-    return _Section(key="tasks", heading="Labelled tasks", body=body)
+    return _table(rows, texts=(0, 1)) + _paragraph(note, "note")
 
 
-def _shortened_vectors(report: _Report) -> _Section | None:
+def _shortened_vectors(report: _Report) -> str:
     """Plot the scores of teacher and student with truncated and quantised vectors."""
     several = any(len(report.of(run).shortened) > 1 for run in report.runs)
     blocks = [
@@ -73,20 +76,19 @@ def _shortened_vectors(report: _Report) -> _Section | None:
         for number, run in enumerate(report.runs)
         for one in sorted(report.of(run).shortened, key=lambda one: not one.measure.startswith("agreement"))
     ]
-    if not blocks:
-        return None
     lead = (
-        "Both models' vectors, truncated to their first dimensions and stored in fewer bits, without further training. "
-        "If the student's line follows its teacher's, the student tolerates truncation as well as its teacher."
+        "Both models' vectors, truncated to their first dimensions and stored in fewer bits, without further "
+        "training. A student whose line follows its teacher's tolerates truncation as well as its teacher."
     )
-    body = _paragraph(lead) + _choice("Run", blocks)
-    return _Section(key="shortened", heading="Truncation and quantisation", body=body)
+    return _paragraph(lead) + _choice("Run", blocks) if blocks else ""
 
 
 def _precisions(number: int, name: str, found: _Shortened) -> str:
     figures = []
     low, high = _around([score for row in found.rows for score in row.scores.values()], room=0.06)
-    sizes = sorted({row.dimensions for row in found.rows})
+    sizes = sorted({float(row.dimensions) for row in found.rows})
+    across = _Axis("dimensions kept (log scale)", sizes[0], sizes[-1], log=True, at=tuple(sizes))
+    up = _Axis("", max(0.0, low), min(high, 1.02), write=lambda v: f"{100 * v:.0f}")
     kinds = {"teacher": "teacher", "asymmetric": f"{_colour(number)} dashed", "student": _colour(number)}
     if all(row.scores["asymmetric"] == row.scores["student"] for row in found.rows):
         del kinds["asymmetric"]  # without documents, both modes are the same
@@ -97,34 +99,25 @@ def _precisions(number: int, name: str, found: _Shortened) -> str:
         if not rows:
             continue
         ends = [
-            (rows[-1].scores[who], f"{_WHO[who]} {100 * rows[-1].scores[who]:.0f}", kind.split()[0])
+            (rows[-1].scores[who], f"{_MODES[who][0]} {100 * rows[-1].scores[who]:.0f}", kind.split()[0])
             for who, kind in kinds.items()
         ]
         plot = _Plot(
-            title=f"{name}: {found.measure}, {precision}",
-            across=_Axis(
-                label="dimensions kept (log scale)",
-                low=sizes[0],
-                high=sizes[-1],
-                log=True,
-                at=tuple(map(float, sizes)),
-            ),
-            up=_Axis(label="", low=max(0.0, low), high=min(high, 1.02), write=lambda v: f"{100 * v:.0f}"),
-            right=_room_for([label for _, label, _ in ends]),
+            f"{name}: {found.measure}, {precision}", across, up, right=_room_for([one[1] for one in ends])
         )
         for who, kind in kinds.items():
             points = [(float(row.dimensions), row.scores[who]) for row in rows]
             plot.line(points, kind)
             for row, point in zip(rows, points, strict=True):
                 size = f"{row.dimensions} dimensions, {row.bytes:,} bytes per vector"
-                says = f"{_WHO[who]}, {size}: {100 * row.scores[who]:.1f}"
+                says = f"{_MODES[who][0]}, {size}: {100 * row.scores[who]:.1f}"
                 plot.dot(point, kind.split()[0], size=3, says=says, stop=False)
         plot.names_at_the_end(ends)
         figures.append(_figure(plot.svg(), heading=precision))
     return _paragraph(f"Score: {found.measure}, in percent.", "note") + _side_by_side(figures)
 
 
-def _projections(report: _Report) -> _Section | None:
+def _projections(report: _Report) -> str:
     """Plot teacher and student vectors of the same texts, each pair joined by a line."""
     found = [
         (number, run.name, projection)
@@ -132,16 +125,15 @@ def _projections(report: _Report) -> _Section | None:
         if (projection := report.of(run).projection) is not None
     ]
     if not found:
-        return None
+        return ""
     first = found[0][2]
     lead = (
-        "Vectors of the same texts by teacher (ring) and student (dot), joined by a line: the shorter the lines, the "
-        f"closer the two. Point at a dot to read its text. {len(first.texts)} texts; the two dimensions show "
-        f"{_percent(first.shown)} of the variance of the teacher's vectors, so vectors that are close here can be "
-        "distant in the full space."
+        "Vectors of the same texts by teacher (ring) and student (dot), joined by a line: the shorter the "
+        f"lines, the closer the two. Point at a dot to read its text. {len(first.texts)} texts; the two "
+        f"dimensions show {_percent(first.shown)} of the variance of the teacher's vectors, so vectors that "
+        "are close here can be distant in the full space."
     )
-    body = _paragraph(lead) + _side_by_side([_two_dimensions(*each) for each in found])
-    return _Section(key="projection", heading="The shared space", body=body)
+    return _paragraph(lead) + _side_by_side([_two_dimensions(*each) for each in found])
 
 
 def _two_dimensions(number: int, name: str, found: _Projection) -> str:
@@ -149,9 +141,9 @@ def _two_dimensions(number: int, name: str, found: _Projection) -> str:
     left, right = _around([x for x, _ in both], room=0.04)
     low, high = _around([y for _, y in both], room=0.04)
     plot = _Plot(
-        title=f"{name}: vectors of {len(found.texts)} texts by teacher and student",
-        across=_Axis(label="first principal direction of the teacher's vectors", low=left, high=right),
-        up=_Axis(label="second principal direction", low=low, high=high),
+        f"{name}: vectors of {len(found.texts)} texts by teacher and student",
+        _Axis("first principal direction of the teacher's vectors", left, right),
+        _Axis("second principal direction", low, high),
         height=400,
     )
     for theirs, ours in zip(found.teacher, found.student, strict=True):
@@ -162,7 +154,7 @@ def _two_dimensions(number: int, name: str, found: _Projection) -> str:
     return _figure(plot.svg(), heading=name)
 
 
-def _extreme_texts(report: _Report) -> _Section | None:
+def _extreme_texts(report: _Report) -> str:
     """List the texts with the largest and the smallest distance to the teacher."""
 
     def listed(heading: str, texts: Sequence[_ComparedText]) -> str:
@@ -179,69 +171,48 @@ def _extreme_texts(report: _Report) -> _Section | None:
         if found.farthest:
             lists = listed("Largest distance", found.farthest), listed("Smallest distance", found.nearest)
             blocks.append((run.name, _side_by_side(lists)))
-    if not blocks:
-        return None
-    return _Section(key="texts", heading="Worst and best texts", body=_choice("Run", blocks))
+    return _choice("Run", blocks)
 
 
-_OPTION = 90
-"""The most characters of a query in the list to choose from."""
-_MODES = (
-    ("teacher", "teacher", "teacher's queries, teacher's index"),
-    ("asymmetric", "student → teacher", "student's queries, teacher's index"),
-    ("student", "student alone", "student's queries, student's index"),
-)
-
-
-def _searches(report: _Report) -> _Section | None:
+def _searches(report: _Report) -> str:
     """Show the first ten documents of each query in three modes, one query at a time."""
     blocks = []
     for run in report.runs:
-        queries = [
-            (f"{number}. {_option(one)}", _search_results(report, one))
-            for number, one in enumerate(report.of(run).searches, start=1)
-        ]
+        queries = []
+        for number, one in enumerate(report.of(run).searches, start=1):
+            shared = f"{_shared(one, one.asymmetric)}/{len(one.teacher.documents)}"
+            name = f"{number}. {_one_line(one.query, 90)} ({shared})"
+            queries.append((name, _search_results(report, one)))
         if queries:
             blocks.append((run.name, _choice("Query", queries)))
-    if not blocks:
-        return None
-    lead = "✓ marks a document that is also in the teacher's top ten, with its rank there; the figure is the cosine."
-    body = _paragraph(lead) + _choice("Run", blocks)
-    return _Section(key="searches", heading="Search results compared", body=body)
+    lead = "✓ marks a document in the teacher's top ten, with its rank there; the figure is the cosine."
+    return _paragraph(lead) + _choice("Run", blocks) if blocks else ""
 
 
 def _shared(one: _SampleSearch, found: _TopDocuments) -> int:
     return len(set(one.teacher.documents) & set(found.documents))
 
 
-def _option(one: _SampleSearch) -> str:
-    of = len(one.teacher.documents)
-    return f"{_one_line(one.query, _OPTION)} ({_shared(one, one.asymmetric)}/{of})"
-
-
 def _search_results(report: _Report, one: _SampleSearch) -> str:
     columns = []
-    for key, name, about in _MODES:
+    for key, (name, about) in _MODES.items():
         found: _TopDocuments = getattr(one, key)
         same = "" if key == "teacher" else f" · {_shared(one, found)} of {len(one.teacher.documents)}"
         items = []
         for place, cosine in zip(found.documents, found.cosines, strict=True):
             rank = one.teacher.documents.index(place) + 1 if place in one.teacher.documents else 0
             mark = "" if key == "teacher" else f"✓{rank}" if rank else "·"
-            items.append(
-                f'<li class="{"shared" if rank else "other"}"><span class="figure">{cosine:.2f}<b>{mark}</b></span>'
-                f"<span>{escape(report.documents[place])}</span></li>"
-            )
-        columns.append(
-            f'<div><h4>{name}{same}</h4><p class="note">{about}</p><ol class="found">{"".join(items)}</ol></div>'
-        )
+            figure = f'<span class="figure">{cosine:.2f}<b>{mark}</b></span>'
+            text = f"<span>{escape(report.documents[place])}</span>"
+            items.append(f'<li class="{"shared" if rank else "other"}">{figure}{text}</li>')
+        heading = f'<h4>{name}{same}</h4><p class="note">{about}</p>'
+        columns.append(f'<div>{heading}<ol class="found">{"".join(items)}</ol></div>')
     return f'<blockquote>{escape(one.query)}</blockquote><div class="three">{"".join(columns)}</div>'
 
 
-def _recipes(report: _Report) -> _Section:
+def _recipes(report: _Report) -> str:
     """Show the methods, data and versions that made each run."""
-    blocks = [(run.name, _recipe(run)) for run in report.runs]
-    return _Section(key="recipe", heading="Recipe and lineage", body=_choice("Run", blocks))
+    return _choice("Run", [(run.name, _recipe(run)) for run in report.runs])
 
 
 def _recipe(run: _RunRecord) -> str:
@@ -288,10 +259,9 @@ def _facts(facts: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _usage(report: _Report) -> _Section:
+def _usage(report: _Report) -> str:
     """Show code that uses each run."""
-    blocks = [(run.name, _usage_of(report, run)) for run in report.runs]
-    return _Section(key="use", heading="Use it", body=_choice("Run", blocks))
+    return _choice("Run", [(run.name, _usage_of(report, run)) for run in report.runs])
 
 
 def _usage_of(report: _Report, run: _RunRecord) -> str:

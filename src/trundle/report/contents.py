@@ -11,8 +11,6 @@ from typing import Any
 
 from trundle.records import GradientAlignment, PlanningRecord, PrunedMatrix
 
-_FORMAT = 1
-
 _Point = tuple[float, float]
 
 
@@ -248,7 +246,7 @@ class _Report:
     machine: str = ""
     """The machine that the speeds were measured on."""
     notes: tuple[str, ...] = ()
-    format: int = _FORMAT
+    format: int = 1
 
     def of(self, run: _RunRecord) -> _RunMeasurements:
         """Return the measurements of a run; all empty if its model was not loaded."""

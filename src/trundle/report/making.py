@@ -1,4 +1,4 @@
-"""Sections on how the runs were made: the search for a budget, layers, vocabulary, pruned weights, training."""
+"""Sections on how the runs were made: budget search, layers, vocabulary, pruned weights, training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from trundle.report.markup import (
     _paragraph,
     _percent,
     _plain,
-    _Section,
     _side_by_side,
     _table,
     _thousandths,
@@ -29,14 +28,10 @@ _CANDIDATE_NAME, _RUN_NAME = 44, 14
 """The most characters of a name in a plot."""
 
 
-def _planning(report: _Report) -> _Section | None:
+def _planning(report: _Report) -> str:
     """Draw the search of each run that was made for a budget."""
-    blocks = [
-        (run.name, _search(number, run.planning)) for number, run in enumerate(report.runs) if run.planning
-    ]
-    if not blocks:
-        return None
-    return _Section(key="budget", heading="How the budget was met", body=_choice("Run", blocks))
+    runs = enumerate(report.runs)
+    return _choice("Run", [(run.name, _search(number, run.planning)) for number, run in runs if run.planning])
 
 
 def _search(number: int, plan: PlanningRecord) -> str:
@@ -46,31 +41,18 @@ def _search(number: int, plan: PlanningRecord) -> str:
     limits += [f"{_milliseconds(time)} per query"] if time else []
     tried = [one for one in plan.candidates if one.rungs]
     rungs = sum(len(one.rungs) for one in tried)
-    trials = (
-        f"{_numbered(len(tried), 'was', 'were')} tried in {_numbered(rungs, 'short training', 'short trainings')}; "
-        if tried
-        else ""
-    )
     candidates = _numbered(len(plan.candidates), "candidate was", "candidates were")
-    lead = (
-        f"Budget: {' and '.join(limits)}. {candidates} compared by predicted size and speed; "
-        f"{trials}{plan.chosen} was chosen."
-    )
-    picture = (
-        _figure(
-            _halving(number, plan, tried),
-            "Each line is a candidate; it ends where the candidate was dropped. Hover or tab for names.",
-            heading="Successive halving",
-        )
-        if len(tried) > 1
-        else ""
-    )
-    lines = [lead, *(f"{remark[:1].upper()}{remark[1:]}." for remark in plan.remarks)]
-    return (
-        "".join(map(_paragraph, lines))
-        + _side_by_side([picture, f"<div>{_forecast(plan)}</div>"])
-        + _candidates(plan)
-    )
+    lead = f"Budget: {' and '.join(limits)}. {candidates} compared by predicted size and speed; "
+    if tried:
+        trainings = _numbered(rungs, "short training", "short trainings")
+        lead += f"{_numbered(len(tried), 'was', 'were')} tried in {trainings}; "
+    picture = ""
+    if len(tried) > 1:
+        caption = "Each line is a candidate; it ends where the candidate was dropped. Hover or tab for names."
+        picture = _figure(_halving(number, plan, tried), caption, heading="Successive halving")
+    remarks = [f"{remark[:1].upper()}{remark[1:]}." for remark in plan.remarks]
+    text = "".join(map(_paragraph, [f"{lead}{plan.chosen} was chosen.", *remarks]))
+    return text + _side_by_side([picture, f"<div>{_forecast(plan)}</div>"]) + _candidates(plan)
 
 
 def _candidates(plan: PlanningRecord) -> str:
@@ -83,18 +65,15 @@ def _candidates(plan: PlanningRecord) -> str:
         size, time = _megabytes(one.bytes), _milliseconds(one.milliseconds)
         return one.name, one.outcome, _count(one.parameters), size, time
 
-    def trials(one: CandidateRecord) -> tuple[str, str]:
-        return str(len(one.rungs)), _thousandths(one.rungs[-1].distance if one.rungs else None)
-
     ordered = sorted(plan.candidates, key=order)
     shown = [one for one in ordered if one.rungs or one.name == plan.chosen]
     rest = [one for one in ordered if one not in shown]
     heading = ("candidate", "outcome", "parameters", "weights", "one query")
-    tried = _table(
-        [(*heading, "short trainings", "distance"), *(row(one) + trials(one) for one in shown)],
-        texts=(0, 1),
-        bold=[0] if shown and shown[0].name == plan.chosen else [],
-    )
+    rows: list[tuple[str, ...]] = [(*heading, "short trainings", "distance")]
+    for one in shown:
+        distance = _thousandths(one.rungs[-1].distance if one.rungs else None)
+        rows.append((*row(one), str(len(one.rungs)), distance))
+    tried = _table(rows, texts=(0, 1), bold=[0] if shown and shown[0].name == plan.chosen else [])
     if not rest:
         return tried
     others = _table([heading, *map(row, rest)], texts=(0, 1))
@@ -106,18 +85,9 @@ def _halving(number: int, plan: PlanningRecord, tried: list[CandidateRecord]) ->
     longest = max(sum(rung.steps for rung in one.rungs) for one in tried)
     low, high = _around([rung.distance for one in tried for rung in one.rungs], room=0.16)
     plot = _Plot(
-        title="distance of each candidate to the teacher after each short training",
-        across=_Axis(
-            label="training steps, all rounds together",
-            low=0,
-            high=longest * 1.04,
-            write=lambda v: f"{v:,.0f}",
-        ),
-        up=_Axis(
-            label="distance to the teacher, validation texts (lower is better)",
-            low=max(0.0, low),
-            high=high,
-        ),
+        "distance of each candidate to the teacher after each short training",
+        _Axis("training steps, all rounds together", 0, longest * 1.04, write=lambda v: f"{v:,.0f}"),
+        _Axis("distance to the teacher, validation texts (lower is better)", max(0.0, low), high),
     )
     for one in sorted(tried, key=lambda one: one.name == plan.chosen):
         chosen = one.name == plan.chosen
@@ -146,10 +116,7 @@ def _forecast(plan: PlanningRecord) -> str:
     return f"<h3>Predicted and measured</h3>{_table(rows)}" if len(rows) > 1 else ""
 
 
-_LAYER_TICKS = 12
-
-
-def _layer_curves(report: _Report) -> _Section | None:
+def _layer_curves(report: _Report) -> str:
     """Draw the layer losses that the method depth measured."""
     figures = []
     for number, run in enumerate(report.runs):
@@ -158,26 +125,21 @@ def _layer_curves(report: _Report) -> _Section | None:
             title = f"{run.name}: loss of each layer as the last one"
             picture = _layer_curve(found.losses, names if found.kept else {}, title, _colour(number)).svg()
             figures.append(_figure(picture, heading=run.name if len(report.runs) > 1 else ""))
-    if not figures:
-        return None
     lead = (
-        "The loss of the model if it ended after each of its layers, before any training. A cut costs least at the "
-        "lowest point of either half."
+        "The loss of the model if it ended after each of its layers, before any training. "
+        "A cut costs least at the lowest point of either half."
     )
-    return _Section(key="layers", heading="Layer curve", body=_paragraph(lead) + _side_by_side(figures))
+    return _paragraph(lead) + _side_by_side(figures) if figures else ""
 
 
 def _layer_curve(losses: Sequence[float], names: Mapping[int, str], title: str, kind: str) -> _Plot:
     """Plot the loss of each layer as the last one; `names` are written at their layers."""
     low, high = _around(losses, room=0.16)
     layers = len(losses)
-    every = -(-layers // _LAYER_TICKS)
+    every = -(-layers // 12)  # at most 12 ticks, and layer 1
     at = tuple(float(layer) for layer in range(1, layers + 1) if layer % every == 0 or layer == 1)
-    plot = _Plot(
-        title=title,
-        across=_Axis(label="layers kept", low=1, high=max(layers, 2), at=at),
-        up=_Axis(label="loss before training", low=low, high=high),
-    )
+    across = _Axis("layers kept", 1, max(layers, 2), at=at)
+    plot = _Plot(title, across, _Axis("loss before training", low, high))
     plot.line([(float(layer), loss) for layer, loss in enumerate(losses, start=1)], kind)
     for layer, loss in enumerate(losses, start=1):
         says = f"{_numbered(layer, 'layer', 'layers')}: loss {loss:.3f}"
@@ -187,11 +149,11 @@ def _layer_curve(losses: Sequence[float], names: Mapping[int, str], title: str, 
     return plot
 
 
-def _vocabulary_coverage(report: _Report) -> _Section | None:
+def _coverage(report: _Report) -> str:
     """Show how much of the texts each reduced vocabulary covers."""
     runs = [(number, run, run.coverage) for number, run in enumerate(report.runs) if run.coverage is not None]
     if not runs:
-        return None
+        return ""
     rows = [(run.name, f"{kept.kept:,}", f"{kept.of:,}", _percent(kept.coverage)) for _, run, kept in runs]
     body = _table([("run", "tokens kept", "of", "share of the texts"), *rows])
     for _, run, kept in runs:
@@ -199,28 +161,18 @@ def _vocabulary_coverage(report: _Report) -> _Section | None:
             lead = f"Most frequent removed tokens, now split into subword pieces ({run.name})"
             body += _paragraph(f"{lead}: {' '.join(kept.lost)}", "note")
     if report.tokens is not None:
-        body = _side_by_side([_coverage_curve(report.tokens, runs), f"<div>{body}</div>"])
-    else:
-        body += _paragraph("Pass --data TEXTS to see the full curve.", "note")
-    return _Section(key="coverage", heading="Coverage of the vocabulary", body=body)
+        return _side_by_side([_coverage_curve(report.tokens, runs), f"<div>{body}</div>"])
+    return body + _paragraph("Pass --data TEXTS to see the full curve.", "note")
 
 
 def _coverage_curve(curve: _TokenCurve, runs: Sequence[tuple[int, _RunRecord, _Coverage]]) -> str:
     seen = [point for point in curve.points if point[1] < 1] or list(curve.points)
+    lowest = min([seen[0][1], *(kept.coverage for _, _, kept in runs)])
+    largest = max([curve.points[-1][0], *(kept.of for _, _, kept in runs)])
     plot = _Plot(
-        title="share of all tokens in the texts that the most frequent ones account for",
-        across=_Axis(
-            label="tokens kept (log scale)",
-            low=curve.points[0][0],
-            high=max([curve.points[-1][0], *(kept.of for _, _, kept in runs)]),
-            log=True,
-        ),
-        up=_Axis(
-            label="share of all tokens in the texts",
-            low=min([seen[0][1], *(kept.coverage for _, _, kept in runs)]),
-            high=1.05,
-            write=lambda v: f"{100 * v:.0f}%",
-        ),
+        "share of all tokens in the texts that the most frequent ones account for",
+        _Axis("tokens kept (log scale)", curve.points[0][0], largest, log=True),
+        _Axis("share of all tokens in the texts", lowest, 1.05, write=lambda v: f"{100 * v:.0f}%"),
     )
     plot.line(curve.points, "quiet")
     for number, run, kept in runs:
@@ -238,28 +190,22 @@ def _coverage_curve(curve: _TokenCurve, runs: Sequence[tuple[int, _RunRecord, _C
     return _figure(plot.svg(), caption)
 
 
-_CELL_WIDTH, _CELL_HEIGHT = 78, 24
-_LEFT, _LINE = 60, 14
+_CELL_WIDTH, _CELL_HEIGHT, _LEFT, _LINE = 78, 24, 60, 14
 _LIGHT_TEXT = 0.55
 """From this share on, a cell is so dark that its text is light."""
 
 
-def _pruned_weights(report: _Report) -> _Section | None:
+def _pruned_weights(report: _Report) -> str:
     """Show the share of each matrix that pruning kept."""
-    blocks = [(run.name, _pruned(run)) for run in report.runs if run.pruned]
-    if not blocks:
-        return None
-    return _Section(key="sparsity", heading="Pruned weights", body=_choice("Run", blocks))
+    return _choice("Run", [(run.name, _pruned(run)) for run in report.runs if run.pruned])
 
 
 def _pruned(run: _RunRecord) -> str:
     weights, kept = sum(one.weights for one in run.pruned), sum(one.kept for one in run.pruned)
-    lead = f"{_percent(kept / weights)} of {weights:,} weights in these matrices are kept; darker cells keep more."
-    drawn = _paragraph(lead) + _figure(f'<div class="wide map" tabindex="0">{_kept_map(run.pruned)}</div>')
-    if run.alignment is None:
-        return drawn
-    question = "Do domain and general gradients have the same direction? Weights by the cosine of the two:"
-    return drawn + _paragraph(question) + _figure(_gradient_bars(run.alignment))
+    lead = f"{_percent(kept / weights)} of {weights:,} weights in these matrices are kept"
+    picture = _figure(f'<div class="wide map" tabindex="0">{_kept_map(run.pruned)}</div>')
+    bars = "" if run.alignment is None else _gradient_bars(run.alignment)
+    return _paragraph(f"{lead}; darker cells keep more.") + picture + bars
 
 
 def _gradient_bars(found: GradientAlignment) -> str:
@@ -268,15 +214,14 @@ def _gradient_bars(found: GradientAlignment) -> str:
     shares = [count / total for count in found.counts]
     shared, conflicting, specific = _colour(0), _colour(1), "quiet"
     plot = _Plot(
-        title="weights by the cosine of their domain and general gradients",
-        across=_Axis(label="cosine of the domain and the general gradient", low=-1.0, high=1.0),
-        up=_Axis(label="share of the weights", low=0.0, high=max(shares) or 1.0, write=_percent),
+        "weights by the cosine of their domain and general gradients",
+        _Axis("cosine of the domain and the general gradient", -1.0, 1.0),
+        _Axis("share of the weights", 0.0, max(shares) or 1.0, write=_percent),
     )
-    rounding = 1e-9
+    border = NEUTRAL - 1e-9  # the ends of the intervals are rounded
     for place, share in enumerate(shares):
         low, high = -1 + 2 * place / bins, -1 + 2 * (place + 1) / bins
-        kind = shared if low >= NEUTRAL - rounding else specific
-        kind = conflicting if high <= rounding - NEUTRAL else kind
+        kind = shared if low >= border else conflicting if high <= -border else specific
         says = f"cosine {low:.2f} to {high:.2f}: {found.counts[place]:,} weights"
         plot.bar(low, high, share, kind, says=says)
     groups = (
@@ -285,7 +230,8 @@ def _gradient_bars(found: GradientAlignment) -> str:
         ("conflicting", found.conflicting, conflicting),
     )
     words = (f'<b class="own {kind}">{name}</b> {_percent(count / total)}' for name, count, kind in groups)
-    return f"{plot.svg()}<p>{', '.join(words)}</p>"
+    question = "Do domain and general gradients have the same direction? Weights by the cosine of the two:"
+    return _paragraph(question) + _figure(f"{plot.svg()}<p>{', '.join(words)}</p>")
 
 
 def _kept_map(pruned: tuple[PrunedMatrix, ...]) -> str:
@@ -318,7 +264,7 @@ def _kept_map(pruned: tuple[PrunedMatrix, ...]) -> str:
     return _svg(width, height, "share of the weights that are kept, by layer and matrix", parts)
 
 
-def _training_curves(report: _Report) -> _Section | None:
+def _training_curves(report: _Report) -> str:
     """Draw loss and validation of each method that trains, all runs in one plot."""
     figures = []
     for step in ("align", "contrast"):
@@ -337,9 +283,7 @@ def _training_curves(report: _Report) -> _Section | None:
         for measure in sorted({name for *_, training in found for name in training.watched}):
             watched = [(n, run, True, training.watched.get(measure, ())) for n, run, training in found]
             figures.append(_figure(_training(measure, watched), heading=f"{step}: {measure}"))
-    if not figures:
-        return None
-    return _Section(key="training", heading="Training", body=_side_by_side(figures))
+    return _side_by_side(figures) if figures else ""
 
 
 def _training(title: str, lines: Sequence[tuple[int, _RunRecord, bool, tuple[_Point, ...]]]) -> str:
@@ -352,12 +296,9 @@ def _training(title: str, lines: Sequence[tuple[int, _RunRecord, bool, tuple[_Po
         if validation or number not in ends:
             last = points[-1][1]
             ends[number] = (last, f"{_one_line(run.name, _RUN_NAME)} {last:.3f}", _colour(number))
-    plot = _Plot(
-        title=title,
-        across=_Axis(label="steps", low=0, high=max(steps) or 1, write=lambda v: f"{v:,.0f}", whole=True),
-        up=_Axis(label="", low=low, high=high),
-        right=_room_for([says for _, says, _ in ends.values()]),
-    )
+    across = _Axis("steps", 0, max(steps) or 1, write=lambda v: f"{v:,.0f}", whole=True)
+    right = _room_for([says for _, says, _ in ends.values()])
+    plot = _Plot(title, across, _Axis("", low, high), right=right)
     for number, run, validation, points in sorted(drawn, key=lambda line: line[2]):
         plot.line(points, f"{_colour(number)} {'thick' if validation else 'thin'}")
         for step, value in points if validation else ():

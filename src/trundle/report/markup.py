@@ -1,19 +1,9 @@
-"""HTML elements and number formats of the page. Every text from outside is escaped here or in the drawings."""
+"""HTML elements and number formats of the page. Every text from outside is escaped here or in a drawing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Section:
-    """A section of the page; `key` is its anchor."""
-
-    key: str
-    heading: str
-    body: str
 
 
 def _table(
@@ -25,7 +15,7 @@ def _table(
 ) -> str:
     """Draw a table; the first row is the heading, and the second line of a cell is set smaller.
 
-    `texts` are the left-aligned columns, `bold` the emphasised rows, `colours` the classes of the heading cells.
+    `texts` are the left-aligned columns, `bold` the emphasised rows, `colours` the classes of the heading.
     """
 
     def cell(text: str, number: int, tag: str) -> str:
@@ -70,8 +60,8 @@ def _code(text: str) -> str:
 
 def _choice(label: str, blocks: Sequence[tuple[str, str]]) -> str:
     """Show one of several named blocks at a time; without scripts, all of them."""
-    if len(blocks) == 1:
-        return blocks[0][1]
+    if len(blocks) < 2:
+        return "".join(body for _, body in blocks)
     inside = "".join(
         f'<div class="option" data-name="{escape(name)}"><h3>{escape(name)}</h3>{body}</div>'
         for name, body in blocks

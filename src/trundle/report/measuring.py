@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +81,7 @@ class _Measuring:
     def searches(
         self, queries: Sequence[str], documents: Sequence[str]
     ) -> tuple[dict[str, tuple[_SampleSearch, ...]], dict[int, str]]:
-        """Search some queries in three modes; return the results by run, and the documents that were found."""
+        """Search some queries in three modes; return the results by run, and the documents found."""
         chosen = sample(queries, _SAMPLE_QUERIES, seed=0)
         index = self._teacher.document(documents)
         by_teacher = find_top(self._teacher.query(chosen), index, AGREEMENT_AT)
@@ -104,7 +104,7 @@ class _Measuring:
         return found, {place: _one_line(documents[place], _LONGEST) for place in sorted(places)}
 
     def projections(self, queries: Sequence[str], documents: Sequence[str]) -> dict[str, _Projection]:
-        """Project each run's vectors and the teacher's on two dimensions, fitted to all texts; return some texts."""
+        """Project some texts' vectors of the teacher and each run on two dimensions, fitted to all texts."""
 
         def vectors(model: Embedder) -> Vectors:
             return np.vstack([model.query(queries), model.document(documents)])
@@ -129,9 +129,7 @@ class _Measuring:
     def _same_width(self) -> list[tuple[str, Embedder]]:
         """Return the runs whose vectors are as wide as the teacher's."""
         width = self._teacher.text(["width"]).shape[1]
-        return [
-            (n, student) for n, student in self._students.items() if student.text(["width"]).shape[1] == width
-        ]
+        return [each for each in self._students.items() if each[1].text(["width"]).shape[1] == width]
 
 
 def _top_documents(top: Top, row: int) -> _TopDocuments:
@@ -187,16 +185,10 @@ def _quality(name: str, fidelity: Fidelity | None, found: Comparison) -> _Qualit
         measured.append(_numbered(found.shares[0].tasks, "task", "tasks"))
     if not measured:
         return None
-    return _Quality(
-        measured=" and ".join(measured),
-        k=fidelity.k if fidelity else AGREEMENT_AT,
-        agreement_asymmetric=fidelity.agreement_asymmetric if fidelity else None,
-        agreement_standard=fidelity.agreement_standard if fidelity else None,
-        cosine=fidelity.cosine if fidelity else None,
-        distance=fidelity.distance if fidelity else None,
-        share_standard=shares["standard"].share if "standard" in shares else None,
-        share_asymmetric=shares["asymmetric"].share if "asymmetric" in shares else None,
-    )
+    names = ("k", "agreement_asymmetric", "agreement_standard", "cosine", "distance")
+    figures: dict[str, Any] = {name: getattr(fidelity, name) for name in names} if fidelity else {}
+    figures |= {f"share_{mode}": one.share for mode, one in shares.items()}
+    return _Quality(measured=" and ".join(measured), **figures)
 
 
 def _task_scores(number: int, found: Comparison) -> tuple[_TaskScore, ...]:
@@ -218,7 +210,7 @@ def _task_scores(number: int, found: Comparison) -> tuple[_TaskScore, ...]:
 
 
 def _token_curve(model: SentenceTransformer, name: str, texts: Sequence[str]) -> _TokenCurve | None:
-    """Count the share of the texts that the most frequent tokens cover; None if the tokenizer lists no tokens."""
+    """Count the share of the texts that the most frequent tokens cover; None without a list of tokens."""
     try:
         vocabulary = read_vocabulary(model)
     except UserError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
@@ -18,12 +17,12 @@ from trundle.report.comparing import (
 )
 from trundle.report.contents import _Quality, _Report, _RunRecord
 from trundle.report.making import (
+    _coverage,
     _layer_curve,
     _layer_curves,
     _planning,
     _pruned_weights,
     _training_curves,
-    _vocabulary_coverage,
 )
 from trundle.report.markup import (
     _NOTHING,
@@ -35,7 +34,6 @@ from trundle.report.markup import (
     _one_line,
     _paragraph,
     _percent,
-    _Section,
     _short,
     _side_by_side,
     _table,
@@ -45,103 +43,82 @@ from trundle.report.markup import (
 )
 from trundle.report.plot import _around, _around_log, _Axis, _colour, _Plot
 
-_Figure = Callable[[_Report, _RunRecord | None], float | None]
-"""Returns a figure of a run, or of the teacher for None."""
 
-
-def _cost(name: str) -> _Figure:
-    def get(report: _Report, run: _RunRecord | None) -> float | None:
-        return getattr(report.teacher if run is None else run, name, None) or None
-
-    return get
-
-
-def _speed(name: str) -> _Figure:
-    def get(report: _Report, run: _RunRecord | None) -> float | None:
-        found = report.teacher if run is None else report.of(run)
-        return getattr(found and found.speed, name, None)
-
-    return get
-
-
-def _quality(name: str, of_teacher: float = 1.0) -> _Figure:
-    def get(report: _Report, run: _RunRecord | None) -> float | None:
-        return of_teacher if run is None else getattr(report.quality(run), name, None)
-
-    return get
-
-
-def _size(report: _Report, run: _RunRecord | None) -> float | None:
-    return _cost("bytes")(report, None) if run is None else run.form.bytes
+def _value(report: _Report, run: _RunRecord | None, name: str) -> float | None:
+    """Return a figure of a run, or of the teacher for None."""
+    if run is None:
+        places: tuple[object, ...] = (report.teacher, report.teacher and report.teacher.speed)
+    else:
+        places = (run, run.form, report.of(run).speed, report.quality(run))
+    found = [getattr(place, name, None) for place in places]
+    # A count of 0 is unknown.
+    known = (value for value in found if value is not None and (value or isinstance(value, float)))
+    return next(known, _IDEAL.get(name) if run is None else None)
 
 
 def _time(report: _Report, run: _RunRecord | None) -> float | None:
     """Return the time of a query, measured now or else by the search that made the run."""
-    if (now := _speed("milliseconds")(report, run)) is not None:
+    if (now := _value(report, run, "milliseconds")) is not None:
         return now
     if run is not None:
         return run.planning.measured.get("milliseconds") if run.planning else None
     return next((run.planning.teacher.get("milliseconds") for run in report.runs if run.planning), None)
 
 
-_ROWS: tuple[tuple[str, _Figure, Callable[[float | None], str], bool], ...] = (
-    ("weights", _size, _megabytes, True),
-    ("parameters", _cost("parameters"), _count, True),
-    ("layers", _cost("layers"), _count, False),
-    ("width", _cost("width"), _count, False),
-    ("one query", _speed("milliseconds"), _milliseconds, True),
-    (
-        "long texts per second",
-        _speed("texts_per_second"),
-        lambda v: _NOTHING if v is None else _short(v),
-        False,
-    ),
-    ("agreement, teacher's index", _quality("agreement_asymmetric"), _percent, False),
-    ("agreement, own index", _quality("agreement_standard"), _percent, False),
-    ("cosine to the teacher", _quality("cosine"), _thousandths, False),
-    ("ℓ2 distance to the teacher", _quality("distance", 0.0), _thousandths, False),
-    ("share of task scores, own index", _quality("share_standard"), _percent, False),
-    ("share of task scores, teacher's index", _quality("share_asymmetric"), _percent, False),
+_ROWS: tuple[tuple[str, str, Callable[[float | None], str], bool], ...] = (
+    ("weights", "bytes", _megabytes, True),
+    ("parameters", "parameters", _count, True),
+    ("layers", "layers", _count, False),
+    ("width", "width", _count, False),
+    ("one query", "milliseconds", _milliseconds, True),
+    ("long texts per second", "texts_per_second", lambda v: _NOTHING if v is None else _short(v), False),
+    ("agreement, teacher's index", "agreement_asymmetric", _percent, False),
+    ("agreement, own index", "agreement_standard", _percent, False),
+    ("cosine to the teacher", "cosine", _thousandths, False),
+    ("ℓ2 distance to the teacher", "distance", _thousandths, False),
+    ("share of task scores, own index", "share_standard", _percent, False),
+    ("share of task scores, teacher's index", "share_asymmetric", _percent, False),
 )
-"""Label, figure, format, and whether to show the ratio to the teacher."""
+"""Label, name of the figure, format, and whether to show the ratio to the teacher."""
 
-_METRICS = (
-    ("agreement@10, teacher's index", _quality("agreement_asymmetric")),
-    ("share of the teacher's task mean, own index", _quality("share_standard")),
-    ("share of the teacher's task mean, teacher's index", _quality("share_asymmetric")),
-    ("agreement@10, own index", _quality("agreement_standard")),
-)
+_METRICS = {
+    "agreement_asymmetric": "agreement@10, teacher's index",
+    "share_standard": "share of the teacher's task mean, own index",
+    "share_asymmetric": "share of the teacher's task mean, teacher's index",
+    "agreement_standard": "agreement@10, own index",
+}
+_IDEAL = dict.fromkeys(_METRICS, 1.0) | {"cosine": 1.0, "distance": 0.0}
+"""The quality of the teacher itself."""
 _NAME = 22
 _FINE = 0.96
 """If the quality axis begins above this share, its ticks need a decimal."""
 
 
-def _overview(report: _Report) -> _Section:
+def _overview(report: _Report) -> str:
     """Plot each metric of quality against size and against speed, above a table of all figures."""
     blocks = []
-    for label, quality in _METRICS:
+    for metric, label in _METRICS.items():
         plots = [
             _figure(plot, heading=f"Quality against {what}")
-            for what, across in (("size", _size), ("time for one query", _time))
-            if (plot := _scatter(report, label, quality, across)) is not None
+            for what in ("size", "time for one query")
+            if (plot := _scatter(report, metric, by_size=what == "size")) is not None
         ]
-        if any(quality(report, run) is not None for run in report.runs):
+        if any(_value(report, run, metric) is not None for run in report.runs):
             blocks.append((label, _side_by_side(plots) if len(plots) > 1 else "".join(plots)))
-    pictures = _choice("Quality", blocks) if blocks else ""
+    pictures = _choice("Quality", blocks)
     figures = _figures(report) + _notes(report)
     two_plots = any(_time(report, run) for run in report.runs)
-    body = pictures + figures if two_plots else _side_by_side([pictures, f"<div>{figures}</div>"])
-    return _Section(key="overview", heading="Size, quality, speed", body=body)
+    return pictures + figures if two_plots else _side_by_side([pictures, f"<div>{figures}</div>"])
 
 
 def _figures(report: _Report) -> str:
     """List all figures; rows without a figure of any run are left out."""
     teacher = [report.teacher.name] if report.teacher else []
     rows: list[tuple[str, ...]] = [("", *teacher, *(run.name for run in report.runs))]
-    for label, get, write, with_ratio in _ROWS:
-        found = [get(report, run) for run in report.runs]
+    for label, name, write, with_ratio in _ROWS:
+        found = [_value(report, run, name) for run in report.runs]
         if any(value is not None for value in found):
-            theirs = get(report, None)
+            theirs = _value(report, None, name)
             cells = [write(value) + (_ratio(theirs, value) if with_ratio else "") for value in found]
             rows.append((label, *([write(theirs)] if teacher else []), *cells))
     colours = ["", *("" for _ in teacher), *(_colour(number) for number in range(len(report.runs)))]
@@ -177,64 +154,49 @@ def _qualities(report: _Report) -> list[_Quality]:
     return [quality for run in report.runs if (quality := report.quality(run)) is not None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ModelMark:
-    """A model in the plot."""
-
-    name: str
-    across: float
-    up: float
-    kind: str
-    says: str
-
-
-def _scatter(report: _Report, label: str, quality: _Figure, across: _Figure) -> str | None:
+def _scatter(report: _Report, metric: str, *, by_size: bool) -> str | None:
     """Plot the runs and the teacher, with the budgets; None if no run has both figures."""
-    by_size = across is _size
     write = _megabytes if by_size else _milliseconds
-    marks = []
+
+    def across(run: _RunRecord | None) -> float | None:
+        return _value(report, run, "bytes") if by_size else _time(report, run)
+
+    marks: list[tuple[tuple[float, float], str, str, str]] = []  # place, class, name, tooltip
     for number, run in enumerate(report.runs):
-        cost, up = across(report, run), quality(report, run)
+        cost, up = across(run), _value(report, run, metric)
         if up is not None and cost:
             form = f"{write(cost)} ({run.form.engine}), {_count(run.parameters)} parameters"
             name, says = _one_line(run.name, _NAME), f"{run.name}: {_percent(up)} at {form}"
-            marks.append(_ModelMark(name=name, across=cost, up=up, kind=_colour(number), says=says))
+            marks.append(((cost, up), _colour(number), name, says))
     if not marks:
         return None
-    if teacher := across(report, None):
+    if teacher := across(None):
         says = f"{report.teacher.name if report.teacher else ''}, the teacher: {write(teacher)}"
-        marks.append(_ModelMark(name="teacher", across=teacher, up=1.0, kind="teacher", says=says))
+        marks.append(((teacher, 1.0), "teacher", "teacher", says))
+    places = [place for place, *_ in marks]
     unit = "bytes" if by_size else "milliseconds"
     limits = [value for run in report.runs if run.planning and (value := run.planning.budget.get(unit))]
-    low, high = _around_log([*(mark.across for mark in marks), *limits])
-    bottom = max(0.0, _around([*(mark.up for mark in marks), 1.0], room=0.12, least=0.05)[0])
-    top = max(1.0, *(mark.up for mark in marks))
+    low, high = _around_log([*(x for x, _ in places), *limits])
+    bottom = max(0.0, _around([*(y for _, y in places), 1.0], room=0.12, least=0.05)[0])
+    top = max(1.0, *(y for _, y in places))
+    digits = 0 if bottom < _FINE else 1
+    label = _METRICS[metric]
     plot = _Plot(
-        title=f"{label}, against {'size' if by_size else 'time'}",
-        across=_Axis(
-            label=f"{'size of the weights' if by_size else 'time for one query'} (log scale)",
-            low=low,
-            high=high,
-            log=True,
-            write=_tick_bytes if by_size else lambda value: f"{value:g} ms",
-        ),
-        up=_Axis(
-            label=label,
-            low=bottom,
-            high=top + 0.06 * (top - bottom),
-            write=lambda v: f"{100 * v:.{0 if bottom < _FINE else 1}f}%",
-        ),
+        f"{label}, against {'size' if by_size else 'time'}",
+        _Axis("size of the weights (log scale)", low, high, log=True, write=_tick_bytes)
+        if by_size
+        else _Axis("time for one query (log scale)", low, high, log=True, write=lambda v: f"{v:g} ms"),
+        _Axis(label, bottom, top + 0.06 * (top - bottom), write=lambda v: f"{100 * v:.{digits}f}%"),
     )
     plot.level(1.0, "whole")
-    best = _frontier([(mark.across, mark.up) for mark in marks])
-    if len(best) > 1:
+    if len(best := _frontier(places)) > 1:
         plot.line(best, "frontier")
-    for mark in marks:
-        plot.dot((mark.across, mark.up), mark.kind, size=7, says=mark.says)
+    for place, kind, _, says in marks:
+        plot.dot(place, kind, size=7, says=says)
     for limit in dict.fromkeys(limits):
-        plot.upright(limit, f"budget {write(limit)}")
-    for mark in marks:
-        plot.name((mark.across, mark.up), mark.name, mark.kind, size=7)
+        plot.limit(limit, f"budget {write(limit)}")
+    for place, kind, name, _ in marks:
+        plot.name(place, name, kind, size=7)
     return plot.svg()
 
 
@@ -248,51 +210,49 @@ def _frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]
 
 
 _TEXTS = "Pass --data TEXTS"
-_SECTIONS: tuple[tuple[Callable[[_Report], _Section | None], str, str], ...] = (
-    (_overview, "", ""),
-    (_planning, "Compress with --budget", "the candidates of the search"),
-    (_task_scores, "Pass --tasks FOLDER", "scores on labelled tasks"),
-    (_layer_curves, "Use depth: {pick: small} in the recipe", "the layer curve"),
-    (_vocabulary_coverage, "Use vocabulary in the recipe", "the coverage curve"),
-    (_pruned_weights, "Use weights in the recipe", "the share of each matrix that is kept"),
-    (_training_curves, "Use align or contrast in the recipe", "training curves"),
-    (_shortened_vectors, _TEXTS, "scores with truncated and quantised vectors"),
-    (_projections, _TEXTS, "both models' vectors in two dimensions"),
-    (_extreme_texts, _TEXTS, "the texts with the largest and smallest distance to the teacher"),
-    (_searches, _TEXTS, "search results compared"),
-    (_recipes, "", ""),
-    (_usage, "", ""),
+_SECTIONS: tuple[tuple[str, str, Callable[[_Report], str], str, str], ...] = (
+    ("overview", "Size, quality, speed", _overview, "", ""),
+    ("budget", "How the budget was met", _planning, "Compress with --budget", "the candidates of the search"),
+    ("tasks", "Labelled tasks", _task_scores, "Pass --tasks FOLDER", "scores on labelled tasks"),
+    ("layers", "Layer curve", _layer_curves, "Use depth: {pick: small} in the recipe", "the layer curve"),
+    ("coverage", "Coverage of the vocabulary", _coverage, "Use vocabulary in the recipe", "its coverage"),
+    ("sparsity", "Pruned weights", _pruned_weights, "Use weights in the recipe", "the weights that are kept"),
+    ("training", "Training", _training_curves, "Use align or contrast in the recipe", "training curves"),
+    ("shortened", "Truncation and quantisation", _shortened_vectors, _TEXTS, "truncation and quantisation"),
+    ("projection", "The shared space", _projections, _TEXTS, "both models' vectors in two dimensions"),
+    ("texts", "Worst and best texts", _extreme_texts, _TEXTS, "the worst and best texts"),
+    ("searches", "Search results compared", _searches, _TEXTS, "search results compared"),
+    ("recipe", "Recipe and lineage", _recipes, "", ""),
+    ("use", "Use it", _usage, "", ""),
 )
-"""What draws a section, and for a section without content: how to get it, and what it shows."""
+"""Anchor, heading and content of a section; for one without content, how to get it and what it shows."""
 
 
 def _page(report: _Report) -> str:
     """Return the report as one HTML file."""
-    sections, absent = [], {}
-    for draw, remedy, shows in _SECTIONS:
-        if (section := draw(report)) is not None:
-            sections.append(section)
+    contents = body = ""
+    absent: dict[str, str] = {}
+    for key, heading, draw, remedy, shows in _SECTIONS:
+        if content := draw(report):
+            contents += f'<a href="#{key}">{escape(heading)}</a>'
+            body += f'<section id="{key}"><h2>{escape(heading)}</h2>{content}</section>'
         else:
-            absent.setdefault(remedy, []).append(shows)
-    contents = "".join(f'<a href="#{section.key}">{escape(section.heading)}</a>' for section in sections)
-    body = "".join(
-        f'<section id="{section.key}"><h2>{escape(section.heading)}</h2>{section.body}</section>'
-        for section in sections
-    )
+            absent[remedy] = f"{absent[remedy]}, {shows}" if remedy in absent else shows
+    items = "".join(f"<li>{escape(how)} to see {escape(shows)}.</li>" for how, shows in absent.items())
+    footer = f'<footer class="note"><p>Not in this report:</p><ul>{items}</ul></footer>' if items else ""
     made = ", ".join(run.name for run in report.runs)
     return _document(
         f"{report.teacher.name} → {made}" if report.teacher else made,
         "trundle report",
         _headline(report),
-        f'<nav aria-label="Sections">{contents}</nav><main>{body}{_absent(absent)}</main>',
+        f'<nav aria-label="Sections">{contents}</nav><main>{body}{footer}</main>',
     )
 
 
 def _marked_curve(losses: Sequence[float], marks: Mapping[int, str], title: str) -> str:
     """Draw the layer curve with a line between the two halves of the layers."""
-    plot = _layer_curve(
-        losses, {layer: f"{name}: {layer}" for layer, name in marks.items()}, title, _colour(0)
-    )
+    names = {layer: f"{name}: {layer}" for layer, name in marks.items()}
+    plot = _layer_curve(losses, names, title, _colour(0))
     if len(losses) > 1:
         middle = len(losses) // 2 + 0.5
         plot.link((middle, plot.up.low), (middle, plot.up.high), "whole")
@@ -310,12 +270,8 @@ def curve_page(
 
     `marks` are names by layer, `rows` the table with its heading.
     """
-    body = (
-        _figure(_marked_curve(losses, marks, title))
-        + _table(rows, texts=(0, 1))
-        + "".join(map(_paragraph, notes))
-    )
-    return _document(title, "trundle inspect", "", f"<main>{body}</main>")
+    body = _figure(_marked_curve(losses, marks, title)) + _table(rows, texts=(0, 1))
+    return _document(title, "trundle inspect", "", f"<main>{body}{''.join(map(_paragraph, notes))}</main>")
 
 
 def curve_svg(losses: Sequence[float], marks: Mapping[int, str], title: str) -> str:
@@ -345,24 +301,20 @@ def _headline(report: _Report) -> str:
     """Show the most important figures: of a single run as tiles, of several as one sentence."""
     if len(report.runs) > 1:
         return _paragraph(_summary(report), "lead")
-    run, teacher = report.runs[0], report.teacher
+    run, quality = report.runs[0], report.quality(report.runs[0])
     tiles: list[tuple[str, str]] = []
-    size = teacher.bytes if teacher else None
-    now = run.form.bytes
-    if size and now:
-        larger = now > size  # a pair also contains its teacher
-        ratio = _times(now, size) if larger else _times(size, now)
-        tiles.append((ratio, f"{'larger' if larger else 'smaller'}: {_megabytes(size)} → {_megabytes(now)}"))
-    else:
-        tiles.append((_megabytes(now), "weights"))
-    speed = _speed("milliseconds")
-    before, after = speed(report, None), speed(report, run)
-    if before and after:
-        slower = after > before
-        ratio = _times(after, before) if slower else _times(before, after)
-        change = f"{_milliseconds(before)} → {_milliseconds(after)}"
-        tiles.append((ratio, f"{'slower' if slower else 'faster'} queries: {change}"))
-    quality = report.quality(run)
+
+    def change(name: str, less: str, more: str, write: Callable[[float | None], str]) -> None:
+        before, after = (_value(report, one, name) for one in (None, run))
+        if before and after:
+            word = more if after > before else less
+            both = f"{write(before)} → {write(after)}"
+            tiles.append((_times(max(before, after), min(before, after)), f"{word}: {both}"))
+
+    change("bytes", "smaller", "larger", _megabytes)
+    if not tiles:
+        tiles.append((_megabytes(run.form.bytes), "weights"))
+    change("milliseconds", "faster queries", "slower queries", _milliseconds)
     if quality and quality.share_standard is not None:
         tiles.append((_percent(quality.share_standard), "of the teacher's mean over tasks"))
     if quality and quality.agreement_asymmetric is not None:
@@ -375,38 +327,20 @@ def _headline(report: _Report) -> str:
 
 def _summary(report: _Report) -> str:
     """Return the ranges of the figures of several runs."""
+    runs, parts = report.runs, []
     if report.teacher is None:
-        return f"{len(report.runs)} runs compared."
+        return f"{len(runs)} runs compared."
 
-    def spread(values: Sequence[float], unit: str) -> str:
-        ends = [f"{value:.1f}" for value in (min(values), max(values))]
-        return f"{ends[0]}{unit}" if ends[0] == ends[1] else f"{ends[0]}–{ends[1]}{unit}"
+    def add(values: Sequence[float], unit: str, what: str) -> None:
+        if values:
+            ends = dict.fromkeys(f"{value:.1f}" for value in (min(values), max(values)))
+            parts.append(f"{'–'.join(ends)}{unit} {what}")
 
-    parts = []
-    if size := report.teacher.bytes:
-        sizes = [size / run.form.bytes for run in report.runs if run.form.bytes]
-        parts.append(f"{spread(sizes, '×')} smaller")
-    slow = report.teacher.speed
-    speeds = [speed.milliseconds for run in report.runs if (speed := report.of(run).speed)]
-    if slow and speeds:
-        parts.append(f"{spread([slow.milliseconds / speed for speed in speeds], '×')} faster")
+    for name, what in (("bytes", "smaller"), ("milliseconds", "faster")):
+        theirs, ours = _value(report, None, name), [_value(report, run, name) for run in runs]
+        add([theirs / value for value in ours if value] if theirs else [], "×", what)
     found = _qualities(report)
     shares = [100 * one.agreement_asymmetric for one in found if one.agreement_asymmetric is not None]
-    if shares:
-        parts.append(f"{spread(shares, '%')} of its top {found[0].k} retrieved from its index")
+    add(shares, "%", f"of its top {found[0].k} retrieved from its index" if found else "")
     figures = f": {', '.join(parts)}" if parts else ""
-    return f"{len(report.runs)} runs compared with their teacher {report.teacher.name}{figures}."
-
-
-def _absent(absent: Mapping[str, Sequence[str]]) -> str:
-    """List the sections without content, and how to get them."""
-    if not absent:
-        return ""
-
-    def joined(words: Sequence[str]) -> str:
-        return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-    items = "".join(
-        f"<li>{escape(remedy)} to see {escape(joined(shows))}.</li>" for remedy, shows in absent.items()
-    )
-    return f'<footer class="note"><p>Not in this report:</p><ul>{items}</ul></footer>'
+    return f"{len(runs)} runs compared with their teacher {report.teacher.name}{figures}."

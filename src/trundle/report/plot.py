@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from html import escape
 
+from trundle.report.contents import _Point
 from trundle.report.markup import _plain
 
 _WIDTH, _HEIGHT = 480, 320
@@ -23,15 +24,17 @@ _TICKS = 5
 _FEWEST_TICKS = 3
 _COLOURS = 8
 _STEPS = (1, 2, 5, 10)
+_SIDES = ("right", "left", "above", "below")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Axis:
     """An axis from `low` to `high`, linear or logarithmic."""
 
     label: str
     low: float
     high: float
+    _: KW_ONLY
     write: Callable[[float], str] = _plain
     log: bool = False
     at: tuple[float, ...] | None = None
@@ -84,13 +87,14 @@ def _around_log(values: Sequence[float], room: float = 0.12) -> tuple[float, flo
     return math.exp(low - room * span), math.exp(high + room * span)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Plot:
     """A plot; draw the marks first, then their names, then take `svg()`."""
 
     title: str
     across: _Axis
     up: _Axis
+    _: KW_ONLY
     right: int = _RIGHT
     height: int = _HEIGHT
     _marks: list[str] = field(default_factory=list)
@@ -109,20 +113,18 @@ class _Plot:
     def _top(self) -> int:
         return _TOP + (_LABEL if self.up.label else 0)
 
-    def line(self, points: Sequence[tuple[float, float]], kind: str) -> None:
+    def line(self, points: Sequence[_Point], kind: str) -> None:
         """Draw a line through points; `kind` is its class."""
         places = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
         self._marks.append(f'<polyline class="line {kind}" points="{places}"/>')
 
-    def link(self, begin: tuple[float, float], end: tuple[float, float], kind: str) -> None:
+    def link(self, begin: _Point, end: _Point, kind: str) -> None:
         """Draw a straight line between two points."""
         (x1, y1), (x2, y2) = begin, end
         places = f'x1="{self.x(x1):.1f}" y1="{self.y(y1):.1f}" x2="{self.x(x2):.1f}" y2="{self.y(y2):.1f}"'
         self._marks.append(f'<line class="{kind}" {places}/>')
 
-    def dot(
-        self, point: tuple[float, float], kind: str, *, size: float = 5, says: str = "", stop: bool = True
-    ) -> None:
+    def dot(self, point: _Point, kind: str, *, size: float = 5, says: str = "", stop: bool = True) -> None:
         """Draw a dot; `says` is its tooltip, on hover and, with `stop`, on keyboard focus."""
         x, y = self.x(point[0]), self.y(point[1])
         self._taken.append((x - size, y - size, x + size, y + size))
@@ -139,12 +141,10 @@ class _Plot:
         box = f'x="{left:.1f}" width="{wide:.1f}" y="{top:.1f}" height="{base - top:.1f}"'
         self._marks.append(f'<rect class="mark bar {kind}" {box}><title>{escape(says)}</title></rect>')
 
-    def upright(self, value: float, says: str, kind: str = "limit") -> None:
+    def limit(self, value: float, says: str) -> None:
         """Draw a vertical line with a name, such as a budget."""
         x = self.x(value)
-        self._marks.append(
-            f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{self._top}" y2="{self.height - _BOTTOM}"/>'
-        )
+        self.link((value, self.up.low), (value, self.up.high), "limit")
         left = x > _WIDTH / 2
         wide, tall = _LETTER * len(says), self.height - _BOTTOM - self._top
         edge = x - 5 - wide if left else x + 5
@@ -152,23 +152,14 @@ class _Plot:
         free = [y for y in heights if self._is_free((edge, y - 12, edge + wide, y + 4))]
         top = (free or heights)[0]
         self._taken.append((edge, top - 12, edge + wide, top + 4))
-        self._text(x - 5 if left else x + 5, top, says, f"{kind}-name", "end" if left else "start")
+        self._text(x - 5 if left else x + 5, top, says, "limit-name", "end" if left else "start")
 
-    def level(self, value: float, kind: str = "limit") -> None:
+    def level(self, value: float, kind: str) -> None:
         """Draw a horizontal line."""
-        y = self.y(value)
-        self._marks.append(
-            f'<line class="{kind}" x1="{_LEFT}" x2="{_WIDTH - self.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        )
+        self.link((self.across.low, value), (self.across.high, value), kind)
 
     def name(
-        self,
-        point: tuple[float, float],
-        says: str,
-        kind: str,
-        *,
-        size: float = 6,
-        where: Sequence[str] = ("right", "left", "above", "below"),
+        self, point: _Point, says: str, kind: str, *, size: float = 6, where: Sequence[str] = _SIDES
     ) -> None:
         """Write a name next to a mark, at the first of the places `where` that is free."""
         x, y = self.x(point[0]), self.y(point[1])
@@ -193,7 +184,7 @@ class _Plot:
         self._text(left, top, says, kind, anchor)
 
     def names_at_the_end(self, ends: Sequence[tuple[float, str, str]]) -> None:
-        """Write the names of lines to the right of their ends (value, name, class), moved apart if they would touch."""
+        """Write names of lines (value, name, class) to the right of their ends, moved apart if they touch."""
         wanted = sorted((self.y(value), says, kind) for value, says, kind in ends)
         for top, (_, says, kind) in zip(_spread([y for y, _, _ in wanted], _LINE), wanted, strict=True):
             self._text(_WIDTH - self.right + 6, top + 5, says, kind, "start")

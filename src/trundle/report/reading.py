@@ -50,22 +50,19 @@ def _read_runs(folders: Sequence[str | Path]) -> tuple[_RunRecord, ...]:
     if not folders:
         raise BadInput("there is no run to report on; name at least one folder that trundle wrote")
     places = [Path(folder).expanduser() for folder in folders]
-    names = short_names([str(place) for place in places])
-    return tuple(_read_run(place, name) for place, name in zip(places, names, strict=True))
-
-
-def _read_run(folder: Path, name: str) -> _RunRecord:
-    if not folder.is_dir():
-        raise BadInput(f"there is no folder {str(folder)!r}; name a model folder that trundle wrote")
-    lineage = read_lineage(folder)
-    if lineage is None:
-        raise BadInput(f"{folder} has no {LINEAGE_FILE}; name a folder that trundle wrote")
-    try:
-        return _run(folder, name, lineage)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadInput(
-            f"{folder} can't be read as a run ({type(error).__name__}: {error}); make the folder again"
-        ) from error
+    runs = []
+    for folder, name in zip(places, short_names([str(place) for place in places]), strict=True):
+        if not folder.is_dir():
+            raise BadInput(f"there is no folder {str(folder)!r}; name a model folder that trundle wrote")
+        lineage = read_lineage(folder)
+        if lineage is None:
+            raise BadInput(f"{folder} has no {LINEAGE_FILE}; name a folder that trundle wrote")
+        try:
+            runs.append(_run(folder, name, lineage))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            damage = f"{type(error).__name__}: {error}"
+            raise BadInput(f"{folder} can't be read as a run ({damage}); make the folder again") from error
+    return tuple(runs)
 
 
 def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _RunRecord:
@@ -82,7 +79,11 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _RunRecord:
         )
         for source, method in methods
     )
-    plans = [(method.step, method.plan) for _, method in methods]
+
+    def last_plan(step: str, key: str) -> Mapping[str, Any] | None:
+        plans = [method.plan for _, method in methods if method.step == step]
+        return next((plan for plan in plans[::-1] if plan.get(key) not in (None, [])), None)
+
     forms = _forms(folder, after)
     modules = folder / "modules.json"
     weights = read_weight_map(folder)
@@ -109,8 +110,8 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _RunRecord:
         seed=int(lineage["seed"]),
         versions=lineage["versions"],
         trainings=tuple(found for step in _TRAININGS if (found := _read_training(folder, step)) is not None),
-        layer_losses=_layer_losses(plans),
-        coverage=_coverage(plans),
+        layer_losses=_layer_losses(last_plan("depth", "losses")),
+        coverage=_coverage(last_plan("vocabulary", "coverage")),
         pruned=weights.matrices if weights else (),
         alignment=weights.alignment if weights else None,
         planning=read_planning(folder),
@@ -215,33 +216,24 @@ def _read_training(folder: Path, method: str) -> _Training | None:
 
 
 def _thinned(points: Sequence[_T], most: int) -> tuple[_T, ...]:
-    """Return evenly spaced points, with the first and the last."""
+    """Return at most so many points, evenly spaced, with the first and the last."""
     if len(points) <= most:
         return tuple(points)
     return tuple(points[round(place * (len(points) - 1) / (most - 1))] for place in range(most))
 
 
-_Plans = Sequence[tuple[str, Mapping[str, Any]]]
+def _layer_losses(plan: Mapping[str, Any] | None) -> _LayerLosses | None:
+    if plan is None:
+        return None
+    losses = tuple(float(loss) for loss in plan["losses"])
+    return _LayerLosses(losses=losses, kept=len(plan["blocks"]), pick=str(plan["pick"]))
 
 
-def _layer_losses(plans: _Plans) -> _LayerLosses | None:
-    for step, plan in reversed(plans):
-        if step == "depth" and plan.get("losses"):
-            losses = tuple(float(loss) for loss in plan["losses"])
-            return _LayerLosses(losses=losses, kept=len(plan["blocks"]), pick=str(plan["pick"]))
-    return None
-
-
-def _coverage(plans: _Plans) -> _Coverage | None:
-    for step, plan in reversed(plans):
-        if step == "vocabulary" and plan.get("coverage") is not None:
-            return _Coverage(
-                kept=_count_ids(plan["kept"]),
-                of=int(plan["of"]),
-                coverage=float(plan["coverage"]),
-                lost=tuple(plan["lost"]),
-            )
-    return None
+def _coverage(plan: Mapping[str, Any] | None) -> _Coverage | None:
+    if plan is None:
+        return None
+    kept, of, coverage = _count_ids(plan["kept"]), int(plan["of"]), float(plan["coverage"])
+    return _Coverage(kept=kept, of=of, coverage=coverage, lost=tuple(plan["lost"]))
 
 
 def _count_ids(ranges: str) -> int:

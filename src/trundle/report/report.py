@@ -6,7 +6,7 @@ Without texts and tasks no model is loaded, and the report shows what the folder
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from trundle.bench.results import BenchResult
     from trundle.evaluate.tasks import Task
 
-_PAGES = (".html", ".htm")
 _KINDS = ("sts", "retrieval", "classification", "clustering", "pairs")
-_ROUNDS, _SECONDS = 3, 0.4
 
 
 def make_report(
@@ -47,19 +45,20 @@ def make_report(
 ) -> _Report:
     """Read the runs in `folders`; with `data` or `tasks`, also measure them and their teacher.
 
-    At most `texts` texts of `data` are used. `speed` is the benchmark of the teacher and the runs, or whether to run it.
+    At most `texts` texts of `data` are used. `speed` is a benchmark of the teacher and the runs, or whether
+    to run one.
     """
     runs = _read_runs(folders)
+    teachers = [teacher] if teacher else sorted({run.teacher for run in runs})
     chosen = _find_tasks_in(tasks) if tasks else []
     if not data and not chosen:
-        common = teacher or _only(run.teacher for run in runs)
-        return _Report(runs=runs, teacher=None if common is None else _teacher_model(common, runs))
+        return _Report(runs=runs, teacher=_teacher_model(teachers[0], runs) if len(teachers) == 1 else None)
     # These import torch, which a report without measurements does not need.
     from trundle.model.encode import embedder
     from trundle.model.load import load
     from trundle.report.measuring import _measurements, _Measuring, _token_curve
 
-    name = _find_teacher(runs, teacher)
+    name = _check_teacher(teachers)
     large = load(name, trust_remote_code=trust_remote_code).float()
     measuring = _Measuring(runs, embedder(large, name=name), trust=trust_remote_code, progress=progress)
     lineages = [read_lineage(run.folder) for run in runs]
@@ -69,16 +68,21 @@ def make_report(
     searches, shown = measuring.searches(queries, documents) if read else ({}, {})
     projections = measuring.projections(queries, documents) if read else {}
     if speed is True:
-        speed = _benchmark(name, runs, [text.text for text in read], progress)
+        speed = bench(
+            list(dict.fromkeys([name, *(run.folder for run in runs)])),
+            texts=[text.text for text in read] or None,
+            rounds=3,
+            seconds=0.4,
+            all_engines=True,
+            progress=progress,
+        )
     speeds, machine = _speeds(name, runs, speed) if speed else ({}, "")
     model = _teacher_model(name, runs)
     cut = any(run.coverage for run in runs)
     return _Report(
         runs=runs,
         teacher=replace(
-            model,
-            parameters=sum(weight.numel() for weight in large.parameters()),
-            speed=speeds.get(name),
+            model, parameters=sum(weight.numel() for weight in large.parameters()), speed=speeds.get(name)
         ),
         measured={
             run.name: replace(
@@ -107,7 +111,7 @@ def write_report(report: _Report, output: str | Path) -> tuple[Path, Path]:
 
 def check_output(output: Path) -> None:
     """Reject an output that can't be written, before any heavy work."""
-    if output.suffix not in _PAGES:
+    if output.suffix not in (".html", ".htm"):
         raise BadInput(f"{output} is not a name for an HTML file; end it in .html")
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise BadInput(f"{output} can't be written; name a file in a folder that exists")
@@ -122,18 +126,12 @@ def _find_tasks_in(places: Sequence[str]) -> list[Task]:
     return found
 
 
-def _only(names: Iterable[str]) -> str | None:
-    """Return the name that all have in common, if there is one."""
-    found = set(names)
-    return found.pop() if len(found) == 1 else None
-
-
-def _find_teacher(runs: Sequence[_RunRecord], given: str | None) -> str:
-    """Return the teacher to measure against: `given`, or the teacher of all runs."""
-    name = given or _only(run.teacher for run in runs)
-    if name is None:
-        several = " and ".join(sorted({run.teacher for run in runs}))
+def _check_teacher(teachers: Sequence[str]) -> str:
+    """Return the one teacher to measure against; reject several, and one that can't be loaded."""
+    if len(teachers) > 1:
+        several = " and ".join(teachers)
         raise BadInput(f"the runs have different teachers ({several}); name one with --teacher")
+    name = teachers[0]
     if name.startswith(("http://", "https://")) or name.endswith(".parquet"):
         raise BadInput(f"a report can't load the teacher {name}; name its model folder with --teacher")
     if Path(name).is_absolute() and not Path(name).is_dir():
@@ -152,20 +150,6 @@ def _teacher_model(name: str, runs: Sequence[_RunRecord]) -> _TeacherModel:
         bytes=size or known.get("bytes"),
         layers=known.get("layers"),
         width=known.get("width"),
-    )
-
-
-def _benchmark(
-    teacher: str, runs: Sequence[_RunRecord], texts: Sequence[str], progress: Progress
-) -> BenchResult:
-    folders = [teacher, *(run.folder for run in runs)]
-    return bench(
-        list(dict.fromkeys(folders)),
-        texts=texts or None,
-        rounds=_ROUNDS,
-        seconds=_SECONDS,
-        all_engines=True,
-        progress=progress,
     )
 
 
