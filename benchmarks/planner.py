@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,8 +36,9 @@ from trundle.model.save import weight_bytes
 from trundle.model.surgery import Cut, cut, transformer_of
 from trundle.pipeline.run import Request
 from trundle.precision import graph_format
+from trundle.records import PLANNING_FILE
 from trundle.search.candidates import _list_candidates
-from trundle.search.search import _PLANNING_FILE, compress_to_budget
+from trundle.search.search import compress_to_budget
 from trundle.search.speed import _ANY_LOSS, _export_graph, _measure_speed, _time_queries
 from trundle.search.trials import _CPU_PACE, _GPU_PACE
 
@@ -127,7 +129,7 @@ def search(options: argparse.Namespace, corpus: Corpus, output: Path | None) -> 
     for each in planned.tried:
         texts = options.texts if each.candidate.base == options.model else None
         row = {"steps": each.candidate.steps(texts=texts), "static": not each.candidate.layers}
-        listed.append(each.as_json() | row | {"grid": each.candidate.in_int4})
+        listed.append(asdict(each.record()) | row | {"grid": each.candidate.in_int4})
     return listed
 
 
@@ -135,7 +137,7 @@ def table(output: Path) -> None:
     def key(candidate: Json) -> tuple[str, str]:
         return candidate["base"], candidate["name"]
 
-    planning = json.loads((output / SEARCH / _PLANNING_FILE).read_text())["candidates"]
+    planning = json.loads((output / SEARCH / PLANNING_FILE).read_text())["candidates"]
     trials = {key(each): [rung["distance"] for rung in each["rungs"]] for each in planning}
     choice = next(key(each) for each in planning if each["outcome"] == "chosen")
     ends: dict[tuple[str, str], Json] = {}
@@ -178,7 +180,7 @@ def regret(options: argparse.Namespace, corpus: Corpus) -> None:
         harness.write_json(options.output / "candidates.json", listed)
         rows = [FIRST, SEARCH, *(str(number) for number in range(len(listed)))]
         places = {row: options.output / f"result-{row}.json" for row in rows}
-        places[SEARCH] = options.output / SEARCH / _PLANNING_FILE
+        places[SEARCH] = options.output / SEARCH / PLANNING_FILE
         missing = [row for row in rows if not places[row].is_file()]
         for alone in (FIRST, SEARCH):
             harness.run_rows([row for row in missing if row == alone], options.output)

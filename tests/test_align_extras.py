@@ -20,6 +20,7 @@ from trundle.methods.contract import Applied, Context
 from trundle.model.save import save
 from trundle.recipe import make_options
 from trundle.records import CALIBRATION_FILE, Lineage
+from trundle.report.reading import _read_training
 
 TEXTS = [Text(text=f"{text} {number}", kind=None) for number in range(20) for text in pico.TEXTS]
 CORPUS = Corpus(
@@ -51,6 +52,10 @@ def test_the_margin_is_written_down_and_changes_no_weight(
     for look in looks:
         assert set(look["measures"]) == {"agreement@10", "agreement@10, own index"}
         assert 0 < look["measures"]["agreement@10"] <= 1
+    (tmp_path / "align.jsonl").write_text(str(watched.files["align.jsonl"]))
+    drawn = _read_training(tmp_path, "align")
+    assert drawn is not None
+    assert drawn.watched["agreement@10"] == tuple((e["step"], e["measures"]["agreement@10"]) for e in looks)
     assert "measures" not in plain.files["align.jsonl"]
     for name, weight in plain.model.state_dict().items():
         assert (watched.model.state_dict()[name] == weight).all(), name

@@ -59,7 +59,7 @@ class DemoResult:
             "pairs": {"training": self.pairs[0], "measured": self.pairs[1]},
             "ndcg@10": dict(self.ndcg),
             "fidelity": self.fidelity.as_json(),
-            "planning": self.outcome.as_json(),
+            "planning": self.outcome.record().as_json(),
             "speed": self.speed.as_dict(),
         }
 
@@ -108,7 +108,7 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
         teacher=str(model),
         data=[ENVIRONMENT],
         texts=_MEASURED_PAIRS,
-        raced=speed,
+        speed=speed,
         progress=progress,
     )
     page, _ = write_report(made, output / "report.html")

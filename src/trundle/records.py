@@ -1,23 +1,32 @@
+"""The records that trundle writes into a model folder: each is declared, written and read here.
+
+- trundle.json: the `Lineage`, with one `MethodRecord` per method and the `QualityScores` among its scores.
+- align.jsonl, contrast.jsonl, …: a training log, one `TrainingRecord` per line.
+- planning.json: the `PlanningRecord` of a search for a budget.
+- weights.json: the `WeightMap` of pruned matrices.
+"""
+
 from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trundle.errors import BadInput
 
 LINEAGE_FILE = "trundle.json"
 _LINEAGE_FORMAT = 1
 THE_ORIGINAL = "the original"
-"""What a lineage calls the teacher where that is the model that came in."""
+"""The name of the teacher in a lineage if the teacher is the source model."""
 CALIBRATION_FILE = "calibration.json"
 _RECORDS = (LINEAGE_FILE, CALIBRATION_FILE)
-"""What is known of a model whatever form its weights have."""
+"""The files that stay valid when a model is exported to another format."""
 
 VERSIONED = (
     "trundle",
@@ -29,9 +38,11 @@ VERSIONED = (
     "scikit-learn",
 )
 
+_T = TypeVar("_T")
+
 
 def versions(packages: Sequence[str] = VERSIONED) -> dict[str, str]:
-    """The versions a result depends on, for packages that are installed."""
+    """Return the versions of Python and of those `packages` that are installed."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -43,12 +54,13 @@ def versions(packages: Sequence[str] = VERSIONED) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    """What made a folder: enough to make it again."""
+    """How a model folder was made, with everything needed to make it again."""
 
     source: str
     space: str | None = None
-    """Whose vector space the model is in, where that is another model's than the source's."""
+    """The model whose vector space this one is in, if that is not the source."""
     steps: tuple[Mapping[str, Any], ...] = ()
+    """A `MethodRecord` as JSON for each method."""
     data: tuple[Mapping[str, Any], ...] = ()
     seed: int = 0
     before: Mapping[str, Any] = field(default_factory=dict)
@@ -59,7 +71,7 @@ class Lineage:
     format: int = _LINEAGE_FORMAT
 
     def after_parent(self) -> Lineage:
-        """One lineage for both, where the source was only a stage on the way here."""
+        """Merge the parent's lineage into this one, for a source that was an intermediate result."""
         parent = self.parent
         if parent is None:
             return self
@@ -73,13 +85,13 @@ class Lineage:
         )
 
     def write(self, folder: Path) -> None:
-        """Put the lineage into `folder`."""
+        """Write the lineage into `folder`."""
         text = json.dumps(asdict(self), indent=2, sort_keys=True, ensure_ascii=False)
         (folder / LINEAGE_FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def read_lineage(folder: str | Path) -> dict[str, Any] | None:
-    """The lineage of a folder trundle made, or None for any other folder."""
+    """Return the lineage in `folder` as JSON values, or None if trundle did not write the folder."""
     path = Path(folder) / LINEAGE_FILE
     if not path.is_file():
         return None
@@ -95,7 +107,281 @@ def read_lineage(folder: str | Path) -> dict[str, Any] | None:
 
 
 def keep_records(source: Path, folder: Path) -> None:
-    """Let a model's other form, in `folder`, remember what `source` does."""
+    """Copy the lineage and the calibration of the model in `source` to its export in `folder`."""
     for name in _RECORDS:
         if (source / name).is_file():
             shutil.copy(source / name, folder / name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodRecord:
+    """One method in a lineage. It holds no times, so the same run gives the same record."""
+
+    step: str
+    """The name of the method."""
+    options: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    says: str
+    """The plan as a sentence."""
+    facts: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row of a lineage."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> MethodRecord:
+        """Read a row of a lineage."""
+        return cls(**_known(cls, row))
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityScores:
+    """The scores in a lineage that compare a model with its teacher; None for what was not measured."""
+
+    k: int = 10
+    cosine: float | None = None
+    distance: float | None = None
+    agreement_asymmetric: float | None = None
+    """Share of the teacher's top k that the model's queries retrieve from the teacher's index."""
+    agreement_standard: float | None = None
+    """The same for an index of the model's own vectors."""
+
+    def as_scores(self, teacher: str) -> dict[str, float]:
+        """Return the scores under the names that a lineage and a model card show."""
+        named = {
+            f"cosine to {teacher}": self.cosine,
+            f"l2 distance to {teacher}": self.distance,
+            f"agreement@{self.k}, searching the index of {teacher}": self.agreement_asymmetric,
+            f"agreement@{self.k}, own index": self.agreement_standard,
+        }
+        return {name: round(value, 4) for name, value in named.items() if value is not None}
+
+    @classmethod
+    def from_scores(cls, scores: Mapping[str, Any]) -> QualityScores | None:
+        """Find these scores among all scores of a lineage; None if it has none of them."""
+        found: dict[str, float] = {}
+        k = cls.k
+        for name, value in scores.items():
+            if match := re.match(r"agreement@(\d+), (searching the index|own index)", name):
+                k = int(match[1])
+                own = match[2] == "own index"
+                found["agreement_standard" if own else "agreement_asymmetric"] = float(value)
+            elif name.startswith("cosine to "):
+                found["cosine"] = float(value)
+            elif name.startswith("l2 distance to "):
+                found["distance"] = float(value)
+        return cls(k=k, **found) if found else None
+
+
+def _known(record: type, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `record` in `row`; other versions of trundle may have written more or fewer."""
+    return {each.name: row[each.name] for each in fields(record) if each.name in row}
+
+
+def _read(path: Path, parse: Callable[[str], _T]) -> _T | None:
+    """Return what `parse` makes of a file's text, or None if there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(
+            f"{path} is damaged ({type(error).__name__}: {error}); delete it, or make the folder again"
+        ) from error
+
+
+TRAINING_LOG_FILE = "metrics.jsonl"
+"""The training log while a training runs."""
+_FIGURES = ("epoch", "loss", "lr", "validation", "seconds", "texts_per_second")
+
+
+def training_log_file(method: str) -> str:
+    """Return the name of the training log in the folder of the trained model."""
+    return f"{method}.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord:
+    """One line of a training log. A figure that was not measured at this step is None."""
+
+    step: int
+    epoch: float | None = None
+    loss: float | None = None
+    lr: float | None = None
+    validation: float | None = None
+    seconds: float | None = None
+    texts_per_second: float | None = None
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """Further figures of a validation, by name."""
+
+    def as_line(self) -> str:
+        """Return the line, with its line break."""
+        row = asdict(self)
+        if not self.measures:
+            del row["measures"]
+        return json.dumps(row) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> TrainingRecord:
+        """Read a line."""
+        row = json.loads(line)
+        figures = {key: None if row.get(key) is None else float(row[key]) for key in _FIGURES}
+        measures = {name: float(value) for name, value in row.get("measures", {}).items()}
+        return cls(step=int(row["step"]), measures=measures, **figures)
+
+
+def read_training_log(folder: Path, method: str) -> tuple[TrainingRecord, ...]:
+    """Return the training log that `method` wrote into a model folder; empty if there is none."""
+
+    def parse(text: str) -> tuple[TrainingRecord, ...]:
+        return tuple(TrainingRecord.from_line(line) for line in text.splitlines() if line.strip())
+
+    return _read(folder / training_log_file(method), parse) or ()
+
+
+def training_log_up_to(text: str, step: int) -> str:
+    """Drop the lines after `step`, and a line that is incomplete because the process died."""
+    kept = []
+    for line in text.splitlines(keepends=True):
+        try:
+            if TrainingRecord.from_line(line).step > step:
+                break
+        except ValueError:
+            break
+        kept.append(line)
+    return "".join(kept)
+
+
+PLANNING_FILE = "planning.json"
+_CHOSEN = "chosen"
+"""The outcome of the candidate that was trained to the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRecord:
+    """A short training of a candidate."""
+
+    steps: int
+    distance: float
+    """To the teacher, on validation texts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateRecord:
+    """A candidate of a search, with its predicted size and speed and its trials."""
+
+    name: str
+    base: str | None = None
+    """The model it is made from."""
+    steps: Sequence[Mapping[str, Any]] = ()
+    """Its recipe."""
+    parameters: int
+    bytes: int
+    milliseconds: float | None
+    flops_per_token: int | None = None
+    outcome: str
+    rungs: tuple[TrialRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningRecord:
+    """How a search met a budget. The figures have the keys bytes, parameters and milliseconds."""
+
+    budget: Mapping[str, float | None]
+    teacher: Mapping[str, float | None]
+    candidates: tuple[CandidateRecord, ...]
+    chosen: str
+    predicted: Mapping[str, float | None]
+    measured: Mapping[str, float | None]
+    remarks: tuple[str, ...] = ()
+    """Where the result differs from what was requested."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
+        return asdict(self)
+
+    def as_text(self) -> str:
+        """Return the content of planning.json."""
+        return json.dumps(self.as_json(), indent=1)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> PlanningRecord:
+        """Read the record; candidates made from different models get their model's name as well."""
+        several = len({row.get("base") for row in content["candidates"]}) > 1
+        candidates = []
+        for row in content["candidates"]:
+            name = f"{row['name']}, of {Path(row['base']).name}" if several else row["name"]
+            rungs = tuple(TrialRecord(**_known(TrialRecord, rung)) for rung in row["rungs"])
+            candidates.append(
+                CandidateRecord(**_known(CandidateRecord, row) | {"name": name, "rungs": rungs})
+            )
+        trained = next((one.name for one in candidates if one.outcome == _CHOSEN), None)
+        changed = {
+            "candidates": tuple(candidates),
+            "chosen": trained or content["chosen"],
+            "remarks": tuple(content.get("remarks", ())),
+        }
+        return cls(**_known(cls, content) | changed)
+
+
+def read_planning(folder: Path) -> PlanningRecord | None:
+    """Return the planning record of a model folder, or None if it was not made for a budget."""
+    return _read(folder / PLANNING_FILE, lambda text: PlanningRecord.from_json(json.loads(text)))
+
+
+WEIGHTS_FILE = "weights.json"
+NEUTRAL = 0.1
+"""Gradients whose cosine is closer to 0 than this neither agree nor conflict."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrunedMatrix:
+    """A matrix and the number of weights it keeps."""
+
+    layer: int
+    matrix: str
+    weights: int
+    kept: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientAlignment:
+    """How many weights lie in rows (or matrices) of each cosine between domain and general mean gradient."""
+
+    counts: tuple[int, ...]
+    """By cosine, in equal intervals from −1 to 1."""
+    shared: int
+    """Weights whose two gradients have the same direction."""
+    specific: int
+    conflicting: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightMap:
+    """What the method `weights` kept of each matrix."""
+
+    says: str
+    matrices: tuple[PrunedMatrix, ...]
+    alignment: GradientAlignment | None
+    """None if no gradients were compared."""
+
+    def as_text(self) -> str:
+        """Return the content of weights.json."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> WeightMap:
+        """Read the content of weights.json."""
+        content = json.loads(text)
+        found = content.get("alignment")
+        return cls(
+            says=content["says"],
+            matrices=tuple(PrunedMatrix(**_known(PrunedMatrix, row)) for row in content["matrices"]),
+            alignment=found and GradientAlignment(**found | {"counts": tuple(found["counts"])}),
+        )
+
+
+def read_weight_map(folder: Path) -> WeightMap | None:
+    """Return the weight map of a model folder, or None if its weights were not pruned."""
+    return _read(folder / WEIGHTS_FILE, WeightMap.from_text)

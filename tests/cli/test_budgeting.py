@@ -10,7 +10,7 @@ from trundle.cli.budget import _REPORT, _report
 from trundle.errors import BadInput
 from trundle.progress import _Silent
 from trundle.report import report
-from trundle.report.records import _Report
+from trundle.report.contents import _Report
 
 
 def test_a_model_is_told_of_though_texts_are_too_few_to_compare_by(

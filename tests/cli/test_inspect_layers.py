@@ -12,8 +12,9 @@ import pytest
 
 import pico
 from trundle.cli.console import _curve
+from trundle.cli.layers import _marks
 from trundle.methods.depth.curve import LayerCurve
-from trundle.report.layer_curve import curve_page, curve_svg
+from trundle.report.page import curve_page, curve_svg
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -72,12 +73,14 @@ CURVES = [
 
 @pytest.mark.parametrize("curve", CURVES)
 def test_any_curve_can_be_drawn(curve: LayerCurve) -> None:
-    svg = curve_svg(curve, "a <b> & c")
+    svg = curve_svg(curve.losses, _marks(curve), "a <b> & c")
     tree = ElementTree.fromstring(svg)
     circles = tree.findall("{http://www.w3.org/2000/svg}circle")
     assert len(circles) == curve.layers
     assert all(0 <= float(c.get("cx", -1)) <= 760 and 0 <= float(c.get("cy", -1)) <= 380 for c in circles)
-    assert "http" not in curve_page(curve, "t", [("a",), ("b",)], ["n"]).replace("http://www.w3.org", "")
+    assert "http" not in curve_page(curve.losses, _marks(curve), "t", [("a",), ("b",)], ["n"]).replace(
+        "http://www.w3.org", ""
+    )
     lines = _curve(curve.losses, {curve.large: "large"})
     assert sum(len(re.findall("[▔─▁]+", line.split("┤")[1])) for line in lines if "┤" in line) >= (
         curve.layers - 1 if curve.layers <= 48 else 1

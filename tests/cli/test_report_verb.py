@@ -38,10 +38,10 @@ def test_json_for_machines(run: Run, cut: Path, tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         (("nowhere",), "there is no folder 'nowhere'; name a model folder that trundle wrote"),
-        (("nowhere", "-o", "page.pdf"), "page.pdf is no name for a page; end it in .html"),
+        (("nowhere", "-o", "page.pdf"), "page.pdf is not a name for an HTML file; end it in .html"),
         (
             ("nowhere", "-o", "no/page.html"),
-            "no/page.html can't be written; give a file in a folder that exists",
+            "no/page.html can't be written; name a file in a folder that exists",
         ),
     ],
 )

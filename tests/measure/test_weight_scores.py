@@ -12,7 +12,6 @@ from hypothesis.extra import numpy as arrays
 
 from trundle.methods.weights.pruning import (
     _BINS,
-    PrunedMatrix,
     _alignment,
     _best_neurons,
     _choose,
@@ -26,8 +25,8 @@ from trundle.methods.weights.pruning import (
     _random_scores,
     _two_of_four,
     _wanda,
-    _WeightMap,
 )
+from trundle.records import PrunedMatrix, WeightMap
 
 MATRICES = arrays.arrays(
     np.float32,
@@ -148,10 +147,10 @@ def test_the_map_counts_every_weight_once_and_survives_json() -> None:
     assert (found.conflicting, found.specific, found.shared) == (4, 4, 12)
     assert sum(found.counts) == 20
     assert len(found.counts) == _BINS
-    drawn = _WeightMap(
+    drawn = WeightMap(
         says="x", matrices=(PrunedMatrix(layer=0, matrix="up", weights=8, kept=4),), alignment=found
     )
-    assert _WeightMap.from_json(drawn.as_json()) == drawn
+    assert WeightMap.from_text(drawn.as_text()) == drawn
 
 
 def test_dice_fall_the_same_way_and_lie_where_the_weights_are() -> None:

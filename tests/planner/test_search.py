@@ -21,14 +21,14 @@ from trundle.model.cost import cost
 from trundle.model.load import load
 from trundle.pipeline.run import Request
 from trundle.precision import FORMATS
-from trundle.records import read_lineage
+from trundle.records import PLANNING_FILE, read_lineage
 from trundle.runtime.encoder import Encoder
 from trundle.search import budget, candidates, search, trials
 from trundle.search.budget import _CLOSING, _Rung, _Timetable
 from trundle.search.candidates import _list_candidates
 from trundle.search.outcome import _Tried
 from trundle.search.prospects import _Prospects
-from trundle.search.search import _PLANNING_FILE, compress_to_budget
+from trundle.search.search import compress_to_budget
 from trundle.search.trials import _Trials
 from trundle.teacher.targets import find_targets
 
@@ -58,7 +58,7 @@ def test_the_best_that_fits_is_trained_exported_and_written(
     assert small.encode(["a text"]).shape == large.encode(["a text"]).shape
     assert cost(small).parameters == outcome.chosen.candidate.cost.parameters <= limit
     assert Encoder(output).encode("a text").shape == (32,)
-    planning = json.loads((output / _PLANNING_FILE).read_text())
+    planning = json.loads((output / PLANNING_FILE).read_text())
     assert planning["chosen"] == outcome.chosen.candidate.name
     assert len(planning["candidates"]) == len(outcome.tried)
     lineage = read_lineage(output)

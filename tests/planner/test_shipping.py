@@ -19,10 +19,11 @@ from trundle.model.load import load
 from trundle.model.save import weight_bytes
 from trundle.pipeline.run import Request
 from trundle.progress import SILENT
+from trundle.records import PLANNING_FILE
 from trundle.search import budget, prospects, search
 from trundle.search.budget import _Budget
 from trundle.search.candidates import _Candidate, _list_candidates
-from trundle.search.search import _PLANNING_FILE, _ship, compress_to_budget
+from trundle.search.search import _ship, compress_to_budget
 from trundle.search.speed import _export_graph, _Speed, _Timed
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
@@ -129,7 +130,7 @@ def test_the_plan_is_written_before_anything_is_exported(
     words = [f"{cost(load(folder)).parameters // 2}-params"]
     with pytest.raises(KeyboardInterrupt):
         compress_to_budget(Request(source=str(folder), output=output, corpus=corpus), words, minutes=0.02)
-    planning = json.loads((output / _PLANNING_FILE).read_text())
+    planning = json.loads((output / PLANNING_FILE).read_text())
     assert planning["candidates"][0]["outcome"] == "chosen"
     assert planning["measured"]["parameters"] == cost(load(output)).parameters
     assert planning["measured"]["bytes"] is None
@@ -156,7 +157,7 @@ def test_what_is_over_the_budget_is_told(
         "a query takes 99 ms, over the budget of 50 ms",
     )
     assert outcome.remarks == told
-    assert json.loads((output / _PLANNING_FILE).read_text())["remarks"] == list(told)
+    assert json.loads((output / PLANNING_FILE).read_text())["remarks"] == list(told)
     _show(outcome)
     assert "A query takes 99 ms, over the budget of 50 ms." in capsys.readouterr().out
     untimed = replace(outcome, bytes=1, milliseconds=None, no_graph="there is no graph")

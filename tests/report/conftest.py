@@ -13,7 +13,7 @@ import pico
 from trundle.data.corpus import read_corpus
 from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
-from trundle.report.records import _Report
+from trundle.report.contents import _Report
 from trundle.report.report import make_report
 
 RECIPE = """

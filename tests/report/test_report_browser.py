@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trundle.report.records import _Report
+from trundle.report.contents import _Report
 from trundle.report.report import write_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")

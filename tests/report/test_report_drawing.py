@@ -10,7 +10,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trundle.report.axes import (
+from trundle.records import CandidateRecord, PlanningRecord, TrialRecord
+from trundle.report.making import _search
+from trundle.report.markup import _count, _megabytes, _milliseconds, _one_line, _percent, _short, _times
+from trundle.report.page import _frontier, _ratio
+from trundle.report.plot import (
     _LEFT,
     _RIGHT,
     _WIDTH,
@@ -21,10 +25,6 @@ from trundle.report.axes import (
     _round_step,
     _spread,
 )
-from trundle.report.markup import _count, _megabytes, _milliseconds, _one_line, _percent, _short, _times
-from trundle.report.overview import _frontier, _ratio
-from trundle.report.planning import _block
-from trundle.report.records import _Candidate, _Planning, _Rung
 
 values = st.floats(1e-3, 1e9)
 
@@ -146,9 +146,9 @@ def test_steps_have_whole_ticks() -> None:
     assert axis.ticks() == [0, 1, 2]
 
 
-def one_tried(name: str, rungs: int) -> _Candidate:
-    rung = _Rung(steps=4, distance=0.04)
-    return _Candidate(
+def one_tried(name: str, rungs: int) -> CandidateRecord:
+    rung = TrialRecord(steps=4, distance=0.04)
+    return CandidateRecord(
         name=name,
         parameters=1,
         bytes=1,
@@ -161,14 +161,14 @@ def one_tried(name: str, rungs: int) -> _Candidate:
 @pytest.mark.parametrize(
     ("rungs", "says", "drawn"),
     [
-        ((0, 0), "2 candidates were weighed by arithmetic, a was chosen.", False),
-        ((1, 0), "1 was tried in 1 short training, and a was chosen.", False),
-        ((2, 1), "2 were tried in 3 short trainings, and a was chosen.", True),
+        ((0, 0), "2 candidates were compared by predicted size and speed; a was chosen.", False),
+        ((1, 0), "1 was tried in 1 short training; a was chosen.", False),
+        ((2, 1), "2 were tried in 3 short trainings; a was chosen.", True),
     ],
 )
 def test_trials_are_told_and_a_race_is_drawn(rungs: tuple[int, int], says: str, drawn: bool) -> None:
     nothing = {"bytes": 1.0, "parameters": None, "milliseconds": None}
-    plan = _Planning(
+    plan = PlanningRecord(
         budget=nothing,
         teacher=nothing,
         candidates=tuple(map(one_tried, "ab", rungs)),
@@ -176,6 +176,6 @@ def test_trials_are_told_and_a_race_is_drawn(rungs: tuple[int, int], says: str, 
         predicted=nothing,
         measured=nothing,
     )
-    block = _block(0, plan)
+    block = _search(0, plan)
     assert says in block
     assert ("Successive halving" in block) is drawn

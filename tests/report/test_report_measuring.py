@@ -16,9 +16,9 @@ from trundle.evaluate.comparison import compare
 from trundle.evaluate.scoring import find_tasks
 from trundle.model.encode import embedder
 from trundle.model.load import load
+from trundle.report.contents import _Report
 from trundle.report.page import _page
 from trundle.report.reading import _read_runs
-from trundle.report.records import _Report
 from trundle.report.report import _find_tasks_in, make_report
 
 
@@ -38,7 +38,7 @@ def test_tasks_are_scored_as_evaluate_scores_them(run_folder: Path, tasks_folder
     assert quality is not None
     assert quality.share_standard == next(share.share for share in found.shares if share.mode == "standard")
     html = _page(report)
-    assert "Tasks with labels" in html
+    assert "Labelled tasks" in html
     assert 'id="searches"' not in html
 
 
@@ -112,8 +112,8 @@ def test_a_race_that_was_run_is_not_run_again(
         other_cores=0.0,
         versions={},
     )
-    monkeypatch.setattr("trundle.bench.bench", None)
-    report = make_report([bare_folder], data=[str(texts_file)], raced=raced)
+    monkeypatch.setattr("trundle.report.report.bench", None)
+    report = make_report([bare_folder], data=[str(texts_file)], speed=raced)
     found = {one.model: 1e3 * one.short_latency_p50.value for one in raced.models}
     assert report.teacher is not None
     assert report.teacher.speed is not None

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from trundle.report.axes import _HEIGHT
+from trundle.report.contents import _Quality, _Report
 from trundle.report.markup import _megabytes, _percent
-from trundle.report.overview import _overview
-from trundle.report.page import _page
-from trundle.report.records import _Quality, _Report
+from trundle.report.page import _overview, _page
+from trundle.report.plot import _HEIGHT
 from trundle.report.report import make_report, write_report
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -145,8 +144,8 @@ def test_a_bare_run_has_only_what_it_has(bare_folder: Path) -> None:
     reader = read(_page(make_report([bare_folder])))
     assert [name for name in reader.ids if name != "tip"] == ["overview", "recipe", "use"]
     text = "".join(reader.text)
-    assert "Give --data TEXTS to see" in text
-    assert "Give --tasks FOLDER to see scores on tasks with labels." in text
+    assert "Pass --data TEXTS to see" in text
+    assert "Pass --tasks FOLDER to see scores on labelled tasks." in text
     assert "Compress with --budget to see" in text
     assert "figure" not in reader.tags
 
@@ -172,7 +171,6 @@ def test_a_run_above_its_teacher_is_inside_the_picture(full_report: _Report) -> 
     run = full_report.runs[0]
     better = replace(full_report.of(run), quality=_Quality(measured="tasks", share_standard=1.05))
     drawn = _overview(replace(full_report, measured={run.name: better}))
-    assert drawn is not None
-    heights = [float(found) for found in re.findall(r'cy="(-?[\d.]+)"', drawn.body)]
+    heights = [float(found) for found in re.findall(r'cy="(-?[\d.]+)"', drawn)]
     assert heights
     assert all(0 < height < _HEIGHT for height in heights)

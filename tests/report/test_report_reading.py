@@ -18,14 +18,12 @@ from trundle.errors import BadInput
 from trundle.evaluate.fidelity import Fidelity
 from trundle.methods.vocabulary import _read_ranges, _write_ranges
 from trundle.pipeline.compress import _headline
-from trundle.records import Lineage
+from trundle.records import PLANNING_FILE, Lineage, TrainingRecord, read_planning, read_training_log
 from trundle.report.reading import (
-    _PLANNING_FILE,
     _count_ids,
-    _kept_quality,
-    _read_planning,
     _read_runs,
     _read_training,
+    _stored_quality,
     _teacher_of,
     _thinned,
     _weigh,
@@ -75,11 +73,11 @@ def test_what_compress_keeps_is_read_back() -> None:
         closest=(),
         farthest=(),
     )
-    kept = _kept_quality(_headline(near))
+    kept = _stored_quality(_headline(near))
     assert kept is not None
     assert (kept.k, kept.cosine, kept.distance) == (7, 0.9, 0.4)
     assert (kept.agreement_asymmetric, kept.agreement_standard) == (0.8, 0.6)
-    assert _kept_quality({"something else": 1.0}) is None
+    assert _stored_quality({"something else": 1.0}) is None
 
 
 def test_whose_space_a_model_is_in() -> None:
@@ -116,8 +114,8 @@ def test_candidates_of_two_models_are_told_apart(tmp_path: Path) -> None:
         "predicted": nothing,
         "measured": nothing,
     }
-    (tmp_path / _PLANNING_FILE).write_text(json.dumps(content))
-    plan = _read_planning(tmp_path)
+    (tmp_path / PLANNING_FILE).write_text(json.dumps(content))
+    plan = read_planning(tmp_path)
     assert plan is not None
     assert [each.name for each in plan.candidates] == ["6 layers, of large", "6 layers, of small"]
     assert plan.chosen == "6 layers, of small"
@@ -160,6 +158,20 @@ def test_folders_that_are_no_runs(
         _read_runs([another_run])
 
 
+def test_measures_of_a_validation_are_curves(another_run: Path) -> None:
+    records = [
+        TrainingRecord(step=0, validation=0.9, measures={"agreement@10": 0.25}),
+        TrainingRecord(step=4, epoch=0.5, loss=0.7, lr=1e-4, seconds=1.0),
+        TrainingRecord(step=8, loss=0.6, validation=0.5, measures={"agreement@10": 0.5}),
+    ]
+    (another_run / "align.jsonl").write_text("".join(record.as_line() for record in records))
+    assert read_training_log(another_run, "align") == tuple(records)
+    (training,) = _read_runs([another_run])[0].trainings
+    assert training.loss == ((4, 0.7), (8, 0.6))
+    assert training.validation == ((0, 0.9), (8, 0.5))
+    assert training.watched == {"agreement@10": ((0, 0.25), (8, 0.5))}
+
+
 def test_damaged_files_are_named(another_run: Path) -> None:
     (another_run / "align.jsonl").write_text("{")
     with pytest.raises(BadInput, match=r"align\.jsonl is damaged"):
@@ -175,7 +187,7 @@ def test_teachers_that_are_not_here(run_folder: Path, another_run: Path, texts_f
     (another_run / "trundle.json").write_text(json.dumps(lineage | {"source": "/gone/model"}))
     with pytest.raises(BadInput, match="different teachers"):
         make_report([run_folder, another_run], data=[str(texts_file)])
-    with pytest.raises(BadInput, match="is not here; say where it is with --teacher"):
+    with pytest.raises(BadInput, match="there is no folder for the teacher"):
         make_report([another_run], data=[str(texts_file)])
     assert make_report([run_folder, another_run]).teacher is None
 
@@ -190,7 +202,7 @@ def test_places_for_a_page(tmp_path: Path) -> None:
 def test_what_is_stored_is_drawn_without_torch(run_folder: Path, tmp_path: Path) -> None:
     """Seconds, not half a minute, for those who only want to look."""
     lines = (
-        "import sys; from trundle.reporting import make_report, write_report; "
+        "import sys; from trundle.report.report import make_report, write_report; "
         f"write_report(make_report([{str(run_folder)!r}]), {str(tmp_path / 'r.html')!r}); "
         "assert 'torch' not in sys.modules"
     )

@@ -16,12 +16,12 @@ from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput, ImpossibleCut, UserError
 from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
-from trundle.methods.weights.pruning import _WeightMap
 from trundle.model.layout import layout_of
 from trundle.model.matrices import prunable, weight_of
 from trundle.model.surgery import Cut, cut, transformer_of
 from trundle.pipeline.compress import compress
 from trundle.recipe import make_options, parse_recipe, read_recipe
+from trundle.records import WeightMap
 
 TOOL = METHODS["weights"]
 
@@ -139,7 +139,7 @@ def test_a_map_is_left_in_the_folder(
     pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
 ) -> None:
     small = prune(pico_model("bert"), sparsity="50%", **files)
-    drawn = _WeightMap.from_json(json.loads(small.files["weights.json"]))
+    drawn = WeightMap.from_text(str(small.files["weights.json"]))
     assert {(one.layer, one.matrix) for one in drawn.matrices} == {
         (layer, name) for layer in range(pico.LAYERS) for name in ("intermediate.dense", "output.dense")
     }

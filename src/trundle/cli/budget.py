@@ -68,7 +68,7 @@ def _carry_out(
     if outcome.run is not None and output is not None:
         _report(output, model, data, texts=outcome.proof_texts, trust=trust, progress=progress)
     if as_json:
-        _show_json(outcome.as_json() | {"run": outcome.run.as_json() if outcome.run else None})
+        _show_json(outcome.record().as_json() | {"run": outcome.run.as_json() if outcome.run else None})
         return
     _show(outcome)
 

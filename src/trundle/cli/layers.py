@@ -53,30 +53,35 @@ def _measured(
     from trundle.data.corpus import read_corpus
     from trundle.folders import write_whole
     from trundle.methods.depth.curve import measure_curve
-    from trundle.report.layer_curve import curve_page, curve_svg
+    from trundle.report.page import curve_page, curve_svg
 
     corpus = read_corpus(data, seed=seed, progress=progress)
     curve = measure_curve(model, corpus.examples(), seed=seed, progress=progress)
     if output is not None:
         title = f"{Path(name).name}: the loss of each layer as the last one, {curve.tuples:,} tuples"
-        page = curve_svg(curve, title) if output.suffix == ".svg" else None
-        write_whole(output, page or curve_page(curve, title, _rows(model, curve), _notes(curve)))
+        drawn = curve.losses, _marks(curve), title
+        page = curve_svg(*drawn) if output.suffix == ".svg" else None
+        write_whole(output, page or curve_page(*drawn, _rows(model, curve), _notes(curve)))
     return curve
 
 
 def _show(model: SentenceTransformer, curve: LayerCurve) -> None:
     """The curve in characters, and what its low points would save."""
-    from trundle.report.layer_curve import marks
-
     console._show()
     console._show(f"The loss of each layer as the last one, before any training ({curve.tuples:,} tuples)")
     console._show()
-    for line in _curve(curve.losses, marks(curve)):
+    for line in _curve(curve.losses, _marks(curve)):
         console._show(f"  {line}")
     console._show()
     _show_table(_rows(model, curve), texts=(0, 1))
     for note in _notes(curve):
         console._show(note)
+
+
+def _marks(curve: LayerCurve) -> dict[int, str]:
+    """Return the names of the low points by layer."""
+    large = {curve.large: "large"}
+    return large if curve.small is None else {curve.small: "small"} | large
 
 
 def _rows(model: SentenceTransformer, curve: LayerCurve) -> _Rows:

@@ -20,9 +20,10 @@ from trundle.methods.contract import Given
 from trundle.model.encode import explain_out_of_memory
 from trundle.model.heads import prompts_by_role
 from trundle.progress import is_first, process_count
+from trundle.records import TRAINING_LOG_FILE, training_log_file
 from trundle.train import loop
 from trundle.train.blocks import zeros_kept
-from trundle.train.checkpoint import METRICS_FILE, has_checkpoint
+from trundle.train.checkpoint import has_checkpoint
 from trundle.train.tuples import Prompts
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def learn(
             progress=context.progress,
             label=label,
         )
-        metrics = (folder / METRICS_FILE).read_text(encoding="utf-8") if is_first() else ""
+        metrics = (folder / TRAINING_LOG_FILE).read_text(encoding="utf-8") if is_first() else ""
     return Learned(
         facts={
             "steps": result.steps,
@@ -107,7 +108,7 @@ def learn(
             "validation": result.validation,
             "best_step": result.best_step,
         },
-        files={f"{label}.jsonl": metrics} if is_first() else {},
+        files={training_log_file(label): metrics} if is_first() else {},
         done=lambda: remove_entry(folder),
     )
 

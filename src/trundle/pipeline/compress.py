@@ -37,7 +37,7 @@ from trundle.pipeline.run import MethodRun, Request, Run, Sibling
 from trundle.pipeline.stages import _Stage, _stages
 from trundle.progress import is_first, process_count
 from trundle.recipe import Call, Recipe
-from trundle.records import THE_ORIGINAL, Lineage, read_lineage
+from trundle.records import THE_ORIGINAL, Lineage, QualityScores, read_lineage
 
 
 def compress(
@@ -315,12 +315,11 @@ def _before_and_after(judged: Mapping[str, tuple[float, float]]) -> dict[str, fl
 
 
 def _headline(fidelity: Fidelity) -> dict[str, float]:
-    """The scores that the lineage and the model card keep."""
-    return {
-        f"cosine to {fidelity.teacher}": round(fidelity.cosine, 4),
-        f"l2 distance to {fidelity.teacher}": round(fidelity.distance, 4),
-        f"agreement@{fidelity.k}, searching the index of {fidelity.teacher}": round(
-            fidelity.agreement_asymmetric, 4
-        ),
-        f"agreement@{fidelity.k}, own index": round(fidelity.agreement_standard, 4),
-    }
+    """The few figures worth keeping with the model."""
+    return QualityScores(
+        k=fidelity.k,
+        cosine=fidelity.cosine,
+        distance=fidelity.distance,
+        agreement_asymmetric=fidelity.agreement_asymmetric,
+        agreement_standard=fidelity.agreement_standard,
+    ).as_scores(fidelity.teacher)

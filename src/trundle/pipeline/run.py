@@ -16,6 +16,7 @@ from trundle.model.cost import Cost
 from trundle.model.load import load
 from trundle.progress import SILENT, Progress
 from trundle.recipe import Call, Recipe
+from trundle.records import MethodRecord
 
 _IN_MEMORY = "model"
 
@@ -82,14 +83,13 @@ class MethodRun:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the row of the lineage: what leads to the same model again, so no times."""
-        options = self.call.options.model_dump(mode="json")
-        return {
-            "step": self.call.method.name,
-            "options": options,
-            "plan": self.plan,
-            "says": self.says,
-            "facts": self.facts,
-        }
+        return MethodRecord(
+            step=self.call.method.name,
+            options=self.call.options.model_dump(mode="json"),
+            plan=self.plan,
+            says=self.says,
+            facts=self.facts,
+        ).as_json()
 
 
 @dataclass(frozen=True, kw_only=True)

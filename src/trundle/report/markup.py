@@ -1,19 +1,9 @@
-"""Pieces of a page. Whatever comes from outside passes through `escape` here or in the drawings, and nowhere is it left out."""
+"""HTML elements and number formats of the page. Every text from outside is escaped here or in a drawing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Section:
-    """A part of the page: its name in the contents, its heading, and what stands below it."""
-
-    key: str
-    heading: str
-    body: str
 
 
 def _table(
@@ -23,9 +13,9 @@ def _table(
     bold: Sequence[int] = (),
     colours: Sequence[str] = (),
 ) -> str:
-    """Plain cells under a heading; a second line of a cell is smaller, and stands beside the first where there is room.
+    """Draw a table; the first row is the heading, and the second line of a cell is set smaller.
 
-    `texts` are the columns read from the left, `bold` the rows that stand out, `colours` the classes of the headings.
+    `texts` are the left-aligned columns, `bold` the emphasised rows, `colours` the classes of the heading.
     """
 
     def cell(text: str, number: int, tag: str) -> str:
@@ -44,35 +34,34 @@ def _table(
         f"<tr{' class=bold' if number in bold else ''}>{line(row, 'td')}</tr>"
         for number, row in enumerate(body)
     )
-    return f'<div class="wide" tabindex="0"><table><thead><tr>{line(heading, "th")}</tr></thead><tbody>{lines}</tbody></table></div>'
+    head = f"<thead><tr>{line(heading, 'th')}</tr></thead>"
+    return f'<div class="wide" tabindex="0"><table>{head}<tbody>{lines}</tbody></table></div>'
 
 
 def _figure(picture: str, caption: str = "", *, heading: str = "") -> str:
-    """A picture with a line above and a line below it; both are plain text."""
+    """Wrap an SVG in a figure with a heading and a caption, both plain text."""
     above = f"<h3>{escape(heading)}</h3>" if heading else ""
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     return f"<figure>{above}{picture}{below}</figure>"
 
 
 def _side_by_side(parts: Sequence[str]) -> str:
-    """Figures beside each other where there is room."""
+    """Place parts in columns if the screen is wide enough."""
     return f'<div class="grid">{"".join(parts)}</div>'
 
 
 def _paragraph(text: str, kind: str = "") -> str:
-    """A plain sentence or two."""
     return f"<p{f' class={kind}' if kind else ''}>{escape(text)}</p>"
 
 
 def _code(text: str) -> str:
-    """Lines to copy."""
     return f'<pre tabindex="0"><code>{escape(text)}</code></pre>'
 
 
 def _choice(label: str, blocks: Sequence[tuple[str, str]]) -> str:
-    """Blocks of which one is shown at a time, by name; all of them, one below the other, where scripts don't run."""
-    if len(blocks) == 1:
-        return blocks[0][1]
+    """Show one of several named blocks at a time; without scripts, all of them."""
+    if len(blocks) < 2:
+        return "".join(body for _, body in blocks)
     inside = "".join(
         f'<div class="option" data-name="{escape(name)}"><h3>{escape(name)}</h3>{body}</div>'
         for name, body in blocks
@@ -90,17 +79,16 @@ def _short(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.3g}" if value < 1 else f"{value:.2f}"
 
 
+def _byte_unit(value: float) -> tuple[float, str]:
+    return (1e9, "GB") if value >= 1e9 else (1e6, "MB") if value >= 1e5 else (1e3, "kB")
+
+
 def _megabytes(value: float | None) -> str:
-    """Bytes; 1 MB is a million."""
+    """A size in bytes; 1 MB is a million bytes."""
     if value is None:
         return _NOTHING
-    return (
-        f"{_short(value / 1e9)} GB"
-        if value >= 1e9
-        else f"{_short(value / 1e6)} MB"
-        if value >= 1e5
-        else f"{_short(value / 1e3)} kB"
-    )
+    size, unit = _byte_unit(value)
+    return f"{_short(value / size)} {unit}"
 
 
 def _count(value: float | None) -> str:
@@ -113,12 +101,11 @@ def _count(value: float | None) -> str:
 
 
 def _numbered(number: int, one: str, many: str) -> str:
-    """So many of something, in words that fit."""
+    """A number and its noun in singular or plural."""
     return f"{number:,} {one if number == 1 else many}"
 
 
 def _milliseconds(value: float | None) -> str:
-    """A short time."""
     return _NOTHING if value is None else f"{_short(value)} ms"
 
 
@@ -132,32 +119,15 @@ def _thousandths(value: float | None) -> str:
     return _NOTHING if value is None else f"{value:.3f}"
 
 
-def _rate(value: float | None) -> str:
-    """So many a second."""
-    return _NOTHING if value is None else _short(value)
-
-
 def _times(large: float | None, small: float | None) -> str:
-    """How many times smaller or faster."""
-    if not large or not small:
-        return _NOTHING
-    return f"{_short(large / small)}×"
+    """The ratio of two figures."""
+    return f"{_short(large / small)}×" if large and small else _NOTHING
 
 
 def _tick_bytes(value: float) -> str:
     """A round size on an axis."""
-    return (
-        f"{value / 1e9:g} GB"
-        if value >= 1e9
-        else f"{value / 1e6:g} MB"
-        if value >= 1e5
-        else f"{value / 1e3:g} kB"
-    )
-
-
-def _tick_milliseconds(value: float) -> str:
-    """A round time on an axis."""
-    return f"{value:g} ms"
+    size, unit = _byte_unit(value)
+    return f"{value / size:g} {unit}"
 
 
 def _plain(value: float) -> str:

@@ -1,9 +1,9 @@
-"""What opening a run's model brings to a report: each model beside its teacher, asked once for each text."""
+"""Measure loaded models against their teacher; each model encodes each text once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,51 +20,54 @@ from trundle.model.encode import embedder
 from trundle.model.load import load
 from trundle.model.token_map import read_vocabulary
 from trundle.progress import Progress
-from trundle.report.markup import _one_line
-from trundle.report.reading import _TORCH
-from trundle.report.records import (
-    _Apart,
-    _Found,
-    _Kept,
-    _Measured,
+from trundle.report.contents import (
+    _ComparedText,
     _Projection,
     _Quality,
-    _Run,
-    _Search,
+    _RunMeasurements,
+    _RunRecord,
+    _SampleSearch,
     _Shortened,
+    _ShortenedRow,
     _TaskScore,
     _TokenCurve,
+    _TopDocuments,
 )
+from trundle.report.markup import _numbered, _one_line
+from trundle.report.reading import _TORCH
 from trundle.runtime.encoder import Encoder
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from trundle.data.texts import Text
+    from trundle.evaluate.fidelity import Fidelity
     from trundle.evaluate.tasks import Task
 
 _SAMPLE_QUERIES = 12
 _PROJECTED = 240
 _EXAMPLES = 8
 _LONGEST = 320
-"""Characters of a text that are shown."""
+"""The most characters of a text that are shown."""
 _CURVE_POINTS = 80
 
 
 class _Measuring:
-    """The opened models; each is asked once for each text."""
+    """The loaded models of the runs and their teacher."""
 
-    def __init__(self, runs: Sequence[_Run], teacher: Embedder, *, trust: bool, progress: Progress) -> None:
+    def __init__(
+        self, runs: Sequence[_RunRecord], teacher: Embedder, *, trust: bool, progress: Progress
+    ) -> None:
         memory = Memory(progress)
         self._runs, self._progress = runs, progress
         self._teacher = memory.remember(teacher, f"{_one_line(teacher.name, 40)}: encoding")
         self._students = {
-            run.name: memory.remember(_opened(run, trust=trust), f"{run.name}: encoding") for run in runs
+            run.name: memory.remember(_load(run, trust=trust), f"{run.name}: encoding") for run in runs
         }
 
     def compare(self, tasks: Sequence[Task], texts: Sequence[Text]) -> Comparison:
-        """Tasks, fidelity, and vectors cut short."""
-        ranges = {run.name: kept for run in self._runs if (kept := read_ranges(run.folder)) is not None}
+        """Score tasks, fidelity and shortened vectors."""
+        ranges = {run.name: found for run in self._runs if (found := read_ranges(run.folder)) is not None}
         return compare(
             list(self._students.values()),
             teacher=self._teacher,
@@ -77,119 +80,119 @@ class _Measuring:
 
     def searches(
         self, queries: Sequence[str], documents: Sequence[str]
-    ) -> tuple[dict[str, tuple[_Search, ...]], dict[int, str]]:
-        """What some queries find, by each run and by the teacher, and the documents that were found."""
-        asked = sample(queries, _SAMPLE_QUERIES, seed=0)
+    ) -> tuple[dict[str, tuple[_SampleSearch, ...]], dict[int, str]]:
+        """Search some queries in three modes; return the results by run, and the documents found."""
+        chosen = sample(queries, _SAMPLE_QUERIES, seed=0)
         index = self._teacher.document(documents)
-        by_teacher = find_top(self._teacher.query(asked), index, AGREEMENT_AT)
-        found: dict[str, tuple[_Search, ...]] = {}
-        for name, student in self._near():
-            own = student.query(asked)
-            in_its_index = find_top(own, index, AGREEMENT_AT)
-            alone = find_top(own, student.document(documents), AGREEMENT_AT)
+        by_teacher = find_top(self._teacher.query(chosen), index, AGREEMENT_AT)
+        found: dict[str, tuple[_SampleSearch, ...]] = {}
+        places: set[int] = set()
+        for name, student in self._same_width():
+            vectors = student.query(chosen)
+            asymmetric = find_top(vectors, index, AGREEMENT_AT)
+            alone = find_top(vectors, student.document(documents), AGREEMENT_AT)
             found[name] = tuple(
-                _Search(
+                _SampleSearch(
                     query=_one_line(query, _LONGEST),
-                    teacher=_found(by_teacher, row),
-                    asymmetric=_found(in_its_index, row),
-                    student=_found(alone, row),
+                    teacher=_top_documents(by_teacher, row),
+                    asymmetric=_top_documents(asymmetric, row),
+                    student=_top_documents(alone, row),
                 )
-                for row, query in enumerate(asked)
+                for row, query in enumerate(chosen)
             )
-        places = {
-            place
-            for searches in found.values()
-            for search in searches
-            for way in (search.teacher, search.asymmetric, search.student)
-            for place in way.documents
-        }
+            places.update(*(top.positions.ravel().tolist() for top in (by_teacher, asymmetric, alone)))
         return found, {place: _one_line(documents[place], _LONGEST) for place in sorted(places)}
 
-    def planes(self, queries: Sequence[str], documents: Sequence[str]) -> dict[str, _Projection]:
-        """Each run's vectors and the teacher's on one plane; it is laid through all texts, and some are shown."""
+    def projections(self, queries: Sequence[str], documents: Sequence[str]) -> dict[str, _Projection]:
+        """Project some texts' vectors of the teacher and each run on two dimensions, fitted to all texts."""
 
         def vectors(model: Embedder) -> Vectors:
             return np.vstack([model.query(queries), model.document(documents)])
+
+        def points(places: NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
+            return tuple((round(float(x), 4), round(float(y), 4)) for x, y in places[chosen])
 
         texts = [*queries, *documents]
         chosen = sorted(sample(range(len(texts)), _PROJECTED, seed=0))
         theirs = vectors(self._teacher)
         found = {}
-        for name, student in self._near():
+        for name, student in self._same_width():
             plane = on_a_plane(theirs, vectors(student))
             found[name] = _Projection(
                 texts=tuple(_one_line(texts[place], 120) for place in chosen),
-                teacher=_points(plane.teacher[chosen]),
-                student=_points(plane.student[chosen]),
+                teacher=points(plane.teacher),
+                student=points(plane.student),
                 shown=round(plane.shown, 4),
             )
         return found
 
-    def _near(self) -> list[tuple[str, Embedder]]:
-        """The runs whose vectors are as wide as the teacher's."""
+    def _same_width(self) -> list[tuple[str, Embedder]]:
+        """Return the runs whose vectors are as wide as the teacher's."""
         width = self._teacher.text(["width"]).shape[1]
-        return [
-            (n, student) for n, student in self._students.items() if student.text(["width"]).shape[1] == width
-        ]
+        return [each for each in self._students.items() if each[1].text(["width"]).shape[1] == width]
 
 
-def _found(top: Top, row: int) -> _Found:
+def _top_documents(top: Top, row: int) -> _TopDocuments:
     cosines = tuple(round(float(cosine), 4) for cosine in top.cosines[row])
-    return _Found(documents=tuple(top.positions[row].tolist()), cosines=cosines)
+    return _TopDocuments(documents=tuple(top.positions[row].tolist()), cosines=cosines)
 
 
-def _points(places: NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
-    return tuple((round(float(x), 4), round(float(y), 4)) for x, y in places)
-
-
-def _opened(run: _Run, *, trust: bool) -> Embedder:
+def _load(run: _RunRecord, *, trust: bool) -> Embedder:
     if run.form.engine != _TORCH:
         return Encoder(run.folder, graph=run.form.engine).embedder(run.name)
     return embedder(load(run.folder, trust_remote_code=trust).float(), name=run.name)
 
 
-def _measured(number: int, run: _Run, found: Comparison) -> _Measured:
-    """What a comparison says of one run, the n-th of those compared."""
-    return _Measured(
-        quality=_quality(run.name, found),
+def _measurements(number: int, run: _RunRecord, found: Comparison) -> _RunMeasurements:
+    """Return the results of a comparison for its n-th run."""
+    fidelity = next((one for one in found.fidelity if one.student == run.name), None)
+    shortened = tuple(
+        _Shortened(
+            measure=one.measure,
+            rows=tuple(
+                _ShortenedRow(
+                    dimensions=row.dimensions, precision=row.precision, bytes=row.bytes, scores=row.scores
+                )
+                for row in one.rows
+            ),
+        )
+        for one in found.inheritance
+        if one.student == run.name
+    )
+    nearest, farthest = (
+        tuple(
+            _ComparedText(text=_one_line(one.text, _LONGEST), distance=one.distance, cosine=one.cosine)
+            for one in texts
+        )
+        for texts in ((fidelity.closest, fidelity.farthest) if fidelity else ((), ()))
+    )
+    return _RunMeasurements(
+        quality=_quality(run.name, fidelity, found),
         tasks=_task_scores(number, found),
-        shortened=_shortened(run.name, found),
-        nearest=_apart(found, run.name, near=True),
-        farthest=_apart(found, run.name, near=False),
+        shortened=shortened,
+        nearest=nearest,
+        farthest=farthest,
     )
 
 
-def _quality(name: str, found: Comparison) -> _Quality | None:
-    near = _fidelity(found, name)
-    shares = {
-        share.mode: share.share for share in found.shares if share.model == name and share.over == "all"
-    }
-    if near is None and not shares:
+def _quality(name: str, fidelity: Fidelity | None, found: Comparison) -> _Quality | None:
+    shares = {one.mode: one for one in found.shares if one.model == name and one.over == "all"}
+    measured = []
+    if fidelity:
+        texts = f"{fidelity.queries:,} queries × {fidelity.documents:,} documents"
+        measured.append(f"{texts} that the runs were not trained on")
+    if shares:
+        measured.append(_numbered(found.shares[0].tasks, "task", "tasks"))
+    if not measured:
         return None
-    on = (
-        []
-        if near is None
-        else [f"{near.queries:,} queries × {near.documents:,} documents that the runs have not learned from"]
-    )
-    on += [f"{found.shares[0].tasks} task{'s' if found.shares[0].tasks > 1 else ''}"] if shares else []
-    return _Quality(
-        measured=" and ".join(on),
-        k=AGREEMENT_AT if near is None else near.k,
-        agreement_asymmetric=None if near is None else near.agreement_asymmetric,
-        agreement_standard=None if near is None else near.agreement_standard,
-        cosine=None if near is None else near.cosine,
-        distance=None if near is None else near.distance,
-        share_standard=shares.get("standard"),
-        share_asymmetric=shares.get("asymmetric"),
-    )
-
-
-def _fidelity(found: Comparison, name: str) -> Fidelity | None:
-    return next((one for one in found.fidelity if one.student == name), None)
+    names = ("k", "agreement_asymmetric", "agreement_standard", "cosine", "distance")
+    figures: dict[str, Any] = {name: getattr(fidelity, name) for name in names} if fidelity else {}
+    figures |= {f"share_{mode}": one.share for mode, one in shares.items()}
+    return _Quality(measured=" and ".join(measured), **figures)
 
 
 def _task_scores(number: int, found: Comparison) -> tuple[_TaskScore, ...]:
-    """A run's scores beside the teacher's, whose row comes first."""
+    """Return a run's scores next to the teacher's, which are the first row of the results."""
     if not found.results:
         return ()
     ours = {(result.kind, result.task, result.mode): result.score for result in found.results[number + 1]}
@@ -206,32 +209,8 @@ def _task_scores(number: int, found: Comparison) -> tuple[_TaskScore, ...]:
     )
 
 
-def _shortened(name: str, found: Comparison) -> tuple[_Shortened, ...]:
-    return tuple(
-        _Shortened(
-            measure=one.measure,
-            rows=tuple(
-                _Kept(dimensions=row.dimensions, precision=row.precision, bytes=row.bytes, scores=row.scores)
-                for row in one.rows
-            ),
-        )
-        for one in found.inheritance
-        if one.student == name
-    )
-
-
-def _apart(found: Comparison, name: str, *, near: bool) -> tuple[_Apart, ...]:
-    one = _fidelity(found, name)
-    if one is None:
-        return ()
-    return tuple(
-        _Apart(text=_one_line(error.text, _LONGEST), distance=error.distance, cosine=error.cosine)
-        for error in (one.closest if near else one.farthest)
-    )
-
-
 def _token_curve(model: SentenceTransformer, name: str, texts: Sequence[str]) -> _TokenCurve | None:
-    """What share of the texts the most frequent tokens are; None for a model whose tokens can't be listed."""
+    """Count the share of the texts that the most frequent tokens cover; None without a list of tokens."""
     try:
         vocabulary = read_vocabulary(model)
     except UserError:

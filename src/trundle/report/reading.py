@@ -1,29 +1,34 @@
-"""What a run's folder tells without its model being opened: its lineage, its trainings, its plans, its files."""
+"""Read a run from its folder, without loading its model: lineage, training logs, planning record, files."""
 
 from __future__ import annotations
 
 import json
 import math
 import platform
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trundle.errors import BadInput
-from trundle.methods.weights.pruning import Alignment, PrunedMatrix
 from trundle.precision import FORMATS, preference
-from trundle.records import LINEAGE_FILE, THE_ORIGINAL, read_lineage
-from trundle.report.records import (
-    _Candidate,
+from trundle.records import (
+    LINEAGE_FILE,
+    THE_ORIGINAL,
+    MethodRecord,
+    QualityScores,
+    read_lineage,
+    read_planning,
+    read_training_log,
+    read_weight_map,
+)
+from trundle.report.contents import (
     _Coverage,
     _Form,
     _LayerLosses,
-    _Planning,
     _Point,
     _Quality,
-    _Run,
-    _Rung,
+    _RunRecord,
     _StepTaken,
     _Training,
 )
@@ -31,181 +36,59 @@ from trundle.runtime.description import FILE as GRAPHS_FILE
 from trundle.runtime.description import installed, read_description
 from trundle.runtime.engines import faster_engine
 
-_PLANNING_FILE = "planning.json"
-_CHOSEN = "chosen"
-"""How a plan marks the candidate it was carried out with."""
-_PRUNED_FILE = "weights.json"
-_METRICS = {"step", "epoch", "loss", "lr", "validation", "seconds", "texts_per_second"}
 _POINTS = 400
-"""A curve is thinned to so many points: more can't be seen."""
+"""The most points of a curve; more can't be seen."""
+_TRUNDLE_MODULE = '"trundle.'
+"""In modules.json of a folder that sentence-transformers can't load without trundle."""
+_TRAININGS = ("contrast", "align")
+_TORCH = "torch"
 
 _T = TypeVar("_T")
 
 
-def _read_side_file(path: Path, make: Callable[[str], _T]) -> _T | None:
-    """What `make` reads in a file, or None where there is no such file."""
-    if not path.is_file():
-        return None
-    try:
-        return make(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(
-            f"{path} is damaged ({type(error).__name__}: {error}); delete it, or make the folder again"
-        ) from error
-
-
-def _read_training(folder: Path, step: str) -> _Training | None:
-    """The metrics a step left, thinned; None where there are none."""
-    training = _read_side_file(folder / f"{step}.jsonl", lambda text: _training(step, text))
-    return training if training and (training.loss or training.validation) else None
-
-
-def _training(step: str, text: str) -> _Training:
-    rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-
-    def points(key: str) -> tuple[_Point, ...]:
-        found = ((float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None)
-        return tuple(point for point in found if math.isfinite(point[1]))
-
-    watched = sorted({key for row in rows for key in row if key not in _METRICS})
-    return _Training(
-        step=step,
-        loss=_thinned(points("loss"), _POINTS),
-        validation=points("validation"),
-        watched={key: points(key) for key in watched},
-    )
-
-
-def _thinned(points: Sequence[_T], most: int) -> tuple[_T, ...]:
-    """Evenly spaced ones, the first and the last among them."""
-    if len(points) <= most:
-        return tuple(points)
-    return tuple(points[round(place * (len(points) - 1) / (most - 1))] for place in range(most))
-
-
-def _read_pruned(folder: Path) -> tuple[PrunedMatrix, ...]:
-    """Which weights the step weights left."""
-
-    def make(text: str) -> tuple[PrunedMatrix, ...]:
-        keys = ("layer", "matrix", "weights", "kept")
-        return tuple(PrunedMatrix(**{key: one[key] for key in keys}) for one in json.loads(text)["matrices"])
-
-    return _read_side_file(folder / _PRUNED_FILE, make) or ()
-
-
-def _read_alignment(folder: Path) -> Alignment | None:
-    """How far the two sides' gradients agreed when weights were pruned for a domain."""
-    return _read_side_file(
-        folder / _PRUNED_FILE, lambda text: Alignment.from_json(json.loads(text).get("alignment"))
-    )
-
-
-def _read_planning(folder: Path) -> _Planning | None:
-    """How a budget was met."""
-    return _read_side_file(folder / _PLANNING_FILE, lambda text: _planning(json.loads(text)))
-
-
-def _planning(content: dict[str, Any]) -> _Planning:
-    keys = ("steps", "distance")
-    bases = {one.get("base") for one in content["candidates"]}
-    candidates = tuple(
-        _Candidate(
-            name=_candidate_name(one, several=len(bases) > 1),
-            parameters=int(one["parameters"]),
-            bytes=int(one["bytes"]),
-            milliseconds=None if one["milliseconds"] is None else float(one["milliseconds"]),
-            outcome=str(one["outcome"]),
-            rungs=tuple(_Rung(**{key: rung[key] for key in keys}) for rung in one["rungs"]),
-        )
-        for one in content["candidates"]
-    )
-    return _Planning(
-        budget={key: content["budget"].get(key) for key in ("bytes", "parameters", "milliseconds")},
-        teacher=dict(content["teacher"]),
-        candidates=candidates,
-        chosen=next(
-            (one.name for one in candidates if one.outcome == _CHOSEN), str(content["chosen"])
-        ),  # a plan that was never carried out has chosen none
-        predicted=dict(content["predicted"]),
-        measured=dict(content["measured"]),
-        remarks=tuple(str(one) for one in content.get("remarks", ())),
-    )
-
-
-def _candidate_name(one: dict[str, Any], *, several: bool) -> str:
-    """Cuts of two models may be called the same."""
-    return f"{one['name']}, of {Path(one['base']).name}" if several else str(one["name"])
-
-
-def _weigh(folder: Path) -> tuple[int, int]:
-    """Bytes and parameters of a model's safetensors, by their headers alone."""
-    size = parameters = 0
-    for file in folder.rglob("*.safetensors"):
-        with file.open("rb") as handle:
-            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
-        size += file.stat().st_size
-        parameters += sum(
-            math.prod(tensor["shape"])
-            for name, tensor in header.items()
-            if name != "__metadata__" and "F" in tensor["dtype"]
-        )
-    return size, parameters
-
-
-_OWN_MODULE = '"trundle.'
-"""In the list of modules of a folder that plain sentence-transformers can't open alone."""
-_TRAININGS = ("contrast", "align")
-"""Steps that leave a file of metrics, in the order in which they are usually taken."""
-_TORCH = "torch"
-
-
-def _read_runs(folders: Sequence[str | Path]) -> tuple[_Run, ...]:
-    """All runs, each with a name that tells it from the others."""
+def _read_runs(folders: Sequence[str | Path]) -> tuple[_RunRecord, ...]:
+    """Read all runs; each gets a name that differs from the others."""
     if not folders:
         raise BadInput("there is no run to report on; name at least one folder that trundle wrote")
     places = [Path(folder).expanduser() for folder in folders]
-    return tuple(
-        _read_run(place, name)
-        for place, name in zip(places, short_names([str(place) for place in places]), strict=True)
-    )
+    runs = []
+    for folder, name in zip(places, short_names([str(place) for place in places]), strict=True):
+        if not folder.is_dir():
+            raise BadInput(f"there is no folder {str(folder)!r}; name a model folder that trundle wrote")
+        lineage = read_lineage(folder)
+        if lineage is None:
+            raise BadInput(f"{folder} has no {LINEAGE_FILE}; name a folder that trundle wrote")
+        try:
+            runs.append(_run(folder, name, lineage))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            damage = f"{type(error).__name__}: {error}"
+            raise BadInput(f"{folder} can't be read as a run ({damage}); make the folder again") from error
+    return tuple(runs)
 
 
-def _read_run(folder: Path, name: str) -> _Run:
-    """One folder that a step, a recipe or a budget has left."""
-    if not folder.is_dir():
-        raise BadInput(f"there is no folder {str(folder)!r}; name a model folder that trundle wrote")
-    lineage = read_lineage(folder)
-    if lineage is None:
-        raise BadInput(
-            f"{folder} has no {LINEAGE_FILE}, so it is no run of trundle's; name a folder that a step or compress wrote"
-        )
-    try:
-        return _run(folder, name, lineage)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadInput(
-            f"{folder} can't be read as a run ({type(error).__name__}: {error}); make the folder again"
-        ) from error
-
-
-def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _Run:
+def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _RunRecord:
     ages = list(_generations(lineage))
-    after: Mapping[str, Any] = lineage["after"] or next(
-        (age["after"] for age in ages[::-1] if age["after"]), {}
-    )
-    forms = _forms(folder, after)
+    after: Mapping[str, Any] = next((age["after"] for age in ages[::-1] if age["after"]), {})
+    methods = [(age["source"], MethodRecord.from_json(row)) for age in ages for row in age["steps"]]
     steps = tuple(
         _StepTaken(
-            begins_from=_name(age["source"]),
-            step=step["step"],
-            says=step["says"],
-            options={key: value for key, value in step["options"].items() if value not in (None, "")},
-            facts=step["facts"],
+            begins_from=Path(source).name or source,
+            step=method.step,
+            says=method.says,
+            options={key: value for key, value in method.options.items() if value not in (None, "")},
+            facts=method.facts,
         )
-        for age in ages
-        for step in age["steps"]
+        for source, method in methods
     )
-    plans = [(step["step"], step["plan"]) for age in ages for step in age["steps"]]
-    return _Run(
+
+    def last_plan(step: str, key: str) -> Mapping[str, Any] | None:
+        plans = [method.plan for _, method in methods if method.step == step]
+        return next((plan for plan in plans[::-1] if plan.get(key) not in (None, [])), None)
+
+    forms = _forms(folder, after)
+    modules = folder / "modules.json"
+    weights = read_weight_map(folder)
+    return _RunRecord(
         name=name,
         folder=str(folder),
         source=str(ages[0]["source"]),
@@ -217,9 +100,9 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _Run:
         origin=ages[0]["before"],
         forms=forms,
         form=_fastest(forms),
-        needs_trundle=_needs_trundle(folder),
+        needs_trundle=modules.is_file() and _TRUNDLE_MODULE in modules.read_text(encoding="utf-8"),
         pair=any(step.step == "pair" for step in steps),
-        quality=_kept_quality(lineage["scores"]),
+        quality=_stored_quality(lineage["scores"]),
         scores={
             key: float(value) for key, value in lineage["scores"].items() if isinstance(value, int | float)
         },
@@ -228,23 +111,23 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _Run:
         seed=int(lineage["seed"]),
         versions=lineage["versions"],
         trainings=tuple(found for step in _TRAININGS if (found := _read_training(folder, step)) is not None),
-        layer_losses=_layer_losses(plans),
-        coverage=_coverage(plans),
-        pruned=_read_pruned(folder),
-        alignment=_read_alignment(folder),
-        planning=_read_planning(folder),
+        layer_losses=_layer_losses(last_plan("depth", "losses")),
+        coverage=_coverage(last_plan("vocabulary", "coverage")),
+        pruned=weights.matrices if weights else (),
+        alignment=weights.alignment if weights else None,
+        planning=read_planning(folder),
     )
 
 
 def _generations(lineage: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """A lineage and those of the models it was made from, the oldest first."""
+    """Yield a lineage and those of the models it was made from, the oldest first."""
     if lineage is not None:
         yield from _generations(lineage.get("parent"))
         yield lineage
 
 
 def _teacher_of(lineage: Mapping[str, Any]) -> str:
-    """The model whose vector space this one is in: the one it was aligned to, or else the one it was cut from."""
+    """Return the model whose vector space this one is in: the one it was aligned to, or else its source."""
     space, parent = lineage["space"], lineage.get("parent")
     if space is None and parent is not None:
         return _teacher_of(parent)
@@ -252,7 +135,7 @@ def _teacher_of(lineage: Mapping[str, Any]) -> str:
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """The end of each path, as long as it must be to differ from the others."""
+    """Return the end of each path, long enough to differ from the others."""
     parts = [Path(path).resolve().parts for path in paths]
     shown = []
     for own in parts:
@@ -266,26 +149,22 @@ def short_names(paths: Sequence[str]) -> list[str]:
     ]
 
 
-def _name(path: str) -> str:
-    return Path(path).name or path
-
-
 def _forms(folder: Path, after: Mapping[str, Any]) -> tuple[_Form, ...]:
-    """The torch weights, if they are there, and each exported graph."""
+    """Return the torch weights, if they are there, and each exported graph."""
     weights = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
     forms = [_Form(engine=_TORCH, bytes=weights)] if weights else []
     if (folder / GRAPHS_FILE).is_file():
         for graph in read_description(folder).graphs:
             path = folder / graph.path
-            same = [file for file in path.parent.glob("*") if file.name.split(".")[0] == path.stem]
-            if installed(graph.engine) and same:
-                size = sum(file.stat().st_size for file in same)
+            files = [file for file in path.parent.glob("*") if file.name.split(".")[0] == path.stem]
+            if installed(graph.engine) and files:
+                size = sum(file.stat().st_size for file in files)
                 forms.append(_Form(engine=f"{graph.engine}-{graph.precision}", bytes=size))
     return tuple(forms) or (_Form(engine=_TORCH, bytes=int(after.get("bytes", 0))),)
 
 
 def _fastest(forms: Sequence[_Form]) -> _Form:
-    """The form the runtime would choose: a graph before torch, small numbers before large ones."""
+    """Return the form the runtime would choose: a graph before torch, low precision before high."""
     first = faster_engine(platform.machine())
 
     def rank(form: _Form) -> tuple[int, bool]:
@@ -295,52 +174,70 @@ def _fastest(forms: Sequence[_Form]) -> _Form:
     return min(forms, key=rank)
 
 
-def _needs_trundle(folder: Path) -> bool:
-    path = folder / "modules.json"
-    return path.is_file() and _OWN_MODULE in path.read_text(encoding="utf-8")
+def _weigh(folder: Path) -> tuple[int, int]:
+    """Return the bytes and parameters of a model's safetensors files, from their headers."""
+    size = parameters = 0
+    for file in folder.rglob("*.safetensors"):
+        with file.open("rb") as handle:
+            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+        size += file.stat().st_size
+        parameters += sum(
+            math.prod(tensor["shape"])
+            for name, tensor in header.items()
+            if name != "__metadata__" and "F" in tensor["dtype"]
+        )
+    return size, parameters
 
 
-def _kept_quality(scores: Mapping[str, Any]) -> _Quality | None:
-    """The figures of a lineage's scores that tell how near a model is to its teacher."""
-    found: dict[str, float] = {}
-    k = 10
-    for name, value in scores.items():
-        if match := re.match(r"agreement@(\d+), (searching the index|own index)", name):
-            k = int(match[1])
-            found["agreement_standard" if match[2] == "own index" else "agreement_asymmetric"] = float(value)
-        elif name.startswith("cosine to "):
-            found["cosine"] = float(value)
-        elif name.startswith("l2 distance to "):
-            found["distance"] = float(value)
-    return (
-        _Quality(measured="texts that were held out when the run was made", k=k, **found) if found else None
+def _stored_quality(scores: Mapping[str, Any]) -> _Quality | None:
+    found = QualityScores.from_scores(scores)
+    if found is None:
+        return None
+    return _Quality(measured="texts that were held out when the run was made", **asdict(found))
+
+
+def _read_training(folder: Path, method: str) -> _Training | None:
+    """Return the curves of a method's training log; None if there is no log."""
+    log = read_training_log(folder, method)
+
+    def points(values: Sequence[float | None]) -> tuple[_Point, ...]:
+        found = zip((float(record.step) for record in log), values, strict=True)
+        return tuple((step, value) for step, value in found if value is not None and math.isfinite(value))
+
+    loss, validation = points([record.loss for record in log]), points([record.validation for record in log])
+    if not loss and not validation:
+        return None
+    names = sorted({name for record in log for name in record.measures})
+    return _Training(
+        step=method,
+        loss=_thinned(loss, _POINTS),
+        validation=validation,
+        watched={name: points([record.measures.get(name) for record in log]) for name in names},
     )
 
 
-_Plans = Sequence[tuple[str, Mapping[str, Any]]]
+def _thinned(points: Sequence[_T], most: int) -> tuple[_T, ...]:
+    """Return at most so many points, evenly spaced, with the first and the last."""
+    if len(points) <= most:
+        return tuple(points)
+    return tuple(points[round(place * (len(points) - 1) / (most - 1))] for place in range(most))
 
 
-def _layer_losses(plans: _Plans) -> _LayerLosses | None:
-    for step, plan in reversed(plans):
-        if step == "depth" and plan.get("losses"):
-            losses = tuple(float(loss) for loss in plan["losses"])
-            return _LayerLosses(losses=losses, kept=len(plan["blocks"]), pick=str(plan["pick"]))
-    return None
+def _layer_losses(plan: Mapping[str, Any] | None) -> _LayerLosses | None:
+    if plan is None:
+        return None
+    losses = tuple(float(loss) for loss in plan["losses"])
+    return _LayerLosses(losses=losses, kept=len(plan["blocks"]), pick=str(plan["pick"]))
 
 
-def _coverage(plans: _Plans) -> _Coverage | None:
-    for step, plan in reversed(plans):
-        if step == "vocabulary" and plan.get("coverage") is not None:
-            return _Coverage(
-                kept=_count_ids(plan["kept"]),
-                of=int(plan["of"]),
-                coverage=float(plan["coverage"]),
-                lost=tuple(plan["lost"]),
-            )
-    return None
+def _coverage(plan: Mapping[str, Any] | None) -> _Coverage | None:
+    if plan is None:
+        return None
+    kept, of, coverage = _count_ids(plan["kept"]), int(plan["of"]), float(plan["coverage"])
+    return _Coverage(kept=kept, of=of, coverage=coverage, lost=tuple(plan["lost"]))
 
 
 def _count_ids(ranges: str) -> int:
-    """How many ids a list such as 0-4,7 stands for."""
+    """Count the ids in a list of ranges such as 0-4,7."""
     ends = [part.partition("-") for part in ranges.split(",") if part]
     return sum(int(high or low) - int(low) + 1 for low, _, high in ends)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from trundle.evaluate.fidelity import MEASURED_TEXTS
 from trundle.model.cost import Cost
 from trundle.pipeline.run import Run
+from trundle.records import CandidateRecord, PlanningRecord, TrialRecord
 from trundle.search.budget import _Budget, _Timetable
 from trundle.search.candidates import _Candidate
 
@@ -29,22 +29,22 @@ class _Tried:
         """Whether a method rejected the candidate."""
         return self.outcome.startswith(_REFUSED)
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns its row in planning.json."""
-        return {
-            "name": self.candidate.name,
-            "base": self.candidate.base,
-            "steps": self.candidate.steps(),
-            "parameters": self.candidate.cost.parameters,
-            "bytes": self.candidate.bytes,
-            "milliseconds": self.candidate.milliseconds,
-            "flops_per_token": round(self.candidate.cost.flops_per_token),
-            "outcome": self.outcome,
-            "rungs": [
-                {"steps": steps, "distance": distance}
+    def record(self) -> CandidateRecord:
+        """Return the entry of planning.json."""
+        return CandidateRecord(
+            name=self.candidate.name,
+            base=self.candidate.base,
+            steps=self.candidate.steps(),
+            parameters=self.candidate.cost.parameters,
+            bytes=self.candidate.bytes,
+            milliseconds=self.candidate.milliseconds,
+            flops_per_token=round(self.candidate.cost.flops_per_token),
+            outcome=self.outcome,
+            rungs=tuple(
+                TrialRecord(steps=steps, distance=distance)
                 for steps, distance in zip(self.steps, self.distances, strict=True)
-            ],
-        }
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,27 +82,27 @@ class Outcome:
             remarks += (f"no query was timed, so {self.budget.milliseconds:.4g} ms a query is not proven",)
         return remarks
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the content of planning.json."""
+    def record(self) -> PlanningRecord:
+        """Return the content of planning.json."""
         best = self.chosen.candidate
-        return {
-            "budget": self.budget.as_json(),
-            "teacher": {
+        return PlanningRecord(
+            budget=self.budget.as_json(),
+            teacher={
                 "parameters": self.before.parameters,
                 "bytes": self.before.file_bytes,
                 "milliseconds": self.before_milliseconds,
             },
-            "candidates": [each.as_json() for each in self.tried],
-            "chosen": best.name,
-            "predicted": {
+            candidates=tuple(each.record() for each in self.tried),
+            chosen=best.name,
+            predicted={
                 "bytes": best.bytes,
                 "parameters": best.cost.parameters,
                 "milliseconds": best.milliseconds,
             },
-            "measured": {
+            measured={
                 "bytes": self.bytes,
                 "parameters": self.parameters,
                 "milliseconds": self.milliseconds,
             },
-            "remarks": list(self.remarks),
-        }
+            remarks=self.remarks,
+        )

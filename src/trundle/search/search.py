@@ -6,7 +6,6 @@ to the teacher on validation texts; the held-out texts of the final comparison a
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
@@ -29,7 +28,7 @@ from trundle.pipeline.pair import pair_folder
 from trundle.pipeline.run import Request
 from trundle.precision import Precision, graph_format
 from trundle.progress import Progress
-from trundle.records import versions
+from trundle.records import PLANNING_FILE, versions
 from trundle.search.budget import (
     _ENOUGH_TEXTS,
     _LABELLING,
@@ -114,7 +113,6 @@ def _cause(error: UserError) -> str:
     return (str(error).rpartition("; ")[0] or str(error)).removesuffix(", so nothing was written")
 
 
-_PLANNING_FILE = "planning.json"
 MINUTES = 30.0
 
 
@@ -286,4 +284,4 @@ def _carried_out(
 
 
 def _write(outcome: Outcome, output: Path) -> None:
-    write_whole(output / _PLANNING_FILE, json.dumps(outcome.as_json(), indent=1))
+    write_whole(output / PLANNING_FILE, outcome.record().as_text())

@@ -5,7 +5,6 @@ What this is not: it knows nothing of losses or batches. It stores what the loop
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from itertools import chain
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 
 from trundle.errors import BadInput
 from trundle.folders import whole_folder, write_whole
+from trundle.records import TRAINING_LOG_FILE, TrainingRecord, training_log_up_to
 
-METRICS_FILE = "metrics.jsonl"
 _CHECKPOINTS = "checkpoints"
 _STATE_FILE = "state.pt"
 
@@ -41,7 +40,7 @@ def _put_back(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 def _check_unused(folder: Path) -> None:
     """Refuse a folder in which another run stands, before anything is written."""
-    if (folder / METRICS_FILE).exists() or (folder / _CHECKPOINTS).exists():
+    if (folder / TRAINING_LOG_FILE).exists() or (folder / _CHECKPOINTS).exists():
         raise BadInput(f"{folder} holds an earlier training; resume it, or choose another folder")
 
 
@@ -85,22 +84,13 @@ def _read_checkpoint(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any
 
 def _keep_metrics(folder: Path, *, up_to: int) -> None:
     """Drop the lines after step `up_to`, and one a kill cut short: the resumed run writes them again."""
-    path = folder / METRICS_FILE
-    if not path.is_file():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        try:
-            if json.loads(line)["step"] > up_to:
-                break
-        except ValueError:
-            break
-        kept.append(line)
-    write_whole(path, "".join(kept))
+    path = folder / TRAINING_LOG_FILE
+    if path.is_file():
+        write_whole(path, training_log_up_to(path.read_text(encoding="utf-8"), up_to))
 
 
-def _add_metrics(folder: Path, line: Mapping[str, Any]) -> None:
-    """Add one line."""
+def _add_metrics(folder: Path, record: TrainingRecord) -> None:
+    """Add one line to the training log."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / METRICS_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(dict(line)) + "\n")
+    with (folder / TRAINING_LOG_FILE).open("a", encoding="utf-8") as file:
+        file.write(record.as_line())

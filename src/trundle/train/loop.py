@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from trundle.errors import BadInput
 from trundle.progress import SILENT, Progress
+from trundle.records import TrainingRecord
 from trundle.train.batches import Batches, _Feed, _Loaded
 from trundle.train.checkpoint import (
     _add_metrics,
@@ -309,23 +310,23 @@ class _Run(Generic[_B]):
         self.progress.say(f"step {state.step:,}: {loss}validation {found:.4f}, best {state.best:.4f}")
         self.look_seconds = self.clock() - began
         self.looked += self.look_seconds
-        return {"validation": found} | ({"measures": measures} if measures else {})
+        return {"validation": found, "measures": measures}
 
     def _write_down(self, found: dict[str, Any]) -> None:
         """One line for the report; the speed is that of the steps alone."""
         state, now = self.state, self._elapsed()
         stepping = now - self.written - (self.look_seconds if found else 0.0)
-        line = {
-            "step": state.step,
-            "epoch": state.step / self.batches.order.per_epoch,
-            "loss": state.loss if state.step else None,
-            "lr": self.rate if state.step else None,
-            "validation": None,
-            "seconds": now,
-            "texts_per_second": self.texts / stepping if self.texts and stepping > 0 else None,
-        }
+        record = TrainingRecord(
+            step=state.step,
+            epoch=state.step / self.batches.order.per_epoch,
+            loss=state.loss if state.step else None,
+            lr=self.rate if state.step else None,
+            seconds=now,
+            texts_per_second=self.texts / stepping if self.texts and stepping > 0 else None,
+            **found,
+        )
         if self.folder is not None and self.learner.rank == 0:
-            _add_metrics(self.folder, line | found)
+            _add_metrics(self.folder, record)
         self.texts, self.written = 0, now
 
     def _save(self) -> None:

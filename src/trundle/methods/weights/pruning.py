@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -22,6 +22,7 @@ from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of
 from trundle.model.matrices import Matrix, prunable, weight_of
 from trundle.model.surgery import transformer_of
+from trundle.records import NEUTRAL, GradientAlignment, PrunedMatrix, WeightMap
 
 _ALPHA, _BETA, _GAMMA = 0.2, 0.0, 0.5
 """The paper's values, except β, which is 1 there. The most important weights matter to both sources, and
@@ -241,63 +242,11 @@ def _neurons_by_layer(scored: _Scored) -> list[Tensor]:
     return found
 
 
-NEUTRAL = 0.1
-"""Cosines nearer to 0 than this are neither agreement nor conflict."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrunedMatrix:
-    """One matrix and what is left of it."""
-
-    layer: int
-    matrix: str
-    weights: int
-    kept: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alignment:
-    """How many weights lie in rows (or matrices) of each cosine between the sides' mean gradients, from −1 to 1."""
-
-    counts: tuple[int, ...]
-    shared: int
-    """Weights that both sides pull the same way."""
-    specific: int
-    conflicting: int
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any] | None) -> Alignment | None:
-        """As a file has it; None where nothing was compared."""
-        return None if values is None else cls(**{**values, "counts": tuple(values["counts"])})
-
-
 _BINS = 40
 
 
-@dataclass(frozen=True, kw_only=True)
-class _WeightMap:
-    """Everything the picture shows."""
-
-    says: str
-    matrices: tuple[PrunedMatrix, ...]
-    alignment: Alignment | None
-
-    def as_json(self) -> dict[str, Any]:
-        """For a file."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> _WeightMap:
-        """What `as_json` gave."""
-        return cls(
-            says=values["says"],
-            matrices=tuple(PrunedMatrix(**one) for one in values["matrices"]),
-            alignment=Alignment.from_json(values["alignment"]),
-        )
-
-
-def _count_alignment(aligned: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Alignment:
-    """Count weights by the cosine of their row or matrix; `sizes`: the number of weights of each matrix."""
+def _count_alignment(aligned: Mapping[str, Tensor], sizes: Mapping[str, int]) -> GradientAlignment:
+    """Weights by the cosine they were given; `sizes` are the weights of each matrix."""
     cosines = torch.cat([value.flatten().float().cpu() for value in aligned.values()])
     each = torch.cat(
         [torch.full((value.numel(),), sizes[name] // value.numel()) for name, value in aligned.items()]
@@ -305,7 +254,7 @@ def _count_alignment(aligned: Mapping[str, Tensor], sizes: Mapping[str, int]) ->
     bins = ((cosines + 1) / 2 * _BINS).long().clamp(0, _BINS - 1)
     counts = torch.zeros(_BINS, dtype=torch.long).scatter_add_(0, bins, each)
     shared, conflicting = int(each[cosines > NEUTRAL].sum()), int(each[cosines < -NEUTRAL].sum())
-    return Alignment(
+    return GradientAlignment(
         counts=tuple(counts.tolist()),
         shared=shared,
         specific=int(each.sum()) - shared - conflicting,
@@ -313,9 +262,9 @@ def _count_alignment(aligned: Mapping[str, Tensor], sizes: Mapping[str, int]) ->
     )
 
 
-def _weight_map(says: str, scored: _Scored, left: dict[str, int]) -> _WeightMap:
+def _weight_map(says: str, scored: _Scored, left: dict[str, int]) -> WeightMap:
     sizes = {name: score.numel() for name, score in scored.scores.items()}
-    return _WeightMap(
+    return WeightMap(
         says=says,
         matrices=tuple(
             PrunedMatrix(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -43,8 +42,8 @@ from trundle.model.layout import Layout, layout_of
 from trundle.model.matrices import has_bias, is_pruned, prunable, put_map, weight_of, with_zeros
 from trundle.model.surgery import Cut, transformer_of
 from trundle.progress import SILENT, Progress
+from trundle.records import WEIGHTS_FILE
 
-_MAP_FILE = "weights.json"
 _HALF = Fraction(1, 2)
 _RIDGE = 1e-4
 """Relative to the mean moment: makes the system solvable when two neurons never differ."""
@@ -165,7 +164,7 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
         model=small,
         facts=facts | scored.facts,
         evaluator=_make_evaluator(sources, context),
-        files={_MAP_FILE: json.dumps(weight_map.as_json())},
+        files={WEIGHTS_FILE: weight_map.as_text()},
     )
 
 

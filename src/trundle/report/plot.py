@@ -1,100 +1,100 @@
-"""One plot: two axes with their ticks, and marks placed on them. SVG text, coloured by the page's own variables.
+"""A plot as SVG: two axes with ticks, and marks on them. The classes get their colours from page.css.
 
-The picture is as wide as a phone shows at a readable size; a page puts two of them side by side on a large screen.
+A plot is as wide as a phone can show at a readable size; a large screen shows two of them next to each other.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from html import escape
 
+from trundle.report.contents import _Point
 from trundle.report.markup import _plain
 
 _WIDTH, _HEIGHT = 480, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 16, 14, 48
 _LABEL = 20
-"""Room above for the name of the upright axis, where it has one."""
+"""Space above for the label of the vertical axis."""
 _LETTER = 7.8
-"""About how wide a bold letter is."""
+"""Approximate width of a bold letter."""
 _LINE = 16.0
 _TICKS = 5
 _FEWEST_TICKS = 3
 _COLOURS = 8
 _STEPS = (1, 2, 5, 10)
+_SIDES = ("right", "left", "above", "below")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Axis:
-    """Values from `low` to `high`, evenly spaced or by their logarithm."""
+    """An axis from `low` to `high`, linear or logarithmic."""
 
     label: str
     low: float
     high: float
+    _: KW_ONLY
     write: Callable[[float], str] = _plain
     log: bool = False
     at: tuple[float, ...] | None = None
-    """Where ticks stand, if not at round values."""
+    """The ticks, if not at round values."""
     whole: bool = False
-    """Whether there is nothing between 1 and 2, as with steps."""
+    """Whether the values are whole numbers, such as steps."""
 
     def share(self, value: float) -> float:
-        """How far along the axis a value lies, from 0 to 1."""
+        """Return the position of a value on the axis, from 0 to 1."""
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         place = math.log(value) if self.log else value
         return (place - low) / (high - low) if high > low else 0.5
 
     def ticks(self) -> list[float]:
-        """Round values within the axis."""
+        """Return round values within the axis."""
         if self.at is not None:
             return list(self.at)
-        if not self.log:
+        inside: list[float] = []
+        if self.log:
+            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            found = [step * 10.0**power for power in powers for step in _STEPS[:3]]
+            inside = [value for value in found if self.low <= value <= self.high]
+        if len(inside) < _FEWEST_TICKS:
             step = _round_step(self.high - self.low)
             step = max(1.0, step) if self.whole else step
             first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
             return [number * step for number in range(first, last + 1)]
-        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        found = [step * 10.0**power for power in powers for step in _STEPS[:3]]
-        inside = [value for value in found if self.low <= value <= self.high]
-        if len(inside) < _FEWEST_TICKS:
-            step = _round_step(self.high - self.low)
-            return [
-                number * step
-                for number in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
-            ]
         whole = [value for value in inside if math.log10(value) == round(math.log10(value))]
         return whole if len(inside) > 8 and len(whole) > 1 else inside
 
 
-def _round_step(span: float, ticks: int = _TICKS) -> float:
-    """A round distance between ticks, for about so many of them."""
-    rough = (span or 1.0) / ticks
+def _round_step(span: float) -> float:
+    """Return a round distance between ticks."""
+    rough = (span or 1.0) / _TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     return next(step * power for step in _STEPS if step * power >= rough * 0.999)
 
 
 def _around(values: Sequence[float], *, room: float = 0.08, least: float = 0.0) -> tuple[float, float]:
-    """Ends of an axis with some room beyond the values."""
+    """Return the ends of an axis, with some space beyond the values."""
     low, high = min(values), max(values)
     span = max(high - low, least) or abs(high) or 1.0
     return low - room * span, high + room * span
 
 
 def _around_log(values: Sequence[float], room: float = 0.12) -> tuple[float, float]:
-    """The same for an axis of logarithms; one value alone stands in the middle of a factor of four."""
+    """Do the same for a logarithmic axis; a single value is placed in the middle of a factor of four."""
     low, high = math.log(min(values)), math.log(max(values))
     span = (high - low) or math.log(4)
     return math.exp(low - room * span), math.exp(high + room * span)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Plot:
-    """A picture that is being drawn."""
+    """A plot; draw the marks first, then their names, then take `svg()`."""
 
     title: str
     across: _Axis
     up: _Axis
+    _: KW_ONLY
     right: int = _RIGHT
     height: int = _HEIGHT
     _marks: list[str] = field(default_factory=list)
@@ -102,54 +102,49 @@ class _Plot:
     _taken: list[tuple[float, float, float, float]] = field(default_factory=list)
 
     def x(self, value: float) -> float:
-        """Where a value lies from the left."""
+        """Return the horizontal position of a value in the SVG."""
         return _LEFT + (_WIDTH - _LEFT - self.right) * self.across.share(value)
 
     def y(self, value: float) -> float:
-        """Where a value lies from the top."""
+        """Return the vertical position of a value in the SVG."""
         return self._top + (self.height - self._top - _BOTTOM) * (1 - self.up.share(value))
 
     @property
     def _top(self) -> int:
         return _TOP + (_LABEL if self.up.label else 0)
 
-    def line(self, points: Sequence[tuple[float, float]], kind: str) -> None:
-        """A line through points; `kind` is its class."""
+    def line(self, points: Sequence[_Point], kind: str) -> None:
+        """Draw a line through points; `kind` is its class."""
         places = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
         self._marks.append(f'<polyline class="line {kind}" points="{places}"/>')
 
-    def link(self, begin: tuple[float, float], end: tuple[float, float], kind: str) -> None:
-        """A short straight line."""
+    def link(self, begin: _Point, end: _Point, kind: str) -> None:
+        """Draw a straight line between two points."""
         (x1, y1), (x2, y2) = begin, end
-        self._marks.append(
-            f'<line class="{kind}" x1="{self.x(x1):.1f}" y1="{self.y(y1):.1f}" x2="{self.x(x2):.1f}" y2="{self.y(y2):.1f}"/>'
-        )
+        places = f'x1="{self.x(x1):.1f}" y1="{self.y(y1):.1f}" x2="{self.x(x2):.1f}" y2="{self.y(y2):.1f}"'
+        self._marks.append(f'<line class="{kind}" {places}/>')
 
-    def dot(
-        self, point: tuple[float, float], kind: str, *, size: float = 5, says: str = "", stop: bool = True
-    ) -> None:
-        """A mark; what it says is shown to those who point at it or, where the keyboard stops at it, tab to it."""
+    def dot(self, point: _Point, kind: str, *, size: float = 5, says: str = "", stop: bool = True) -> None:
+        """Draw a dot; `says` is its tooltip, on hover and, with `stop`, on keyboard focus."""
         x, y = self.x(point[0]), self.y(point[1])
         self._taken.append((x - size, y - size, x + size, y + size))
-        told = f'{" tabindex=0" if stop else ""} class="mark {kind}"' if says else f'class="{kind}"'
         about = f"<title>{escape(says)}</title>" if says else ""
-        self._marks.append(f'<circle {told} cx="{x:.1f}" cy="{y:.1f}" r="{size:g}">{about}</circle>')
+        kind = f"mark {kind}" if says else kind
+        focus = 'tabindex="0" ' if says and stop else ""
+        place = f'cx="{x:.1f}" cy="{y:.1f}" r="{size:g}"'
+        self._marks.append(f'<circle {focus}class="{kind}" {place}>{about}</circle>')
 
     def bar(self, low: float, high: float, value: float, kind: str, *, says: str) -> None:
-        """A bar that stands on the lower axis between two of its values."""
+        """Draw a bar on the horizontal axis between two of its values."""
         left, wide = self.x(low) + 0.5, self.x(high) - self.x(low) - 1
         top, base = self.y(value), self.height - _BOTTOM
-        self._marks.append(
-            f'<rect class="mark bar {kind}" x="{left:.1f}" width="{wide:.1f}" y="{top:.1f}" height="{base - top:.1f}">'
-            f"<title>{escape(says)}</title></rect>"
-        )
+        box = f'x="{left:.1f}" width="{wide:.1f}" y="{top:.1f}" height="{base - top:.1f}"'
+        self._marks.append(f'<rect class="mark bar {kind}" {box}><title>{escape(says)}</title></rect>')
 
-    def upright(self, value: float, says: str, kind: str = "limit") -> None:
-        """A line up from the lower axis, such as a budget."""
+    def limit(self, value: float, says: str) -> None:
+        """Draw a vertical line with a name, such as a budget."""
         x = self.x(value)
-        self._marks.append(
-            f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{self._top}" y2="{self.height - _BOTTOM}"/>'
-        )
+        self.link((value, self.up.low), (value, self.up.high), "limit")
         left = x > _WIDTH / 2
         wide, tall = _LETTER * len(says), self.height - _BOTTOM - self._top
         edge = x - 5 - wide if left else x + 5
@@ -157,57 +152,55 @@ class _Plot:
         free = [y for y in heights if self._is_free((edge, y - 12, edge + wide, y + 4))]
         top = (free or heights)[0]
         self._taken.append((edge, top - 12, edge + wide, top + 4))
-        self._text(x - 5 if left else x + 5, top, says, f"{kind}-name", "end" if left else "start")
+        self._text(x - 5 if left else x + 5, top, says, "limit-name", "end" if left else "start")
 
-    def level(self, value: float, kind: str = "limit") -> None:
-        """A line across."""
-        y = self.y(value)
-        self._marks.append(
-            f'<line class="{kind}" x1="{_LEFT}" x2="{_WIDTH - self.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        )
+    def level(self, value: float, kind: str) -> None:
+        """Draw a horizontal line."""
+        self.link((self.across.low, value), (self.across.high, value), kind)
 
     def name(
-        self, point: tuple[float, float], says: str, kind: str, *, size: float = 6, beside: bool = True
+        self, point: _Point, says: str, kind: str, *, size: float = 6, where: Sequence[str] = _SIDES
     ) -> None:
-        """A name beside a mark, or else above or below it, where there is room."""
+        """Write a name next to a mark, at the first of the places `where` that is free."""
         x, y = self.x(point[0]), self.y(point[1])
         wide = _LETTER * len(says)
         gap = size + 4
-        places = (
-            (x + gap, y + 5, "start", (x + gap, y - 9, x + gap + wide, y + 8)),
-            (x - gap, y + 5, "end", (x - gap - wide, y - 9, x - gap, y + 8)),
-            (x, y - gap - 2, "middle", (x - wide / 2, y - gap - 16, x + wide / 2, y - gap)),
-            (x, y + gap + 11, "middle", (x - wide / 2, y + gap - 3, x + wide / 2, y + gap + 14)),
-        )
+        above, below = (y - gap - 2, y - gap - 16, y - gap), (y + gap + 11, y + gap - 3, y + gap + 14)
+        places = {
+            "right": (x + gap, y + 5, "start", (x + gap, y - 9, x + gap + wide, y + 8)),
+            "left": (x - gap, y + 5, "end", (x - gap - wide, y - 9, x - gap, y + 8)),
+            "above": (x, above[0], "middle", (x - wide / 2, above[1], x + wide / 2, above[2])),
+            "below": (x, below[0], "middle", (x - wide / 2, below[1], x + wide / 2, below[2])),
+        }
+        wanted = [places[place] for place in where]
         edge, anchor = (_WIDTH - 4, "end") if x > _WIDTH / 2 else (_LEFT + 4, "start")
         begin, end = (edge - wide, edge) if anchor == "end" else (edge, edge + wide)
-        ends = (
-            (edge, y - gap - 2, anchor, (begin, y - gap - 16, end, y - gap)),
-            (edge, y + gap + 11, anchor, (begin, y + gap - 3, end, y + gap + 14)),
-        )
-        near = ends if begin <= x <= end else ()
-        wanted = (*places, *near) if beside else (*places[2:], *near)
+        if begin - 4 <= x <= end + 4:
+            for text, top, bottom in (above, below):
+                wanted.append((edge, text, anchor, (begin, top, end, bottom)))
         free = [place for place in wanted if self._is_free(place[3])]
         left, top, anchor, box = (free or wanted)[0]
         self._taken.append(box)
         self._text(left, top, says, kind, anchor)
 
     def names_at_the_end(self, ends: Sequence[tuple[float, str, str]]) -> None:
-        """Names of lines to the right of where they end (height, name, class), moved apart where they would touch."""
+        """Write names of lines (value, name, class) to the right of their ends, moved apart if they touch."""
         wanted = sorted((self.y(value), says, kind) for value, says, kind in ends)
         for top, (_, says, kind) in zip(_spread([y for y, _, _ in wanted], _LINE), wanted, strict=True):
             self._text(_WIDTH - self.right + 6, top + 5, says, kind, "start")
 
     def svg(self) -> str:
-        """The whole picture."""
+        """Return the plot."""
         wide, base = _WIDTH - self.right, self.height - _BOTTOM
         frame = []
+
+        def label(kind: str, place: str, says: str) -> None:
+            frame.append(f'<text class="{kind}" {place}>{escape(says)}</text>')
+
         for value in self.up.ticks():
             y = self.y(value)
             frame.append(f'<line class="rule" x1="{_LEFT}" x2="{wide}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            frame.append(
-                f'<text class="tick" text-anchor="end" x="{_LEFT - 8}" y="{y + 5:.1f}">{escape(self.up.write(value))}</text>'
-            )
+            label("tick", f'text-anchor="end" x="{_LEFT - 8}" y="{y + 5:.1f}"', self.up.write(value))
         last = -math.inf
         for value in self.across.ticks():
             x, says = self.x(value), self.across.write(value)
@@ -216,28 +209,21 @@ class _Plot:
                 last = x + half
                 frame.append(f'<line class="stub" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>')
                 middle = min(x, _WIDTH - half)
-                frame.append(
-                    f'<text class="tick" text-anchor="middle" x="{middle:.1f}" y="{base + 19}">{escape(says)}</text>'
-                )
+                label("tick", f'text-anchor="middle" x="{middle:.1f}" y="{base + 19}"', says)
         frame.append(f'<line class="base" x1="{_LEFT}" x2="{wide}" y1="{base}" y2="{base}"/>')
         middle = (_LEFT + wide) / 2
-        frame.append(
-            f'<text class="axis" text-anchor="middle" x="{middle:.0f}" y="{self.height - 8}">{escape(self.across.label)}</text>'
-        )
+        label("axis", f'text-anchor="middle" x="{middle:.0f}" y="{self.height - 8}"', self.across.label)
         if self.up.label:
-            frame.append(f'<text class="axis" x="4" y="15">{escape(self.up.label)}</text>')
+            label("axis", 'x="4" y="15"', self.up.label)
         return _svg(_WIDTH, self.height, self.title, [*frame, *self._marks, *self._texts])
 
     def _is_free(self, box: tuple[float, float, float, float]) -> bool:
         left, top, right, bottom = box
-        if (
-            left < _LEFT - 4
-            or right > _WIDTH - 2
-            or top < self._top - 8
-            or bottom > self.height - _BOTTOM + 4
-        ):
-            return False
-        return not any(left < r and right > x and top < b and bottom > y for x, y, r, b in self._taken)
+        inside = left >= _LEFT - 4 and right <= _WIDTH - 2
+        inside = inside and top >= self._top - 8 and bottom <= self.height - _BOTTOM + 4
+        return inside and not any(
+            left < r and right > x and top < b and bottom > y for x, y, r, b in self._taken
+        )
 
     def _text(self, x: float, y: float, says: str, kind: str, anchor: str) -> None:
         self._texts.append(
@@ -246,12 +232,13 @@ class _Plot:
 
 
 def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
-    """A picture with a name for those who can't see it."""
-    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    """Return an SVG; `title` is its name for screen readers."""
+    size = f'viewBox="0 0 {width:g} {height:g}"'
+    return f'<svg {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
 
 
 def _spread(places: Sequence[float], gap: float) -> list[float]:
-    """Rising places moved as little as is needed to be `gap` apart."""
+    """Move ascending positions as little as needed to be `gap` apart."""
     groups: list[tuple[list[float], float]] = []
     for place in places:
         members, middle = [place], place
@@ -267,10 +254,10 @@ def _spread(places: Sequence[float], gap: float) -> list[float]:
 
 
 def _room_for(names: Sequence[str]) -> int:
-    """What names at the ends of lines need at the right."""
+    """Return the space that names at the ends of lines need."""
     return math.ceil(_RIGHT + _LETTER * max(map(len, names), default=0))
 
 
 def _colour(number: int) -> str:
-    """The class of the n-th run."""
+    """Return the class of the n-th run."""
     return f"c{number % _COLOURS}"

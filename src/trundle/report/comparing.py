@@ -1,0 +1,292 @@
+"""Sections that compare runs with their teacher, and sections with their recipes and how to use them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trundle.report.contents import (
+    _ComparedText,
+    _Projection,
+    _Report,
+    _RunRecord,
+    _SampleSearch,
+    _Shortened,
+    _TopDocuments,
+)
+from trundle.report.markup import (
+    _choice,
+    _code,
+    _count,
+    _figure,
+    _one_line,
+    _paragraph,
+    _percent,
+    _side_by_side,
+    _table,
+)
+from trundle.report.plot import _around, _Axis, _colour, _Plot, _room_for
+
+_MODES = {
+    "teacher": ("teacher", "teacher's queries, teacher's index"),
+    "asymmetric": ("student → teacher", "student's queries, teacher's index"),
+    "student": ("student", "student's queries, student's index"),
+}
+"""The name of each mode of search, and what it uses."""
+_PRECISIONS = ("float32", "int8", "binary")
+
+
+def _task_scores(report: _Report) -> str:
+    """List each labelled task with the scores of the teacher and of each run in both modes."""
+    runs = [run for run in report.runs if report.of(run).tasks]
+    if not runs:
+        return ""
+    both = {run.name: any(task.asymmetric is not None for task in report.of(run).tasks) for run in runs}
+    heading = ["task", "metric", report.teacher.name if report.teacher else "teacher"]
+    for run in runs:
+        heading += [run.name, "share"]
+        heading += [f"{run.name} → teacher", "share"] if both[run.name] else []
+    rows: list[tuple[str, ...]] = [tuple(heading)]
+    for place, first in enumerate(report.of(runs[0]).tasks):
+        line = [first.task, first.measure, f"{100 * first.teacher:.1f}"]
+        for run in runs:
+            task = report.of(run).tasks[place]
+            scores = [task.standard]
+            if both[run.name]:
+                scores.append(task.standard if task.asymmetric is None else task.asymmetric)
+            for score in scores:
+                line += [f"{100 * score:.1f}", _percent(score / task.teacher if task.teacher else None)]
+        rows.append(tuple(line))
+    note = "Share: of the teacher's own score."
+    if any(both.values()):
+        note = f"“→ teacher”: queries by the run, documents by the teacher, as in an existing index. {note}"
+    return _table(rows, texts=(0, 1)) + _paragraph(note, "note")
+
+
+def _shortened_vectors(report: _Report) -> str:
+    """Plot the scores of teacher and student with truncated and quantised vectors."""
+    several = any(len(report.of(run).shortened) > 1 for run in report.runs)
+    blocks = [
+        (f"{run.name}, by {one.measure}" if several else run.name, _precisions(number, run.name, one))
+        for number, run in enumerate(report.runs)
+        for one in sorted(report.of(run).shortened, key=lambda one: not one.measure.startswith("agreement"))
+    ]
+    lead = (
+        "Both models' vectors, truncated to their first dimensions and stored in fewer bits, without further "
+        "training. A student whose line follows its teacher's tolerates truncation as well as its teacher."
+    )
+    return _paragraph(lead) + _choice("Run", blocks) if blocks else ""
+
+
+def _precisions(number: int, name: str, found: _Shortened) -> str:
+    figures = []
+    low, high = _around([score for row in found.rows for score in row.scores.values()], room=0.06)
+    sizes = sorted({float(row.dimensions) for row in found.rows})
+    across = _Axis("dimensions kept (log scale)", sizes[0], sizes[-1], log=True, at=tuple(sizes))
+    up = _Axis("", max(0.0, low), min(high, 1.02), write=lambda v: f"{100 * v:.0f}")
+    kinds = {"teacher": "teacher", "asymmetric": f"{_colour(number)} dashed", "student": _colour(number)}
+    if all(row.scores["asymmetric"] == row.scores["student"] for row in found.rows):
+        del kinds["asymmetric"]  # without documents, both modes are the same
+    for precision in _PRECISIONS:
+        rows = sorted(
+            (row for row in found.rows if row.precision == precision), key=lambda row: row.dimensions
+        )
+        if not rows:
+            continue
+        ends = [
+            (rows[-1].scores[who], f"{_MODES[who][0]} {100 * rows[-1].scores[who]:.0f}", kind.split()[0])
+            for who, kind in kinds.items()
+        ]
+        plot = _Plot(
+            f"{name}: {found.measure}, {precision}", across, up, right=_room_for([one[1] for one in ends])
+        )
+        for who, kind in kinds.items():
+            points = [(float(row.dimensions), row.scores[who]) for row in rows]
+            plot.line(points, kind)
+            for row, point in zip(rows, points, strict=True):
+                size = f"{row.dimensions} dimensions, {row.bytes:,} bytes per vector"
+                says = f"{_MODES[who][0]}, {size}: {100 * row.scores[who]:.1f}"
+                plot.dot(point, kind.split()[0], size=3, says=says, stop=False)
+        plot.names_at_the_end(ends)
+        figures.append(_figure(plot.svg(), heading=precision))
+    return _paragraph(f"Score: {found.measure}, in percent.", "note") + _side_by_side(figures)
+
+
+def _projections(report: _Report) -> str:
+    """Plot teacher and student vectors of the same texts, each pair joined by a line."""
+    found = [
+        (number, run.name, projection)
+        for number, run in enumerate(report.runs)
+        if (projection := report.of(run).projection) is not None
+    ]
+    if not found:
+        return ""
+    first = found[0][2]
+    lead = (
+        "Vectors of the same texts by teacher (ring) and student (dot), joined by a line: the shorter the "
+        f"lines, the closer the two. Point at a dot to read its text. {len(first.texts)} texts; the two "
+        f"dimensions show {_percent(first.shown)} of the variance of the teacher's vectors, so vectors that "
+        "are close here can be distant in the full space."
+    )
+    return _paragraph(lead) + _side_by_side([_two_dimensions(*each) for each in found])
+
+
+def _two_dimensions(number: int, name: str, found: _Projection) -> str:
+    both = [*found.teacher, *found.student]
+    left, right = _around([x for x, _ in both], room=0.04)
+    low, high = _around([y for _, y in both], room=0.04)
+    plot = _Plot(
+        f"{name}: vectors of {len(found.texts)} texts by teacher and student",
+        _Axis("first principal direction of the teacher's vectors", left, right),
+        _Axis("second principal direction", low, high),
+        height=400,
+    )
+    for theirs, ours in zip(found.teacher, found.student, strict=True):
+        plot.link(theirs, ours, f"link {_colour(number)}")
+    for theirs, ours, text in zip(found.teacher, found.student, found.texts, strict=True):
+        plot.dot(theirs, "ring", size=3.2)
+        plot.dot(ours, f"{_colour(number)} fine", size=3.2, says=text, stop=False)
+    return _figure(plot.svg(), heading=name)
+
+
+def _extreme_texts(report: _Report) -> str:
+    """List the texts with the largest and the smallest distance to the teacher."""
+
+    def listed(heading: str, texts: Sequence[_ComparedText]) -> str:
+        items = "".join(
+            f'<li><span class="figure">{one.cosine:.2f}</span><span>{escape(one.text)}</span></li>'
+            for one in texts
+        )
+        head = '<li class="head"><span class="figure">cosine</span><span>text</span></li>'
+        return f'<div><h3>{heading}</h3><ul class="texts">{head}{items}</ul></div>'
+
+    blocks = []
+    for run in report.runs:
+        found = report.of(run)
+        if found.farthest:
+            lists = listed("Largest distance", found.farthest), listed("Smallest distance", found.nearest)
+            blocks.append((run.name, _side_by_side(lists)))
+    return _choice("Run", blocks)
+
+
+def _searches(report: _Report) -> str:
+    """Show the first ten documents of each query in three modes, one query at a time."""
+    blocks = []
+    for run in report.runs:
+        queries = []
+        for number, one in enumerate(report.of(run).searches, start=1):
+            shared = f"{_shared(one, one.asymmetric)}/{len(one.teacher.documents)}"
+            name = f"{number}. {_one_line(one.query, 90)} ({shared})"
+            queries.append((name, _search_results(report, one)))
+        if queries:
+            blocks.append((run.name, _choice("Query", queries)))
+    lead = "✓ marks a document in the teacher's top ten, with its rank there; the figure is the cosine."
+    return _paragraph(lead) + _choice("Run", blocks) if blocks else ""
+
+
+def _shared(one: _SampleSearch, found: _TopDocuments) -> int:
+    return len(set(one.teacher.documents) & set(found.documents))
+
+
+def _search_results(report: _Report, one: _SampleSearch) -> str:
+    columns = []
+    for key, (name, about) in _MODES.items():
+        found: _TopDocuments = getattr(one, key)
+        same = "" if key == "teacher" else f" · {_shared(one, found)} of {len(one.teacher.documents)}"
+        items = []
+        for place, cosine in zip(found.documents, found.cosines, strict=True):
+            rank = one.teacher.documents.index(place) + 1 if place in one.teacher.documents else 0
+            mark = "" if key == "teacher" else f"✓{rank}" if rank else "·"
+            figure = f'<span class="figure">{cosine:.2f}<b>{mark}</b></span>'
+            text = f"<span>{escape(report.documents[place])}</span>"
+            items.append(f'<li class="{"shared" if rank else "other"}">{figure}{text}</li>')
+        heading = f'<h4>{name}{same}</h4><p class="note">{about}</p>'
+        columns.append(f'<div>{heading}<ol class="found">{"".join(items)}</ol></div>')
+    return f'<blockquote>{escape(one.query)}</blockquote><div class="three">{"".join(columns)}</div>'
+
+
+def _recipes(report: _Report) -> str:
+    """Show the methods, data and versions that made each run."""
+    return _choice("Run", [(run.name, _recipe(run)) for run in report.runs])
+
+
+def _recipe(run: _RunRecord) -> str:
+    items, before = [], None
+    for step in run.steps:
+        begins = f'<li class="model">{escape(step.begins_from)}</li>' if step.begins_from != before else ""
+        before = step.begins_from
+        facts = _facts(step.facts)
+        below = f'<span class="note">{escape(facts)}</span>' if facts else ""
+        items.append(f"{begins}<li><b>{escape(step.step)}</b> <span>{escape(step.says)}</span>{below}</li>")
+    items.append(f'<li class="model">{escape(run.name)}</li>')
+    parts = ", ".join(f"{part} {_count(value)}" for part, value in run.parts.items() if value)
+    steps = [{step.step: dict(step.options)} for step in run.steps if step.step != "pair"]
+    yaml_text = yaml.safe_dump({"steps": json.loads(json.dumps(steps))}, sort_keys=False, allow_unicode=True)
+    more = ""
+    if run.data:
+        rows = [
+            (str(one.get("source", "")), f"{int(one.get('texts', 0)):,}", str(one.get("fingerprint", "")))
+            for one in run.data
+        ]
+        more += _paragraph("Training data") + _table(
+            [("source", "texts", "fingerprint"), *rows], texts=(0, 2)
+        )
+    if run.scores:
+        scores = [(name, f"{value:.4f}") for name, value in run.scores.items()]
+        more += _paragraph("Scores stored with the model") + _table([("metric", ""), *scores])
+    versions = ", ".join(f"{package} {version}" for package, version in run.versions.items())
+    more += _paragraph(f"Seed {run.seed}. Made with {versions}.", "note")
+    return (
+        f'<ol class="lineage">{"".join(items)}</ol>'
+        + (_paragraph(f"Parameters by part: {parts}.", "note") if parts else "")
+        + f"<details><summary>Recipe as YAML</summary>{_code(yaml_text)}</details>"
+        + f"<details><summary>Data, scores, versions</summary>{more}</details>"
+    )
+
+
+def _facts(facts: Mapping[str, Any]) -> str:
+    parts = []
+    for key, value in facts.items():
+        number = "," if isinstance(value, int) else ",.4g"
+        shown = f"{value:{number}}" if isinstance(value, int | float) else str(value)
+        if value not in (None, "", [], {}):
+            parts.append(f"{key.replace('_', ' ')} {_one_line(shown, 160)}")
+    return ", ".join(parts)
+
+
+def _usage(report: _Report) -> str:
+    """Show code that uses each run."""
+    return _choice("Run", [(run.name, _usage_of(report, run)) for run in report.runs])
+
+
+def _usage_of(report: _Report, run: _RunRecord) -> str:
+    teacher = report.teacher.path if report.teacher else run.teacher
+    extra = ", trust_remote_code=True" if run.needs_trundle else ""
+    plain = (
+        "from sentence_transformers import SentenceTransformer\n\n"
+        f"model = SentenceTransformer({run.folder!r}{extra})\n"
+        'queries = model.encode_query(["how do I undo a commit?"])\n'
+    )
+    if run.pair:
+        plain += 'documents = model.encode_document(["a text", "another"])  # by the teacher\n'
+    elif run.teacher != run.source or any(step.step == "align" for step in run.steps):
+        plain += (
+            f"\n# search the index that {Path(teacher).name} built: both models share one vector space\n"
+            f"teacher = SentenceTransformer({teacher!r})\n"
+            'documents = teacher.encode_document(["a text", "another"])\n'
+            "print(model.similarity(queries, documents))\n"
+        )
+    if any(form.engine != "torch" for form in run.forms):
+        encoder = f'Encoder({run.folder!r}).encode_query(["how do I undo a commit?"])'
+        code = _code(f"from trundle.runtime.encoder import Encoder\n\n{encoder}\n")
+        return _code(plain) + _paragraph("Without torch:") + code
+    if run.needs_trundle:
+        return _code(plain)
+    folder = f"'{run.folder}'" if " " in run.folder else run.folder
+    code = _code(f"trundle export {folder} --to onnx --int8 --calibrate texts.txt\n")
+    return _code(plain) + _paragraph("Export it as a graph that runs without torch:") + code
