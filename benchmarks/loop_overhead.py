@@ -21,10 +21,10 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
+from trundle.methods.align.leaf import _leaf
 from trundle.model.encode import make_tokeniser
-from trundle.train.alignment import _leaf
 from trundle.train.batches import Batches, ByLength
-from trundle.train.loop import TrainSettings, train
+from trundle.train.loop import TrainingTask, TrainSettings, train
 
 Batch = tuple[dict[str, Any], Tensor]
 WORDS = ("shrink", "any", "text", "embedding", "model", "and", "keep", "your", "index")
@@ -108,7 +108,7 @@ def looped(model: SentenceTransformer, batches: Batches[Batch], options: argpars
     """Steps per second of trundle's loop, from its first batch to its result."""
     settings = TrainSettings(steps=options.steps, learning_rate=1e-5, precision=options.precision)
     with tempfile.TemporaryDirectory() as folder:
-        result = train(model, lambda batch: loss_of(model, batch), batches, settings, folder=Path(folder))
+        result = train(model, TrainingTask(losses=[loss_of], batches=batches), settings, folder=Path(folder))
     return float(options.steps / result.seconds)
 
 

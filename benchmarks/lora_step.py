@@ -26,13 +26,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from trundle.data.examples import Example
-from trundle.methods.contrast.adapters import _add_adapters, _Lora
+from trundle.methods.contrast import ContrastOptions
+from trundle.methods.contrast.contrast import _add_adapters
+from trundle.methods.contrast.contrastive import make_contrast_task
+from trundle.methods.training import Prompts
 from trundle.model.load import load
 from trundle.model.surgery import transformer_of
 from trundle.train.blocks import compiled_blocks
-from trundle.train.contrastive import make_contrast
 from trundle.train.loop import TrainSettings, train
-from trundle.train.tuples import Prompts
 
 WORDS = ("shrink", "any", "text", "embedding", "model", "and", "keep", "your", "index")
 SOURCE = "made up"
@@ -104,19 +105,18 @@ def by_contrast(
 ) -> float:
     """Seconds per step of trundle's loop, from its first batch to its result."""
     student = copy.deepcopy(model)
-    _add_adapters(student, _Lora(), seed=0)
-    task = make_contrast(
+    _add_adapters(student, seed=0)
+    task = make_contrast_task(
         student,
         examples,
         [],
+        ContrastOptions(batch_size=options.batch_size, mini_batch=mini_batch),
         prompts={SOURCE: Prompts()},
-        batch_size=options.batch_size,
-        mini_batch=mini_batch,
     )
     settings = TrainSettings(steps=options.steps, learning_rate=1e-4, precision=options.precision)
     layers = compiled_blocks(transformer_of(student).model) if compiled else nullcontext()
     with tempfile.TemporaryDirectory() as folder, layers:
-        result = train(student, task.objective, task.batches, settings, folder=Path(folder))
+        result = train(student, task, settings, folder=Path(folder))
     return float(result.seconds / options.steps)
 
 

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from trundle.data.sampling import sample
 from trundle.data.texts import read_texts
+from trundle.methods.align.leaf import _make_loss
 from trundle.model.encode import embedder, make_tokeniser
 from trundle.model.layout import layout_of
 from trundle.model.load import load
 from trundle.model.surgery import Cut, cut, transformer_of
-from trundle.train.alignment import _leaf
 from trundle.train.batches import Batches, ByLength
-from trundle.train.learner import _Precision
-from trundle.train.loop import TrainSettings, train
+from trundle.train.loop import TrainingTask, TrainSettings, train
+from trundle.train.trainer import _Precision
 
 Batch = tuple[dict[str, Any], Tensor]
 HELD_OUT = 512
@@ -95,10 +95,8 @@ def trained(
     with tempfile.TemporaryDirectory() as folder:
         result = train(
             mine,
-            lambda batch: _leaf(mine(dict(batch[0]))["sentence_embedding"], batch[1]),
-            learned,
+            TrainingTask(losses=[_make_loss()], batches=learned, validation=held_out),
             settings,
-            validation=held_out,
             folder=Path(folder),
         )
     return steps / result.seconds, result.validation or float("nan")

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from trundle.methods.align.leaf import make_align_task
 from trundle.model.heads import copy_of, with_new_head
 from trundle.model.load import load
 from trundle.model.surgery import Cut, cut
 from trundle.progress import is_first, own_rank, process_count
 from trundle.teacher.targets import Targets, _TargetsPart, open_share, open_targets
 from trundle.train import loop
-from trundle.train.alignment import make_alignment
 from trundle.train.loop import TrainSettings
 
 SEEDS, STEPS, BATCH = 5, 80, 16
@@ -57,7 +57,7 @@ def learn(model: str, store: Path, *, by_rank: bool) -> list[dict[str, float]]:
     results = []
     for seed in range(SEEDS):
         student = with_new_head(copy_of(first_layer), whole.width, normalise=whole.normalised, seed=seed)
-        task = make_alignment(student, learned, validation, batch_size=BATCH, seed=seed)
+        task = make_align_task(student, learned, validation, batch_size=BATCH, seed=seed)
         settings = TrainSettings(
             steps=STEPS,
             learning_rate=3e-4,
@@ -66,7 +66,7 @@ def learn(model: str, store: Path, *, by_rank: bool) -> list[dict[str, float]]:
             record_every=STEPS,
             validate_every=STEPS,
         )
-        result = loop.train(student, task.objective, task.batches, settings, validation=task.validation)
+        result = loop.train(student, task, settings)
         assert result.validation is not None
         results.append({"loss": result.loss, "validation": result.validation})
     return results

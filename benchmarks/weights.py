@@ -34,6 +34,7 @@ from trundle.evaluate.scoring import evaluate, find_tasks
 from trundle.evaluate.tasks import Task
 from trundle.methods.catalogue import METHODS
 from trundle.methods.contract import Context
+from trundle.methods.training import Prompts
 from trundle.methods.weights import _FisherScale
 from trundle.methods.weights.gradients import _measure_gradients, _measure_norms
 from trundle.methods.weights.samples import _draw_samples, _open_side, _texts_of
@@ -56,7 +57,6 @@ from trundle.model.load import load
 from trundle.model.matrices import prunable, weight_of, with_zeros
 from trundle.model.surgery import Cut, cut, transformer_of
 from trundle.recipe import _make_options
-from trundle.train.tuples import Prompts
 
 METHODS = (
     "gaprune",

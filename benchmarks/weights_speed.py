@@ -23,6 +23,9 @@ from sentence_transformers import SentenceTransformer
 
 from trundle.data.examples import Example, _read_examples
 from trundle.data.sampling import sample
+from trundle.methods.contrast import ContrastOptions
+from trundle.methods.contrast.contrastive import make_contrast_task
+from trundle.methods.training import Prompts
 from trundle.methods.weights.gradients import _measure_gradients
 from trundle.methods.weights.scoring import _best_neurons, _two_of_four
 from trundle.model.cost import cost
@@ -31,8 +34,6 @@ from trundle.model.layout import layout_of
 from trundle.model.load import load
 from trundle.model.matrices import prunable, weight_of, with_zeros
 from trundle.model.surgery import Cut, cut, transformer_of
-from trundle.train.contrastive import make_contrast
-from trundle.train.tuples import Prompts
 
 BATCH = 32
 
@@ -78,14 +79,16 @@ def fisher(arguments: argparse.Namespace) -> None:
 def trainer(
     student: SentenceTransformer, examples: list[Example], prompts: dict[str, Prompts]
 ) -> Callable[[], None]:
-    task = make_contrast(student, examples, (), prompts=prompts, batch_size=BATCH, negatives=1)
+    task = make_contrast_task(
+        student, examples, (), ContrastOptions(batch_size=BATCH, negatives=1), prompts=prompts
+    )
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-6, fused=True)
 
     def run() -> None:
         student.train()
         for number in range(task.batches.order.per_epoch):
             batch = task.batches.load(task.batches.order.batch(number))
-            loss = task.objective(send_to_device(batch, student.device))
+            loss = task.losses[0](student, send_to_device(batch, student.device))
             torch.autograd.backward(loss)
             optimizer.step()
             optimizer.zero_grad()

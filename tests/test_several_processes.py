@@ -23,7 +23,7 @@ from sentence_transformers import SentenceTransformer
 import pico
 from told import Told
 from trundle.data.corpus import read_corpus
-from trundle.methods.align.targets_and_texts import _ALONE_BY_RANK
+from trundle.methods.align.teacher_vectors import _ALONE_BY_RANK
 from trundle.methods.catalogue import METHODS
 from trundle.pipeline.compress import compress
 from trundle.recipe import single

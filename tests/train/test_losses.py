@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from trundle.errors import BadInput
 from trundle.methods.align.imitation import _distilbert, _Heads, _minilm, _tinybert, _uniform_layers
-from trundle.train.alignment import _leaf
+from trundle.methods.align.leaf import _leaf
 
 TEXTS, HEADS, TOKENS = 3, 4, 6
 LENGTHS = [6, 2, 4]

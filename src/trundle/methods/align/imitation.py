@@ -1,8 +1,7 @@
-"""Losses that look inside both models, as something to compare LEAF's with: DistilBERT's, MiniLM's and TinyBERT's.
+"""Losses on the inner states of both models, for comparison with LEAF: DistilBERT's, MiniLM's and TinyBERT's.
 
-Each is added to LEAF's distance. What the losses need from inside is caught by hooks at places the anatomy names:
-queries, keys and values as they leave their matrices (before rotary positions or norms of heads), and the states between
-blocks. The teacher computes along with the student, so this costs what the teacher costs.
+Each is added to LEAF's distance. Hooks record the queries, keys and values as their matrices return them (before
+rotary positions or norms of heads), and the states between blocks. The teacher encodes every batch as well.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def _minilm(student: _Heads, teacher: _Heads, mask: Tensor) -> Tensor:
 def _relation_divergence(
     student: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor], mask: Tensor
 ) -> Tensor:
-    """KL(teacher ‖ student) of how each token relates to all others: mean over heads and tokens, then over texts."""
+    """KL(teacher ‖ student) of the relations of each token to all others: mean over heads and tokens, then texts."""
     ours, theirs = _relations(*student, mask), _relations(*teacher, mask)
     _same_shape("attention heads", ours, theirs)
     real = mask.bool()
@@ -61,10 +60,10 @@ def _relation_divergence(
 
 
 def _relations(left: Tensor, right: Tensor, mask: Tensor) -> Tensor:
-    """Log-softmax over the real tokens of left·rightᵀ/√width. Padding gets a finite floor: −∞ would make NaN slopes."""
+    """Log-softmax over the real tokens of left·rightᵀ/√width. Padding gets a finite minimum: −∞ makes NaN gradients."""
     scores = left.float() @ right.float().transpose(-1, -2) / math.sqrt(left.shape[-1])
-    floor = torch.finfo(scores.dtype).min
-    return scores.masked_fill(~mask.bool()[:, None, None, :], floor).log_softmax(dim=-1)
+    lowest = torch.finfo(scores.dtype).min
+    return scores.masked_fill(~mask.bool()[:, None, None, :], lowest).log_softmax(dim=-1)
 
 
 def _tinybert(
@@ -79,10 +78,10 @@ def _tinybert(
     """TinyBERT: squared errors of embeddings, hidden states and attention scores (before softmax), summed over layers.
 
     `states` start with the embeddings; `layers[i]` is the teacher's layer, counted from 1, that the student's layer
-    i + 1 imitates. A student of another width gives its states already projected to the teacher's.
+    i + 1 imitates.
     """
     if len(student_states) != len(layers) + 1 or len(student_scores) != len(layers):
-        raise BadInput(f"the layer map has {len(layers)} entries; give one for each layer of the student")
+        raise BadInput(f"the layer map has {len(layers)} entries; pass one for each layer of the student")
     if not all(1 <= layer <= len(teacher_scores) for layer in layers):
         raise BadInput(
             f"the layer map {list(layers)} must name layers of the teacher, 1 to {len(teacher_scores)}"
@@ -98,14 +97,14 @@ def _tinybert(
 
 
 def _uniform_layers(student: int, teacher: int) -> tuple[int, ...]:
-    """Which teacher layer each student layer imitates when they are spread evenly; the last imitates the last."""
+    """The teacher layer that each student layer imitates, evenly spaced; the last imitates the last."""
     return tuple(-(-layer * teacher // student) for layer in range(1, student + 1))
 
 
 def _squared_error(what: str, student: Tensor, teacher: Tensor, where: Tensor) -> Tensor:
     _same_shape(what, student, teacher)
     keep = where.expand_as(student)
-    # Padding may hold −∞ scores: it is replaced before the subtraction, so that no NaN enters the slope.
+    # Padding may hold −∞ scores: it is replaced before the subtraction, so that no NaN enters the gradient.
     error = student.float().masked_fill(~keep, 0.0) - teacher.float().masked_fill(~keep, 0.0)
     return _mean_where(error.square(), keep)
 
@@ -119,18 +118,18 @@ def _same_shape(what: str, student: Tensor, teacher: Tensor) -> None:
     if student.shape != teacher.shape:
         raise BadInput(
             f"the student's {what} have shape {tuple(student.shape)} and the teacher's {tuple(teacher.shape)}; "
-            "this loss needs them alike, choose another loss or student"
+            "this loss needs equal shapes, choose another loss or student"
         )
 
 
 _Imitation = Literal["distilbert", "minilm", "tinybert"]
 
 Outputs = Mapping[str, Any]
-"""What a SentenceTransformer's forward gives."""
+"""What a SentenceTransformer's forward pass returns."""
 
 
 def _check_imitation(name: _Imitation, student: SentenceTransformer, teacher: SentenceTransformer) -> None:
-    """Refuse a pair of models the loss has no meaning for."""
+    """Rejects a pair of models that the loss can't compare."""
     check_same_tokens(student, teacher, f"the loss {name}", "use loss: leaf")
     ours, theirs = _layout(student), _layout(teacher)
     needed = {"distilbert": ("hidden",), "minilm": ("heads",), "tinybert": ("hidden", "heads")}
@@ -138,23 +137,21 @@ def _check_imitation(name: _Imitation, student: SentenceTransformer, teacher: Se
     for axis in needed[name]:
         if ours.sizes[axis] != theirs.sizes[axis]:
             raise BadInput(
-                f"the loss {name} needs the same {words[axis]} in both models, and the student has {ours.sizes[axis]} "
-                f"where its teacher has {theirs.sizes[axis]}; use loss: leaf"
+                f"the loss {name} needs the same {words[axis]} in both models, but the student has "
+                f"{ours.sizes[axis]} and the teacher {theirs.sizes[axis]}; use loss: leaf"
             )
 
 
 def check_same_tokens(
     student: SentenceTransformer, teacher: SentenceTransformer, what: str, instead: str
 ) -> None:
-    """Refuse two models that cut texts into other tokens."""
+    """Rejects two models with different tokenizers."""
     if tokenizer_text(student) != tokenizer_text(teacher):
-        raise BadInput(
-            f"{what} needs both models to read the same tokens, and their tokenizers differ; {instead}"
-        )
+        raise BadInput(f"{what} needs the same tokens in both models, but their tokenizers differ; {instead}")
 
 
 class _Imitator:
-    """A teacher that computes along, and the loss between what is caught inside the two models."""
+    """Runs the teacher on each batch and compares the inner states of both models."""
 
     def __init__(self, name: _Imitation, student: SentenceTransformer, teacher: SentenceTransformer) -> None:
         _check_imitation(name, student, teacher)
@@ -164,13 +161,13 @@ class _Imitator:
         self._theirs = _Inside(teacher)
 
     def __call__(self, features: Mapping[str, Any], outputs: Outputs) -> Tensor:
-        """The loss of a batch that the student has just computed."""
+        """Returns the loss of a batch that the student has just encoded."""
         with torch.no_grad():
             reference = self._teacher.eval()(dict(features))
         return self._loss(outputs, reference, features["attention_mask"])
 
     def close(self) -> None:
-        """Leave both models as they were."""
+        """Removes the hooks from both models."""
         self._ours.close()
         self._theirs.close()
 
@@ -193,7 +190,7 @@ class _Imitator:
 
 
 class _Inside:
-    """What a backbone computed in its last forward pass, block by block."""
+    """Records what a backbone computes in its forward pass, block by block."""
 
     def __init__(self, model: SentenceTransformer) -> None:
         backbone = transformer_of(model).model
@@ -213,17 +210,17 @@ class _Inside:
                     self._hooks.append(matrix.register_forward_hook(self._projection(number, axes)))
 
     def close(self) -> None:
-        """Take the hooks off again."""
+        """Removes the hooks."""
         for hook in self._hooks:
             hook.remove()
 
     @property
     def states(self) -> list[Tensor]:
-        """The embeddings, then what each block gave."""
+        """The embeddings, then the output of each block."""
         return self._states
 
     def heads(self, block: int) -> _Heads:
-        """Queries, keys and values of a block; shared key-value heads are repeated for each head that uses them."""
+        """Queries, keys and values of a block; shared key-value heads are repeated for every query head."""
         sizes = self._layout.sizes
         found = {
             axis: _by_head(flat, sizes["head"], sizes["heads"])
@@ -232,7 +229,7 @@ class _Inside:
         return _Heads(query=found["q"], key=found["k"], value=found["v"])
 
     def scores(self, block: int) -> Tensor:
-        """How much each token looks at each other, before the softmax and without what positions add."""
+        """Attention scores before the softmax, without what positions add."""
         heads = self.heads(block)
         return heads.query @ heads.key.transpose(-1, -2) / math.sqrt(heads.query.shape[-1])
 

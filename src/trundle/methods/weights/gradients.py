@@ -25,12 +25,12 @@ from torch.nn import functional
 
 from trundle.data.examples import Example
 from trundle.errors import BadInput
+from trundle.methods.contrast.contrastive import TEMPERATURE, directions, make_chunker, relate
+from trundle.methods.training import Prompts
 from trundle.model.device import dropping
 from trundle.model.encode import Features
 from trundle.model.surgery import transformer_of
 from trundle.progress import SILENT, Progress
-from trundle.train.contrastive import TEMPERATURE, directions
-from trundle.train.tuples import Prompts, make_chunker, relate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from trundle.data.sampling import sample
 from trundle.errors import BadInput
 from trundle.methods.align import AlignOptions
-from trundle.methods.align.targets_and_texts import RIDGE_TEXTS, targets_for
+from trundle.methods.align.ridge import fit_ridge
+from trundle.methods.align.teacher_vectors import RIDGE_TEXTS, targets_for
 from trundle.methods.contract import Context
 from trundle.methods.width.narrow import _may_reorder_matches, _Orders, _reordered
 from trundle.model import surgery
@@ -30,7 +31,6 @@ from trundle.model.surgery import Indices, transformer_of
 from trundle.progress import SILENT, Progress
 from trundle.teacher.labelling import encode_by_role
 from trundle.teacher.teacher import original_teacher
-from trundle.train.ridge import fit_ridge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ The plan decides; here is what it leads to. What this is not: it chooses no widt
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -20,10 +20,12 @@ from torch import Tensor, nn
 from trundle.data.sampling import fingerprint
 from trundle.methods.align import CYCLES, EPOCHS, AlignOptions
 from trundle.methods.align.align import LAST_RATE, settings_for
-from trundle.methods.align.targets_and_texts import targets_for
+from trundle.methods.align.leaf import make_align_task
+from trundle.methods.align.teacher_vectors import targets_for
 from trundle.methods.contract import LONGEST, Applied, Beside, Context
 from trundle.methods.contrast import ContrastOptions, contrast
 from trundle.methods.contrast.contrast import examples_for
+from trundle.methods.contrast.contrastive import make_contrast_task
 from trundle.methods.training import learn, prompts_by_file
 from trundle.methods.width import _folder_name
 from trundle.methods.width.narrow import _NarrowModel
@@ -32,11 +34,9 @@ from trundle.model.heads import copy_of, linear_head, with_prompts, without_head
 from trundle.model.nested import NESTED_FILE, Map, Nested, at_width
 from trundle.model.save import model_digest, weights_digest
 from trundle.teacher.teacher import Teacher, original_teacher
-from trundle.train import learner
-from trundle.train.alignment import Alignment, make_alignment
 from trundle.train.batches import Batches, Indices
-from trundle.train.contrastive import Contrast, make_contrast
-from trundle.train.learner import leaf_cycles
+from trundle.train.loop import TrainingTask
+from trundle.train.trainer import leaf_cycles, linear
 
 if TYPE_CHECKING:
     from trundle.methods.width import WidthPlan
@@ -73,11 +73,11 @@ class _Nesting(Generic[_B]):
     validation: Batches[_Weighed[_B]] | None
 
     @property
-    def objectives(self) -> tuple[Callable[[_Weighed[_B]], Tensor], ...]:
+    def objectives(self) -> tuple[Callable[[nn.Module, _Weighed[_B]], Tensor], ...]:
         """One for each model, in the order of `nest.models`."""
         return tuple(partial(self._objective, number) for number in range(len(self.nest.models)))
 
-    def _objective(self, number: int, batch: _Weighed[_B]) -> Tensor:
+    def _objective(self, number: int, _nest: nn.Module, batch: _Weighed[_B]) -> Tensor:
         inner, weights = batch
         if not weights[number]:
             return torch.zeros((), device=self.nest.wide.device)
@@ -101,7 +101,7 @@ class _Nesting(Generic[_B]):
 
 def _make_nesting(
     nest: _Nest,
-    task: Alignment | Contrast,
+    task: TrainingTask[Any],
     *,
     student_weight: float,
     per_step: int | None = None,
@@ -109,11 +109,6 @@ def _make_nesting(
 ) -> _Nesting[Any]:
     """Give every model of a nest the task that the wide one was given."""
     narrow = len(nest.narrow)
-
-    def loss(model: nn.Module, batch: object) -> Tensor:
-        judged: Any = replace(task, student=model)
-        found: Tensor = judged.objective(batch)
-        return found
 
     def weighed(batches: Batches[Any], count: int | None) -> Batches[_Weighed[Any]]:
         def load(indices: Indices) -> _Weighed[Any]:
@@ -124,7 +119,7 @@ def _make_nesting(
 
     return _Nesting(
         nest=nest,
-        loss=loss,
+        loss=task.losses[0],
         batches=weighed(task.batches, per_step),
         validation=None if task.validation is None else weighed(task.validation, None),
     )
@@ -144,7 +139,7 @@ class _Lesson:
     """The sizes, what they learn from, and how long."""
 
     narrow: Sequence[_NarrowModel]
-    task: Alignment | Contrast | None
+    task: TrainingTask[Any] | None
     """None where the closed form is all that is done."""
     settings: Any = None
     shape: Any = None
@@ -183,12 +178,15 @@ def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context
         )
         learned = learn(
             wide,
-            nesting.objectives,
-            nesting,
+            TrainingTask(
+                name="width",
+                losses=nesting.objectives,
+                batches=nesting.batches,
+                validation=nesting.validation,
+            ),
             lesson.settings,
-            label="width",
             key=[plan.model_dump(mode="json"), model_digest(model), lesson.learned_from],
-            shape=lesson.shape,
+            schedule=lesson.shape,
             context=context,
             module=nest,
         )
@@ -282,7 +280,7 @@ def _align_lesson(
         narrow.append(_NarrowModel(headless, cut, own))
     if options.steps == 0:
         return _Lesson(narrow=narrow, task=None, facts=facts, starts=starts)
-    task = make_alignment(
+    task = make_align_task(
         wide,
         targets,
         validation,
@@ -324,21 +322,19 @@ def _contrast_lesson(
     longest = asked.max_length or LONGEST
     wide.max_seq_length = min(wide.max_seq_length or longest, longest)
     narrow = [_NarrowModel(wide, cut) for cut in cuts.values()]
-    task = make_contrast(
+    task = make_contrast_task(
         wide,
         examples,
         validation,
+        options,
         prompts=prompts_by_file(wide, {}, [*examples, *validation]),
-        objective=options.objective,
-        batch_size=options.batch_size,
-        mini_batch=options.mini_batch,
         seed=context.seed,
     )
     return _Lesson(
         narrow=narrow,
         task=task,
         settings=contrast.settings_for(options, context.seed),
-        shape=learner.linear(),
+        shape=linear(),
         learned_from=fingerprint([*examples, "validation", *validation]),
         facts={"tuples": len(examples), "validation_tuples": len(validation)},
     )
