@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "too many classes": (
         [{"text": f"a {n}", "label": f"c{n}"} for n in range(30)],
         {},
-        "30 rows have 30 different labels; with kind: number",
+        "30 rows have 30 different labels, too many for classes",
     ),
     "no number": (
         [{"text": f"a {n}", "label": "red"} for n in range(30)],

@@ -214,7 +214,7 @@ def test_prompts_are_read_and_pooled_as_the_model_does_itself(tmp_path: Path, po
     batch = load(np.arange(len(examples)))
     task = contrast(model, examples)
     with torch.no_grad():
-        queries, documents = task._encode(batch.queries), task._encode(batch.documents)
+        queries, documents = (task.losses[0]._encode(model, of) for of in (batch.queries, batch.documents))
     expected = model.encode([e.query for e in examples], prompt=prompts.query, convert_to_tensor=True)
     torch.testing.assert_close(queries, expected)
     expected = model.encode([e.positive for e in examples], prompt=prompts.document, convert_to_tensor=True)
@@ -231,7 +231,7 @@ def test_a_text_of_which_only_the_prompt_is_left_is_named(tmp_path: Path):
 
 
 def test_one_tuple_is_refused(pico_model: PicoModel):
-    with pytest.raises(BadInput, match="1 labelled tuple can't teach"):
+    with pytest.raises(BadInput, match="1 labelled tuple is too few"):
         contrast(pico_model("bert"), some_examples(1))
 
 
@@ -283,7 +283,7 @@ def test_a_resumed_run_ends_with_the_same_bits(pico_model: PicoModel, tmp_path: 
                 raise KeyboardInterrupt
             return task.losses[0](model, batch)
 
-        train(model, replace(task, losses=[loss]), settings, folder=tmp_path / name, resume=True)
+        train(model, replace(task, losses=[loss]), settings, folder=tmp_path / name)
         return {
             name: weight.detach()
             for name, weight in (adapted.merge() if adapted else model).named_parameters()

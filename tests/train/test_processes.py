@@ -67,7 +67,7 @@ def learn_from_shares(net: Net, rank: int, processes: int) -> _TrainResult:
     return train(net, TrainingTask(losses=[loss], batches=batches, validation=batches), settings)
 
 
-def learn(net: Net, folder: Path, *, dropout: bool, resume: bool = False) -> _TrainResult:
+def learn(net: Net, folder: Path, *, dropout: bool) -> _TrainResult:
     """Batches of 7 and 8 texts, so that two processes get unlike shares."""
     inputs, targets = material()
 
@@ -87,7 +87,7 @@ def learn(net: Net, folder: Path, *, dropout: bool, resume: bool = False) -> _Tr
         record_every=1,
     )
     task = TrainingTask(losses=[loss], batches=batches, validation=batches)
-    return train(net, task, settings, folder=folder, resume=resume)
+    return train(net, task, settings, folder=folder)
 
 
 def weights(net: Net) -> dict[str, Tensor]:
@@ -151,7 +151,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path):
     assert lines(tmp_path / "killed")[-1]["step"] == 20
     straight, resumed = Net(), Net()
     learn(straight, tmp_path / "straight", dropout=True)
-    result = learn(resumed, tmp_path / "killed", dropout=True, resume=True)
+    result = learn(resumed, tmp_path / "killed", dropout=True)
     assert result.steps == 30
     for name, weight in weights(straight).items():
         assert torch.equal(weight, weights(resumed)[name]), name

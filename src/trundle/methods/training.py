@@ -74,7 +74,6 @@ def learn(
             settings,
             schedule=schedule,
             folder=own,
-            resume=True,
             progress=context.progress,
         )
         metrics = (own / METRICS_FILE).read_text(encoding="utf-8") if is_first() else ""

@@ -36,12 +36,6 @@ def _put_back(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             places[name].copy_(tensor)
 
 
-def _check_unused(folder: Path) -> None:
-    """Rejects a folder that holds another run, before anything is written."""
-    if (folder / METRICS_FILE).exists() or (folder / _CHECKPOINTS).exists():
-        raise BadInput(f"{folder} holds an earlier training; resume it, or choose another folder")
-
-
 def has_checkpoint(folder: Path) -> bool:
     """Whether a training in this folder can be resumed."""
     return any((folder / _CHECKPOINTS).glob("step-*"))

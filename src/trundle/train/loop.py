@@ -18,12 +18,10 @@ import torch
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
-from trundle.errors import BadInput
 from trundle.progress import SILENT, Progress
 from trundle.train.batches import Batches, _LoadedPart, _Prefetcher
 from trundle.train.checkpoint import (
     _add_metrics,
-    _check_unused,
     _copies,
     _keep_metrics,
     _put_back,
@@ -91,20 +89,6 @@ class TrainSettings:
     """If the first validation loss is not above this, the run makes no step."""
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.steps is None and self.minutes is None:
-            raise BadInput("a training needs an end; pass steps or minutes")
-        for name in ("steps", "minutes", "learning_rate", "clip_norm", "patience"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise BadInput(f"{name} is {value}; pass a number above 0")
-        for name in ("validate_every", "checkpoint_every", "record_every"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} is {getattr(self, name)}; pass at least 1")
-        for name in ("warmup", "weight_decay", "seed"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise BadInput(f"{name} is {getattr(self, name)}; pass 0 or more")
-
 
 @dataclass(frozen=True, kw_only=True)
 class _TrainResult:
@@ -138,15 +122,14 @@ def train(
     *,
     schedule: Schedule = _constant,
     folder: Path | None = None,
-    resume: bool = False,
     progress: Progress = SILENT,
     clock: Callable[[], float] = time.monotonic,
 ) -> _TrainResult:
     """Trains `model` in place and leaves it with its best weights by validation, or its last ones without validation.
 
-    `schedule` scales the learning rate. Checkpoints and metrics are written to `folder`; `resume` continues from the
-    last checkpoint there, if there is one. A batch that does not fit into memory is processed in parts if its
-    `Batches` have a splitter. Returns how the run went.
+    `schedule` scales the learning rate. Checkpoints and metrics are written to `folder`; if it has a checkpoint, the run
+    resumes from it. A batch that does not fit into memory is processed in parts if its `Batches` have a splitter.
+    Returns how the run went.
     """
     trainer = _Trainer(
         model,
@@ -171,7 +154,7 @@ def train(
     )
     with torch.random.fork_rng([trainer.device.index or 0] if trainer.device.type == "cuda" else []):
         torch.manual_seed(settings.seed + trainer.rank)
-        run.open_folder(resume=resume)
+        run.resume()
         return run.go()
 
 
@@ -195,12 +178,9 @@ class _TrainingRun(Generic[_B]):
     validating: float = 0.0
     """Duration of all validations since the speed is measured."""
 
-    def open_folder(self, *, resume: bool) -> None:
-        """Checks that the folder is unused, or restores its last checkpoint."""
+    def resume(self) -> None:
+        """Restores the last checkpoint in the folder, if there is one."""
         if self.folder is None:
-            return
-        if not resume:
-            _check_unused(self.folder)
             return
         content = _read_checkpoint(self.folder, self._identity())
         if content is not None:
@@ -212,10 +192,8 @@ class _TrainingRun(Generic[_B]):
 
     def _identity(self) -> dict[str, Any]:
         """What a resumed run must have in common with the interrupted one."""
-        counts = {
-            "processes": self.trainer.processes,
-            "batches per epoch": self.task.batches.order.per_epoch,
-        }
+        order = self.task.batches.order
+        counts = {"processes": self.trainer.processes, "batches per epoch": order.per_epoch}
         return asdict(self.settings) | counts
 
     def go(self) -> _TrainResult:
@@ -231,7 +209,7 @@ class _TrainingRun(Generic[_B]):
                 self._write_down(self._validate())
             if self._ended() == "sufficient":
                 self.progress.say(
-                    f"{name}: the validation loss is already {state.best:.4f}, so nothing is trained"
+                    f"{name}: the validation loss is already {state.best:.4f}; nothing is trained"
                 )
             while self._ended() is None:
                 if settings.minutes is not None:

@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import gather_object, recursively_apply, send_to_device
 from torch import Tensor, nn
+from torch.optim import AdamW
 
 from trundle.errors import BadInput
 from trundle.model.device import free_gpu_memory, multiplies_bf16, sound_gradients
@@ -92,9 +93,8 @@ class _Trainer(Generic[_B]):
     def load(self, batches: Batches[_B], number: int) -> _LoadedPart[_B]:
         """Loads this process's part of a batch, into pinned memory if the device is a GPU."""
         loaded = _load_part(batches, number, rank=self.rank, processes=self.processes)
-        if self.device.type != "cuda":
-            return loaded
-        return replace(loaded, part=recursively_apply(_pinned, loaded.part))
+        on_gpu = self.device.type == "cuda"
+        return replace(loaded, part=recursively_apply(_pinned, loaded.part)) if on_gpu else loaded
 
     def load_all(self, batches: Batches[_B]) -> list[tuple[_B, int]]:
         """Loads this process's batches of one epoch, each with its number of texts."""
@@ -200,9 +200,7 @@ def _pinned(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_cuda else tensor.pin_memory()
 
 
-def _adamw(
-    weights: Sequence[nn.Parameter], weight_decay: float, device: torch.device
-) -> torch.optim.Optimizer:
+def _adamw(weights: Sequence[nn.Parameter], weight_decay: float, device: torch.device) -> AdamW:
     """AdamW without weight decay for biases and norms, which have one axis."""
     if not weights:
         raise BadInput("every weight of the model is frozen; leave some of them to train")
@@ -210,7 +208,7 @@ def _adamw(
         {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": weight_decay},
         {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, fused=device.type in ("cpu", "cuda"))
+    return AdamW(groups, fused=device.type in ("cpu", "cuda"))
 
 
 Schedule = Callable[[int, int], float]

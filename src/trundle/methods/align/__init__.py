@@ -28,18 +28,15 @@ class AlignOptions(Options):
 
     teacher: str | None = Field(
         None,
-        description="Folder, hub name, endpoint URL, .parquet of (text, vector), or a folder written by "
-        "`targets build`. Default: the recipe's original model; align alone needs a teacher.",
+        description="Folder, hub name, endpoint URL, .parquet of (text, vector), or `targets build` folder. "
+        "Default: the recipe's original model; align alone needs a teacher.",
     )
     teacher_model: str | None = Field(None, description="The endpoint's model to use as teacher.")
     steps: int | None = Field(
         None, ge=0, description="Optimizer steps; 0: only the closed-form start. Default: 30 epochs."
     )
     minutes: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="Train for this long; with steps, until the first limit is reached.",
+        None, gt=0, allow_inf_nan=False, description="Train for this long, or until `steps` are done."
     )
     texts: int | None = Field(None, ge=10, description="Use at most this many of the training texts.")
     augment: str = Field(
@@ -57,8 +54,7 @@ class AlignOptions(Options):
         None,
         gt=0,
         allow_inf_nan=False,
-        description=f"Peak learning rate; it falls to a tenth. Default: {_RATE:g}, for a static model "
-        f"{_STATIC_RATE:g}.",
+        description=f"Peak learning rate; it falls to a tenth. Default: {_RATE:g}, static models {_STATIC_RATE:g}.",
     )
     warmup: int = Field(0, ge=0, description="Warm-up steps of the learning rate.")
     start: Literal["ridge", "random", "keep"] = Field(
@@ -74,21 +70,19 @@ class AlignOptions(Options):
     )
     compile: bool = Field(
         False,
-        description="Compile the layers first: takes a minute, then a small model trains faster on a GPU.",
+        description="Compile the layers first: takes a minute, then small models train faster on a GPU.",
     )
     rounding: Literal["none", "int4"] = Field(
         "none", description="Quantisation-aware training: with int4, export --int4 loses nothing."
     )
     keep_zeros: bool | None = Field(
-        None,
-        description="Keep zero weights at zero. Default: if many are zero, as after pruning.",
+        None, description="Keep zero weights at zero. Default: if many are zero, as after pruning."
     )
     patience: int | None = Field(
         None, ge=1, description="Stop after this many validations without a better one."
     )
     by_rank: bool = Field(
-        False,
-        description="With several processes, each loads its share of the vectors instead of all of them.",
+        False, description="With several processes, each loads its share of the vectors instead of all."
     )
     margin: bool = Field(
         False, description="Also measure at each validation how far retrieval agrees with the teacher's."

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from trundle.errors import BadInput
 from trundle.model.anatomy import terms
-from trundle.model.layout import Layout, layout_of
+from trundle.model.layout import layout_of
 from trundle.model.save import tokenizer_text
 from trundle.model.surgery import transformer_of
 
@@ -80,12 +80,6 @@ def _tinybert(
     `states` start with the embeddings; `layers[i]` is the teacher's layer, counted from 1, that the student's layer
     i + 1 imitates.
     """
-    if len(student_states) != len(layers) + 1 or len(student_scores) != len(layers):
-        raise BadInput(f"the layer map has {len(layers)} entries; pass one for each layer of the student")
-    if not all(1 <= layer <= len(teacher_scores) for layer in layers):
-        raise BadInput(
-            f"the layer map {list(layers)} must name layers of the teacher, 1 to {len(teacher_scores)}"
-        )
     real = mask.bool()
     pairs = real[:, None, :, None] & real[:, None, None, :]
     loss = torch.zeros((), device=mask.device)
@@ -131,14 +125,14 @@ Outputs = Mapping[str, Any]
 def _check_imitation(name: _Imitation, student: SentenceTransformer, teacher: SentenceTransformer) -> None:
     """Rejects a pair of models that the loss can't compare."""
     check_same_tokens(student, teacher, f"the loss {name}", "use loss: leaf")
-    ours, theirs = _layout(student), _layout(teacher)
+    ours, theirs = (layout_of(transformer_of(model).model).sizes for model in (student, teacher))
     needed = {"distilbert": ("hidden",), "minilm": ("heads",), "tinybert": ("hidden", "heads")}
     words = {"hidden": "hidden width", "heads": "number of attention heads"}
     for axis in needed[name]:
-        if ours.sizes[axis] != theirs.sizes[axis]:
+        if ours[axis] != theirs[axis]:
             raise BadInput(
                 f"the loss {name} needs the same {words[axis]} in both models, but the student has "
-                f"{ours.sizes[axis]} and the teacher {theirs.sizes[axis]}; use loss: leaf"
+                f"{ours[axis]} and the teacher {theirs[axis]}; use loss: leaf"
             )
 
 
@@ -155,38 +149,27 @@ class _Imitator:
 
     def __init__(self, name: _Imitation, student: SentenceTransformer, teacher: SentenceTransformer) -> None:
         _check_imitation(name, student, teacher)
-        self._loss: Callable[[Outputs, Outputs, Tensor], Tensor] = getattr(self, f"_{name}")
+        self._name = name
         self._teacher = teacher
         self._ours = _Inside(student)
         self._theirs = _Inside(teacher)
 
     def __call__(self, features: Mapping[str, Any], outputs: Outputs) -> Tensor:
         """Returns the loss of a batch that the student has just encoded."""
+        mask, ours, theirs = features["attention_mask"], self._ours, self._theirs
         with torch.no_grad():
             reference = self._teacher.eval()(dict(features))
-        return self._loss(outputs, reference, features["attention_mask"])
+        if self._name == "distilbert":
+            return _distilbert(outputs["token_embeddings"], reference["token_embeddings"], mask)
+        if self._name == "minilm":
+            return _minilm(ours.heads(-1), theirs.heads(-1), mask)
+        layers = _uniform_layers(ours.layers, theirs.layers)
+        return _tinybert(ours.states, theirs.states, ours.scores(), theirs.scores(), mask, layers=layers)
 
     def close(self) -> None:
         """Removes the hooks from both models."""
         self._ours.close()
         self._theirs.close()
-
-    def _distilbert(self, ours: Outputs, theirs: Outputs, mask: Tensor) -> Tensor:
-        return _distilbert(ours["token_embeddings"], theirs["token_embeddings"], mask)
-
-    def _minilm(self, ours: Outputs, theirs: Outputs, mask: Tensor) -> Tensor:
-        return _minilm(self._ours.heads(-1), self._theirs.heads(-1), mask)
-
-    def _tinybert(self, ours: Outputs, theirs: Outputs, mask: Tensor) -> Tensor:
-        layers = _uniform_layers(self._ours.layers, self._theirs.layers)
-        return _tinybert(
-            self._ours.states,
-            self._theirs.states,
-            [self._ours.scores(block) for block in range(self._ours.layers)],
-            [self._theirs.scores(block) for block in range(self._theirs.layers)],
-            mask,
-            layers=layers,
-        )
 
 
 class _Inside:
@@ -196,12 +179,12 @@ class _Inside:
         backbone = transformer_of(model).model
         self._layout = layout_of(backbone)
         self.layers = self._layout.layers
-        self._states: list[Tensor] = []
+        self.states: list[Tensor] = []
+        """The embeddings, then the output of each block."""
         self._projected: list[dict[str, Tensor]] = [{} for _ in range(self.layers)]
         blocks: Any = backbone.get_submodule(self._layout.family.blocks)
-        self._hooks = []
+        self._hooks = [blocks[0].register_forward_pre_hook(self._before, with_kwargs=True)]
         for number, block in enumerate(blocks):
-            self._hooks.append(block.register_forward_pre_hook(self._before(number), with_kwargs=True))
             self._hooks.append(block.register_forward_hook(self._after))
             for path, member in self._layout.family.inside.items():
                 axes = tuple(terms(getattr(member, "rows", "")))
@@ -214,34 +197,24 @@ class _Inside:
         for hook in self._hooks:
             hook.remove()
 
-    @property
-    def states(self) -> list[Tensor]:
-        """The embeddings, then the output of each block."""
-        return self._states
-
     def heads(self, block: int) -> _Heads:
         """Queries, keys and values of a block; shared key-value heads are repeated for every query head."""
-        sizes = self._layout.sizes
-        found = {
-            axis: _by_head(flat, sizes["head"], sizes["heads"])
-            for axis, flat in self._projected[block].items()
-        }
+        sizes, found = self._layout.sizes, {}
+        for axis, flat in self._projected[block].items():
+            split = flat.reshape(*flat.shape[:-1], -1, sizes["head"]).transpose(1, 2)
+            found[axis] = split.repeat_interleave(sizes["heads"] // split.shape[1], dim=1)
         return _Heads(query=found["q"], key=found["k"], value=found["v"])
 
-    def scores(self, block: int) -> Tensor:
-        """Attention scores before the softmax, without what positions add."""
-        heads = self.heads(block)
-        return heads.query @ heads.key.transpose(-1, -2) / math.sqrt(heads.query.shape[-1])
+    def scores(self) -> list[Tensor]:
+        """Attention scores of each block before the softmax, without what positions add."""
+        blocks = [self.heads(block) for block in range(self.layers)]
+        return [heads.query @ heads.key.mT / math.sqrt(heads.query.shape[-1]) for heads in blocks]
 
-    def _before(self, number: int) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            if number == 0:
-                self._states = [args[0] if args else kwargs["hidden_states"]]
-
-        return hook
+    def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.states = [args[0] if args else kwargs["hidden_states"]]
 
     def _after(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        self._states.append(output[0] if isinstance(output, tuple) else output)
+        self.states.append(output[0] if isinstance(output, tuple) else output)
 
     def _projection(self, number: int, axes: tuple[str, ...]) -> Callable[..., None]:
         sizes = [self._layout.sizes[axis] for axis in axes]
@@ -250,12 +223,3 @@ class _Inside:
             self._projected[number] |= dict(zip(axes, torch.split(output, sizes, dim=-1), strict=True))
 
         return hook
-
-
-def _by_head(flat: Tensor, width: int, heads: int) -> Tensor:
-    split = flat.reshape(*flat.shape[:-1], -1, width).transpose(1, 2)
-    return split.repeat_interleave(heads // split.shape[1], dim=1)
-
-
-def _layout(model: SentenceTransformer) -> Layout:
-    return layout_of(transformer_of(model).model)

@@ -137,7 +137,7 @@ def _make_splitter(say: Callable[[str], None]) -> BatchSplitter[_Batch]:
     return BatchSplitter(texts=rows, size=size, halves=halves, say=say)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Resident:
     """All texts of a store, tokenised once, and their vectors, in the memory of a device."""
 
@@ -181,10 +181,4 @@ def _make_resident(
             vectors[start : start + len(positions)] = torch.from_numpy(targets.vectors(positions)).to(device)
             advance(len(positions))
     counts = np.concatenate(lengths)
-    return _Resident(
-        short_cut=short_cut,
-        tokens=torch.cat(tokens),
-        lengths=counts,
-        starts=counts.cumsum() - counts,
-        vectors=vectors,
-    )
+    return _Resident(short_cut, torch.cat(tokens), counts, counts.cumsum() - counts, vectors)

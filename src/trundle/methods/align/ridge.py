@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from trundle.errors import BadInput
 
+_Rows = NDArray[np.float32]
 _STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 2))
 """Penalties tried, as shares of the mean variance of the inputs."""
 _NEAR_IDENTITY = (*_STRENGTHS, 1e2, 1e3, 1e4, 1e5)
@@ -32,32 +33,28 @@ _FEWEST = 10
 class _LinearMap:
     """y ≈ weight · x + bias, with the penalty that predicts held-out rows best."""
 
-    weight: NDArray[np.float32]
-    bias: NDArray[np.float32]
+    weight: _Rows
+    bias: _Rows
     strength: float
     """Infinite if only a multiple of the identity is left, without a bias."""
     identity: float
     """The multiple of the identity that the penalty pulls towards."""
     held_out_cosine: float
 
-    def __call__(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+    def __call__(self, inputs: _Rows) -> _Rows:
         """Maps the inputs into the other space."""
         return inputs @ self.weight.T + self.bias
 
 
 def fit_ridge(
-    inputs: NDArray[np.float32],
-    targets: NDArray[np.float32],
+    inputs: _Rows,
+    targets: _Rows,
     *,
     seed: int,
     strengths: Sequence[float] = _STRENGTHS,
     near_identity: Sequence[float] = _NEAR_IDENTITY,
 ) -> _LinearMap:
     """Fits on nine tenths of the rows, chooses the penalty by cosine on the rest, then fits again on all rows."""
-    if len(inputs) != len(targets):
-        raise BadInput(
-            f"there are {len(inputs)} inputs for {len(targets)} targets; pass one target per input"
-        )
     if len(inputs) < _FEWEST:
         raise BadInput(f"{len(inputs)} texts are too few to fit a linear map; pass at least {_FEWEST}")
     order = np.random.default_rng(seed).permutation(len(inputs))
@@ -93,13 +90,11 @@ def fit_ridge(
     )
 
 
-def _multiple(
-    identity: float, inputs: NDArray[np.float32], targets: NDArray[np.float32]
-) -> NDArray[np.float32]:
+def _multiple(identity: float, inputs: _Rows, targets: _Rows) -> _Rows:
     return np.float32(identity) * inputs if identity else np.zeros_like(targets)
 
 
-def _scale(inputs: NDArray[np.float32], targets: NDArray[np.float32]) -> float:
+def _scale(inputs: _Rows, targets: _Rows) -> float:
     """The number that brings inputs closest to targets."""
     length = float(np.einsum("ij,ij->", inputs, inputs, dtype=np.float64))
     return float(np.einsum("ij,ij->", inputs, targets, dtype=np.float64)) / length if length else 0.0
@@ -114,7 +109,7 @@ def _strongest_good(scores: Sequence[float], strengths: Sequence[float]) -> int:
 class _Solver:
     """Ridge regression with one eigendecomposition for all penalties."""
 
-    def __init__(self, inputs: NDArray[np.float32], targets: NDArray[np.float32]) -> None:
+    def __init__(self, inputs: _Rows, targets: _Rows) -> None:
         self._input_mean = inputs.mean(axis=0, dtype=np.float64)
         self._target_mean = targets.mean(axis=0, dtype=np.float64)
         centred = inputs.astype(np.float64) - self._input_mean
@@ -128,7 +123,7 @@ class _Solver:
         weight = self._vectors @ damped
         return weight, self._target_mean - self._input_mean @ weight
 
-    def predict(self, inputs: NDArray[np.float32], strength: float) -> NDArray[np.float64]:
+    def predict(self, inputs: _Rows, strength: float) -> NDArray[np.float64]:
         weight, bias = self.solve(strength)
         predicted: NDArray[np.float64] = inputs @ weight + bias
         return predicted

@@ -31,19 +31,13 @@ class ContrastOptions(Options):
         None, ge=1, description=f"Optimizer steps. Default: {_STEPS}, or what minutes allow."
     )
     minutes: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="Train for this long; with steps, until the first limit is reached.",
+        None, gt=0, allow_inf_nan=False, description="Train for this long, or until `steps` are done."
     )
     objective: Literal["infonce", "angle", "cosine", "infonce+angle", "distil"] = Field(
         "infonce",
         description="The loss: ranking in the batch, the order of pairs, both, or a teacher's similarities.",
     )
-    teacher: str | None = Field(
-        None,
-        description="With distil: the model whose similarities are learned. Default: the input model.",
-    )
+    teacher: str | None = Field(None, description="Teacher for distil. Default: the input model.")
     temperature: float = Field(
         0.05, gt=0, allow_inf_nan=False, description="Divisor of similarities; lower is stricter."
     )
@@ -52,16 +46,14 @@ class ContrastOptions(Options):
     )
     batch_size: int = Field(64, ge=2, description="Tuples per step; more tuples are more negatives.")
     mini_batch: int | None = Field(
-        None,
-        ge=1,
-        description="Texts in memory at once: the same gradients in less memory, but slower.",
+        None, ge=1, description="Texts in memory at once: less memory and the same gradients, but slower."
     )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations inside layers in the backward pass, to save memory."
     )
     compile: bool = Field(
         False,
-        description="Compile the layers first: takes a minute, then a small model trains faster on a GPU.",
+        description="Compile the layers first: takes a minute, then small models train faster on a GPU.",
     )
     train: Literal["lora", "full"] = Field(
         "lora", description="Train low-rank adapters that are merged at the end, or all weights."
@@ -94,12 +86,10 @@ class ContrastOptions(Options):
         None, description="Prompt of documents, saved in the model. Default: the model's own."
     )
     prompts: FilePrompts = Field(
-        {},
-        description="Prompts by data file, as in '{quora: \"Same question: \"}', for queries or for both roles.",
+        {}, description="Prompts by data file, such as '{quora: \"Same question: \"}', or by role in a file."
     )
     keep_zeros: bool | None = Field(
-        None,
-        description="Keep zero weights at zero. Default: if many are zero, as after pruning.",
+        None, description="Keep zero weights at zero. Default: if many are zero, as after pruning."
     )
     tuples: int | None = Field(None, ge=2, description="Use at most this many of the training tuples.")
     precision: Literal["auto", "fp32", "bf16"] = Field(

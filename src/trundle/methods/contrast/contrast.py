@@ -86,7 +86,7 @@ def plan(model: SentenceTransformer, options: ContrastOptions, context: Context)
     )
 
 
-def forecast(model: SentenceTransformer, plan: ContrastPlan) -> Cost:
+def forecast(model: SentenceTransformer, _plan: ContrastPlan) -> Cost:
     """Returns the present cost: training changes no size, and adapters are merged."""
     return cost(model)
 

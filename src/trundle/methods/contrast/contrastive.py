@@ -145,8 +145,7 @@ def make_contrast_task(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Relations:
+class _Relations(NamedTuple):
     """Which texts of a batch belong together, before anything is tokenised."""
 
     queries: tuple[str, ...]
@@ -186,14 +185,7 @@ def relate(examples: Sequence[Example], *, negatives: int | None = None) -> _Rel
         if len(others):
             wrong.append((row, int(others[row % len(others)])))
     excluded[np.arange(len(examples)), answers] = False
-    return _Relations(
-        queries=tuple(queries),
-        documents=tuple(documents),
-        query_of=query_of,
-        answers=answers,
-        excluded=excluded,
-        wrong=tuple(wrong),
-    )
+    return _Relations(tuple(queries), tuple(documents), query_of, answers, excluded, tuple(wrong))
 
 
 def _make_tuple_loader(

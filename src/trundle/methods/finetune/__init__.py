@@ -33,10 +33,7 @@ class FinetuneOptions(Options):
     )
     steps: int | None = Field(None, ge=1, description="Optimizer steps, instead of epochs.")
     minutes: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="Train for this long; with epochs or steps, until the first limit is reached.",
+        None, gt=0, allow_inf_nan=False, description="Train for this long, or until epochs or steps are done."
     )
     rows: int | None = Field(None, ge=2, description="Use at most this many of the training rows.")
     batch_size: int = Field(32, ge=1, description="Rows per step.")
@@ -51,8 +48,7 @@ class FinetuneOptions(Options):
     )
     dropout: bool = Field(True, description="Train with the model's dropout.")
     keep_zeros: bool | None = Field(
-        None,
-        description="Keep zero weights at zero. Default: if many are zero, as after pruning.",
+        None, description="Keep zero weights at zero. Default: if many are zero, as after pruning."
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="auto: bf16 if the hardware supports it (GPUs, AMX), otherwise fp32."
