@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from trundle.methods.align.leaf import _leaf
 from trundle.model.encode import make_tokeniser
@@ -76,7 +76,7 @@ def some_batches(model: SentenceTransformer, options: argparse.Namespace, seed: 
     )
 
 
-def loss_of(model: SentenceTransformer, batch: Batch) -> Tensor:
+def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     return _leaf(model(batch[0])["sentence_embedding"], batch[1])
 
 

@@ -107,7 +107,7 @@ def _loader(student: SentenceTransformer, targets: Targets) -> Callable[[Indices
     return load
 
 
-def _prompted(targets: Targets, positions: Indices, prompts: Mapping[str, str]) -> list[str]:
+def _prompted(targets: Targets, positions: Indices, prompts: Mapping[Any, str]) -> list[str]:
     texts, kinds = targets.texts(positions), targets.kinds(positions)
     return [prompts[role_of(kind)] + text for text, kind in zip(texts, kinds, strict=True)]
 
