@@ -34,6 +34,8 @@ _LESS_MEMORY = (
     "pass a smaller --batch-size (contrast and width also accept --mini-batch, which gives the same result)"
 )
 NOT_VALIDATED = "no {} are held out for validation; the last weights are used, not the best"
+VALIDATIONS = 10
+"""Validations in a run of known length, for methods that train on labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,11 @@ def learn(
         files={f"{task.name}.jsonl": metrics} if is_first() else {},
         done=lambda: drop_folder(own),
     )
+
+
+def validation_size(interval: int, batch_size: int) -> int:
+    """Returns the size of a validation: a quarter of the training in an interval of steps, within limits."""
+    return min(2048, max(interval * batch_size // 4, 2 * batch_size))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -66,22 +66,11 @@ class BatchSplitter(Generic[_B]):
         return True
 
 
-class _BatchOrder(Protocol):
-    @property
-    def per_epoch(self) -> int:
-        """Batches in one epoch."""
-        ...
-
-    def batch(self, number: int) -> Indices:
-        """The texts of batch `number`, counted from 0 over all epochs."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Batches(Generic[_B]):
     """The data of a training: an order of texts, and a function that loads a batch (in a background thread)."""
 
-    order: _BatchOrder
+    order: ByLength | ByGroup
     load: Callable[[Indices], _B]
     size: Callable[[int], int] | None = None
     """If the texts are sharded over processes: the size of a batch over all of them."""
@@ -127,7 +116,7 @@ class ByLength:
         return len(self._bounds) - 1
 
     def batch(self, number: int) -> Indices:
-        """Returns the texts of one batch; the order of its epoch is kept until another epoch is requested."""
+        """Returns the texts of batch `number`, counted from 0 over all epochs; keeps the order of the last epoch."""
         epoch, place = divmod(number, self.per_epoch)
         if epoch != self._epoch:
             rng = np.random.default_rng([self._seed, 0, epoch])
@@ -169,7 +158,7 @@ class ByGroup:
         return len(self._places)
 
     def batch(self, number: int) -> Indices:
-        """Returns the items of one batch; the shuffle of its epoch is kept until another epoch is requested."""
+        """Returns the items of batch `number`, counted from 0 over all epochs; keeps the order of the last epoch."""
         epoch, place = divmod(number, self.per_epoch)
         if epoch != self._epoch:
             rng = np.random.default_rng([self._seed, epoch])
@@ -288,7 +277,7 @@ class _Prefetcher(Generic[_B]):
     """Loads batches in a background thread, a few ahead of the requested one.
 
     Tokenizers release Python's lock while they work, so training continues. But two threads must not use one
-    tokenizer at once: other code that needs it runs inside `paused`.
+    tokenizer at once: other code that needs it runs inside `paused`, where no batch is loaded.
     """
 
     def __init__(self, load: Callable[[int], _B], *, start: int) -> None:
@@ -299,14 +288,12 @@ class _Prefetcher(Generic[_B]):
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
 
     def take(self) -> _B:
-        """Returns the next batch; an error while loading it is raised here."""
         while len(self._waiting) <= _AHEAD:
             self._waiting.append(self._pool.submit(self._load_locked, self._next))
             self._next += 1
         return self._waiting.popleft().result()
 
     def paused(self) -> AbstractContextManager[object]:
-        """No batch is loaded inside this context."""
         return self._lock
 
     def _load_locked(self, number: int) -> _B:

@@ -179,7 +179,6 @@ class _TrainingRun(Generic[_B]):
     """Duration of all validations since the speed is measured."""
 
     def resume(self) -> None:
-        """Restores the last checkpoint in the folder, if there is one."""
         if self.folder is None:
             return
         content = _read_checkpoint(self.folder, self._identity())
@@ -197,7 +196,6 @@ class _TrainingRun(Generic[_B]):
         return asdict(self.settings) | counts
 
     def go(self) -> _TrainResult:
-        """Steps, validates, records and saves until the run ends."""
         state, settings, name = self.state, self.settings, self.task.name
         self.started = self.clock() - state.seconds
         self.first, self.written, shown = state.step, self._elapsed(), 0

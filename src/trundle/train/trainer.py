@@ -97,7 +97,6 @@ class _Trainer(Generic[_B]):
         return replace(loaded, part=recursively_apply(_pinned, loaded.part)) if on_gpu else loaded
 
     def load_all(self, batches: Batches[_B]) -> list[tuple[_B, int]]:
-        """Loads this process's batches of one epoch, each with its number of texts."""
         mine = range(batches.order.per_epoch)
         if batches.size is None:
             mine = mine[self.rank :: self.processes]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -30,8 +29,7 @@ def _distilbert(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
     return _mean_where(1 - cosine, mask)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Heads:
+class _Heads(NamedTuple):
     """Queries, keys and values of a layer, each of shape (texts, heads, tokens, width of a head)."""
 
     query: Tensor
@@ -145,7 +143,7 @@ def check_same_tokens(
 
 
 class _Imitator:
-    """Runs the teacher on each batch and compares the inner states of both models."""
+    """Runs the teacher on each batch that the student has encoded, and compares the inner states of both models."""
 
     def __init__(self, name: _Imitation, student: SentenceTransformer, teacher: SentenceTransformer) -> None:
         _check_imitation(name, student, teacher)
@@ -155,7 +153,6 @@ class _Imitator:
         self._theirs = _Inside(teacher)
 
     def __call__(self, features: Mapping[str, Any], outputs: Outputs) -> Tensor:
-        """Returns the loss of a batch that the student has just encoded."""
         mask, ours, theirs = features["attention_mask"], self._ours, self._theirs
         with torch.no_grad():
             reference = self._teacher.eval()(dict(features))
@@ -167,7 +164,6 @@ class _Imitator:
         return _tinybert(ours.states, theirs.states, ours.scores(), theirs.scores(), mask, layers=layers)
 
     def close(self) -> None:
-        """Removes the hooks from both models."""
         self._ours.close()
         self._theirs.close()
 
@@ -193,7 +189,6 @@ class _Inside:
                     self._hooks.append(matrix.register_forward_hook(self._projection(number, axes)))
 
     def close(self) -> None:
-        """Removes the hooks."""
         for hook in self._hooks:
             hook.remove()
 

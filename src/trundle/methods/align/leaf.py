@@ -148,7 +148,6 @@ class _Resident:
     vectors: Tensor
 
     def load(self, positions: Indices) -> _Batch:
-        """Returns the features and targets of some texts, on the device."""
         features = self.short_cut.features(self.tokens, self.starts[positions], self.lengths[positions])
         rows = torch.from_numpy(positions).to(self.vectors.device)
         return features, self.vectors[rows].float()

@@ -20,7 +20,14 @@ from trundle.methods.align.imitation import check_same_tokens
 from trundle.methods.contract import LONGEST, Applied, Context
 from trundle.methods.contrast import _FULL_RATE, _LORA_RATE, ContrastOptions, ContrastPlan, _steps
 from trundle.methods.contrast.contrastive import make_contrast_task
-from trundle.methods.training import NOT_VALIDATED, check_prompted, learn, prompts_by_file
+from trundle.methods.training import (
+    NOT_VALIDATED,
+    VALIDATIONS,
+    check_prompted,
+    learn,
+    prompts_by_file,
+    validation_size,
+)
 from trundle.model.anatomy import Conv1D
 from trundle.model.cost import cost
 from trundle.model.heads import copy_of
@@ -44,11 +51,6 @@ if TYPE_CHECKING:
     from trundle.data.examples import Example
     from trundle.model.cost import Cost
 
-_VALIDATION_TUPLES = 2048
-_VALIDATION_SHARE = 4
-"""A validation has at most a quarter as many tuples as the training since the last one; it has no backward pass."""
-_VALIDATIONS = 10
-"""Validations in a run of known length."""
 _ADAPTER = "default"
 
 
@@ -186,8 +188,7 @@ def examples_for(options: ContrastOptions, context: Context) -> tuple[list[Examp
         key=lambda example: json.dumps([example.query, example.positive, *example.negatives]),
     )
     examples = sample(chosen, min(limits), seed=context.seed) if limits else list(chosen)
-    affordable = _validate_every(options) * options.batch_size // _VALIDATION_SHARE
-    most = min(_VALIDATION_TUPLES, max(affordable, 2 * options.batch_size))
+    most = validation_size(_validate_every(options), options.batch_size)
     validation = sample(context.corpus.validation_examples(), most, seed=context.seed)
     if not validation:
         context.progress.say(NOT_VALIDATED.format("tuples"))
@@ -196,7 +197,7 @@ def examples_for(options: ContrastOptions, context: Context) -> tuple[list[Examp
 
 def _validate_every(options: ContrastOptions) -> int:
     steps = _steps(options)
-    return 100 if steps is None else max(1, steps // _VALIDATIONS)
+    return 100 if steps is None else max(1, steps // VALIDATIONS)
 
 
 def settings_for(options: ContrastOptions, seed: int) -> TrainSettings:

@@ -16,7 +16,7 @@ from trundle.errors import BadInput
 from trundle.evaluate.metrics import class_measures, number_measures
 from trundle.methods.contract import LONGEST, Applied, Context
 from trundle.methods.finetune import _EPOCHS, FinetuneOptions, FinetunePlan
-from trundle.methods.training import NOT_VALIDATED, Learned, learn
+from trundle.methods.training import NOT_VALIDATED, VALIDATIONS, Learned, learn, validation_size
 from trundle.model.cost import predict
 from trundle.model.encode import Features, check_fast_tokenizer, make_tokeniser
 from trundle.model.heads import copy_of, name_labels, rescale_head, with_new_head, without_head
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from trundle.model.cost import Cost
 
 _PARTS: tuple[Part, ...] = ("train", "validation", "held_out")
-_VALIDATIONS = 10
-"""Validations in a run of known length."""
-_VALIDATION_ROWS, _VALIDATION_SHARE = 2048, 4
-"""A validation has at most this many rows, and a quarter as many as the training since the last one."""
 _WARMUP_SHARE, _WARMUP_STEPS = 10, 100
 """The warm-up takes a tenth of a run, or this many steps if its length is not known."""
 
@@ -88,8 +84,7 @@ def apply(model: SentenceTransformer, plan: FinetunePlan, context: Context) -> A
     rows = list(context.corpus.labelled("train"))
     rows = sample(rows, options.rows, seed=context.seed) if options.rows else rows
     _, every = _steps_and_interval(options, -(-len(rows) // options.batch_size))
-    affordable = max(every * options.batch_size // _VALIDATION_SHARE, 2 * options.batch_size)
-    most = min(_VALIDATION_ROWS, affordable)
+    most = validation_size(every, options.batch_size)
     validation = sample(context.corpus.labelled("validation"), most, seed=context.seed)
     if not validation:
         context.progress.say(NOT_VALIDATED.format("rows"))
@@ -230,7 +225,7 @@ def _steps_and_interval(options: FinetuneOptions, epoch_steps: int) -> tuple[int
     steps = options.steps
     if steps is None and (options.epochs is not None or options.minutes is None):
         steps = (options.epochs or _EPOCHS) * epoch_steps
-    return steps, max(1, epoch_steps if steps is None else steps // _VALIDATIONS)
+    return steps, max(1, epoch_steps if steps is None else steps // VALIDATIONS)
 
 
 def _settings_for(options: FinetuneOptions, epoch_steps: int, seed: int) -> TrainSettings:
