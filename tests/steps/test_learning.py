@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from trundle.errors import BadInput
 from trundle.methods.contract import Context
-from trundle.methods.training import learn
+from trundle.methods.training import run_training
 from trundle.train.loop import TrainingTask, TrainSettings
 from trundle.train.trainer import linear
 
@@ -31,4 +31,4 @@ def test_a_gpu_that_runs_full_names_the_mend(
     with pytest.raises(
         BadInput, match="align needs more memory than the GPU has left; pass a smaller --batch-size"
     ):
-        learn(model, task, TrainSettings(steps=1), key=[], schedule=linear(), context=context)
+        run_training(model, task, TrainSettings(steps=1), key=[], schedule=linear(), context=context)

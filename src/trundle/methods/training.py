@@ -39,7 +39,7 @@ VALIDATIONS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned:
+class Trained:
     """The result of a training, except its weights."""
 
     facts: dict[str, Any]
@@ -48,7 +48,7 @@ class Learned:
     """Deletes the checkpoints; called when the result is on disk."""
 
 
-def learn(
+def run_training(
     student: SentenceTransformer,
     task: TrainingTask[Any],
     settings: TrainSettings,
@@ -58,7 +58,7 @@ def learn(
     context: Context,
     module: nn.Module | None = None,
     keep_zeros: bool | None = None,
-) -> Learned:
+) -> Trained:
     """Trains the student, or the `module` it is a part of, in place; resumes from a checkpoint if there is one.
 
     `key` is all that the training depends on besides its settings: it identifies the checkpoints. `keep_zeros` keeps
@@ -79,7 +79,7 @@ def learn(
             progress=context.progress,
         )
         metrics = (own / METRICS_FILE).read_text(encoding="utf-8") if is_first() else ""
-    return Learned(
+    return Trained(
         facts={
             "steps": result.steps,
             "loss": result.loss if result.steps else None,

@@ -101,11 +101,11 @@ class ByLength:
         self._weights = tuple(weights)
         self._seed = seed
         _check_order(batch_size, seed)
-        drawn = _epoch_size(self._kinds, self._weights)
-        if drawn < (batch_size if batches is None else batches):
+        count = _epoch_size(self._kinds, self._weights)
+        if count < (batch_size if batches is None else batches):
             what = f"one batch of {batch_size}" if batches is None else f"this process's {batches} batches"
-            raise BadInput(f"{drawn} texts are fewer than {what}; pass more texts or a smaller batch size")
-        self._bounds = _batch_bounds(drawn, batch_size) if batches is None else _even_bounds(drawn, batches)
+            raise BadInput(f"{count} texts are fewer than {what}; pass more texts or a smaller batch size")
+        self._bounds = _batch_bounds(count, batch_size) if batches is None else _even_bounds(count, batches)
         self._sharded = batches is not None
         self._epoch = -1
         self._texts: Indices = np.empty(0, np.int64)

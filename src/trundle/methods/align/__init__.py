@@ -102,14 +102,14 @@ class AlignPlan(Plan):
     normalise: bool
 
     def __str__(self) -> str:
-        asked = self.options
-        if asked.steps == 0:
+        options = self.options
+        if options.steps == 0:
             how = "in closed form"
-        elif asked.minutes is not None:
-            most = "" if asked.steps is None else f", at most {asked.steps} steps"
-            how = f"training for {round(asked.minutes, 2):g} minutes{most}"
+        elif options.minutes is not None:
+            most = "" if options.steps is None else f", at most {options.steps} steps"
+            how = f"training for {round(options.minutes, 2):g} minutes{most}"
         else:
-            how = f"training for {asked.steps or f'{CYCLES} × {EPOCHS} epochs'}{' steps' if asked.steps else ''}"
+            how = f"training for {options.steps or f'{CYCLES} × {EPOCHS} epochs'}{' steps' if options.steps else ''}"
         return f"{self.inputs} → {self.outputs} into the space of {self.teacher}, {how}"
 
 

@@ -25,7 +25,7 @@ from trundle.methods.align.teacher_vectors import (
     targets_for,
 )
 from trundle.methods.contract import Applied, Context
-from trundle.methods.training import Learned, learn
+from trundle.methods.training import Trained, run_training
 from trundle.model.cost import cost, predict
 from trundle.model.encode import embedder
 from trundle.model.heads import (
@@ -126,12 +126,12 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     )
     if options.steps != 0:
         key = [plan.model_dump(mode="json"), model_digest(model), teacher.identity()]
-        learned = _train(student, plan, teacher, (targets, validation), key, context)
+        trained = _train(student, plan, teacher, (targets, validation), key, context)
         applied = replace(
             applied,
-            facts={**applied.facts, **learned.facts},
-            done=learned.done,
-            files={**files, **learned.files},
+            facts={**applied.facts, **trained.facts},
+            done=trained.done,
+            files={**files, **trained.files},
         )
     if options.rounding == "int4":  # the weights that were validated
         put_on_grid(grid_weights(student))
@@ -145,7 +145,7 @@ def _train(
     vectors: tuple[Targets, Targets | None],
     key: list[Any],
     context: Context,
-) -> Learned:
+) -> Trained:
     options, (targets, validation) = plan.options, vectors
     imitator = None
     if options.loss != "leaf" and teacher.model is not None:
@@ -175,7 +175,7 @@ def _train(
         default_rate=_RATE if static_table(student) is None else _STATIC_RATE,
     )
     with compiled_blocks(transformer_of(student).model) if options.compile else nullcontext():
-        learned = learn(
+        trained = run_training(
             student,
             task,
             settings,
@@ -186,7 +186,7 @@ def _train(
         )
     if imitator is not None:
         imitator.close()
-    return learned
+    return trained
 
 
 def _pooled(model: SentenceTransformer, options: AlignOptions) -> SentenceTransformer:

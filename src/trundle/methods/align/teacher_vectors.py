@@ -118,13 +118,13 @@ def _joined(targets: Targets, rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _counts(targets: Targets, validation: Targets | None) -> dict[str, int]:
     """The number of training and validation texts over all processes."""
-    learned, validated = len(targets), 0 if validation is None else len(validation)
+    training, validated = len(targets), 0 if validation is None else len(validation)
     if validation is not None and validation.is_share:
         validated *= process_count()
     if targets.is_share:
         split_off = validated if validation is not None and validation.is_share else 0
-        learned = targets.manifest.count - split_off
-    return {"texts": learned, "validation_texts": validated}
+        training = targets.manifest.count - split_off
+    return {"texts": training, "validation_texts": validated}
 
 
 def validation_count(texts: int | None) -> int:

@@ -106,16 +106,16 @@ class ContrastPlan(Plan):
     of: int
 
     def __str__(self) -> str:
-        asked = self.options
-        steps = _steps(asked)
-        times = [f"{asked.minutes:g} minutes"] if asked.minutes is not None else []
+        options = self.options
+        steps = _steps(options)
+        times = [f"{options.minutes:g} minutes"] if options.minutes is not None else []
         length = " or ".join(([f"{steps} steps"] if steps else []) + times)
-        what = f"LoRA of rank {asked.rank}" if asked.train == "lora" else "all weights"
-        changes = [f"pooling {asked.pooling}"] if asked.pooling != "keep" else []
-        changes += ["bidirectional attention"] if asked.attention != "keep" else []
+        what = f"LoRA of rank {options.rank}" if options.train == "lora" else "all weights"
+        changes = [f"pooling {options.pooling}"] if options.pooling != "keep" else []
+        changes += ["bidirectional attention"] if options.attention != "keep" else []
         extra = f", {', '.join(changes)}" if changes else ""
         return (
-            f"{asked.objective} in batches of {asked.batch_size} for {length}; "
+            f"{options.objective} in batches of {options.batch_size} for {length}; "
             f"trained: {what} ({self.trained:,} of {self.of:,} weights){extra}"
         )
 

@@ -24,8 +24,8 @@ from trundle.methods.training import (
     NOT_VALIDATED,
     VALIDATIONS,
     check_prompted,
-    learn,
     prompts_by_file,
+    run_training,
     validation_size,
 )
 from trundle.model.anatomy import Conv1D
@@ -64,9 +64,9 @@ def plan(model: SentenceTransformer, options: ContrastOptions, context: Context)
         raise BadInput(
             "there are no labelled tuples to train on; pass a file with a query and a positive column"
         )
-    takes = model.max_seq_length or LONGEST
-    if options.max_length is not None and options.max_length > takes:
-        raise BadInput(f"the model takes at most {takes} tokens; pass a max_length up to that")
+    limit = model.max_seq_length or LONGEST
+    if options.max_length is not None and options.max_length > limit:
+        raise BadInput(f"the model takes at most {limit} tokens; pass a max_length up to that")
     if "angle" in options.objective and (width := model.get_embedding_dimension() or 0) % 2:
         raise BadInput(f"the angle objective halves vectors, and {width} is odd; use infonce or cosine")
     if options.compile:
@@ -82,7 +82,7 @@ def plan(model: SentenceTransformer, options: ContrastOptions, context: Context)
     )
     return ContrastPlan(
         options=options,
-        max_length=options.max_length or min(takes, LONGEST),
+        max_length=options.max_length or min(limit, LONGEST),
         trained=adapters if options.train == "lora" else of,
         of=of,
     )
@@ -103,7 +103,7 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     student.prompts = {**student.prompts, **{role: text for role, text in given.items() if text is not None}}
     examples, validation = examples_for(options, context)
     prompts = prompts_by_file(student, options.prompts, [*examples, *validation])
-    takes, student.max_seq_length = student.max_seq_length, plan.max_length
+    original_length, student.max_seq_length = student.max_seq_length, plan.max_length
     adapted, keep_zeros = None, options.keep_zeros
     if options.train == "lora":
         adapted = _add_adapters(
@@ -123,7 +123,7 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
         recomputed_blocks(backbone) if options.gradient_checkpointing else nullcontext(),
         compiled_blocks(backbone) if options.compile else nullcontext(),
     ):
-        learned = learn(
+        trained = run_training(
             student,
             task,
             settings_for(options, context.seed),
@@ -139,7 +139,7 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
         )
     if adapted is not None:
         student = adapted.merge()
-    student.max_seq_length = takes
+    student.max_seq_length = original_length
     facts = {
         "tuples": len(examples),
         "validation_tuples": len(validation),
@@ -148,9 +148,9 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     }
     return Applied(
         model=student.to(next(model.parameters()).dtype),
-        facts=facts | learned.facts,
-        done=learned.done,
-        files=learned.files,
+        facts=facts | trained.facts,
+        done=trained.done,
+        files=trained.files,
     )
 
 

@@ -71,13 +71,13 @@ class FinetunePlan(Plan):
         return len(self.labels) or 1
 
     def __str__(self) -> str:
-        asked = self.options
+        options = self.options
         what = f"one of {len(self.labels)} classes" if self.labels else "a number"
-        times = [f"{asked.minutes:g} minutes"] if asked.minutes is not None else []
-        if asked.steps is not None:
-            times.insert(0, f"{asked.steps} steps")
-        elif asked.epochs is not None or not times:
-            times.insert(0, f"{asked.epochs or _EPOCHS} epochs")
+        times = [f"{options.minutes:g} minutes"] if options.minutes is not None else []
+        if options.steps is not None:
+            times.insert(0, f"{options.steps} steps")
+        elif options.epochs is not None or not times:
+            times.insert(0, f"{options.epochs or _EPOCHS} epochs")
         return (
             f"{what} for each {'pair of texts' if self.pairs else 'text'}, training for {' or '.join(times)}"
         )

@@ -16,7 +16,7 @@ from trundle.errors import BadInput
 from trundle.evaluate.metrics import class_measures, number_measures
 from trundle.methods.contract import LONGEST, Applied, Context
 from trundle.methods.finetune import _EPOCHS, FinetuneOptions, FinetunePlan
-from trundle.methods.training import NOT_VALIDATED, VALIDATIONS, Learned, learn, validation_size
+from trundle.methods.training import NOT_VALIDATED, VALIDATIONS, Trained, run_training, validation_size
 from trundle.model.cost import predict
 from trundle.model.encode import Features, check_fast_tokenizer, make_tokeniser
 from trundle.model.heads import copy_of, name_labels, rescale_head, with_new_head, without_head
@@ -50,9 +50,9 @@ def plan(model: SentenceTransformer, options: FinetuneOptions, context: Context)
         raise BadInput("steps and epochs both set the length of the training; pass one of them")
     if context.corpus is None:
         raise BadInput("finetune trains on labelled texts; pass them with --data")
-    takes = model.max_seq_length or LONGEST
-    if options.max_length is not None and options.max_length > takes:
-        raise BadInput(f"the model takes at most {takes} tokens; pass a max_length up to that")
+    limit = model.max_seq_length or LONGEST
+    if options.max_length is not None and options.max_length > limit:
+        raise BadInput(f"the model takes at most {limit} tokens; pass a max_length up to that")
     transformer_of(model)
     rows = {part: list(context.corpus.labelled(part)) for part in _PARTS}
     if len(rows["train"]) < 2:
@@ -68,7 +68,7 @@ def plan(model: SentenceTransformer, options: FinetuneOptions, context: Context)
         labels=_classes_of(everything, options.kind),
         pairs=widths == {2},
         inputs=without_head(model).get_embedding_dimension() or 0,
-        max_length=options.max_length or min(takes, LONGEST),
+        max_length=options.max_length or min(limit, LONGEST),
     )
 
 
@@ -88,9 +88,9 @@ def apply(model: SentenceTransformer, plan: FinetunePlan, context: Context) -> A
     validation = sample(context.corpus.labelled("validation"), most, seed=context.seed)
     if not validation:
         context.progress.say(NOT_VALIDATED.format("rows"))
-    student, learned = _trained(model, plan, rows, validation, context)
+    student, trained = _trained(model, plan, rows, validation, context)
     student = student.to(next(model.parameters()).dtype)
-    facts: dict[str, Any] = {"rows": len(rows), "validation_rows": len(validation), **learned.facts}
+    facts: dict[str, Any] = {"rows": len(rows), "validation_rows": len(validation), **trained.facts}
     held_out = list(context.corpus.labelled("held_out"))
     scores = {}
     if held_out:
@@ -104,8 +104,8 @@ def apply(model: SentenceTransformer, plan: FinetunePlan, context: Context) -> A
         facts=facts,
         scores=scores,
         use=_usage(plan),
-        done=learned.done,
-        files=learned.files,
+        done=trained.done,
+        files=trained.files,
     )
 
 
@@ -126,12 +126,12 @@ def _trained(
     rows: Sequence[LabelledRow],
     validation: Sequence[LabelledRow],
     context: Context,
-) -> tuple[SentenceTransformer, Learned]:
+) -> tuple[SentenceTransformer, Trained]:
     """Adds the head and trains; numbers are standardised in training, and the head is rescaled afterwards."""
     options = plan.options
     student = with_new_head(copy_of(model).float(), plan.outputs, normalise=False, seed=context.seed)
     student.prompts, student.default_prompt_name = {}, None
-    takes, student.max_seq_length = student.max_seq_length, plan.max_length
+    original_length, student.max_seq_length = student.max_seq_length, plan.max_length
     answers = _answers_of(rows, plan.labels)
     mean, spread = (0.0, 1.0) if plan.labels else (fmean(answers), pstdev(answers) or 1.0)
 
@@ -148,7 +148,7 @@ def _trained(
         batch_size=options.batch_size,
         seed=context.seed,
     )
-    learned = learn(
+    trained = run_training(
         student,
         task,
         _settings_for(options, task.batches.order.per_epoch, context.seed),
@@ -164,8 +164,8 @@ def _trained(
     if not plan.labels:
         rescale_head(student, mean=mean, spread=spread)
     name_labels(student, plan.labels)
-    student.max_seq_length = takes
-    return student, learned
+    student.max_seq_length = original_length
+    return student, trained
 
 
 def _make_head_task(

@@ -26,7 +26,7 @@ from trundle.methods.contract import LONGEST, Applied, Beside, Context
 from trundle.methods.contrast import ContrastOptions, contrast
 from trundle.methods.contrast.contrast import examples_for
 from trundle.methods.contrast.contrastive import make_contrast_task
-from trundle.methods.training import learn, prompts_by_file
+from trundle.methods.training import prompts_by_file, run_training
 from trundle.methods.width import _folder_name
 from trundle.methods.width.narrow import _NarrowModel
 from trundle.methods.width.sizes import _cut_for, _fitted_map, _made_ready
@@ -176,7 +176,7 @@ def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context
             per_step=plan.options.per_step,
             seed=context.seed,
         )
-        learned = learn(
+        learned = run_training(
             wide,
             TrainingTask(
                 name="width",
