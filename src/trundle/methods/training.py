@@ -16,6 +16,7 @@ from trundle.folders import drop_folder, own_folder
 from trundle.methods.contract import Given
 from trundle.model.device import memory_told
 from trundle.model.heads import prompts_by_role
+from trundle.model.save import tokenizer_text
 from trundle.progress import is_first, process_count
 from trundle.train.blocks import zeros_kept
 from trundle.train.checkpoint import METRICS_FILE, has_checkpoint
@@ -111,6 +112,14 @@ def _locked(folder: Path, context: Context) -> Iterator[Path]:
         if has_checkpoint(own):
             context.progress.say("resuming from the checkpoint of an earlier run of the same command")
         yield own
+
+
+def check_same_tokens(
+    student: SentenceTransformer, teacher: SentenceTransformer, what: str, instead: str
+) -> None:
+    """Rejects two models with different tokenizers."""
+    if tokenizer_text(student) != tokenizer_text(teacher):
+        raise BadInput(f"{what} needs the same tokens in both models, but their tokenizers differ; {instead}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trundle.errors import BadInput
+from trundle.methods.training import check_same_tokens
 from trundle.model.anatomy import terms
 from trundle.model.layout import layout_of
-from trundle.model.save import tokenizer_text
 from trundle.model.surgery import transformer_of
 
 
@@ -132,14 +132,6 @@ def _check_imitation(name: _Imitation, student: SentenceTransformer, teacher: Se
                 f"the loss {name} needs the same {words[axis]} in both models, but the student has "
                 f"{ours[axis]} and the teacher {theirs[axis]}; use loss: leaf"
             )
-
-
-def check_same_tokens(
-    student: SentenceTransformer, teacher: SentenceTransformer, what: str, instead: str
-) -> None:
-    """Rejects two models with different tokenizers."""
-    if tokenizer_text(student) != tokenizer_text(teacher):
-        raise BadInput(f"{what} needs the same tokens in both models, but their tokenizers differ; {instead}")
 
 
 class _Imitator:

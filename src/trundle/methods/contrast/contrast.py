@@ -16,7 +16,6 @@ from torch import nn
 
 from trundle.data.sampling import distinct, fingerprint, sample
 from trundle.errors import BadInput
-from trundle.methods.align.imitation import check_same_tokens
 from trundle.methods.contract import LONGEST, Applied, Context
 from trundle.methods.contrast import _FULL_RATE, _LORA_RATE, ContrastOptions, ContrastPlan, _steps
 from trundle.methods.contrast.contrastive import make_contrast_task
@@ -24,6 +23,7 @@ from trundle.methods.training import (
     NOT_VALIDATED,
     VALIDATIONS,
     check_prompted,
+    check_same_tokens,
     prompts_by_file,
     run_training,
     validation_size,
