@@ -1,4 +1,4 @@
-"""What methods that train have in common: a training with checkpoints in the cache, and prompts by data file."""
+"""What methods that train have in common: checkpoints in the cache, checks, and prompts by data file."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def run_training(
     module: nn.Module | None = None,
     keep_zeros: bool | None = None,
 ) -> Trained:
-    """Trains the student, or the `module` it is a part of, in place; resumes from a checkpoint if there is one.
+    """Trains the student, or the `module` it is a part of, in place; resumes from a checkpoint if possible.
 
-    `key` is all that the training depends on besides its settings: it identifies the checkpoints. `keep_zeros` keeps
-    pruned weights at zero; None decides by the model.
+    `key` is all that the training depends on besides its settings: it identifies the checkpoints.
+    `keep_zeros` keeps pruned weights at zero; None decides by the model.
     """
     folder = context.cache / "runs" / fingerprint([task.name, *key, str(settings)])
     with (
@@ -131,7 +131,7 @@ class Prompts:
 
 
 def check_prompted(given: Mapping[str, Given], corpus: Corpus) -> None:
-    """Rejects a prompt for a missing file. Reads all tuples, because a sample may have none of a small file."""
+    """Rejects a prompt for a missing file. Reads all tuples: a sample may have none of a small file."""
     unmet, files = list(given), set[str]()
     for example in chain(corpus.examples(), corpus.validation_examples(), corpus.held_out_examples()):
         if not unmet:

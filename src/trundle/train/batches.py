@@ -1,8 +1,8 @@
 """Which texts belong to each batch, how batches are loaded in advance, and how they are split.
 
-The order is a pure function of the seed and the batch number: a resumed run requests batch 5,000 without replaying
-the first 4,999. A batch is what one optimizer step sees over all processes. The number of processes only decides how
-it is divided, so the same run gives the same model on other hardware.
+The order is a pure function of the seed and the batch number: a resumed run requests batch 5,000 without
+replaying the first 4,999. A batch is what one optimizer step sees over all processes. The number of
+processes only decides how it is divided, so the same run gives the same model on other hardware.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _B = TypeVar("_B")
 Indices = NDArray[np.int64]
 
 _POOL = 128
-"""Batches sorted by length together: enough for little padding, few enough that batches differ in every epoch."""
+"""Batches sorted by length together: many, for little padding, but few enough that every epoch differs."""
 _AHEAD = 4
 """Batches loaded before they are needed."""
 
@@ -56,7 +56,7 @@ class BatchSplitter(Generic[_B]):
         return found
 
     def lower_limit(self, batch: _B) -> bool:
-        """Sets the limit to half of the largest part of this batch; returns False if nothing can be split further."""
+        """Sets the limit to half of the batch's largest part; returns False if that can't be split further."""
         largest, _ = max(self.parts(batch), key=lambda part: self.size(part[0]))
         if self.texts(largest) == 1 or self.size(largest) == 0:
             return False
@@ -68,7 +68,7 @@ class BatchSplitter(Generic[_B]):
 
 @dataclass(frozen=True, kw_only=True)
 class Batches(Generic[_B]):
-    """The data of a training: an order of texts, and a function that loads a batch (in a background thread)."""
+    """The data of a training: an order of texts, and a function that loads a batch in a background thread."""
 
     order: ByLength | ByGroup
     load: Callable[[Indices], _B]
@@ -95,7 +95,7 @@ class ByLength:
         weights: Sequence[float] = (1.0,),
         batches: int | None = None,
     ) -> None:
-        """`batches` sets the number of batches per epoch instead of their size, for texts sharded over processes."""
+        """`batches` sets the number of batches per epoch, not their size, for texts that are sharded."""
         self._lengths = np.asarray(lengths, dtype=np.int32)
         self._kinds = np.zeros(len(self._lengths), np.uint8) if kinds is None else np.asarray(kinds, np.uint8)
         self._weights = tuple(weights)
@@ -116,7 +116,7 @@ class ByLength:
         return len(self._bounds) - 1
 
     def batch(self, number: int) -> Indices:
-        """Returns the texts of batch `number`, counted from 0 over all epochs; keeps the order of the last epoch."""
+        """Returns the texts of batch `number`, counted over all epochs; keeps the order of the last epoch."""
         epoch, place = divmod(number, self.per_epoch)
         if epoch != self._epoch:
             rng = np.random.default_rng([self._seed, 0, epoch])
@@ -136,7 +136,7 @@ class ByLength:
 
 
 class ByGroup:
-    """Each item once per epoch, in batches of one group each; items and batches are shuffled again in every epoch."""
+    """Each item once per epoch, in batches of one group each; both are shuffled again in every epoch."""
 
     def __init__(self, groups: ArrayLike, *, batch_size: int, seed: int = 0) -> None:
         _check_order(batch_size, seed)
@@ -158,7 +158,7 @@ class ByGroup:
         return len(self._places)
 
     def batch(self, number: int) -> Indices:
-        """Returns the items of batch `number`, counted from 0 over all epochs; keeps the order of the last epoch."""
+        """Returns the items of batch `number`, counted over all epochs; keeps the order of the last epoch."""
         epoch, place = divmod(number, self.per_epoch)
         if epoch != self._epoch:
             rng = np.random.default_rng([self._seed, epoch])
@@ -177,7 +177,7 @@ def _check_order(batch_size: int, seed: int) -> None:
 
 
 def _batch_bounds(texts: int, batch_size: int) -> Indices:
-    """Where each batch begins and the last one ends; sizes differ by at most one, so that no batch is a small rest."""
+    """Where each batch begins and the last one ends; sizes differ by one at most, so none is a small rest."""
     return _even_bounds(texts, -(-texts // batch_size))
 
 
@@ -195,7 +195,7 @@ def _texts_per_kind(kinds: NDArray[np.uint8], weights: Sequence[float]) -> list[
 
 
 def _epoch_texts(kinds: NDArray[np.uint8], weights: Sequence[float], *, seed: int, epoch: int) -> Indices:
-    """The texts of one epoch: each kind is a shuffled ring, and every epoch continues where the last one stopped."""
+    """The texts of one epoch: each kind is a shuffled ring; an epoch continues where the last one ended."""
     parts = []
     for kind, count in enumerate(_texts_per_kind(kinds, weights)):
         members = np.flatnonzero(kinds == kind)
@@ -220,7 +220,7 @@ def sharded_batches(
     kinds: NDArray[Any],
     weights: Sequence[float],
 ) -> Batches[_B]:
-    """Returns this process's batches if the texts are sharded over processes; all processes must call this together."""
+    """Returns the batches of texts that are sharded over processes; all processes must call this together."""
     sizes = _gather(_epoch_size(kinds, weights))
     count = -(-sum(sizes) // min(batch_size, sum(sizes)))
     order = ByLength(lengths, batch_size=batch_size, seed=seed, kinds=kinds, weights=weights, batches=count)
@@ -256,7 +256,7 @@ def _share(batch: Indices, *, rank: int, processes: int) -> Indices:
 
 @dataclass(frozen=True, kw_only=True)
 class _LoadedPart(Generic[_B]):
-    """One process's part of a batch, its weight in the mean over the batch, and the size of the complete batch."""
+    """One process's part of a batch, its weight in the mean over the batch, and the size of the batch."""
 
     part: _B
     weight: float
@@ -264,7 +264,7 @@ class _LoadedPart(Generic[_B]):
 
 
 def _load_part(batches: Batches[_B], number: int, *, rank: int, processes: int) -> _LoadedPart[_B]:
-    """Loads one process's part of a batch; the weights make the mean over processes the mean over the batch."""
+    """Loads one process's part of a batch; with its weight, the mean over processes is that of the batch."""
     batch = batches.order.batch(number)
     if batches.size is None:
         size, part = len(batch), _share(batch, rank=rank, processes=processes)

@@ -1,8 +1,8 @@
-"""Other ways to run a model's blocks in training, for any family: in less memory, compiled, or with pruned weights.
+"""Other ways to train the blocks of any family: in less memory, compiled, or with pruned weights.
 
-Not every transformers model supports gradient checkpointing (MPNet does not), and none outside of training mode.
-A compiled block is a few large kernels instead of a hundred small ones: with a small model, launching kernels takes
-most of a GPU's time.
+Not every transformers model supports gradient checkpointing (MPNet does not), and none outside of training
+mode. A compiled block is a few large kernels instead of a hundred small ones: with a small model, launching
+kernels takes most of a GPU's time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trundle.model.anatomy import family_of
 from trundle.model.matrices import block_weights, says_pruned
 
 _GRAPHS = 32
-"""Compiled versions of one block at most: with and without gradient, dropout, padding. torch's default is 8."""
+"""Compiled versions of one block at most, for gradient, dropout and padding; torch's default is 8."""
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def recomputed_blocks(backbone: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def compiled_blocks(backbone: PreTrainedModel) -> Iterator[None]:
-    """Inside this context, blocks are compiled when they first run: once for all, because they are the same."""
+    """Inside this context, blocks are compiled when they first run, once for all of them."""
     check_compiler()
     blocks = _blocks(backbone)
     with _without_cache(backbone), torch._dynamo.config.patch(recompile_limit=_GRAPHS):
@@ -73,7 +73,7 @@ def _blocks(backbone: PreTrainedModel) -> list[nn.Module]:
 
 @contextmanager
 def _without_cache(backbone: PreTrainedModel) -> Iterator[None]:
-    """Turns a decoder's key-value cache off: blocks that run twice would fill it twice, and it makes blocks differ."""
+    """Turns off a decoder's key-value cache: a block that runs twice would fill it twice."""
     caching = getattr(backbone.config, "use_cache", None)
     if caching:
         backbone.config.use_cache = False
@@ -85,7 +85,7 @@ def _without_cache(backbone: PreTrainedModel) -> Iterator[None]:
 
 
 _PRUNED_SHARE = 0.15
-"""Share of the weights inside the blocks; rounding to four bits alone sets up to an eighth of them to zero."""
+"""Share of the weights inside the blocks; rounding to four bits sets up to an eighth of them to zero."""
 
 
 def _count_zeros(model: SentenceTransformer) -> int:
@@ -93,7 +93,7 @@ def _count_zeros(model: SentenceTransformer) -> int:
 
 
 def keeps_zeros(model: SentenceTransformer, wanted: bool | None) -> bool:
-    """Returns `wanted`; for None, whether the model is marked as pruned or has so many zeros that it must have been."""
+    """Returns `wanted`; for None, whether the model is marked as pruned or has many zeros."""
     if wanted is not None:
         return wanted
     if says_pruned(model):

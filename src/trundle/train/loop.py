@@ -1,7 +1,7 @@
 """The training loop: a model, a task (loss and data) and settings go in, the best weights come out.
 
-It runs on the CPU, on a GPU, or in several processes (`accelerate launch`, `torchrun`). An interrupted run resumes
-from its last checkpoint with the same resulting weights.
+It runs on the CPU, on a GPU, or in several processes (`accelerate launch`, `torchrun`). An interrupted run
+resumes from its last checkpoint with the same resulting weights.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TrainingTask(Generic[_B]):
 
     name: str = "training"
     losses: Sequence[_Loss[_B]]
-    """Each takes the model and a batch (tensors in dicts, tuples or lists) and returns the mean loss over its texts.
+    """Each takes the model and a batch (tensors in dicts, tuples or lists) and returns its mean loss.
     Several losses are added, with one graph in memory at a time; one without a graph is only added."""
     batches: Batches[_B]
     validation: Batches[_B] | None = None
@@ -64,8 +64,7 @@ class TrainingTask(Generic[_B]):
     on_validation: Callable[[int, float], Mapping[str, float]] | None = None
     """Takes the step and the validation loss, and returns additional metrics for the training log."""
     computing: Callable[[], AbstractContextManager[None]] = nullcontext
-    """The model and its gradients are computed inside this context, which may replace weights; the optimizer steps
-    outside."""
+    """Model and gradients are computed in this context, which may replace weights; optimizer steps are not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +124,11 @@ def train(
     progress: Progress = SILENT,
     clock: Callable[[], float] = time.monotonic,
 ) -> _TrainResult:
-    """Trains `model` in place and leaves it with its best weights by validation, or its last ones without validation.
+    """Trains `model` in place; leaves it with the best weights by validation, or the last ones without it.
 
-    `schedule` scales the learning rate. Checkpoints and metrics are written to `folder`; if it has a checkpoint, the run
-    resumes from it. A batch that does not fit into memory is processed in parts if its `Batches` have a splitter.
-    Returns how the run went.
+    `schedule` scales the learning rate. Checkpoints and metrics are written to `folder`; if it has a
+    checkpoint, the run resumes from it. A batch that does not fit into memory is processed in parts if its
+    `Batches` have a splitter. Returns how the run went.
     """
     trainer = _Trainer(
         model,

@@ -53,8 +53,8 @@ class _LossModule(nn.Module, Generic[_B]):
 class _Trainer(Generic[_B]):
     """A model with its losses and optimizer, in one or several processes.
 
-    Several losses are added, but the backward pass of each runs before the next forward pass: the same gradients
-    in the memory of one.
+    Several losses are added, but the backward pass of each runs before the next forward pass: the same
+    gradients in the memory of one.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class _Trainer(Generic[_B]):
         return [(batches.load(texts), len(texts)) for texts in map(batches.order.batch, mine)]
 
     def step(self, loaded: _LoadedPart[_B], rate: float) -> None:
-        """Makes one optimizer step. Nothing here waits for the device: the losses are read later, many at once."""
+        """Makes one optimizer step without waiting for the device: losses are read later, many at once."""
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         if self.model.training is not self._dropout:
@@ -175,7 +175,7 @@ class _Trainer(Generic[_B]):
         return float(summed / count)
 
     def state(self) -> dict[str, Any]:
-        """Returns all that the next steps depend on: weights, optimizer, and the RNG states of every process."""
+        """Returns what the next steps depend on: weights, optimizer, and the RNG states of all processes."""
         rng = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
@@ -230,8 +230,8 @@ def linear(*, end: float = 0.0) -> Schedule:
 def leaf_cycles(epoch_steps: int, *, epochs: int = 10, cycles: int = 3, end: float = 0.1) -> Schedule:
     """LEAF's schedule: `cycles` times down to `end` over `epochs` epochs, constant within an epoch.
 
-    Another number of steps gets the closest number of complete cycles, stretched, so that it always ends low. A run
-    shorter than one cycle decreases at every step.
+    Another number of steps gets the closest number of complete cycles, stretched, so that it always ends
+    low. A run shorter than one cycle decreases at every step.
     """
     descent = linear(end=end)
 

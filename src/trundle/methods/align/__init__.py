@@ -1,10 +1,10 @@
-"""align: train a model into its teacher's vector space, so that the index the teacher built stays valid (LEAF).
+"""align: train a model into its teacher's vector space, so that the teacher's index stays valid (LEAF).
 
-It needs no labels and no negatives: the loss is the distance ‖y − ŷ‖₂ between the two models' vectors of a text. The
-student is any model: one that an earlier method cut out of the teacher, or one with another backbone, tokenizer and
-width. It gets a linear layer into the teacher's width, initialised in closed form by ridge regression, and
-normalisation if and only if the teacher normalises. Then all weights are trained. With `steps: 0` only the closed form
-is computed: it takes seconds, and the model is already usable.
+It needs no labels and no negatives: the loss is the distance ‖y − ŷ‖₂ between the two models' vectors of a
+text. The student is any model: one that an earlier method cut out of the teacher, or one with another
+backbone, tokenizer and width. It gets a linear layer into the teacher's width, initialised in closed form
+by ridge regression, and normalisation if and only if the teacher normalises. Then all weights are trained.
+With `steps: 0` only the closed form is computed: it takes seconds, and the model is already usable.
 
     - align: {minutes: 30}
     - align: {teacher: path/to/large-model, steps: 20000, augment: "sentences,spans"}
@@ -54,7 +54,7 @@ class AlignOptions(Options):
         None,
         gt=0,
         allow_inf_nan=False,
-        description=f"Peak learning rate; it falls to a tenth. Default: {_RATE:g}, static models {_STATIC_RATE:g}.",
+        description=f"Peak learning rate, falls to a tenth. Default: {_RATE:g}, if static {_STATIC_RATE:g}.",
     )
     warmup: int = Field(0, ge=0, description="Warm-up steps of the learning rate.")
     start: Literal["ridge", "random", "keep"] = Field(
@@ -109,7 +109,8 @@ class AlignPlan(Plan):
             most = "" if options.steps is None else f", at most {options.steps} steps"
             how = f"training for {round(options.minutes, 2):g} minutes{most}"
         else:
-            how = f"training for {options.steps or f'{CYCLES} × {EPOCHS} epochs'}{' steps' if options.steps else ''}"
+            length = f"{options.steps} steps" if options.steps else f"{CYCLES} × {EPOCHS} epochs"
+            how = f"training for {length}"
         return f"{self.inputs} → {self.outputs} into the space of {self.teacher}, {how}"
 
 

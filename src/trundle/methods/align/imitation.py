@@ -1,7 +1,8 @@
 """Losses on the inner states of both models, for comparison with LEAF: DistilBERT's, MiniLM's and TinyBERT's.
 
-Each is added to LEAF's distance. Hooks record the queries, keys and values as their matrices return them (before
-rotary positions or norms of heads), and the states between blocks. The teacher encodes every batch as well.
+Each is added to LEAF's distance. Hooks record the queries, keys and values as their matrices return them
+(before rotary positions or norms of heads), and the states between blocks. The teacher encodes every batch
+as well.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _Heads(NamedTuple):
 
 
 def _minilm(student: _Heads, teacher: _Heads, mask: Tensor) -> Tensor:
-    """MiniLM: attention and value relations of the last layer; heads may differ in width but not in number."""
+    """MiniLM: attention and value relations of the last layer; the number of heads must be equal."""
     attention = _relation_divergence((student.query, student.key), (teacher.query, teacher.key), mask)
     values = _relation_divergence((student.value, student.value), (teacher.value, teacher.value), mask)
     return attention + values
@@ -47,7 +48,7 @@ def _minilm(student: _Heads, teacher: _Heads, mask: Tensor) -> Tensor:
 def _relation_divergence(
     student: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor], mask: Tensor
 ) -> Tensor:
-    """KL(teacher ‖ student) of the relations of each token to all others: mean over heads and tokens, then texts."""
+    """KL(teacher ‖ student) of each token's relations: mean over heads and tokens, then texts."""
     ours, theirs = _relations(*student, mask), _relations(*teacher, mask)
     _same_shape("attention heads", ours, theirs)
     real = mask.bool()
@@ -58,7 +59,7 @@ def _relation_divergence(
 
 
 def _relations(left: Tensor, right: Tensor, mask: Tensor) -> Tensor:
-    """Log-softmax over the real tokens of left·rightᵀ/√width. Padding gets a finite minimum: −∞ makes NaN gradients."""
+    """Log-softmax of left·rightᵀ/√width over real tokens; padding is finite, as −∞ makes NaN gradients."""
     scores = left.float() @ right.float().transpose(-1, -2) / math.sqrt(left.shape[-1])
     lowest = torch.finfo(scores.dtype).min
     return scores.masked_fill(~mask.bool()[:, None, None, :], lowest).log_softmax(dim=-1)
@@ -73,10 +74,10 @@ def _tinybert(
     *,
     layers: Sequence[int],
 ) -> Tensor:
-    """TinyBERT: squared errors of embeddings, hidden states and attention scores (before softmax), summed over layers.
+    """TinyBERT: squared errors of embeddings, hidden states and scores before softmax, summed over layers.
 
-    `states` start with the embeddings; `layers[i]` is the teacher's layer, counted from 1, that the student's layer
-    i + 1 imitates.
+    `states` start with the embeddings; `layers[i]` is the teacher's layer, counted from 1, that the
+    student's layer i + 1 imitates.
     """
     real = mask.bool()
     pairs = real[:, None, :, None] & real[:, None, None, :]
@@ -109,8 +110,8 @@ def _mean_where(values: Tensor, where: Tensor) -> Tensor:
 def _same_shape(what: str, student: Tensor, teacher: Tensor) -> None:
     if student.shape != teacher.shape:
         raise BadInput(
-            f"the student's {what} have shape {tuple(student.shape)} and the teacher's {tuple(teacher.shape)}; "
-            "this loss needs equal shapes, choose another loss or student"
+            f"the student's {what} have shape {tuple(student.shape)} and the teacher's "
+            f"{tuple(teacher.shape)}; this loss needs equal shapes, choose another loss or student"
         )
 
 
@@ -135,7 +136,7 @@ def _check_imitation(name: _Imitation, student: SentenceTransformer, teacher: Se
 
 
 class _Imitator:
-    """Runs the teacher on each batch that the student has encoded, and compares the inner states of both models."""
+    """Runs the teacher on each batch that the student has encoded, and compares their inner states."""
 
     def __init__(self, name: _Imitation, student: SentenceTransformer, teacher: SentenceTransformer) -> None:
         _check_imitation(name, student, teacher)

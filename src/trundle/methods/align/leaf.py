@@ -1,7 +1,7 @@
 """LEAF as a training task: the student learns to reproduce the teacher's vector of each text.
 
-The loss is ‖y − ŷ‖₂, not squared, averaged over the batch; the targets are read from disk. Each text carries the
-prompt of its kind, the same one the teacher saw.
+The loss is ‖y − ŷ‖₂, not squared, averaged over the batch; the targets are read from disk. Each text
+carries the prompt of its kind, the same one the teacher saw.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def make_align_task(
 ) -> TrainingTask[_Batch]:
     """Makes batches of texts of similar length, with the LEAF loss.
 
-    A query comes `query_weight` times as often as another text. `imitate` is added to the loss while training. On a
-    GPU, targets that fit into its memory are copied there once.
+    A query comes `query_weight` times as often as another text. `imitate` is added to the loss while
+    training. On a GPU, targets that fit into its memory are copied there once.
     """
 
     def batches(of: Targets, weights: Sequence[float], resident: _Resident | None) -> Batches[_Batch]:
@@ -92,7 +92,7 @@ def _make_loss(
 
 
 def _leaf(student: Tensor, target: Tensor) -> Tensor:
-    """The mean distance ‖y − ŷ‖₂, not squared; torch's vector norm has gradient 0 at distance 0, as needed here."""
+    """The mean distance ‖y − ŷ‖₂, not squared; torch's vector norm has gradient 0 at distance 0."""
     _same_shape("vectors", student, target)
     distances: Tensor = torch.linalg.vector_norm(student.float() - target.float(), dim=-1)
     return distances.mean()
@@ -113,7 +113,7 @@ def _prompted(targets: Targets, positions: Indices, prompts: Mapping[Any, str]) 
 
 
 def _make_splitter(say: Callable[[str], None]) -> BatchSplitter[_Batch]:
-    """Splits batches by rows, because each text has its own distance; memory grows with the number of tokens."""
+    """Splits batches by rows, because each text has its own distance; memory grows with the tokens."""
 
     def rows(batch: _Batch) -> int:
         return len(batch[1])

@@ -1,8 +1,8 @@
 """The closed-form linear map from one model's vectors into another's space.
 
-Ridge regression on a few thousand texts takes seconds, makes a cut model usable and is the best known start for
-training. The penalty pulls the map towards zero or, between spaces of the same width, towards a multiple of the
-identity, because a model that was cut only a little returns nearly its old vectors.
+Ridge regression on a few thousand texts takes seconds, makes a cut model usable and is the best known start
+for training. The penalty pulls the map towards zero or, between spaces of the same width, towards a
+multiple of the identity, because a model that was cut only a little returns nearly its old vectors.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def fit_ridge(
     strengths: Sequence[float] = _STRENGTHS,
     near_identity: Sequence[float] = _NEAR_IDENTITY,
 ) -> _LinearMap:
-    """Fits on nine tenths of the rows, chooses the penalty by cosine on the rest, then fits again on all rows."""
+    """Fits on nine tenths of the rows, chooses the penalty by cosine on the rest, then fits on all rows."""
     if len(inputs) < _FEWEST:
         raise BadInput(f"{len(inputs)} texts are too few to fit a linear map; pass at least {_FEWEST}")
     order = np.random.default_rng(seed).permutation(len(inputs))
@@ -101,7 +101,7 @@ def _scale(inputs: _Rows, targets: _Rows) -> float:
 
 
 def _strongest_good(scores: Sequence[float], strengths: Sequence[float]) -> int:
-    """The strongest penalty that is as good as the best, so that rounding errors do not decide between equals."""
+    """The strongest penalty that is as good as the best, so that rounding errors do not decide."""
     good = [number for number, score in enumerate(scores) if score >= max(scores) - _AS_GOOD]
     return max(good, key=lambda number: strengths[number])
 

@@ -1,4 +1,4 @@
-"""The teacher's vectors that a student trains on: for which texts, from which source, and in which process."""
+"""The teacher's vectors that a student trains on: of which texts, from which source, in which process."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _sampled(targets: Targets, most: int, seed: int) -> list[int]:
 
 
 def _joined(targets: Targets, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Adds the rows of the other processes if the targets are sharded: one shard may hold texts of one kind only."""
+    """Adds the rows of other processes if the targets are sharded: one shard may hold only one kind of text."""
     return gather_rows(rows) if targets.is_share else rows
 
 
@@ -128,7 +128,7 @@ def _counts(targets: Targets, validation: Targets | None) -> dict[str, int]:
 
 
 def validation_count(texts: int | None) -> int:
-    """Returns the number of validation texts: LEAF's 128 batches, or fewer if there are few training texts."""
+    """Returns the number of validation texts: LEAF's 128 batches, or fewer with few training texts."""
     if texts is None:
         return _VALIDATION_TEXTS
     return min(_VALIDATION_TEXTS, max(min(_FEWEST_VALIDATED, texts // 4), texts // _VALIDATED_SHARE))

@@ -1,9 +1,9 @@
 """contrast: train a model on labelled tuples, so that a query is close to its answer and not to other texts.
 
-It turns a cut decoder into a good embedder (the recovery training of L³Prune), or improves any model on a domain. Each
-batch is sampled from one data file. All its other documents and hard negatives are negatives of a query (InfoNCE), or
-pairs are ordered by similarity (`angle`, `cosine`). It trains LoRA adapters on every linear layer of attention and MLP,
-which are merged at the end, or all weights with `train: full`.
+It turns a cut decoder into a good embedder (the recovery training of L³Prune), or improves any model on a
+domain. Each batch is sampled from one data file. All its other documents and hard negatives are negatives
+of a query (InfoNCE), or pairs are ordered by similarity (`angle`, `cosine`). It trains LoRA adapters on
+every linear layer of attention and MLP, which are merged at the end, or all weights with `train: full`.
 
     - contrast: {steps: 1000}
     - contrast: {train: full, batch_size: 512, mini_batch: 32}

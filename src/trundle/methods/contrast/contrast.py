@@ -239,10 +239,10 @@ def _add_adapters(
     seed: int,
     keep_zeros: bool | None = None,
 ) -> _Adapted:
-    """Freezes the model and adds LoRA adapters to every linear layer of attention and MLP; initially they are zero.
+    """Freezes the model and adds LoRA adapters, initially zero, to every linear layer of attention and MLP.
 
-    With `keep_zeros`, adapters of a matrix with pruned weights change none of these, and have no dropout. This is slow,
-    so by default it is done only for pruned models.
+    With `keep_zeros`, adapters of a matrix with pruned weights change none of these, and have no dropout.
+    This is slow, so by default it is done only for pruned models.
     """
     keep_zeros = keeps_zeros(model, keep_zeros)
     model.requires_grad_(False)

@@ -1,10 +1,12 @@
 """Labelled tuples as a training task: their batches, and losses that bring correct pairs close together.
 
 A text that occurs twice in a batch is encoded once. A document that is known to answer a query is never its
-negative, whichever tuple it is from; otherwise repeated questions and shared passages would push correct answers away.
+negative, whichever tuple it is from; otherwise repeated questions and shared passages would push correct
+answers away.
 
-With `mini_batch`, each chunk of a batch is encoded without keeping activations, and again in the backward pass. The
-loss sees all vectors at once, so the gradients are the same in the memory of one chunk (gradient caching).
+With `mini_batch`, each chunk of a batch is encoded without keeping activations, and again in the backward
+pass. The loss sees all vectors at once, so the gradients are the same in the memory of one chunk (gradient
+caching).
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ class _TokenisedTexts(NamedTuple):
 class _TupleBatch(NamedTuple):
     """One batch: its queries, its documents, and which belong together.
 
-    `answers[i]` is the document of query i; `excluded[i, j]` is true if document j is another correct answer to it, or
-    the same text. `pairs` are (query, document), with label 1 if correct and 0 if not.
+    `answers[i]` is the document of query i; `excluded[i, j]` is true if document j is another correct
+    answer to it, or the same text. `pairs` are (query, document), with label 1 if correct and 0 if not.
     """
 
     queries: _TokenisedTexts
@@ -156,11 +158,11 @@ class _Relations(NamedTuple):
     """The document that answers each tuple."""
     excluded: NDArray[np.bool_]
     wrong: tuple[tuple[int, int], ...]
-    """Incorrect (tuple, document) pairs: the hard negatives, or a document of another tuple if there are none."""
+    """Incorrect (tuple, document) pairs: hard negatives, or a document of another tuple without them."""
 
 
 def relate(examples: Sequence[Example], *, negatives: int | None = None) -> _Relations:
-    """Finds the distinct texts of a batch and their relations, with at most `negatives` hard negatives per tuple."""
+    """Finds the distinct texts of a batch and their relations; uses up to `negatives` hard ones per tuple."""
     hard = [example.negatives[:negatives] for example in examples]
     queries = {text: place for place, text in enumerate(dict.fromkeys(e.query for e in examples))}
     texts = [example.positive for example in examples] + [text for texts in hard for text in texts]
@@ -250,8 +252,8 @@ def _check_tokens_are_left(features: Features, unpooled: int, texts: Sequence[st
     left = features["attention_mask"].sum(dim=1) - unpooled
     if int(left.min()) < 1:  # its vector would be zero
         raise BadInput(
-            f"the text {texts[int(left.argmin())][:60]!r} has no tokens to pool after its prompt; shorten the "
-            "prompt, raise max_length, or leave the text out"
+            f"the text {texts[int(left.argmin())][:60]!r} has no tokens to pool after its prompt; "
+            "shorten the prompt, raise max_length, or leave the text out"
         )
 
 
@@ -284,9 +286,9 @@ def _distil(left: Tensor, right: Tensor, teacher: tuple[Tensor, Tensor]) -> Tens
 
 
 def _angle(left: Tensor, right: Tensor, labels: Tensor, *, temperature: float = TEMPERATURE) -> Tensor:
-    """AnglE: pairs ordered by the angle between complex vectors, whose gradient does not saturate like a cosine's.
+    """AnglE: pairs ordered by the angle between complex vectors, whose gradient does not saturate.
 
-    The similarity is |cos(x, y) + Σ(bc − ad)/(‖x‖‖y‖)| with x = a + ib and y = c + id, the halves of each vector.
+    The similarity is |cos(x, y) + Σ(bc − ad)/(‖x‖‖y‖)| with the halves as x = a + ib, y = c + id.
     """
     if left.shape[-1] % 2:
         raise BadInput(

@@ -1,8 +1,8 @@
 """finetune: train a model and a head on labelled texts or pairs, so that it predicts a class or a number.
 
-The head is one linear layer on the pooled vectors, saved as a Dense module. The model then returns no vectors to search
-with, but a score for each class, whose names are in the backbone's config (`id2label`), or one number. The two texts of
-a pair are one input. All weights are trained.
+The head is one linear layer on the pooled vectors, saved as a Dense module. The model then returns no
+vectors to search with, but a score for each class, whose names are in the backbone's config (`id2label`),
+or one number. The two texts of a pair are one input. All weights are trained.
 
     - vocabulary: {parameters: 80%, oov: cluster}
     - finetune: {epochs: 3}

@@ -177,7 +177,7 @@ def _make_head_task(
     batch_size: int,
     seed: int = 0,
 ) -> TrainingTask[_Batch]:
-    """Makes batches of inputs of similar length with their answers: numbers of classes, or numbers to predict."""
+    """Makes batches of inputs of similar length with their answers: class numbers, or numbers to predict."""
     check_fast_tokenizer(student)
     paired = isinstance(rows[0][0], tuple)
     # The fast tokenisation has no second segment, so the library tokenises pairs.
@@ -245,7 +245,7 @@ def _settings_for(options: FinetuneOptions, epoch_steps: int, seed: int) -> Trai
 
 
 def _classes_of(rows: Sequence[LabelledRow], kind: str) -> tuple[str, ...]:
-    """The names of the classes, sorted, by value if they are numbers; empty if labels are numbers to predict."""
+    """The sorted names of the classes, by value if they are numbers; empty if labels are to be predicted."""
     if kind == "number" or (kind == "auto" and any(map(_is_fraction, rows))):
         for row in rows:
             _number_of(row)
@@ -265,7 +265,7 @@ def _classes_of(rows: Sequence[LabelledRow], kind: str) -> tuple[str, ...]:
 
 
 def _is_fraction(row: LabelledRow) -> bool:
-    """Whether a label is a number with decimals, which is not the name of a class; a .csv has it as a string."""
+    """Whether a label is a number with decimals, so not the name of a class; a .csv has it as a string."""
     try:
         number = float(row.label)
     except ValueError:
