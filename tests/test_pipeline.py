@@ -118,7 +118,7 @@ def test_refusals_come_before_work(pico_folders: Callable[[str], Path], texts: s
     (tmp_path / "taken" / "file").write_text("x")
     with pytest.raises(BadInput, match="exists already"):
         compress(source, half, output=tmp_path / "taken")
-    with pytest.raises(BadInput, match="say where they are with --data"):
+    with pytest.raises(BadInput, match="pass them with --data"):
         compress(source, half, output=tmp_path / "out")
     alone, corpus = parse_recipe("steps: [align: {}]", name="x"), read_corpus([texts], seed=0)
     with pytest.raises(BadInput, match="--teacher"):

@@ -56,7 +56,7 @@ class BatchSplitter(Generic[_B]):
         return found
 
     def lower_limit(self, batch: _B) -> bool:
-        """Sets the limit to half of the batch's largest part; returns False if that can't be split further."""
+        """Sets the limit to half of the batch's largest part; returns False if it can't be split further."""
         largest, _ = max(self.parts(batch), key=lambda part: self.size(part[0]))
         if self.texts(largest) == 1 or self.size(largest) == 0:
             return False

@@ -64,7 +64,7 @@ class TrainingTask(Generic[_B]):
     on_validation: Callable[[int, float], Mapping[str, float]] | None = None
     """Takes the step and the validation loss, and returns additional metrics for the training log."""
     computing: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Model and gradients are computed in this context, which may replace weights; optimizer steps are not."""
+    """Model and gradients are computed in this context, which may replace weights; optimizer steps not."""
 
 
 @dataclass(frozen=True, kw_only=True)

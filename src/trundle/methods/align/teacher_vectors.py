@@ -112,7 +112,7 @@ def _sampled(targets: Targets, most: int, seed: int) -> list[int]:
 
 
 def _joined(targets: Targets, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Adds the rows of other processes if the targets are sharded: one shard may hold only one kind of text."""
+    """Adds the rows of other processes if the targets are sharded: one shard may hold only one kind."""
     return gather_rows(rows) if targets.is_share else rows
 
 
