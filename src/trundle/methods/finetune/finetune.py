@@ -246,9 +246,15 @@ def _settings_for(options: FinetuneOptions, epoch_steps: int, seed: int) -> Trai
 
 def _classes_of(rows: Sequence[LabelledRow], kind: str) -> tuple[str, ...]:
     """The sorted names of the classes, by value if they are numbers; empty if labels are to be predicted."""
-    if kind == "number" or (kind == "auto" and any(map(_is_fraction, rows))):
-        for row in rows:
-            _number_of(row)
+    numbers = [_as_number(row) for row in rows]
+    # A number with decimals is not the name of a class.
+    has_decimals = any(math.isfinite(number) and not number.is_integer() for number in numbers)
+    if kind == "number" or (kind == "auto" and has_decimals):
+        for row, number in zip(rows, numbers, strict=True):
+            if not math.isfinite(number):
+                raise BadInput(
+                    f"{row.source} has the label {row.label!r}, which is not a number; use kind: classes"
+                )
         return ()
     names = {_name_of(row) for row in rows}
     if len(names) < 2:
@@ -264,13 +270,11 @@ def _classes_of(rows: Sequence[LabelledRow], kind: str) -> tuple[str, ...]:
         return tuple(sorted(names))
 
 
-def _is_fraction(row: LabelledRow) -> bool:
-    """Whether a label is a number with decimals, so not the name of a class; a .csv has it as a string."""
+def _as_number(row: LabelledRow) -> float:
     try:
-        number = float(row.label)
+        return float(row.label)  # a .csv has it as a string
     except ValueError:
-        return False
-    return math.isfinite(number) and not number.is_integer()
+        return math.nan
 
 
 def _name_of(row: LabelledRow) -> str:
@@ -279,19 +283,9 @@ def _name_of(row: LabelledRow) -> str:
     return str(int(row.label) if is_integer else row.label)
 
 
-def _number_of(row: LabelledRow) -> float:
-    try:
-        number = float(row.label)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise BadInput(f"{row.source} has the label {row.label!r}, which is not a number; use kind: classes")
-    return number
-
-
 def _answers_of(rows: Sequence[LabelledRow], labels: Sequence[str]) -> list[float]:
     """The correct answer for each row: the number of its class, or its number."""
     if not labels:
-        return [_number_of(row) for row in rows]
+        return [_as_number(row) for row in rows]
     numbers = {name: number for number, name in enumerate(labels)}
     return [numbers[_name_of(row)] for row in rows]
