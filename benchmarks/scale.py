@@ -38,6 +38,7 @@ import harness
 from harness import Json
 from trundle.data.texts import Text
 from trundle.embedder import Vectors, _plain
+from trundle.methods.align.leaf import make_align_task
 from trundle.model.heads import copy_of, with_new_head
 from trundle.model.load import load
 from trundle.model.surgery import Cut, cut
@@ -49,7 +50,6 @@ from trundle.scale.shard_writer import TeacherSpec, build_local
 from trundle.teacher.labelling import SHARD_SIZE, build_targets
 from trundle.teacher.shards import recorded
 from trundle.teacher.targets import Targets, _TargetsPart, open_share, open_targets
-from trundle.train.alignment import make_alignment
 from trundle.train.loop import TrainSettings, train
 
 NODES, WORKERS = 2, 2
@@ -188,9 +188,9 @@ def learn(options: argparse.Namespace) -> None:
     first_layer, results = cut(load(options.model, device="cpu"), Cut(blocks=(0,))), []
     for seed in range(SEEDS):
         student = with_new_head(copy_of(first_layer), whole.width, normalise=whole.normalised, seed=seed)
-        task = make_alignment(student, learned, validation, batch_size=BATCH, seed=seed)
+        task = make_align_task(student, learned, validation, batch_size=BATCH, seed=seed)
         settings = replace(SETTINGS, seed=seed)
-        result = train(student, task.objective, task.batches, settings, validation=task.validation)
+        result = train(student, task, settings)
         results.append({"loss": result.loss, "validation": result.validation})
     if is_first():
         print(json.dumps(results))

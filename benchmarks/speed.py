@@ -44,7 +44,11 @@ from trundle.data.sampling import sample
 from trundle.data.texts import read_texts
 from trundle.embedder import Embedder, Encode, Vectors
 from trundle.evaluate.scoring import evaluate, find_tasks
-from trundle.methods.contrast.adapters import _add_adapters, _Lora
+from trundle.methods.align.leaf import _leaf
+from trundle.methods.contrast import ContrastOptions
+from trundle.methods.contrast.contrast import _add_adapters
+from trundle.methods.contrast.contrastive import make_contrast_task
+from trundle.methods.training import Prompts
 from trundle.methods.weights.pruning import _best_neurons
 from trundle.methods.width.narrow import _NarrowModel
 from trundle.model.cost import cost
@@ -53,11 +57,8 @@ from trundle.model.layout import layout_of
 from trundle.model.load import load
 from trundle.model.nested import Selection, default_select, narrow_cut
 from trundle.model.surgery import Cut, cut, transformer_of
-from trundle.train.alignment import _leaf
 from trundle.train.batches import Batches, ByLength
-from trundle.train.contrastive import make_contrast
-from trundle.train.loop import TrainSettings, train
-from trundle.train.tuples import Prompts
+from trundle.train.loop import TrainingTask, TrainSettings, train
 
 Batch = tuple[dict[str, Any], Tensor]
 WORDS = ("shrink", "any", "text", "embedding", "model", "and", "keep", "your", "index")
@@ -88,7 +89,7 @@ def aligned_batches(
     return Batches(order=order, load=load_batch)
 
 
-def distance(model: SentenceTransformer, batch: Batch) -> Tensor:
+def distance(model: nn.Module, batch: Batch) -> Tensor:
     return _leaf(model(dict(batch[0]))["sentence_embedding"], batch[1])
 
 
@@ -112,9 +113,9 @@ def bare_steps(
     return harness.timed(run)[0] / len(batches)
 
 
-def trained(model: Any, objective: Any, batches: Any, settings: Any, validation: Any = None) -> Any:
+def trained(model: Any, task: TrainingTask[Any], settings: TrainSettings) -> Any:
     with tempfile.TemporaryDirectory() as folder:
-        return train(model, objective, batches, settings, validation=validation, folder=Path(folder))
+        return train(model, task, settings, folder=Path(folder))
 
 
 def loop(options: argparse.Namespace) -> None:
@@ -128,12 +129,13 @@ def loop(options: argparse.Namespace) -> None:
     ready = send_to_device(loaded, model.device)
     settings = TrainSettings(steps=options.steps, learning_rate=1e-5, precision=options.precision)
     loss_of = partial(distance, model)
+    task = TrainingTask(losses=(distance,), batches=batches)
 
     def bare() -> float:
         return 1 / bare_steps(model, ready, loss_of, bf16=options.precision == "bf16")
 
     def ours() -> float:
-        return float(options.steps / trained(model, loss_of, batches, settings).seconds)
+        return float(options.steps / trained(model, task, settings).seconds)
 
     harness.compare("steps/s of trundle's loop to a bare loop", ours, bare, options.rounds)
 
@@ -151,12 +153,13 @@ def lora(options: argparse.Namespace) -> None:
 
     def by_contrast() -> float:
         student = copy.deepcopy(model)
-        _add_adapters(student, _Lora(), seed=0)
+        _add_adapters(student, seed=0)
         prompts = {SOURCE: Prompts()}
-        task = make_contrast(student, examples, [], prompts=prompts, batch_size=options.batch_size)
+        chosen = ContrastOptions(batch_size=options.batch_size)
+        task = make_contrast_task(student, examples, [], chosen, prompts=prompts)
         steps, way = options.steps, options.precision
         settings = TrainSettings(steps=steps, learning_rate=1e-4, precision=way)
-        return float(trained(student, task.objective, task.batches, settings).seconds / steps)
+        return float(trained(student, task, settings).seconds / steps)
 
     theirs = partial(by_peft, model, examples, options)
     harness.compare("time of a step of contrast to peft alone", by_contrast, theirs, options.rounds)
@@ -208,7 +211,9 @@ def precision(options: argparse.Namespace) -> None:
             dropout=False,
             validate_every=options.steps,
         )
-        result = trained(mine, lambda batch: distance(mine, batch), learned, settings, held_out)
+        result = trained(
+            mine, TrainingTask(losses=(distance,), batches=learned, validation=held_out), settings
+        )
         harness.show({"precision": way, "distance": result.validation})
         return float(options.steps / result.seconds)
 

@@ -28,6 +28,7 @@ from harness import names, numbers
 from trundle.data.corpus import read_corpus
 from trundle.evaluate.scoring import evaluate, find_tasks
 from trundle.methods.contract import Context
+from trundle.methods.training import Prompts
 from trundle.methods.weights import _FisherScale
 from trundle.methods.weights.gradients import _measure_gradients, _measure_norms
 from trundle.methods.weights.pruning import (
@@ -49,7 +50,6 @@ from trundle.model.layout import layout_of
 from trundle.model.load import load
 from trundle.model.matrices import prunable, weight_of, with_zeros
 from trundle.model.surgery import Cut, cut, transformer_of
-from trundle.train.tuples import Prompts
 
 METHODS = "gaprune,gaprune-paper,gaprune-raw,magnitude,random,general-fisher,domain-fisher,wanda,neuron,neuron-alone"
 DOMAIN_TASKS = {"finance": "classification/FinancialPhraseBank", "chemistry": "classification/ChemProt"}

@@ -41,7 +41,7 @@ def plain_matrix_products() -> None:
 def pico_models_have_something_to_learn() -> Iterator[None]:
     """Pico models are near each other from the start: nothing would be trained, and nothing tested."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("trundle.methods.align.align._ENOUGH", 0.0)
+        patched.setattr("trundle.methods.align.align._SUFFICIENT_LOSS", 0.0)
         yield
 
 

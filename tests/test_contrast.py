@@ -161,7 +161,7 @@ def test_an_odd_width_has_no_angle(tmp_path: Path, corpus: Corpus):
 
 
 def test_no_data_and_no_tuples_are_refused(pico_model: PicoModel, corpus: Corpus, tmp_path: Path):
-    with pytest.raises(BadInput, match="say where they are with --data"):
+    with pytest.raises(BadInput, match="pass them with --data"):
         run(pico_model("bert"), None, tmp_path)
     with pytest.raises(BadInput, match="no labelled tuples to train on"):
         run(pico_model("bert"), replace(corpus, examples=lambda: iter(())), tmp_path)
@@ -172,7 +172,7 @@ def test_no_data_and_no_tuples_are_refused(pico_model: PicoModel, corpus: Corpus
     [
         ([{"query": "a", "negative": "b"}] * 3, {}, "no column known as the positive"),
         ([{"query": "a", "positive": None}] * 3, {}, "has no text in column 'positive'"),
-        (some_rows(1, "one"), {}, "1 labelled tuple can't teach what belongs together"),
+        (some_rows(1, "one"), {}, "1 labelled tuple is too few to train on"),
         (
             [{"query": "Find it: ", "positive": f"about {i}"} for i in range(40)],
             {"query_prompt": "Find it:"},

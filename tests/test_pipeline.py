@@ -133,7 +133,7 @@ def test_refusals_come_before_work(pico_folders: Callable[[str], Path], texts: s
     (tmp_path / "taken" / "file").write_text("x")
     with pytest.raises(BadInput, match="already exists"):
         compress(source, half, output=tmp_path / "taken")
-    with pytest.raises(BadInput, match="say where they are with --data"):
+    with pytest.raises(BadInput, match="pass them with --data"):
         compress(source, half, output=tmp_path / "out")
     alone, corpus = parse_recipe("steps: [align: {}]", name="x"), read_corpus([texts], seed=0)
     with pytest.raises(BadInput, match="--teacher"):
@@ -148,7 +148,7 @@ def test_a_closed_form_asks_the_teacher_no_more_than_it_needs(
     pico_folders: Callable[[str], Path], texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("trundle.methods.align.targets_and_texts.RIDGE_TEXTS", 50)
+    monkeypatch.setattr("trundle.methods.align.teacher_vectors.RIDGE_TEXTS", 50)
     corpus = read_corpus([texts], seed=0)
     for name, steps in (
         ("depth", "[{depth: {keep: 2}}, {align: {steps: 0}}]"),
@@ -279,7 +279,7 @@ def test_a_table_of_vectors_is_a_teacher(
         np.linalg.norm(after - vectors[:50], axis=1).mean()
         < np.linalg.norm(before - vectors[:50], axis=1).mean()
     )
-    with pytest.raises(BadInput, match="brings its own texts"):
+    with pytest.raises(BadInput, match="contains its texts"):
         align(small, tmp_path / "no", read_corpus([texts], seed=0), teacher=table, steps=1)
 
 

@@ -26,7 +26,7 @@ import pico
 from recorded_progress import RecordedProgress
 from trundle.data.corpus import read_corpus
 from trundle.methods import METHODS
-from trundle.methods.align.targets_and_texts import _ALONE_BY_RANK
+from trundle.methods.align.teacher_vectors import _ALONE_BY_RANK
 from trundle.pipeline.compress import compress
 from trundle.recipe import single
 from trundle.records import CALIBRATION_FILE

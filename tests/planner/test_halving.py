@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.methods.align.targets_and_texts import RIDGE_TEXTS
+from trundle.methods.align.teacher_vectors import RIDGE_TEXTS
 from trundle.search.budget import (
     _CLOSING,
     _ENOUGH_TEXTS,

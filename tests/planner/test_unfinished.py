@@ -112,7 +112,7 @@ def test_a_search_that_was_stopped_behind_its_training_only_exports(
     ):  # nor this one, once somebody else has written there
         searching()
     os.utime(lineage, ns=(written.st_atime_ns, written.st_mtime_ns))
-    monkeypatch.setattr("trundle.methods.align.align.learn", stopped)
+    monkeypatch.setattr("trundle.methods.align.align.run_training", stopped)
     outcome = searching()
     assert (output / "model.safetensors").read_bytes() == weights
     assert Encoder(output).encode("a text").shape == (32,)

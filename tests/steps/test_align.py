@@ -18,12 +18,12 @@ from trundle.errors import BadInput
 from trundle.methods import METHODS
 from trundle.methods.align import AlignPlan
 from trundle.methods.align.align import settings_for
+from trundle.methods.align.ridge import fit_ridge
 from trundle.methods.contract import Context
 from trundle.model.cost import cost
 from trundle.model.encode import embedder
 from trundle.recipe import make_options
 from trundle.teacher.teacher import find_teacher
-from trundle.train.ridge import fit_ridge
 
 Models = Callable[[str], SentenceTransformer]
 
@@ -52,10 +52,12 @@ def test_the_length_of_the_training_is_told_whole(options: dict[str, Any], says:
 
 
 def test_only_a_distance_can_be_near_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trundle.methods.align.align._ENOUGH", 0.02)
+    monkeypatch.setattr("trundle.methods.align.align._SUFFICIENT_LOSS", 0.02)
     options = [make_options(METHODS["align"], {"steps": 5, "loss": loss}) for loss in ("leaf", "distilbert")]
-    assert [settings_for(one, 10, 1, 0, normalised=True).enough for one in options] == [0.02, None]
-    assert settings_for(options[0], 10, 1, 0, normalised=False).enough is None, "a distance in unknown units"
+    assert [settings_for(one, 10, 1, 0, normalised=True).sufficient_loss for one in options] == [0.02, None]
+    assert settings_for(options[0], 10, 1, 0, normalised=False).sufficient_loss is None, (
+        "a distance in unknown units"
+    )
 
 
 def test_a_teacher_with_truncate_dim_has_vectors_of_any_length(pico_model: Models) -> None:

@@ -19,7 +19,7 @@ from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadRecipe, UserError
 from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
-from trundle.methods.finetune.labels import _make_head_task
+from trundle.methods.finetune.finetune import _make_head_task
 from trundle.pipeline.compress import compress
 from trundle.recipe import make_options, parse_recipe, single
 from trundle.records import read_lineage
@@ -104,7 +104,7 @@ def test_a_pair_has_two_segments_where_the_tokenizer_makes_two(pico_model: PicoM
     """The tokens are those of the tokenizer itself, called with two texts."""
     model = pico_model("bert")
     pairs = [("queries are short", "the lazy dog"), ("a", "b")]
-    task = _make_head_task(model, pairs, [0, 1], None, classes=True, batch_size=2)
+    task = _make_head_task(model, (pairs, [0, 1]), None, classes=True, batch_size=2)
     features, _ = task.batches.load(np.asarray([0, 1]))
     expected = model.tokenizer(
         [first for first, _ in pairs], [second for _, second in pairs], padding=True, return_tensors="pt"
@@ -168,20 +168,24 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "too many classes": (
         [{"text": f"a {n}", "label": f"c{n}"} for n in range(30)],
         {},
-        "30 rows have 30 different labels; with kind: number",
+        "30 rows have 30 different labels, too many for classes",
     ),
     "no number": (
         [{"text": f"a {n}", "label": "red"} for n in range(30)],
         {"kind": "number"},
-        "the label 'red', which is no number; use kind: classes",
+        "the label 'red', which is not a number; use kind: classes",
     ),
     "not finite": (
         [{"text": f"a {n}", "label": "nan" if n == 7 else "3.8"} for n in range(30)],
         {"kind": "number"},
-        "the label 'nan', which is no number; use kind: classes",
+        "the label 'nan', which is not a number; use kind: classes",
     ),
     "too long": ([{"text": "a", "label": 1}], {"max_length": 4000}, "the model takes at most 48 tokens"),
-    "twice": ([{"text": "a", "label": 1}], {"steps": 2, "epochs": 2}, "say the same thing; give one of them"),
+    "twice": (
+        [{"text": "a", "label": 1}],
+        {"steps": 2, "epochs": 2},
+        "set the length of the training; pass one of them",
+    ),
 }
 
 

@@ -13,7 +13,9 @@ from sentence_transformers import SentenceTransformer
 
 from trundle.errors import BadInput
 from trundle.methods.contract import Context
-from trundle.methods.training import learn
+from trundle.methods.training import run_training
+from trundle.train.loop import TrainingTask, TrainSettings
+from trundle.train.trainer import linear
 
 
 def test_a_gpu_that_runs_full_names_the_mend(
@@ -22,11 +24,11 @@ def test_a_gpu_that_runs_full_names_the_mend(
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 46.00 MiB")
 
-    monkeypatch.setattr("trundle.methods.training.train", full, raising=False)
+    monkeypatch.setattr("trundle.methods.training.train", full)
     model = pico_model("bert")
-    task = SimpleNamespace(batches=None, validation=None)
+    task = TrainingTask(name="align", losses=[], batches=SimpleNamespace())
     context = Context(original=model, cache=tmp_path)
     with pytest.raises(
-        BadInput, match="align needs more memory than the GPU has left; give a smaller --batch-size"
+        BadInput, match="align needs more memory than the GPU has left; pass a smaller --batch-size"
     ):
-        learn(model, None, task, None, label="align", key=[], shape=None, context=context)
+        run_training(model, task, TrainSettings(steps=1), key=[], schedule=linear(), context=context)

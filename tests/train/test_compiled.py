@@ -13,13 +13,14 @@ from torch import nn
 import pico
 from trundle.data.examples import Example
 from trundle.errors import BadInput
-from trundle.methods.contrast.adapters import _add_adapters, _Lora
+from trundle.methods.contrast import ContrastOptions
+from trundle.methods.contrast.contrast import _add_adapters
+from trundle.methods.contrast.contrastive import make_contrast_task
+from trundle.methods.training import Prompts
 from trundle.model.heads import copy_of
 from trundle.model.surgery import transformer_of
 from trundle.train.blocks import compiled_blocks
-from trundle.train.contrastive import make_contrast
 from trundle.train.loop import TrainSettings, train
-from trundle.train.tuples import Prompts
 from weight_difference import weight_difference, weights_of
 
 EXAMPLES = [Example(query=text, positive=text[::-1]) for text in pico.TEXTS]
@@ -27,14 +28,14 @@ EXAMPLES = [Example(query=text, positive=text[::-1]) for text in pico.TEXTS]
 
 def learned(model: SentenceTransformer, *, compiled: bool) -> SentenceTransformer:
     student = copy_of(model)
-    adapted = _add_adapters(student, _Lora(rank=2, dropout=0.0), seed=0)
-    task = make_contrast(student, EXAMPLES, (), prompts={"": Prompts()}, batch_size=4)
-    settings = TrainSettings(steps=4, learning_rate=0.01, dropout=False)
+    adapted = _add_adapters(student, rank=2, dropout=0.0, seed=0)
+    task = make_contrast_task(student, EXAMPLES, (), ContrastOptions(batch_size=4), prompts={"": Prompts()})
+    settings = TrainSettings(steps=6, learning_rate=0.01, dropout=False)
     if compiled:
         with compiled_blocks(transformer_of(student).model):
-            train(student, task.objective, task.batches, settings)
+            train(student, task, settings)
     else:
-        train(student, task.objective, task.batches, settings)
+        train(student, task, settings)
     return adapted.merge()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,19 @@ from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     MultipleNegativesRankingLoss,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 import pico
 from trundle.data.examples import Example
 from trundle.errors import BadInput
-from trundle.methods.contrast.adapters import _add_adapters, _Lora
+from trundle.methods.contrast import ContrastOptions
+from trundle.methods.contrast.contrast import _add_adapters
+from trundle.methods.contrast.contrastive import _make_tuple_loader, make_contrast_task, relate
+from trundle.methods.training import Prompts
 from trundle.model.layout import layout_of
 from trundle.model.surgery import transformer_of
 from trundle.train.blocks import recomputed_blocks
-from trundle.train.contrastive import Contrast, make_contrast
-from trundle.train.loop import TrainSettings, train
-from trundle.train.tuples import Prompts, _make_tuple_loader, relate
+from trundle.train.loop import TrainingTask, TrainSettings, train
 
 PicoModel = Callable[[str], SentenceTransformer]
 WORDS = sorted(set(" ".join(pico.TEXTS).split()))
@@ -51,9 +53,13 @@ def some_examples(count: int, negatives: int = 1, seed: int = 0) -> list[Example
     ]
 
 
-def contrast(model: SentenceTransformer, examples: list[Example], **more: Any) -> Contrast:
-    settings: dict[str, Any] = {"prompts": PLAIN, "batch_size": 8, "seed": 1} | more
-    return make_contrast(model, examples, [], **settings)
+def contrast(model: SentenceTransformer, examples: list[Example], **more: Any) -> TrainingTask[Any]:
+    options = ContrastOptions(**{"batch_size": 8} | more)
+    return make_contrast_task(model, examples, [], options, prompts=PLAIN, seed=1)
+
+
+def without_caching(task: TrainingTask[Any]) -> TrainingTask[Any]:
+    return replace(task, losses=[replace(task.losses[0], cached=False)])
 
 
 def gradients(model: SentenceTransformer, loss: Callable[[], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -105,7 +111,7 @@ def test_gradients_are_those_of_the_library_cached_or_not(pico_model: PicoModel,
         for mini_batch in (None, 3):
             task = contrast(model, examples, mini_batch=mini_batch)
             batch = task.batches.load(np.arange(8))
-            alike(gradients(model, lambda task=task, batch=batch: task.objective(batch)), expected)
+            alike(gradients(model, lambda task=task, batch=batch: task.losses[0](model, batch)), expected)
 
 
 @pytest.mark.parametrize("objective", ["infonce", "angle", "cosine"])
@@ -115,28 +121,28 @@ def test_caching_changes_no_gradient_even_with_dropout_and_checkpointing(
     model, examples = copy.deepcopy(pico_model("gpt2")).train(), some_examples(12, 1)
     task = contrast(model, examples, objective=objective, mini_batch=4)
     # the same chunks, kept in memory: dropout draws the same numbers
-    kept = Contrast(**{**vars(task), "cached": False})
+    kept = without_caching(task)
     batch = task.batches.load(np.asarray([0, 2, 4, 6, 8, 10]))
-    plain = gradients(model, lambda: kept.objective(batch))
-    alike(gradients(model, lambda: task.objective(batch)), plain)
+    plain = gradients(model, lambda: kept.losses[0](model, batch))
+    alike(gradients(model, lambda: task.losses[0](model, batch)), plain)
     with recomputed_blocks(transformer_of(model).model):
-        alike(gradients(model, lambda: task.objective(batch)), plain)
-        alike(gradients(model, lambda: kept.objective(batch)), plain)
-    alike(gradients(model, lambda: task.objective(batch)), plain)
+        alike(gradients(model, lambda: task.losses[0](model, batch)), plain)
+        alike(gradients(model, lambda: kept.losses[0](model, batch)), plain)
+    alike(gradients(model, lambda: task.losses[0](model, batch)), plain)
 
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_caching_changes_no_gradient_in_half_precision(pico_model: PicoModel, lora: bool):
     model, examples = copy.deepcopy(pico_model("llama")), some_examples(6, 1)
     if lora:
-        _add_adapters(model, _Lora(rank=4, alpha=8), seed=3)
-    task = contrast(model, examples, mini_batch=2)
-    kept = Contrast(**{**vars(task), "cached": False})
-    batch = task.batches.load(np.asarray([0, 2, 4]))
+        _add_adapters(model, rank=4, seed=3)
+    task = contrast(model, examples, mini_batch=4)
+    kept = without_caching(task)
+    batch = task.batches.load(np.asarray([0, 2, 4, 6, 8, 10]))
 
-    def loss(way: Contrast) -> Tensor:
+    def loss(way: TrainingTask[Any]) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return way.objective(batch)
+            return way.losses[0](model, batch)
 
     plain, cached = gradients(model, lambda: loss(kept)), gradients(model, lambda: loss(task))
     assert plain[0] == cached[0]
@@ -150,11 +156,14 @@ def test_recomputed_blocks_keep_little_and_change_no_gradient(pico_model: PicoMo
     model, examples = copy.deepcopy(pico_model(family)), some_examples(12, 1)
     task = contrast(model, examples)
     batch = task.batches.load(np.asarray([0, 2, 4, 6, 8, 10]))
-    plain, saved = gradients(model, lambda: task.objective(batch)), count_saved(lambda: task.objective(batch))
+    plain, saved = (
+        gradients(model, lambda: task.losses[0](model, batch)),
+        count_saved(lambda: task.losses[0](model, batch)),
+    )
     with recomputed_blocks(transformer_of(model).model):
-        alike(gradients(model, lambda: task.objective(batch)), plain)
-        assert count_saved(lambda: task.objective(batch)) < 0.4 * saved
-    assert count_saved(lambda: task.objective(batch)) == saved
+        alike(gradients(model, lambda: task.losses[0](model, batch)), plain)
+        assert count_saved(lambda: task.losses[0](model, batch)) < 0.4 * saved
+    assert count_saved(lambda: task.losses[0](model, batch)) == saved
 
 
 def test_a_cached_step_keeps_one_chunk_in_memory(pico_model: PicoModel):
@@ -163,7 +172,7 @@ def test_a_cached_step_keeps_one_chunk_in_memory(pico_model: PicoModel):
     def saved(mini_batch: int | None) -> int:
         task = contrast(model, examples, mini_batch=mini_batch, batch_size=32)
         batch = task.batches.load(np.arange(0, 64, 2))
-        return count_saved(lambda: task.objective(batch))
+        return count_saved(lambda: task.losses[0](model, batch))
 
     assert saved(4) < 0.1 * saved(None)
 
@@ -177,7 +186,7 @@ def test_texts_are_encoded_once_and_right_answers_are_no_rivals():
     found = relate(examples)
     assert found.queries == ("q1", "q2")
     assert found.documents == ("p1", "p2", "n1", "q1", "n3")
-    assert found.asked.tolist() == [0, 1, 0]
+    assert found.query_of.tolist() == [0, 1, 0]
     assert found.answers.tolist() == [0, 0, 1]
     # q1 is answered by p1 and p2, and its own text says nothing about it
     assert found.excluded.tolist() == [
@@ -205,7 +214,7 @@ def test_prompts_are_read_and_pooled_as_the_model_does_itself(tmp_path: Path, po
     batch = load(np.arange(len(examples)))
     task = contrast(model, examples)
     with torch.no_grad():
-        queries, documents = task._encode(batch.queries), task._encode(batch.documents)
+        queries, documents = (task.losses[0]._encode(model, of) for of in (batch.queries, batch.documents))
     expected = model.encode([e.query for e in examples], prompt=prompts.query, convert_to_tensor=True)
     torch.testing.assert_close(queries, expected)
     expected = model.encode([e.positive for e in examples], prompt=prompts.document, convert_to_tensor=True)
@@ -217,12 +226,12 @@ def test_a_text_of_which_only_the_prompt_is_left_is_named(tmp_path: Path):
     model[1].include_prompt, model.max_seq_length = False, 8
     long = Prompts(query="a prompt that is so long that nothing else fits into eight tokens")
     load = _make_tuple_loader(model, some_examples(4), {"a": long, "b": long}, chunk=3)
-    with pytest.raises(BadInput, match="nothing is left to pool beside its prompt"):
+    with pytest.raises(BadInput, match="has no tokens to pool after its prompt"):
         load(np.arange(2))
 
 
 def test_one_tuple_is_refused(pico_model: PicoModel):
-    with pytest.raises(BadInput, match="1 labelled tuple can't teach"):
+    with pytest.raises(BadInput, match="1 labelled tuple is too few"):
         contrast(pico_model("bert"), some_examples(1))
 
 
@@ -239,7 +248,7 @@ def test_adapters_are_on_every_linear_and_leave_no_trace(pico_model: PicoModel, 
     model = copy.deepcopy(pico_model(family))
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     vectors = model.encode(pico.TEXTS)
-    adapted = _add_adapters(model, _Lora(rank=4, alpha=8), seed=3)
+    adapted = _add_adapters(model, rank=4, seed=3)
     np.testing.assert_array_equal(model.encode(pico.TEXTS), vectors)
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     per_layer = {"bert": 6, "modernbert": 4, "phi3": 4, "gpt2": 4}[family]
@@ -264,24 +273,17 @@ def test_a_resumed_run_ends_with_the_same_bits(pico_model: PicoModel, tmp_path: 
 
     def run(name: str, stop_at: int | None = None) -> dict[str, Tensor]:
         model = copy.deepcopy(pico_model("bert"))
-        adapted = _add_adapters(model, _Lora(rank=4, alpha=8, dropout=0.2), seed=1) if lora else None
-        task = contrast(model, some_examples(16), batch_size=4, mini_batch=4)
+        adapted = _add_adapters(model, rank=4, dropout=0.2, seed=1) if lora else None
+        task = contrast(model, some_examples(40), mini_batch=4)
 
         steps = itertools.count(1)
 
-        def objective(batch: Any) -> Tensor:
+        def loss(model: nn.Module, batch: Any) -> Tensor:
             if next(steps) == stop_at:
                 raise KeyboardInterrupt
-            return task.objective(batch)
+            return task.losses[0](model, batch)
 
-        train(
-            model,
-            objective,
-            task.batches,
-            settings,
-            folder=tmp_path / name,
-            resume=True,
-        )
+        train(model, replace(task, losses=[loss]), settings, folder=tmp_path / name)
         return {
             name: weight.detach()
             for name, weight in (adapted.merge() if adapted else model).named_parameters()

@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 
 from trundle.errors import BadInput
-from trundle.train.contrastive import _angle, _cosine, _infonce
+from trundle.methods.contrast.contrastive import _angle, _cosine, _infonce
 
 PicoModel = Callable[[str], SentenceTransformer]
 

@@ -10,21 +10,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 import pico
+from trundle.methods.align.leaf import _Batch, _make_loss, _make_splitter
 from trundle.model.encode import make_tokeniser
-from trundle.train.alignment import Alignment, _Batch, _make_divider
-from trundle.train.batches import Batches, ByLength, Indices, _Divider
-from trundle.train.loop import TrainSettings, train
+from trundle.train.batches import Batches, BatchSplitter, ByLength, Indices
+from trundle.train.loop import TrainingTask, TrainSettings, train
 from weight_difference import weight_difference, weights_of
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 46.00 MiB")
 TEXTS = [" ".join(pico.TEXTS[number % 3].split()[: 1 + number % 7]) for number in range(24)]
 
 
-def numbers(say: Callable[[str], None] = lambda _: None) -> _Divider[list[int]]:
-    return _Divider(
+def numbers(say: Callable[[str], None] = lambda _: None) -> BatchSplitter[list[int]]:
+    return BatchSplitter(
         texts=len, size=sum, halves=lambda one: (one[: len(one) // 2], one[len(one) // 2 :]), say=say
     )
 
@@ -32,7 +32,7 @@ def numbers(say: Callable[[str], None] = lambda _: None) -> _Divider[list[int]]:
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(1, 60))
 def test_parts_are_the_batch_and_have_room(batch: list[int], room: int) -> None:
     divider = numbers()
-    divider.room = room
+    divider.limit = room
     parts = divider.parts(batch)
     assert [number for part, _ in parts for number in part] == batch
     assert sum(share for _, share in parts) == pytest.approx(1)
@@ -44,7 +44,7 @@ def test_the_room_shrinks_until_each_text_is_alone(batch: list[int]) -> None:
     told: list[str] = []
     divider = numbers(told.append)
     seen = [len(divider.parts(batch))]
-    while divider.give_way(batch):
+    while divider.lower_limit(batch):
         seen.append(len(divider.parts(batch)))
     assert seen == sorted(set(seen))
     assert max(divider.parts(batch), key=lambda part: sum(part[0]))[0] in [[number] for number in batch]
@@ -61,16 +61,16 @@ def trained(
         return tokenise([TEXTS[number] for number in positions]), vectors[positions]
 
     order = ByLength([len(text) for text in TEXTS], batch_size=8)
-    batches = Batches(order=order, load=load, divider=_make_divider(told.append))
-    task = Alignment(student=student, batches=batches, validation=None)
+    batches = Batches(order=order, load=load, splitter=_make_splitter(told.append))
+    leaf = _make_loss()
 
-    def objective(batch: _Batch) -> Tensor:
+    def loss(model: nn.Module, batch: _Batch) -> Tensor:
         if batch[0]["input_ids"].numel() > most:
             raise FULL
-        return task.objective(batch)
+        return leaf(model, batch)
 
     settings = TrainSettings(steps=3, learning_rate=1e-3, dropout=False)
-    return train(student, objective, batches, settings).loss
+    return train(student, TrainingTask(losses=[loss], batches=batches), settings).loss
 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert", "llama", "gpt2"])
@@ -103,5 +103,5 @@ def test_one_text_that_has_no_room_ends_it(
 
 def test_tokens_that_lie_in_one_row_cant_be_cut() -> None:
     flat = {"input_ids": torch.arange(9), "offsets": torch.tensor([0, 4])}
-    divider = _make_divider(lambda _: None)
-    assert not divider.give_way((flat, torch.zeros(2, 3)))
+    divider = _make_splitter(lambda _: None)
+    assert not divider.lower_limit((flat, torch.zeros(2, 3)))

@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 import pico
 from trundle.errors import BadInput, BadModel
 from trundle.model.encode import check_fast_tokenizer, make_tokeniser
-from trundle.train.batches import _AHEAD, _Feed
+from trundle.train.batches import _AHEAD, _Prefetcher
 
 TEXTS = [*pico.TEXTS, "", " ", "word " * 500, "a\tb\nc"]
 
@@ -27,7 +27,7 @@ def test_the_feed_loads_ahead_in_another_thread():
             ahead.set()
         return number, threading.current_thread().name
 
-    with _Feed(load, start=7) as feed:
+    with _Prefetcher(load, start=7) as feed:
         assert feed.take()[0] == 7
         assert ahead.wait(10), "later batches are loaded before they are asked for"
         with feed.paused():
@@ -45,7 +45,7 @@ def test_an_error_in_loading_reaches_the_training():
             raise BadInput("text 5 is damaged")
         return number
 
-    with _Feed(load, start=0) as feed:
+    with _Prefetcher(load, start=0) as feed:
         assert feed.take() == 0
         with pytest.raises(BadInput, match="text 5"):
             feed.take()

@@ -12,12 +12,12 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 import pico
 from trundle.data.examples import Example
 from trundle.errors import BadInput
+from trundle.methods.training import Prompts
 from trundle.methods.weights.gradients import _batches_of, _measure_gradients, _measure_norms
 from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of
 from trundle.model.matrices import prunable
 from trundle.model.surgery import transformer_of
-from trundle.train.tuples import Prompts
 
 SAMPLES = [
     Example(query=text, positive=f"{text} again", negatives=(pico.TEXTS[number - 1],) if number % 2 else ())

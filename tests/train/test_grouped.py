@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trundle.errors import BadInput
-from trundle.train.contrastive import _ByGroup
+from trundle.train.batches import ByGroup
 
 
 @given(
@@ -18,7 +18,7 @@ from trundle.train.contrastive import _ByGroup
 def test_an_epoch_holds_every_item_once_in_batches_of_one_group(
     groups: list[int], batch_size: int, seed: int
 ):
-    order = _ByGroup(groups, batch_size=batch_size, seed=seed)
+    order = ByGroup(groups, batch_size=batch_size, seed=seed)
     for epoch in range(2):
         numbers = range(epoch * order.per_epoch, (epoch + 1) * order.per_epoch)
         batches = [order.batch(number) for number in numbers]
@@ -30,7 +30,7 @@ def test_an_epoch_holds_every_item_once_in_batches_of_one_group(
 
 def test_any_batch_can_be_asked_for_at_any_time():
     groups = [0] * 30 + [1] * 11
-    straight, jumping = _ByGroup(groups, batch_size=4, seed=2), _ByGroup(groups, batch_size=4, seed=2)
+    straight, jumping = ByGroup(groups, batch_size=4, seed=2), ByGroup(groups, batch_size=4, seed=2)
     wanted = [list(straight.batch(number)) for number in range(3 * straight.per_epoch)]
     for number in reversed(range(3 * jumping.per_epoch)):
         assert list(jumping.batch(number)) == wanted[number]
@@ -39,6 +39,6 @@ def test_any_batch_can_be_asked_for_at_any_time():
 
 def test_nothing_and_no_batch_are_refused():
     with pytest.raises(BadInput, match="nothing to make batches of"):
-        _ByGroup([], batch_size=4)
+        ByGroup([], batch_size=4)
     with pytest.raises(BadInput, match="batch size 0"):
-        _ByGroup([0, 1], batch_size=0)
+        ByGroup([0, 1], batch_size=0)

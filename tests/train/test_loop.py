@@ -10,17 +10,17 @@ import pytest
 import torch
 from accelerate.utils import send_to_device
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 import pico
 from recorded_progress import RecordedProgress
 from trundle.errors import BadInput
+from trundle.methods.align.leaf import _leaf
 from trundle.model.encode import make_tokeniser
-from trundle.train.alignment import _leaf
 from trundle.train.batches import Batches, ByLength, Indices
 from trundle.train.checkpoint import _write_checkpoint
-from trundle.train.learner import _Learner, linear, precision_for
-from trundle.train.loop import TrainSettings, _TrainResult, train
+from trundle.train.loop import TrainingTask, TrainSettings, _TrainResult, train
+from trundle.train.trainer import _Trainer, linear, precision_for
 
 WORDS = " ".join(pico.TEXTS).split()
 Batch = tuple[dict[str, Any], Tensor]
@@ -50,19 +50,26 @@ class Toy:
         return Batches(order=ByLength([len(text) for text in texts], batch_size=batch_size), load=load)
 
     def objective(self, batch: Batch) -> Tensor:
+        return self.loss(self.model, batch)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         features, target = batch
         if torch.is_grad_enabled():
             self.steps += 1
             self.each_step(self.steps)
-        return _leaf(self.model(features)["sentence_embedding"], target)
+        return _leaf(model(features)["sentence_embedding"], target)
 
     def train(
         self, settings: TrainSettings, each_step: Callable[[int], None] = lambda _step: None, **more: Any
     ) -> _TrainResult:
         """`each_step` is told the number of each step while it is made."""
         self.each_step = each_step
-        more = {"validation": self.batches(some_texts(20, seed=1))} | more
-        return train(self.model, self.objective, self.batches(some_texts(37, seed=0)), settings, **more)
+        named = {name: more.pop(name) for name in ("validation", "on_validation", "name") if name in more}
+        data = {
+            "batches": self.batches(some_texts(37, seed=0)),
+            "validation": self.batches(some_texts(20, seed=1)),
+        }
+        return train(self.model, TrainingTask(losses=[self.loss], **data | named), settings, **more)
 
     def weights(self) -> dict[str, Tensor]:
         return {name: weight.detach().cpu().clone() for name, weight in self.model.state_dict().items()}
@@ -100,7 +107,7 @@ SHORT = TrainSettings(steps=24, learning_rate=3e-3, validate_every=6, checkpoint
 def test_the_student_comes_nearer_to_its_teacher(toy: Callable[[], Toy], tmp_path: Path, precision: str):
     student = toy()
     settings = TrainSettings(steps=60, learning_rate=3e-3, warmup=5, validate_every=20, precision=precision)
-    result = student.train(settings, shape=linear(end=0.1), folder=tmp_path / "run")
+    result = student.train(settings, schedule=linear(end=0.1), folder=tmp_path / "run")
     found = lines(tmp_path / "run")
     held_out = [line["validation"] for line in found if line["validation"] is not None]
     assert len(held_out) == 4
@@ -128,7 +135,7 @@ def test_a_resumed_run_ends_with_the_same_bits(toy: Callable[[], Toy], tmp_path:
 
     def run(student: Toy, name: str, **more: Any) -> None:
         held_out = student.batches(some_texts(20, seed=1), sign=sign)
-        student.train(SHORT, shape=linear(), validation=held_out, folder=tmp_path / name, **more)
+        student.train(SHORT, schedule=linear(), validation=held_out, folder=tmp_path / name, **more)
 
     straight = toy()
     run(straight, "straight")
@@ -143,7 +150,7 @@ def test_a_resumed_run_ends_with_the_same_bits(toy: Callable[[], Toy], tmp_path:
     with (tmp_path / "broken" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 17, "lo')
     resumed = toy()
-    run(resumed, "broken", resume=True)
+    run(resumed, "broken")
     assert same(straight.weights(), resumed.weights())
     timed = {"seconds", "texts_per_second"}
     logs = [
@@ -160,7 +167,7 @@ def test_a_resumed_run_ends_with_the_same_bits(toy: Callable[[], Toy], tmp_path:
 def test_resuming_without_a_checkpoint_starts_at_the_beginning(toy: Callable[[], Toy], tmp_path: Path):
     one, other = toy(), toy()
     one.train(SHORT)
-    other.train(SHORT, folder=tmp_path / "run", resume=True)
+    other.train(SHORT, folder=tmp_path / "run")
     assert same(one.weights(), other.weights())
 
 
@@ -169,15 +176,13 @@ def test_a_run_is_not_resumed_with_other_settings(toy: Callable[[], Toy], tmp_pa
     student.train(SHORT, folder=tmp_path / "run")
     other = TrainSettings(steps=24, learning_rate=1e-3, validate_every=6, checkpoint_every=10, record_every=4)
     with pytest.raises(
-        BadInput, match=r"started with learning_rate 0.003, not 0.001; resume it with the same"
+        BadInput, match=r"started with learning_rate 0.003, not 0.001; resume it with the same setting"
     ):
-        student.train(other, folder=tmp_path / "run", resume=True)
-    with pytest.raises(BadInput, match="holds an earlier training; resume it"):
-        student.train(SHORT, folder=tmp_path / "run")
+        student.train(other, folder=tmp_path / "run")
     state = next((tmp_path / "run" / "checkpoints").rglob("state.pt"))
     state.write_bytes(state.read_bytes()[:1000])
     with pytest.raises(BadInput, match="damaged; delete"):
-        student.train(SHORT, folder=tmp_path / "run", resume=True)
+        student.train(SHORT, folder=tmp_path / "run")
 
 
 def test_the_loop_is_what_a_bare_torch_loop_does(toy: Callable[[], Toy]):
@@ -225,7 +230,7 @@ def test_minutes_become_steps_and_the_rate_still_ends_low(toy: Callable[[], Toy]
     clock = Clock(5.0, 5.0, 1.0)
     settings = TrainSettings(minutes=1.0, learning_rate=1e-3, validate_every=1000)
     result = toy().train(
-        settings, shape=linear(end=0.1), folder=tmp_path / "run", each_step=clock.tick, clock=clock
+        settings, schedule=linear(end=0.1), folder=tmp_path / "run", each_step=clock.tick, clock=clock
     )
     assert (result.steps, result.seconds, result.ended) == (52, 60.0, "minutes")
     assert lines(tmp_path / "run")[-1]["lr"] == pytest.approx(1e-4)
@@ -261,26 +266,28 @@ def test_a_loss_that_is_not_a_number_is_named_by_its_step(toy: Callable[[], Toy]
     student = toy()
     calls = 0
 
-    def objective(batch: Batch) -> Tensor:
+    def loss(_model: nn.Module, batch: Batch) -> Tensor:
         nonlocal calls
         calls += 1
         return student.objective(batch) * (torch.nan if calls == 7 else 1.0)
 
     settings = TrainSettings(steps=50, checkpoint_every=10)
     with pytest.raises(BadInput, match=r"at step 7; try a lower learning rate"):
-        train(student.model, objective, student.batches(some_texts(37, 0)), settings, folder=tmp_path / "run")
+        task = TrainingTask(losses=[loss], batches=student.batches(some_texts(37, 0)))
+        train(student.model, task, settings, folder=tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists(), "nothing spoiled is stored"
 
 
 def test_a_slope_that_is_not_a_number_is_named_too(toy: Callable[[], Toy]):
     student = toy()
 
-    def objective(batch: Batch) -> Tensor:
-        loss = student.objective(batch)
-        return loss + (loss - loss).sqrt()
+    def loss(_model: nn.Module, batch: Batch) -> Tensor:
+        found = student.objective(batch)
+        return found + (found - found).sqrt()
 
     with pytest.raises(BadInput, match="gradient became NaN or infinite at step 1;"):
-        train(student.model, objective, student.batches(some_texts(37, 0)), TrainSettings(steps=5))
+        task = TrainingTask(losses=[loss], batches=student.batches(some_texts(37, 0)))
+        train(student.model, task, TrainSettings(steps=5))
 
 
 def test_on_validation_adds_measures_while_batches_are_loaded(toy: Callable[[], Toy], tmp_path: Path):
@@ -304,8 +311,8 @@ def test_frozen_weights_stay_and_are_not_stored(toy: Callable[[], Toy], tmp_path
     assert changed
     assert not any("layer.1." in name for name in changed)
     state = torch.load(next((tmp_path / "run").rglob("state.pt")), weights_only=True)
-    assert not any("layer.1." in name for name in state["learner"]["weights"])
-    assert any("layer.0." in name for name in state["learner"]["weights"])
+    assert not any("layer.1." in name for name in state["trainer"]["weights"])
+    assert any("layer.0." in name for name in state["trainer"]["weights"])
     assert sum(weight.numel() for weight in layer.parameters())
     student.model.requires_grad_(False)
     with pytest.raises(BadInput, match="every weight of the model is frozen"):
@@ -323,7 +330,7 @@ def test_training_leaves_the_callers_dice_alone(toy: Callable[[], Toy]):
 
 def test_progress_is_told(toy: Callable[[], Toy]):
     told = RecordedProgress()
-    toy().train(SHORT, progress=told, label="aligning")
+    toy().train(SHORT, progress=told, name="aligning")
     assert told.tasks == [("aligning", 24)]
     assert told.units == 24
     assert len(told.lines) == 5
@@ -335,25 +342,6 @@ def test_progress_is_told(toy: Callable[[], Toy]):
     told, clock = RecordedProgress(), Clock(1.0)
     toy().train(TrainSettings(steps=9, minutes=0.5), progress=told, each_step=clock.tick, clock=clock)
     assert (told.tasks, told.units) == ([("training", 9)], 9)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"steps": 0},
-        {"minutes": -1.0},
-        {"steps": 5, "learning_rate": float("nan")},
-        {"steps": 5, "learning_rate": float("inf")},
-        {"steps": 5, "record_every": 0},
-        {"steps": 5, "warmup": -1},
-        {"steps": 5, "seed": -1},
-        {"steps": 5, "patience": 0},
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]):
-    with pytest.raises(BadInput, match="give"):
-        TrainSettings(**settings)
 
 
 @pytest.mark.parametrize(("amx", "chosen"), [(True, "bf16"), (False, "fp32")])
@@ -405,18 +393,18 @@ def test_a_run_with_nothing_left_to_learn_makes_no_step(toy: Callable[[], Toy], 
     student = toy()
     before = student.weights()
     result = student.train(
-        TrainSettings(steps=20, learning_rate=3e-3, enough=5.0), folder=tmp_path / "run", resume=True
+        TrainSettings(steps=20, learning_rate=3e-3, sufficient_loss=5.0), folder=tmp_path / "run"
     )
-    assert (result.steps, result.best_step, result.ended) == (0, 0, "there")
+    assert (result.steps, result.best_step, result.ended) == (0, 0, "sufficient")
     assert result.validation is not None
     assert same(before, student.weights())
-    assert toy().train(TrainSettings(steps=3, enough=1e-6)).steps == 3
+    assert toy().train(TrainSettings(steps=3, sufficient_loss=1e-6)).steps == 3
 
 
 def test_a_checkpoint_made_on_the_cpu_is_gone_on_with_on_a_gpu(toy: Callable[[], Toy]) -> None:
     made = toy()
-    learner = _Learner(
-        made.model, [made.objective], precision="fp32", weight_decay=0.0, clip_norm=None, dropout=False
+    learner = _Trainer(
+        made.model, [made.loss], precision="fp32", weight_decay=0.0, clip_norm=None, dropout=False
     )
     before, state = made.weights(), learner.state()
     with torch.no_grad():

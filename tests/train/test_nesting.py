@@ -15,14 +15,15 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.data.examples import Example
+from trundle.methods.contrast import ContrastOptions
+from trundle.methods.contrast.contrastive import _angle, _infonce, make_contrast_task
+from trundle.methods.training import Prompts
 from trundle.methods.width.narrow import _NarrowModel
 from trundle.methods.width.nesting import _drawn_sizes, _Nest, _Nesting
 from trundle.model.layout import layout_of
 from trundle.model.nested import Selection, narrow_cut
 from trundle.model.surgery import transformer_of
-from trundle.train.contrastive import _angle, _infonce, make_contrast
-from trundle.train.loop import TrainSettings, train
-from trundle.train.tuples import Prompts
+from trundle.train.loop import TrainingTask, TrainSettings, train
 from weight_difference import weight_difference, weights_of
 
 EXAMPLES = [
@@ -43,14 +44,12 @@ def nest_of(model: SentenceTransformer) -> _Nest:
 
 
 def contrast_for(nest: _Nest, **settings: int) -> object:
-    return make_contrast(
+    return make_contrast_task(
         nest.wide,
         EXAMPLES,
         (),
+        ContrastOptions(objective="infonce+angle", batch_size=8, **settings),
         prompts={"a": Prompts()},
-        objective="infonce+angle",
-        batch_size=8,
-        **settings,
     )
 
 
@@ -71,7 +70,7 @@ def test_the_joint_loss_is_the_paper_s(pico_model: Callable[[str], SentenceTrans
         return 20 * ranking + _angle(left, right, tuples.labels)
 
     expected = 0.3 * loss(nest.wide) + 0.7 * sum(loss(model) for model in nest.narrow)
-    found = sum(objective(batch) for objective in nesting.objectives)
+    found = sum(objective(nest, batch) for objective in nesting.objectives)
     torch.testing.assert_close(found, expected)
 
 
@@ -83,13 +82,12 @@ def test_objectives_one_after_the_other_give_the_gradients_of_their_sum(
         nest = nest_of(pico_model("llama"))
         nesting = _Nesting(nest=nest, task=contrast_for(nest), student_weight=0.9)  # type: ignore[arg-type]
 
-        def joint(batch: object, nesting: object = nesting) -> torch.Tensor:
-            return torch.stack([one(batch) for one in nesting.objectives]).sum()  # type: ignore[attr-defined]
+        def joint(nest: object, batch: object, nesting: object = nesting) -> torch.Tensor:
+            return torch.stack([one(nest, batch) for one in nesting.objectives]).sum()  # type: ignore[attr-defined]
 
         train(
             nest,
-            joint if together else nesting.objectives,
-            nesting.batches,
+            TrainingTask(losses=[joint] if together else nesting.objectives, batches=nesting.batches),
             TrainSettings(steps=3, learning_rate=1e-3, dropout=False),
         )
         weights.append(weights_of(nest.wide))
@@ -100,7 +98,7 @@ def test_a_size_that_is_not_drawn_is_not_computed(pico_model: Callable[[str], Se
     nest = nest_of(pico_model("bert"))
     nesting = _Nesting(nest=nest, task=contrast_for(nest), student_weight=1.0)  # type: ignore[arg-type]
     batch = nesting.batches.load(nesting.batches.order.batch(0))
-    whole, half, _ = (objective(batch) for objective in nesting.objectives)
+    whole, half, _ = (objective(nest, batch) for objective in nesting.objectives)
     assert not whole.requires_grad
     assert half.requires_grad
 

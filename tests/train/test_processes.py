@@ -17,10 +17,9 @@ from accelerate import PartialState
 from torch import Tensor, nn
 
 from trundle.errors import WriteFailed
-from trundle.train.alignment import _batches_of_shares
-from trundle.train.batches import Batches, ByLength, Indices
+from trundle.train.batches import Batches, ByLength, Indices, sharded_batches
 from trundle.train.checkpoint import _write_checkpoint
-from trundle.train.loop import TrainSettings, _TrainResult, train
+from trundle.train.loop import TrainingTask, TrainSettings, _TrainResult, train
 
 Batch = tuple[Tensor, Tensor]
 TEXTS = 45
@@ -51,7 +50,7 @@ def learn_from_shares(net: Net, rank: int, processes: int) -> _TrainResult:
     """One batch an epoch, so that all texts meet whoever holds them; every third counts twice."""
     begin, end = (TEXTS * number // processes for number in (rank, rank + 1))
     inputs, targets = (part[begin:end] for part in material())
-    batches = _batches_of_shares(
+    batches = sharded_batches(
         np.arange(begin, end),
         lambda texts: (inputs[texts], targets[texts]),
         batch_size=2 * TEXTS,
@@ -62,20 +61,20 @@ def learn_from_shares(net: Net, rank: int, processes: int) -> _TrainResult:
     assert batches.order.per_epoch == 1
     settings = TrainSettings(steps=20, learning_rate=1e-2, dropout=False, validate_every=5)
 
-    def objective(batch: Batch) -> Tensor:
+    def loss(net: nn.Module, batch: Batch) -> Tensor:
         return (net(batch[0]) - batch[1]).norm(dim=1).mean()
 
-    return train(net, objective, batches, settings, validation=batches)
+    return train(net, TrainingTask(losses=[loss], batches=batches, validation=batches), settings)
 
 
-def learn(net: Net, folder: Path, *, dropout: bool, resume: bool = False) -> _TrainResult:
+def learn(net: Net, folder: Path, *, dropout: bool) -> _TrainResult:
     """Batches of 7 and 8 texts, so that two processes get unlike shares."""
     inputs, targets = material()
 
     def load(texts: Indices) -> Batch:
         return inputs[texts], targets[texts]
 
-    def objective(batch: Batch) -> Tensor:
+    def loss(net: nn.Module, batch: Batch) -> Tensor:
         return (net(batch[0]) - batch[1]).norm(dim=1).mean()
 
     batches = Batches(order=ByLength(np.arange(TEXTS), batch_size=8), load=load)
@@ -87,7 +86,8 @@ def learn(net: Net, folder: Path, *, dropout: bool, resume: bool = False) -> _Tr
         checkpoint_every=10,
         record_every=1,
     )
-    return train(net, objective, batches, settings, validation=batches, folder=folder, resume=resume)
+    task = TrainingTask(losses=[loss], batches=batches, validation=batches)
+    return train(net, task, settings, folder=folder)
 
 
 def weights(net: Net) -> dict[str, Tensor]:
@@ -151,7 +151,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path):
     assert lines(tmp_path / "killed")[-1]["step"] == 20
     straight, resumed = Net(), Net()
     learn(straight, tmp_path / "straight", dropout=True)
-    result = learn(resumed, tmp_path / "killed", dropout=True, resume=True)
+    result = learn(resumed, tmp_path / "killed", dropout=True)
     assert result.steps == 30
     for name, weight in weights(straight).items():
         assert torch.equal(weight, weights(resumed)[name]), name

@@ -12,9 +12,9 @@ import torch
 import pico
 from trundle.data.texts import Text
 from trundle.embedder import _plain
+from trundle.methods.align import leaf
+from trundle.methods.align.leaf import _fits, _loader, _make_resident, _Resident, make_align_task
 from trundle.teacher.labelling import build_targets
-from trundle.train import alignment
-from trundle.train.alignment import _fits, _loader, _make_resident, _Resident, make_alignment
 
 KINDS = ("query", "document", None)
 
@@ -37,7 +37,7 @@ def make_targets(folder: Path, *, scale: float = 1.0, dtype: str = "float16"):
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "qwen2", "gpt2"])
 def test_a_resident_batch_is_the_batch_that_is_read(family, pico_model, targets, monkeypatch):
-    monkeypatch.setattr(alignment, "_CHUNK", 33)
+    monkeypatch.setattr(leaf, "_CHUNK", 33)
     model = copy.deepcopy(pico_model(family))
     model.prompts = {"query": "asked: ", "document": "said: "}
     held = _make_resident(model, targets, torch.device("cpu"))
@@ -66,8 +66,8 @@ def test_each_process_fills_the_device_of_its_own_student(pico_model, targets, m
     monkeypatch.setattr(type(student), "device", torch.device("cuda", 1))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", free)
-    monkeypatch.setattr(alignment, "_make_resident", make)
-    task = make_alignment(student, targets, None, batch_size=4)
+    monkeypatch.setattr(leaf, "_make_resident", make)
+    task = make_align_task(student, targets, None, batch_size=4)
     assert asked == [torch.device("cuda", 1)] * 2
     assert task.batches.load.__func__ is _Resident.load
 

@@ -7,7 +7,7 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from trundle.errors import BadInput
-from trundle.train.ridge import _mean_cosine, _strongest_good, fit_ridge
+from trundle.methods.align.ridge import _mean_cosine, _strongest_good, fit_ridge
 
 RNG = np.random.default_rng(5)
 INPUTS = RNG.normal(size=(300, 12)).astype(np.float32) + 3
@@ -54,11 +54,9 @@ def test_constant_inputs_do_no_harm() -> None:
     np.testing.assert_allclose(found(still)[0], TARGETS[:50].mean(axis=0), atol=1e-4)
 
 
-def test_too_few_rows_and_rows_that_do_not_match() -> None:
+def test_too_few_rows() -> None:
     with pytest.raises(BadInput, match="9 texts are too few"):
         fit_ridge(INPUTS[:9], TARGETS[:9], seed=0)
-    with pytest.raises(BadInput, match="300 inputs for 299 targets"):
-        fit_ridge(INPUTS, TARGETS[:299], seed=0)
 
 
 def test_mean_cosine_counts_a_zero_row_as_nothing() -> None:

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.train.learner import _constant, _learning_rate, _steps_that_fit, leaf_cycles, linear
+from trundle.train.trainer import _constant, _learning_rate, _steps_that_fit, leaf_cycles, linear
 
 
 def leaf_rates(epoch_steps: int, steps: int) -> list[float]:
     shape = leaf_cycles(epoch_steps)
-    return [_learning_rate(step, steps, peak=1e-4, warmup=0, shape=shape) for step in range(steps)]
+    return [_learning_rate(step, steps, peak=1e-4, warmup=0, schedule=shape) for step in range(steps)]
 
 
 def test_leaf_as_published_is_three_saws_of_ten_stairs():
@@ -57,17 +57,17 @@ def test_warmup_and_linear_equal_torchs_own_schedulers():
         expected.append(theirs.get_last_lr()[0])
         optimizer.step()
         theirs.step()
-    ours = [_learning_rate(step, 15, peak=1.0, warmup=5, shape=linear(end=0.25)) for step in range(15)]
+    ours = [_learning_rate(step, 15, peak=1.0, warmup=5, schedule=linear(end=0.25)) for step in range(15)]
     assert ours == pytest.approx(expected)
 
 
 def test_a_run_too_short_for_its_warmup_warms_up_for_half_of_it():
-    rates = [_learning_rate(step, 4, peak=1.0, warmup=100, shape=_constant) for step in range(4)]
+    rates = [_learning_rate(step, 4, peak=1.0, warmup=100, schedule=_constant) for step in range(4)]
     assert rates == [0.5, 1.0, 1.0, 1.0]
 
 
 def test_one_step_has_the_peak_rate():
-    assert _learning_rate(0, 1, peak=0.3, warmup=10, shape=linear()) == 0.3
+    assert _learning_rate(0, 1, peak=0.3, warmup=10, schedule=linear()) == 0.3
 
 
 def test_steps_that_fit():

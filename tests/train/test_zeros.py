@@ -10,14 +10,15 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.data.examples import Example
-from trundle.methods.contrast.adapters import _add_adapters, _Lora
+from trundle.methods.contrast import ContrastOptions
+from trundle.methods.contrast.contrast import _add_adapters
+from trundle.methods.contrast.contrastive import make_contrast_task
+from trundle.methods.training import Prompts
 from trundle.model.heads import copy_of
 from trundle.model.matrices import block_weights
 from trundle.model.surgery import transformer_of
 from trundle.train.blocks import _count_zeros, zeros_kept
-from trundle.train.contrastive import make_contrast
 from trundle.train.loop import TrainSettings, train
-from trundle.train.tuples import Prompts
 
 EXAMPLES = [Example(query=text, positive=text[::-1]) for text in pico.TEXTS]
 
@@ -36,10 +37,8 @@ def masks(model: SentenceTransformer) -> dict[str, torch.Tensor]:
 
 
 def learn(model: SentenceTransformer, *, steps: int = 4) -> None:
-    task = make_contrast(model, EXAMPLES, (), prompts={"": Prompts()}, batch_size=7)
-    train(
-        model, task.objective, task.batches, TrainSettings(steps=steps, learning_rate=0.01, weight_decay=0.1)
-    )
+    task = make_contrast_task(model, EXAMPLES, (), ContrastOptions(batch_size=7), prompts={"": Prompts()})
+    train(model, task, TrainSettings(steps=steps, learning_rate=0.01, weight_decay=0.1))
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
@@ -83,19 +82,19 @@ def test_a_few_zeros_are_no_pruning_unless_it_is_said(
 
 def test_lora_corrects_nothing_beside_a_few_zeros(pico_model: Callable[[str], SentenceTransformer]) -> None:
     few, many = with_few_zeros(pico_model("bert")), pruned(pico_model("bert"))
-    assert _add_adapters(copy_of(few), _Lora(rank=2), seed=0, keep_zeros=True).after_merge
-    assert not _add_adapters(few, _Lora(rank=2), seed=0).after_merge
-    assert _add_adapters(many, _Lora(rank=2), seed=0).after_merge
+    assert _add_adapters(copy_of(few), rank=2, seed=0, keep_zeros=True).after_merge
+    assert not _add_adapters(few, rank=2, seed=0).after_merge
+    assert _add_adapters(many, rank=2, seed=0).after_merge
 
 
 def test_no_momentum_gathers_on_a_zero(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pruned(pico_model("bert"))
     gone = masks(model)
-    task = make_contrast(model, EXAMPLES, (), prompts={"": Prompts()}, batch_size=7)
+    task = make_contrast_task(model, EXAMPLES, (), ContrastOptions(batch_size=7), prompts={"": Prompts()})
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     with zeros_kept(model):
         for number in range(3):
-            task.objective(task.batches.load(task.batches.order.batch(number))).backward()
+            task.losses[0](model, task.batches.load(task.batches.order.batch(number))).backward()
             optimizer.step()
             optimizer.zero_grad()
     for name, weight in block_weights(model):
@@ -112,7 +111,7 @@ def test_lora_leaves_zeros_alone_and_trains_what_is_merged(
     model = pruned(pico_model(family))
     before = masks(model)
     hooks = [len(module._forward_hooks) for module in transformer_of(model).model.modules()]
-    adapted = _add_adapters(model, _Lora(rank=2, alpha=4), seed=0)
+    adapted = _add_adapters(model, rank=2, seed=0)
     learn(model)
     model.eval()
     while_training = model.encode(pico.TEXTS)
@@ -128,6 +127,6 @@ def test_lora_leaves_zeros_alone_and_trains_what_is_merged(
 def test_lora_may_be_told_to_fill_them(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pruned(pico_model("bert"))
     zeros = _count_zeros(model)
-    adapted = _add_adapters(model, _Lora(rank=2, alpha=4), seed=0, keep_zeros=False)
+    adapted = _add_adapters(model, rank=2, seed=0, keep_zeros=False)
     learn(model)
     assert _count_zeros(adapted.merge()) < zeros / 100

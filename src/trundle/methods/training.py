@@ -1,30 +1,26 @@
-"""One training, whichever step it is of: what its checkpoints are kept under, how zeros fare, what it leaves behind.
-
-A step makes a student, a task and settings; `learn` runs them. A training that was stopped is found again by its key: all that
-decides how it goes. What this is not: it knows nothing of texts, teachers or losses.
-"""
+"""What methods that train have in common: checkpoints in the cache, checks, and prompts by data file."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trundle.cache import cache_entry, locked, remove_entry
 from trundle.errors import BadInput
 from trundle.methods.contract import Given
 from trundle.model.encode import explain_out_of_memory
 from trundle.model.heads import prompts_by_role
+from trundle.model.save import tokenizer_text
 from trundle.progress import is_first, process_count
 from trundle.records import TRAINING_LOG_FILE, training_log_file
-from trundle.train import loop
 from trundle.train.blocks import zeros_kept
 from trundle.train.checkpoint import has_checkpoint
-from trundle.train.tuples import Prompts
+from trundle.train.loop import TrainingTask, TrainSettings, train
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -33,105 +29,109 @@ if TYPE_CHECKING:
     from trundle.data.corpus import Corpus
     from trundle.data.examples import Example
     from trundle.methods.contract import Context
+    from trundle.train.trainer import Schedule
 
 _LESS_MEMORY = (
-    "give a smaller --batch-size (contrast and width also take --mini-batch, which changes nothing else)"
+    "pass a smaller --batch-size (contrast and width also accept --mini-batch, which gives the same result)"
 )
-NOT_VALIDATED = "no {} are kept back for validation; the last weights are taken, not the best"
-
-
-class _Task(Protocol):
-    """What a training is fed with."""
-
-    @property
-    def batches(self) -> Any:
-        """What is learned from."""
-
-    @property
-    def validation(self) -> Any:
-        """What the best weights are chosen by, or None."""
+NOT_VALIDATED = "no {} are held out for validation; the last weights are used, not the best"
+VALIDATIONS = 10
+"""Validations in a run of known length, for methods that train on labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned:
-    """What a training leaves besides its weights."""
+class Trained:
+    """The result of a training, except its weights."""
 
     facts: dict[str, Any]
     files: Mapping[str, str | bytes]
     done: Callable[[], None]
-    """Called when the result is safe: the checkpoints may go."""
+    """Deletes the checkpoints; called when the result is on disk."""
 
 
-def learn(
+def run_training(
     student: SentenceTransformer,
-    objective: Any,
-    task: _Task,
-    settings: Any,
+    task: TrainingTask[Any],
+    settings: TrainSettings,
     *,
-    label: str,
     key: Sequence[Any],
-    shape: Any,
+    schedule: Schedule,
     context: Context,
     module: nn.Module | None = None,
     keep_zeros: bool | None = None,
-    on_validation: Any = None,
-    computing: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Learned:
-    """Train the student, or the `module` it is a part of, in place; go on from a checkpoint where there is one.
+) -> Trained:
+    """Trains the student, or the `module` it is a part of, in place; resumes from a checkpoint if possible.
 
-    `keep_zeros`: whether what is pruned stays so; None where the model itself shall tell.
+    `key` is all that the training depends on besides its settings: it identifies the checkpoints.
+    `keep_zeros` keeps pruned weights at zero; None decides by the model.
     """
+    folder = cache_entry("runs", task.name, *key, str(settings), root=context.cache)
     with (
-        _own_folder(cache_entry("runs", label, *key, str(settings), root=context.cache), context) as folder,
+        _locked(folder, context) as own,
         zeros_kept(student, keep_zeros),
-        explain_out_of_memory(label, _LESS_MEMORY),
+        explain_out_of_memory(task.name, _LESS_MEMORY),
     ):
-        result = loop.train(
+        result = train(
             student if module is None else module,
-            objective,
-            task.batches,
+            task,
             settings,
-            shape=shape,
-            validation=task.validation,
-            folder=folder,
-            resume=True,
-            on_validation=on_validation,
-            computing=computing,
+            schedule=schedule,
+            folder=own,
             progress=context.progress,
-            label=label,
         )
-        metrics = (folder / TRAINING_LOG_FILE).read_text(encoding="utf-8") if is_first() else ""
-    return Learned(
+        metrics = (own / TRAINING_LOG_FILE).read_text(encoding="utf-8") if is_first() else ""
+    return Trained(
         facts={
             "steps": result.steps,
             "loss": result.loss if result.steps else None,
             "validation": result.validation,
             "best_step": result.best_step,
         },
-        files={training_log_file(label): metrics} if is_first() else {},
-        done=lambda: remove_entry(folder),
+        files={training_log_file(task.name): metrics} if is_first() else {},
+        done=lambda: remove_entry(own),
     )
 
 
+def validation_size(interval: int, batch_size: int) -> int:
+    """Returns the size of a validation: a quarter of the training in an interval of steps, within limits."""
+    return min(2048, max(interval * batch_size // 4, 2 * batch_size))
+
+
 @contextmanager
-def _own_folder(folder: Path, context: Context) -> Iterator[Path]:
-    """Where the checkpoints are kept, while this process trains: the same training may be under way in another one."""
+def _locked(folder: Path, context: Context) -> Iterator[Path]:
+    """Locks the folder of the checkpoints; yields another one if another process runs the same training."""
 
     def if_taken() -> None:
         if process_count() > 1:
-            raise BadInput("the same training is under way in another process; wait for its end, or stop it")
-        context.progress.say("the same training is under way in another process; this one starts by itself")
+            raise BadInput("another process runs the same training; wait for its end, or stop it")
+        context.progress.say("another process runs the same training; this one starts separately")
 
     with locked(folder, if_taken=if_taken) if is_first() else nullcontext(folder) as own:
         if is_first() and context.fresh:
             shutil.rmtree(own, ignore_errors=True)
         if has_checkpoint(own):
-            context.progress.say("going on from the checkpoint of an earlier run of the same command")
+            context.progress.say("resuming from the checkpoint of an earlier run of the same command")
         yield own
 
 
+def check_same_tokens(
+    student: SentenceTransformer, teacher: SentenceTransformer, what: str, instead: str
+) -> None:
+    """Rejects two models with different tokenizers."""
+    if tokenizer_text(student) != tokenizer_text(teacher):
+        raise BadInput(f"{what} needs the same tokens in both models, but their tokenizers differ; {instead}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """The prompts of the queries and documents of one data file."""
+
+    query: str = ""
+    document: str = ""
+
+
 def check_prompted(given: Mapping[str, Given], corpus: Corpus) -> None:
-    """Refuse a prompt for a file that is not there. All tuples are looked at: of a small file none may be drawn."""
+    """Rejects a prompt for a missing file. Reads all tuples: a sample may have none of a small file."""
     unmet, files = list(given), set[str]()
     for example in chain(corpus.examples(), corpus.validation_examples(), corpus.held_out_examples()):
         if not unmet:
@@ -149,20 +149,18 @@ def check_prompted(given: Mapping[str, Given], corpus: Corpus) -> None:
 def prompts_by_file(
     model: SentenceTransformer, given: Mapping[str, Given], examples: Sequence[Example]
 ) -> dict[str, Prompts]:
-    """The prompts of each source of these examples: those given for it, or the model's own."""
+    """Returns the prompts of each source of the examples: those given for it, or the model's own."""
     own = prompts_by_role(model)
-    files = {source: Path(source).name for source in dict.fromkeys(example.source for example in examples)}
     found = {}
-    for source, file in files.items():
+    for source in dict.fromkeys(example.source for example in examples):
+        file = Path(source).name
         meant = next((prompt for name, prompt in given.items() if _is_called(file, name)), {})
         roles = own | ({"query": meant} if isinstance(meant, str) else dict(meant))
         found[source] = Prompts(query=roles["query"], document=roles["document"])
     for example in examples:
         prompt = found[example.source]
-        if (
-            example.query.strip() == prompt.query.strip()
-            or example.positive.strip() == prompt.document.strip()
-        ):
+        pairs = ((example.query, prompt.query), (example.positive, prompt.document))
+        if any(text.strip() == before.strip() for text, before in pairs):
             raise BadInput(f"{example.source} has a text that is nothing but its prompt; leave the row out")
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from trundle.errors import BadInput
 from trundle.evaluate.fidelity import MEASURED_TEXTS
-from trundle.methods.align.targets_and_texts import RIDGE_TEXTS, validation_count
+from trundle.methods.align.teacher_vectors import RIDGE_TEXTS, validation_count
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>k|m|g)?(?P<kind>b|x|ms|-?params|-?parameters)")

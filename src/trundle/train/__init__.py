@@ -1,1 +1,1 @@
-""""""
+"""The training loop, for any loss and any data."""

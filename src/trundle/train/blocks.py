@@ -1,8 +1,8 @@
-"""Other ways to run a model's blocks while it learns, for any family: in less memory, or compiled.
+"""Other ways to train the blocks of any family: in less memory, compiled, or with pruned weights.
 
-The anatomy knows where the blocks are, which is all that is needed. Gradient checkpointing is not offered by every
-transformers model (MPNet has none), and by none outside of training mode. Compiled, a block is a few large kernels in
-place of a hundred small ones: a GPU that runs a small model spends its time waiting to be told what to do next.
+Not every transformers model supports gradient checkpointing (MPNet does not), and none outside of training
+mode. A compiled block is a few large kernels instead of a hundred small ones: with a small model, launching
+kernels takes most of a GPU's time.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from trundle.model.anatomy import family_of
 from trundle.model.matrices import block_weights, is_pruned
 
 _GRAPHS = 32
-"""Versions of one block at most: with and without gradient, dropout, padding. torch gives up after 8."""
+"""Compiled versions of one block at most, for gradient, dropout and padding; torch's default is 8."""
 
 
 @contextmanager
 def recomputed_blocks(backbone: PreTrainedModel) -> Iterator[None]:
-    """Inside, each block's inner states are computed again when the backward pass needs them."""
+    """Inside this context, the backward pass recomputes the inner states of each block."""
     blocks = _blocks(backbone)
     with _without_cache(backbone):
         for block in blocks:
@@ -45,7 +45,7 @@ def recomputed_blocks(backbone: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def compiled_blocks(backbone: PreTrainedModel) -> Iterator[None]:
-    """Inside, blocks are compiled when they are first run: once for all of them, since they are alike."""
+    """Inside this context, blocks are compiled when they first run, once for all of them."""
     check_compiler()
     blocks = _blocks(backbone)
     with _without_cache(backbone), torch._dynamo.config.patch(recompile_limit=_GRAPHS):
@@ -59,10 +59,10 @@ def compiled_blocks(backbone: PreTrainedModel) -> Iterator[None]:
 
 
 def check_compiler() -> None:
-    """Refuse before the first step what would fail in it."""
+    """Rejects a machine on which compiling would fail."""
     compilers = [os.environ.get("CXX"), os.environ.get("CC"), "g++", "gcc", "clang", "cc"]
     if not any(name and shutil.which(name) for name in compilers):
-        raise BadInput("compile needs a C compiler, and there is none; install gcc, or leave compile out")
+        raise BadInput("compile needs a C compiler, and none is installed; install gcc, or leave compile out")
     if torch.cuda.is_available() and find_spec("triton") is None:
         raise BadInput("compile needs triton on this GPU; pip install triton, or leave compile out")
 
@@ -73,7 +73,7 @@ def _blocks(backbone: PreTrainedModel) -> list[nn.Module]:
 
 @contextmanager
 def _without_cache(backbone: PreTrainedModel) -> Iterator[None]:
-    """A decoder's cache of keys and values is off: blocks that run twice would fill it twice, and it tells blocks apart."""
+    """Turns off a decoder's key-value cache: a block that runs twice would fill it twice."""
     caching = getattr(backbone.config, "use_cache", None)
     if caching:
         backbone.config.use_cache = False
@@ -85,16 +85,15 @@ def _without_cache(backbone: PreTrainedModel) -> Iterator[None]:
 
 
 _PRUNED_SHARE = 0.15
-"""Of the weights inside the blocks; rounding to four bits makes zeros, too: up to an eighth of them."""
+"""Share of the weights inside the blocks; rounding to four bits sets up to an eighth of them to zero."""
 
 
 def _count_zeros(model: SentenceTransformer) -> int:
-    """How many weights inside the blocks are zero."""
     return sum(int((weight == 0).sum()) for _, weight in block_weights(model))
 
 
 def keeps_zeros(model: SentenceTransformer, wanted: bool | None) -> bool:
-    """As wanted; with None, whether the model says it was pruned, or holds so many zeros that someone must have."""
+    """Returns `wanted`; for None, whether the model is marked as pruned or has many zeros."""
     if wanted is not None:
         return wanted
     if is_pruned(model):
@@ -105,26 +104,26 @@ def keeps_zeros(model: SentenceTransformer, wanted: bool | None) -> bool:
 
 @contextmanager
 def zeros_kept(model: SentenceTransformer, wanted: bool | None = True) -> Iterator[None]:
-    """While the block runs, what is zero learns nothing; with None, only where the model was pruned."""
+    """Inside this context, zero weights get no gradient; with None, only if the model was pruned."""
     if not keeps_zeros(model, wanted):
         yield
         return
 
-    def silence(weight: nn.Parameter) -> Callable[[Tensor | None], Tensor | None]:
-        # Of the weights as they are now: a training that rounds has more zeros while it computes.
+    def masking_hook(weight: nn.Parameter) -> Callable[[Tensor | None], Tensor | None]:
+        # The present zeros: quantisation-aware training has more of them while it computes.
         pruned = weight.detach() == 0
 
-        def silent(gradient: Tensor | None) -> Tensor | None:
+        def mask(gradient: Tensor | None) -> Tensor | None:
             if gradient is not None:
                 return gradient.masked_fill(pruned.to(gradient.device), 0.0)
-            if weight.grad is not None:  # a narrow model has added its part to what was there
+            if weight.grad is not None:  # a narrow model has added its part in place
                 weight.grad.masked_fill_(pruned.to(weight.grad.device), 0.0)
             return None
 
-        return silent
+        return mask
 
     handles = [
-        torch.Tensor.register_hook(weight, silence(weight))  # type: ignore[no-untyped-call]
+        torch.Tensor.register_hook(weight, masking_hook(weight))  # type: ignore[no-untyped-call]
         for _, weight in block_weights(model)
         if weight.requires_grad and bool((weight == 0).any())
     ]
@@ -135,21 +134,21 @@ def zeros_kept(model: SentenceTransformer, wanted: bool | None = True) -> Iterat
             handle.remove()
 
 
-def keep_zeros_beside(layer: Any, adapter: str, *, transposed: bool) -> Callable[[], None]:
-    """Make a LoRA layer leave the zeros of its matrix alone; what comes back is to be called after the merge."""
+def keep_zeros_in_adapter(layer: Any, adapter: str, *, transposed: bool) -> Callable[[], None]:
+    """Makes a LoRA layer keep the zeros of its matrix; returns a function to call after the merge."""
     weight: nn.Parameter = layer.get_base_layer().weight
     pruned = weight.detach() == 0
 
     def corrected(_layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        falls: Tensor = layer.get_delta_weight(adapter) * pruned.to(output.device)
-        added: Tensor = inputs[0] @ (falls if transposed else falls.T).to(inputs[0].dtype)
+        removed: Tensor = layer.get_delta_weight(adapter) * pruned.to(output.device)
+        added: Tensor = inputs[0] @ (removed if transposed else removed.T).to(inputs[0].dtype)
         return output - added.to(output.dtype)
 
     handle = layer.register_forward_hook(corrected)
 
-    def merged() -> None:
+    def after_merge() -> None:
         handle.remove()
         with torch.no_grad():
             weight.masked_fill_(pruned.to(weight.device), 0.0)
 
-    return merged
+    return after_merge

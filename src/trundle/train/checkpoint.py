@@ -1,7 +1,4 @@
-"""What a run leaves on disk while it goes: checkpoints that appear whole, and a line per record.
-
-What this is not: it knows nothing of losses or batches. It stores what the loop hands it and gives it back.
-"""
+"""The files of a training run: checkpoints, written atomically, and the training log."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _STATE_FILE = "state.pt"
 
 
 def _copies(model: nn.Module) -> dict[str, Tensor]:
-    """Every tensor that training can change, in main memory; frozen weights stay where they are."""
+    """Copies every tensor that training can change to main memory; frozen weights are left out."""
     trained = ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
     return {
         name: tensor.detach().to("cpu", copy=True) for name, tensor in chain(trained, model.named_buffers())
@@ -31,31 +28,25 @@ def _copies(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _put_back(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Overwrite in place, so that an optimizer keeps hold of the same tensors."""
+    """Overwrites weights in place, so that an optimizer keeps its references to the tensors."""
     places = dict(chain(model.named_parameters(), model.named_buffers()))
     with torch.no_grad():
         for name, tensor in weights.items():
             places[name].copy_(tensor)
 
 
-def _check_unused(folder: Path) -> None:
-    """Refuse a folder in which another run stands, before anything is written."""
-    if (folder / TRAINING_LOG_FILE).exists() or (folder / _CHECKPOINTS).exists():
-        raise BadInput(f"{folder} holds an earlier training; resume it, or choose another folder")
-
-
 def has_checkpoint(folder: Path) -> bool:
-    """Whether a training there can be gone on with."""
+    """Whether a training in this folder can be resumed."""
     return any((folder / _CHECKPOINTS).glob("step-*"))
 
 
 def _write_checkpoint(folder: Path, step: int, content: Mapping[str, Any]) -> None:
-    """Store a checkpoint, then drop the older ones: at every moment there is a whole one."""
+    """Writes a checkpoint, then deletes the older ones, so that there is always a complete one."""
     place = folder / _CHECKPOINTS / f"step-{step:09d}"
     with whole_folder(place, replace=True, marks=(_STATE_FILE,)) as scratch:
         try:
             torch.save(dict(content), scratch / _STATE_FILE)
-        except RuntimeError as error:  # torch's own writer says so when the disk is full
+        except RuntimeError as error:  # raised by torch's writer if the disk is full
             raise OSError(str(error).splitlines()[0]) from error
     for old in place.parent.iterdir():
         if old != place and old.is_dir():
@@ -63,7 +54,7 @@ def _write_checkpoint(folder: Path, step: int, content: Mapping[str, Any]) -> No
 
 
 def _read_checkpoint(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The newest checkpoint, or None; one that was made with other settings is refused, by name."""
+    """Returns the newest checkpoint, or None; rejects one that was made with other settings."""
     places = sorted((folder / _CHECKPOINTS).glob("step-*"))
     if not places:
         return None
@@ -72,12 +63,12 @@ def _read_checkpoint(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any
         content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         stored = content["identity"]
     except Exception as error:
-        raise BadInput(f"{file} is damaged; delete {folder / _CHECKPOINTS} and start again") from error
+        raise BadInput(f"{file} is damaged; delete {folder / _CHECKPOINTS} and run again") from error
     for name, value in identity.items():
         if stored.get(name) != value:
             raise BadInput(
                 f"{folder} was started with {name} {stored.get(name)}, not {value}; "
-                "resume it with the same, or choose another folder"
+                "resume it with the same setting, or choose another folder"
             )
     return content
 

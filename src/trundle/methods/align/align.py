@@ -1,4 +1,4 @@
-"""How `align` plans and changes a model."""
+"""Plans and applies `align`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from trundle.data.augment import check_augmentations
 from trundle.errors import BadInput
 from trundle.methods.align import _RATE, _STATIC_RATE, CYCLES, EPOCHS, AlignOptions, AlignPlan
 from trundle.methods.align.imitation import _check_imitation, _Imitator
-from trundle.methods.align.targets_and_texts import (
+from trundle.methods.align.leaf import make_align_task
+from trundle.methods.align.ridge import fit_ridge
+from trundle.methods.align.teacher_vectors import (
     RIDGE_TEXTS,
     _augmentations,
     _calibration,
@@ -23,7 +25,7 @@ from trundle.methods.align.targets_and_texts import (
     targets_for,
 )
 from trundle.methods.contract import Applied, Context
-from trundle.methods.training import learn
+from trundle.methods.training import Trained, run_training
 from trundle.model.cost import cost, predict
 from trundle.model.encode import embedder
 from trundle.model.heads import (
@@ -42,35 +44,36 @@ from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
 from trundle.teacher.labelling import encode_by_role
 from trundle.teacher.teacher import find_teacher
-from trundle.train.alignment import make_alignment
 from trundle.train.blocks import check_compiler, compiled_blocks
-from trundle.train.learner import leaf_cycles, precision_for
 from trundle.train.loop import TrainSettings
-from trundle.train.ridge import fit_ridge
+from trundle.train.trainer import leaf_cycles, precision_for
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from trundle.model.cost import Cost
     from trundle.teacher.targets import Targets
+    from trundle.teacher.teacher import Teacher
+
 LAST_RATE = 0.1
-_LOOKS = 20
-"""How often a run of known length is validated."""
-_ENOUGH = 0.02
-"""A mean distance of vectors of length 1 (a cosine of 0.9998) from which the trainings that were tried only led away."""
+_VALIDATIONS = 20
+"""Validations in a run of known length."""
+_SUFFICIENT_LOSS = 0.02
+"""A mean distance of vectors of length 1 (a cosine of 0.9998) that every tried training made larger."""
 
 
 def plan(model: SentenceTransformer, options: AlignOptions, context: Context) -> AlignPlan:
-    """Look at both ends of the way."""
+    """Checks the options, the teacher and the student against each other."""
     check_augmentations(_augmentations(options.augment))
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
     if context.corpus is None and not teacher.brings_texts:
-        raise BadInput("align learns from texts; say where they are with --data")
+        raise BadInput("align trains on texts; pass them with --data")
     if context.corpus is not None and teacher.brings_texts:
-        raise BadInput("a table or store of vectors brings its own texts; leave --data out")
+        raise BadInput("a table or store of vectors contains its texts; leave --data out")
     if context.pair and teacher.model is None:
         raise BadInput(
-            f"--pair puts both models into one folder, and {teacher.name} is none; name a model folder as teacher"
+            f"--pair puts both models into one folder, and {teacher.name} is not a model; "
+            "pass a model folder as teacher"
         )
     if options.compile:
         check_compiler()
@@ -80,9 +83,7 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
         check_prompts_are_pooled(model, teacher.prompts)
     if options.loss != "leaf":
         if teacher.model is None:
-            raise BadInput(
-                f"the loss {options.loss} looks inside the teacher, so it needs a model; use loss: leaf"
-            )
+            raise BadInput(f"the loss {options.loss} needs a teacher that is a model; use loss: leaf")
         _check_imitation(options.loss, model, teacher.model)
     if options.start == "keep":
         check_untruncated(model, "use start: ridge")
@@ -102,39 +103,54 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
 
 
 def forecast(model: SentenceTransformer, plan: AlignPlan) -> Cost:
-    """The model with its linear head in place."""
+    """Returns the cost of the model with its linear head."""
     if plan.options.start == "keep":
         return cost(model)
     return predict(model, dense=(plan.inputs, plan.outputs))
 
 
 def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Applied:
-    """Ask the teacher once, start in closed form, train."""
+    """Gets the teacher's vectors, computes the closed-form start, and trains."""
     options = plan.options
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
     targets, validation = targets_for(teacher, options, context)
     student = with_prompts(copy_of(model).float(), teacher.prompts, teacher.default_prompt_name)
-    student = _pooled(student, options)
-    facts: dict[str, Any] = _counts(targets, validation)
     files = _calibration(targets, plan.teacher, context.seed)
-    student, started = _started(student, plan, targets, context)
-    facts |= started
-    dtype = next(model.parameters()).dtype
-    if options.steps == 0:
-        _settle(student, options)
-        return Applied(
-            model=student.to(dtype),
-            space=teacher.embedder,
-            teacher=teacher.model,
-            facts=facts,
-            files=files,
-        )
-    imitator = (
-        None
-        if options.loss == "leaf" or teacher.model is None
-        else _Imitator(options.loss, student, teacher.model)
+    student, start_facts = _started(_pooled(student, options), plan, targets, context)
+    applied = Applied(
+        model=student,
+        space=teacher.embedder,
+        teacher=teacher.model,
+        facts=_counts(targets, validation) | start_facts,
+        files=files,
     )
-    task = make_alignment(
+    if options.steps != 0:
+        key = [plan.model_dump(mode="json"), model_digest(model), teacher.identity()]
+        trained = _train(student, plan, teacher, (targets, validation), key, context)
+        applied = replace(
+            applied,
+            facts={**applied.facts, **trained.facts},
+            done=trained.done,
+            files={**files, **trained.files},
+        )
+    if options.rounding == "int4":  # the weights that were validated
+        put_on_grid(grid_weights(student))
+    return replace(applied, model=student.to(next(model.parameters()).dtype))
+
+
+def _train(
+    student: SentenceTransformer,
+    plan: AlignPlan,
+    teacher: Teacher,
+    vectors: tuple[Targets, Targets | None],
+    key: list[Any],
+    context: Context,
+) -> Trained:
+    options, (targets, validation) = plan.options, vectors
+    imitator = None
+    if options.loss != "leaf" and teacher.model is not None:
+        imitator = _Imitator(options.loss, student, teacher.model)
+    task = make_align_task(
         student,
         targets,
         validation,
@@ -144,65 +160,49 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         imitate=imitator,
         progress=context.progress,
     )
-    looks = 0 if task.validation is None else task.validation.order.per_epoch
-    rate = _RATE if static_table(student) is None else _STATIC_RATE
+    task = replace(
+        task,
+        on_validation=_watch_margin(student, validation, context) if options.margin else None,
+        computing=partial(computing_on_grid, student) if options.rounding == "int4" else nullcontext,
+    )
+    per_epoch = task.batches.order.per_epoch
     settings = settings_for(
         options,
-        task.batches.order.per_epoch,
-        looks,
+        per_epoch,
+        0 if task.validation is None else task.validation.order.per_epoch,
         context.seed,
         normalised=targets.normalised,
-        usual_rate=rate,
+        default_rate=_RATE if static_table(student) is None else _STATIC_RATE,
     )
-    learned_from = [part.folder.name for part in (targets, validation) if part is not None]
     with compiled_blocks(transformer_of(student).model) if options.compile else nullcontext():
-        learned = learn(
+        trained = run_training(
             student,
-            task.objective,
             task,
             settings,
-            label="align",
-            key=[plan.model_dump(mode="json"), model_digest(model), teacher.identity(), learned_from],
-            shape=leaf_cycles(task.batches.order.per_epoch, epochs=EPOCHS, cycles=CYCLES, end=LAST_RATE),
+            key=[*key, [part.folder.name for part in vectors if part is not None]],
+            schedule=leaf_cycles(per_epoch, epochs=EPOCHS, cycles=CYCLES, end=LAST_RATE),
             context=context,
             keep_zeros=options.keep_zeros,
-            on_validation=_watch_margin(student, validation, context) if options.margin else None,
-            computing=partial(computing_on_grid, student) if options.rounding == "int4" else nullcontext,
         )
     if imitator is not None:
         imitator.close()
-    _settle(student, options)
-    return Applied(
-        model=student.to(dtype),
-        space=teacher.embedder,
-        teacher=teacher.model,
-        facts=facts | learned.facts,
-        done=learned.done,
-        files={**files, **learned.files},
-    )
+    return trained
 
 
 def _pooled(model: SentenceTransformer, options: AlignOptions) -> SentenceTransformer:
-    """The model with the pooling that was asked for; of several kinds at once, one is narrower."""
     return with_mean_pooling(model) if options.pooling == "mean" else model
 
 
 def reopen(applied: Applied, plan: AlignPlan, context: Context) -> Applied:
-    """With the teacher opened again."""
+    """Adds the teacher to a stored result."""
     teacher = find_teacher(applied.model, plan.options.teacher, plan.options.teacher_model, context)
     return replace(applied, space=teacher.embedder, teacher=teacher.model)
-
-
-def _settle(student: SentenceTransformer, options: AlignOptions) -> None:
-    """Leave the model with the weights it was measured with."""
-    if options.rounding == "int4":
-        put_on_grid(grid_weights(student))
 
 
 def _started(
     student: SentenceTransformer, plan: AlignPlan, targets: Targets, context: Context
 ) -> tuple[SentenceTransformer, dict[str, Any]]:
-    """The student with its linear layer in place."""
+    """Adds the linear layer; returns the student and facts about a ridge start."""
     if plan.options.start == "keep":
         return student, {}
     if plan.options.start == "random":
@@ -226,27 +226,27 @@ def settings_for(
     seed: int,
     *,
     normalised: bool,
-    usual_rate: float = _RATE,
-) -> Any:
-    """Validation comes a few times in a run, but never so often that it takes a large part of it.
+    default_rate: float = _RATE,
+) -> TrainSettings:
+    """Returns the training settings, with a few validations per run that take only a small part of its time.
 
-    `normalised` tells that all targets have length 1: only among these is it known which distance is near enough.
+    If all targets are `normalised`, a student that is already close enough is not trained.
     """
     steps = options.steps
     if steps is None and options.minutes is None:
         steps = CYCLES * EPOCHS * epoch_steps
-    looks = 500 if steps is None or options.minutes is not None else steps // _LOOKS
-    every = max(1, 2 * validation_steps, looks)
+    regular = 500 if steps is None or options.minutes is not None else steps // _VALIDATIONS
+    every = max(1, 2 * validation_steps, regular)
     return TrainSettings(
         steps=steps,
         minutes=options.minutes,
-        learning_rate=options.learning_rate or usual_rate,
+        learning_rate=options.learning_rate or default_rate,
         warmup=options.warmup,
         dropout=options.dropout,
         precision=precision_for(options.precision),
         validate_every=every,
         checkpoint_every=every,
         patience=options.patience,
-        enough=_ENOUGH if options.loss == "leaf" and normalised else None,
+        sufficient_loss=_SUFFICIENT_LOSS if options.loss == "leaf" and normalised else None,
         seed=seed,
     )

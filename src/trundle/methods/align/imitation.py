@@ -1,16 +1,15 @@
-"""Losses that look inside both models, as something to compare LEAF's with: DistilBERT's, MiniLM's and TinyBERT's.
+"""Losses on the inner states of both models, for comparison with LEAF: DistilBERT's, MiniLM's and TinyBERT's.
 
-Each is added to LEAF's distance. What the losses need from inside is caught by hooks at places the anatomy names:
-queries, keys and values as they leave their matrices (before rotary positions or norms of heads), and the states between
-blocks. The teacher computes along with the student, so this costs what the teacher costs.
+Each is added to LEAF's distance. Hooks record the queries, keys and values as their matrices return them
+(before rotary positions or norms of heads), and the states between blocks. The teacher encodes every batch
+as well.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -18,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trundle.errors import BadInput
+from trundle.methods.training import check_same_tokens
 from trundle.model.anatomy import terms
-from trundle.model.layout import Layout, layout_of
-from trundle.model.save import tokenizer_text
+from trundle.model.layout import layout_of
 from trundle.model.surgery import transformer_of
 
 
@@ -31,8 +30,7 @@ def _distilbert(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
     return _mean_where(1 - cosine, mask)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Heads:
+class _Heads(NamedTuple):
     """Queries, keys and values of a layer, each of shape (texts, heads, tokens, width of a head)."""
 
     query: Tensor
@@ -41,7 +39,7 @@ class _Heads:
 
 
 def _minilm(student: _Heads, teacher: _Heads, mask: Tensor) -> Tensor:
-    """MiniLM: attention and value relations of the last layer; heads may differ in width but not in number."""
+    """MiniLM: attention and value relations of the last layer; the number of heads must be equal."""
     attention = _relation_divergence((student.query, student.key), (teacher.query, teacher.key), mask)
     values = _relation_divergence((student.value, student.value), (teacher.value, teacher.value), mask)
     return attention + values
@@ -50,7 +48,7 @@ def _minilm(student: _Heads, teacher: _Heads, mask: Tensor) -> Tensor:
 def _relation_divergence(
     student: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor], mask: Tensor
 ) -> Tensor:
-    """KL(teacher ‖ student) of how each token relates to all others: mean over heads and tokens, then over texts."""
+    """KL(teacher ‖ student) of each token's relations: mean over heads and tokens, then texts."""
     ours, theirs = _relations(*student, mask), _relations(*teacher, mask)
     _same_shape("attention heads", ours, theirs)
     real = mask.bool()
@@ -61,10 +59,10 @@ def _relation_divergence(
 
 
 def _relations(left: Tensor, right: Tensor, mask: Tensor) -> Tensor:
-    """Log-softmax over the real tokens of left·rightᵀ/√width. Padding gets a finite floor: −∞ would make NaN slopes."""
+    """Log-softmax of left·rightᵀ/√width over real tokens; padding is finite, as −∞ makes NaN gradients."""
     scores = left.float() @ right.float().transpose(-1, -2) / math.sqrt(left.shape[-1])
-    floor = torch.finfo(scores.dtype).min
-    return scores.masked_fill(~mask.bool()[:, None, None, :], floor).log_softmax(dim=-1)
+    lowest = torch.finfo(scores.dtype).min
+    return scores.masked_fill(~mask.bool()[:, None, None, :], lowest).log_softmax(dim=-1)
 
 
 def _tinybert(
@@ -76,17 +74,11 @@ def _tinybert(
     *,
     layers: Sequence[int],
 ) -> Tensor:
-    """TinyBERT: squared errors of embeddings, hidden states and attention scores (before softmax), summed over layers.
+    """TinyBERT: squared errors of embeddings, hidden states and scores before softmax, summed over layers.
 
-    `states` start with the embeddings; `layers[i]` is the teacher's layer, counted from 1, that the student's layer
-    i + 1 imitates. A student of another width gives its states already projected to the teacher's.
+    `states` start with the embeddings; `layers[i]` is the teacher's layer, counted from 1, that the
+    student's layer i + 1 imitates.
     """
-    if len(student_states) != len(layers) + 1 or len(student_scores) != len(layers):
-        raise BadInput(f"the layer map has {len(layers)} entries; give one for each layer of the student")
-    if not all(1 <= layer <= len(teacher_scores) for layer in layers):
-        raise BadInput(
-            f"the layer map {list(layers)} must name layers of the teacher, 1 to {len(teacher_scores)}"
-        )
     real = mask.bool()
     pairs = real[:, None, :, None] & real[:, None, None, :]
     loss = torch.zeros((), device=mask.device)
@@ -98,14 +90,14 @@ def _tinybert(
 
 
 def _uniform_layers(student: int, teacher: int) -> tuple[int, ...]:
-    """Which teacher layer each student layer imitates when they are spread evenly; the last imitates the last."""
+    """The teacher layer that each student layer imitates, evenly spaced; the last imitates the last."""
     return tuple(-(-layer * teacher // student) for layer in range(1, student + 1))
 
 
 def _squared_error(what: str, student: Tensor, teacher: Tensor, where: Tensor) -> Tensor:
     _same_shape(what, student, teacher)
     keep = where.expand_as(student)
-    # Padding may hold −∞ scores: it is replaced before the subtraction, so that no NaN enters the slope.
+    # Padding may hold −∞ scores: it is replaced before the subtraction, so that no NaN enters the gradient.
     error = student.float().masked_fill(~keep, 0.0) - teacher.float().masked_fill(~keep, 0.0)
     return _mean_where(error.square(), keep)
 
@@ -118,93 +110,70 @@ def _mean_where(values: Tensor, where: Tensor) -> Tensor:
 def _same_shape(what: str, student: Tensor, teacher: Tensor) -> None:
     if student.shape != teacher.shape:
         raise BadInput(
-            f"the student's {what} have shape {tuple(student.shape)} and the teacher's {tuple(teacher.shape)}; "
-            "this loss needs them alike, choose another loss or student"
+            f"the student's {what} have shape {tuple(student.shape)} and the teacher's "
+            f"{tuple(teacher.shape)}; this loss needs equal shapes, choose another loss or student"
         )
 
 
 _Imitation = Literal["distilbert", "minilm", "tinybert"]
 
 Outputs = Mapping[str, Any]
-"""What a SentenceTransformer's forward gives."""
+"""What a SentenceTransformer's forward pass returns."""
 
 
 def _check_imitation(name: _Imitation, student: SentenceTransformer, teacher: SentenceTransformer) -> None:
-    """Refuse a pair of models the loss has no meaning for."""
+    """Rejects a pair of models that the loss can't compare."""
     check_same_tokens(student, teacher, f"the loss {name}", "use loss: leaf")
-    ours, theirs = _layout(student), _layout(teacher)
+    ours, theirs = (layout_of(transformer_of(model).model).sizes for model in (student, teacher))
     needed = {"distilbert": ("hidden",), "minilm": ("heads",), "tinybert": ("hidden", "heads")}
     words = {"hidden": "hidden width", "heads": "number of attention heads"}
     for axis in needed[name]:
-        if ours.sizes[axis] != theirs.sizes[axis]:
+        if ours[axis] != theirs[axis]:
             raise BadInput(
-                f"the loss {name} needs the same {words[axis]} in both models, and the student has {ours.sizes[axis]} "
-                f"where its teacher has {theirs.sizes[axis]}; use loss: leaf"
+                f"the loss {name} needs the same {words[axis]} in both models, but the student has "
+                f"{ours[axis]} and the teacher {theirs[axis]}; use loss: leaf"
             )
 
 
-def check_same_tokens(
-    student: SentenceTransformer, teacher: SentenceTransformer, what: str, instead: str
-) -> None:
-    """Refuse two models that cut texts into other tokens."""
-    if tokenizer_text(student) != tokenizer_text(teacher):
-        raise BadInput(
-            f"{what} needs both models to read the same tokens, and their tokenizers differ; {instead}"
-        )
-
-
 class _Imitator:
-    """A teacher that computes along, and the loss between what is caught inside the two models."""
+    """Runs the teacher on each batch that the student has encoded, and compares their inner states."""
 
     def __init__(self, name: _Imitation, student: SentenceTransformer, teacher: SentenceTransformer) -> None:
         _check_imitation(name, student, teacher)
-        self._loss: Callable[[Outputs, Outputs, Tensor], Tensor] = getattr(self, f"_{name}")
+        self._name = name
         self._teacher = teacher
         self._ours = _Inside(student)
         self._theirs = _Inside(teacher)
 
     def __call__(self, features: Mapping[str, Any], outputs: Outputs) -> Tensor:
-        """The loss of a batch that the student has just computed."""
+        mask, ours, theirs = features["attention_mask"], self._ours, self._theirs
         with torch.no_grad():
             reference = self._teacher.eval()(dict(features))
-        return self._loss(outputs, reference, features["attention_mask"])
+        if self._name == "distilbert":
+            return _distilbert(outputs["token_embeddings"], reference["token_embeddings"], mask)
+        if self._name == "minilm":
+            return _minilm(ours.heads(-1), theirs.heads(-1), mask)
+        layers = _uniform_layers(ours.layers, theirs.layers)
+        return _tinybert(ours.states, theirs.states, ours.scores(), theirs.scores(), mask, layers=layers)
 
     def close(self) -> None:
-        """Leave both models as they were."""
         self._ours.close()
         self._theirs.close()
 
-    def _distilbert(self, ours: Outputs, theirs: Outputs, mask: Tensor) -> Tensor:
-        return _distilbert(ours["token_embeddings"], theirs["token_embeddings"], mask)
-
-    def _minilm(self, ours: Outputs, theirs: Outputs, mask: Tensor) -> Tensor:
-        return _minilm(self._ours.heads(-1), self._theirs.heads(-1), mask)
-
-    def _tinybert(self, ours: Outputs, theirs: Outputs, mask: Tensor) -> Tensor:
-        layers = _uniform_layers(self._ours.layers, self._theirs.layers)
-        return _tinybert(
-            self._ours.states,
-            self._theirs.states,
-            [self._ours.scores(block) for block in range(self._ours.layers)],
-            [self._theirs.scores(block) for block in range(self._theirs.layers)],
-            mask,
-            layers=layers,
-        )
-
 
 class _Inside:
-    """What a backbone computed in its last forward pass, block by block."""
+    """Records what a backbone computes in its forward pass, block by block."""
 
     def __init__(self, model: SentenceTransformer) -> None:
         backbone = transformer_of(model).model
         self._layout = layout_of(backbone)
         self.layers = self._layout.layers
-        self._states: list[Tensor] = []
+        self.states: list[Tensor] = []
+        """The embeddings, then the output of each block."""
         self._projected: list[dict[str, Tensor]] = [{} for _ in range(self.layers)]
         blocks: Any = backbone.get_submodule(self._layout.family.blocks)
-        self._hooks = []
+        self._hooks = [blocks[0].register_forward_pre_hook(self._before, with_kwargs=True)]
         for number, block in enumerate(blocks):
-            self._hooks.append(block.register_forward_pre_hook(self._before(number), with_kwargs=True))
             self._hooks.append(block.register_forward_hook(self._after))
             for path, member in self._layout.family.inside.items():
                 axes = tuple(terms(getattr(member, "rows", "")))
@@ -213,38 +182,27 @@ class _Inside:
                     self._hooks.append(matrix.register_forward_hook(self._projection(number, axes)))
 
     def close(self) -> None:
-        """Take the hooks off again."""
         for hook in self._hooks:
             hook.remove()
 
-    @property
-    def states(self) -> list[Tensor]:
-        """The embeddings, then what each block gave."""
-        return self._states
-
     def heads(self, block: int) -> _Heads:
-        """Queries, keys and values of a block; shared key-value heads are repeated for each head that uses them."""
-        sizes = self._layout.sizes
-        found = {
-            axis: _by_head(flat, sizes["head"], sizes["heads"])
-            for axis, flat in self._projected[block].items()
-        }
+        """Queries, keys and values of a block; shared key-value heads are repeated for every query head."""
+        sizes, found = self._layout.sizes, {}
+        for axis, flat in self._projected[block].items():
+            split = flat.reshape(*flat.shape[:-1], -1, sizes["head"]).transpose(1, 2)
+            found[axis] = split.repeat_interleave(sizes["heads"] // split.shape[1], dim=1)
         return _Heads(query=found["q"], key=found["k"], value=found["v"])
 
-    def scores(self, block: int) -> Tensor:
-        """How much each token looks at each other, before the softmax and without what positions add."""
-        heads = self.heads(block)
-        return heads.query @ heads.key.transpose(-1, -2) / math.sqrt(heads.query.shape[-1])
+    def scores(self) -> list[Tensor]:
+        """Attention scores of each block before the softmax, without what positions add."""
+        blocks = [self.heads(block) for block in range(self.layers)]
+        return [heads.query @ heads.key.mT / math.sqrt(heads.query.shape[-1]) for heads in blocks]
 
-    def _before(self, number: int) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            if number == 0:
-                self._states = [args[0] if args else kwargs["hidden_states"]]
-
-        return hook
+    def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.states = [args[0] if args else kwargs["hidden_states"]]
 
     def _after(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        self._states.append(output[0] if isinstance(output, tuple) else output)
+        self.states.append(output[0] if isinstance(output, tuple) else output)
 
     def _projection(self, number: int, axes: tuple[str, ...]) -> Callable[..., None]:
         sizes = [self._layout.sizes[axis] for axis in axes]
@@ -253,12 +211,3 @@ class _Inside:
             self._projected[number] |= dict(zip(axes, torch.split(output, sizes, dim=-1), strict=True))
 
         return hook
-
-
-def _by_head(flat: Tensor, width: int, heads: int) -> Tensor:
-    split = flat.reshape(*flat.shape[:-1], -1, width).transpose(1, 2)
-    return split.repeat_interleave(heads // split.shape[1], dim=1)
-
-
-def _layout(model: SentenceTransformer) -> Layout:
-    return layout_of(transformer_of(model).model)

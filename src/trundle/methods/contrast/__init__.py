@@ -1,9 +1,9 @@
-"""contrast: train a model on labelled tuples, so that a query is near its answer and far from everything else.
+"""contrast: train a model on labelled tuples, so that a query is close to its answer and not to other texts.
 
-How a cut decoder becomes a good embedder (L³Prune's healing), or any model a better one on a domain. Each batch is drawn
-from one data file; all its documents and hard negatives are rivals of a query's own (InfoNCE), or pairs are put in
-order (`angle`, `cosine`). Trained are thin LoRA matrices beside every linear map of attention and MLP, merged at
-the end, or with `train: full` all weights.
+It turns a cut decoder into a good embedder (the recovery training of L³Prune), or improves any model on a
+domain. Each batch is sampled from one data file. All its other documents and hard negatives are negatives
+of a query (InfoNCE), or pairs are ordered by similarity (`angle`, `cosine`). It trains LoRA adapters on
+every linear layer of attention and MLP, which are merged at the end, or all weights with `train: full`.
 
     - contrast: {steps: 1000}
     - contrast: {train: full, batch_size: 512, mini_batch: 32}
@@ -25,90 +25,80 @@ _LORA_RATE, _FULL_RATE = 2e-4, 2e-5
 
 
 class ContrastOptions(Options):
-    """From which tuples, towards what, and how."""
+    """The tuples, the objective and the training."""
 
     steps: int | None = Field(
         None, ge=1, description=f"Optimizer steps. Default: {_STEPS}, or what minutes allow."
     )
     minutes: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="Train for this long; with steps, whichever is reached first.",
+        None, gt=0, allow_inf_nan=False, description="Train for this long, or until `steps` are done."
     )
     objective: Literal["infonce", "angle", "cosine", "infonce+angle", "distil"] = Field(
         "infonce",
-        description="What is learned: ranking in the batch, the order of pairs, both, or a teacher's similarities.",
+        description="The loss: ranking in the batch, the order of pairs, both, or a teacher's similarities.",
     )
-    teacher: str | None = Field(
-        None,
-        description="With distil: the model to learn similarities from. Default: the model that came in.",
-    )
+    teacher: str | None = Field(None, description="Teacher for distil. Default: the input model.")
     temperature: float = Field(
-        0.05, gt=0, allow_inf_nan=False, description="What similarities are divided by; lower is stricter."
+        0.05, gt=0, allow_inf_nan=False, description="Divisor of similarities; lower is stricter."
     )
     negatives: int | None = Field(
         None, ge=0, description="Use at most this many hard negatives of a query. Default: all."
     )
-    batch_size: int = Field(64, ge=2, description="Tuples per step; more of them are more rivals.")
+    batch_size: int = Field(64, ge=2, description="Tuples per step; more tuples are more negatives.")
     mini_batch: int | None = Field(
-        None,
-        ge=1,
-        description="Texts in memory at once: the same gradients in less memory, but slower.",
+        None, ge=1, description="Texts in memory at once: less memory and the same gradients, but slower."
     )
     gradient_checkpointing: bool = Field(
-        False, description="Keep only what is between layers in memory, and compute the rest again."
+        False, description="Recompute activations inside layers in the backward pass, to save memory."
     )
     compile: bool = Field(
         False,
-        description="Compile the layers first: a minute, then a GPU does the steps of a small model faster.",
+        description="Compile the layers first: takes a minute, then small models train faster on a GPU.",
     )
     train: Literal["lora", "full"] = Field(
-        "lora", description="Train thin matrices that are merged at the end, or all weights."
+        "lora", description="Train low-rank adapters that are merged at the end, or all weights."
     )
-    rank: int = Field(16, ge=1, description="Width of the LoRA matrices; their strength is twice that.")
-    lora_dropout: float = Field(0.05, ge=0, lt=1, description="Dropout before the LoRA matrices.")
+    rank: int = Field(16, ge=1, description="Rank of the LoRA adapters; alpha is twice the rank.")
+    lora_dropout: float = Field(0.05, ge=0, lt=1, description="Dropout before the LoRA adapters.")
     learning_rate: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
-        description=f"The highest learning rate. Default: {_LORA_RATE:g} for lora, {_FULL_RATE:g} for full.",
+        description=f"Peak learning rate. Default: {_LORA_RATE:g} for lora, {_FULL_RATE:g} for full.",
     )
-    warmup: int = Field(300, ge=0, description="Steps in which the learning rate rises; half of a short run.")
+    warmup: int = Field(300, ge=0, description="Warm-up steps of the learning rate; at most half of the run.")
     max_length: int | None = Field(
-        None, ge=2, description=f"Tokens after which a text is cut in training. Default: up to {LONGEST}."
+        None, ge=2, description=f"Truncate texts to this many tokens in training. Default: up to {LONGEST}."
     )
     pooling: Literal["keep", "mean", "weightedmean", "last", "cls"] = Field(
-        "keep", description="How token states become a vector; last adds an end token to every text."
+        "keep", description="Pooling of token states into a vector; last adds an end token to every text."
     )
     pool_prompts: bool | None = Field(
-        None, description="Whether a prompt's tokens count in pooling. Default: as in the model."
+        None, description="Include the prompt's tokens in pooling. Default: as in the model."
     )
     attention: Literal["keep", "bidirectional"] = Field(
-        "keep", description="Whether a decoder's tokens see the whole text."
+        "keep", description="Attention of a decoder: its own, or to the complete text."
     )
     query_prompt: str | None = Field(
-        None, description="Put before queries, and kept in the model. Default: the model's own."
+        None, description="Prompt of queries, saved in the model. Default: the model's own."
     )
     document_prompt: str | None = Field(
-        None, description="Put before documents, and kept in the model. Default: the model's own."
+        None, description="Prompt of documents, saved in the model. Default: the model's own."
     )
     prompts: FilePrompts = Field(
-        {},
-        description="Prompts by data file, as in '{quora: \"Same question: \"}'; for queries, or by query and document.",
+        {}, description="Prompts by data file, such as '{quora: \"Same question: \"}', or by role in a file."
     )
     keep_zeros: bool | None = Field(
-        None,
-        description="Leave weights that are exactly zero as they are. Default: where many are, as after pruning.",
+        None, description="Keep zero weights at zero. Default: if many are zero, as after pruning."
     )
     tuples: int | None = Field(None, ge=2, description="Use at most this many of the training tuples.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto: bf16 where the machine multiplies it (GPUs, AMX), fp32 elsewhere."
+        "auto", description="auto: bf16 if the hardware supports it (GPUs, AMX), otherwise fp32."
     )
 
 
 class ContrastPlan(Plan):
-    """What will be trained, and how."""
+    """The number of trained weights, and the options."""
 
     options: ContrastOptions
     max_length: int
@@ -116,16 +106,16 @@ class ContrastPlan(Plan):
     of: int
 
     def __str__(self) -> str:
-        asked = self.options
-        steps = _steps(asked)
-        times = [f"{asked.minutes:g} minutes"] if asked.minutes is not None else []
+        options = self.options
+        steps = _steps(options)
+        times = [f"{options.minutes:g} minutes"] if options.minutes is not None else []
         length = " or ".join(([f"{steps} steps"] if steps else []) + times)
-        what = f"LoRA of rank {asked.rank}" if asked.train == "lora" else "all weights"
-        changes = [f"pooling {asked.pooling}"] if asked.pooling != "keep" else []
-        changes += ["attention both ways"] if asked.attention != "keep" else []
+        what = f"LoRA of rank {options.rank}" if options.train == "lora" else "all weights"
+        changes = [f"pooling {options.pooling}"] if options.pooling != "keep" else []
+        changes += ["bidirectional attention"] if options.attention != "keep" else []
         extra = f", {', '.join(changes)}" if changes else ""
         return (
-            f"{asked.objective} in batches of {asked.batch_size} for {length}; "
+            f"{options.objective} in batches of {options.batch_size} for {length}; "
             f"trained: {what} ({self.trained:,} of {self.of:,} weights){extra}"
         )
 
@@ -136,7 +126,7 @@ def _steps(options: ContrastOptions) -> int | None:
 
 CONTRAST = Method(
     name="contrast",
-    help="Train on labelled tuples: queries near their answers, far from the rest.",
+    help="Train on labelled tuples: queries close to their answers, not to other texts.",
     options=ContrastOptions,
     plans=ContrastPlan,
     needs_texts=True,

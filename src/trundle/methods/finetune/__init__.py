@@ -1,8 +1,8 @@
-"""finetune: train a model and a head on labelled texts or pairs, so that it names a class or gives a number.
+"""finetune: train a model and a head on labelled texts or pairs, so that it predicts a class or a number.
 
-The head is one linear layer on the pooled vectors, kept in the folder as a Dense module. What the model then gives
-for a text is no vector to search with but a score for each class, whose names are in the backbone's config
-(`id2label`), or one number. Two texts are read together, as one input. Everything is trained.
+The head is one linear layer on the pooled vectors, saved as a Dense module. The model then returns no
+vectors to search with, but a score for each class, whose names are in the backbone's config (`id2label`),
+or one number. The two texts of a pair are one input. All weights are trained.
 
     - vocabulary: {parameters: 80%, oov: cluster}
     - finetune: {epochs: 3}
@@ -22,65 +22,62 @@ _EPOCHS = 3
 
 
 class FinetuneOptions(Options):
-    """From which rows, to which answers, and how."""
+    """The rows, the kind of label and the training."""
 
     kind: Literal["auto", "classes", "number"] = Field(
-        "auto", description="What a label is; auto: a number where some label is a fraction, else a class."
+        "auto",
+        description="Kind of the labels; auto: numbers if some label is a fraction, otherwise classes.",
     )
     epochs: int | None = Field(
-        None, ge=1, description=f"How often each row is seen. Default: {_EPOCHS}, or what minutes allow."
+        None, ge=1, description=f"Passes over the rows. Default: {_EPOCHS}, or what minutes allow."
     )
     steps: int | None = Field(None, ge=1, description="Optimizer steps, instead of epochs.")
     minutes: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="Train for this long; with epochs or steps, whichever is reached first.",
+        None, gt=0, allow_inf_nan=False, description="Train for this long, or until epochs or steps are done."
     )
     rows: int | None = Field(None, ge=2, description="Use at most this many of the training rows.")
     batch_size: int = Field(32, ge=1, description="Rows per step.")
     learning_rate: float = Field(
-        5e-5, gt=0, allow_inf_nan=False, description="The highest learning rate; it falls to zero."
+        5e-5, gt=0, allow_inf_nan=False, description="Peak learning rate; it falls to zero."
     )
     warmup: int | None = Field(
-        None, ge=0, description="Steps in which the learning rate rises. Default: a tenth of the run."
+        None, ge=0, description="Warm-up steps of the learning rate. Default: a tenth of the run."
     )
     max_length: int | None = Field(
-        None, ge=2, description=f"Tokens after which a text is cut in training. Default: up to {LONGEST}."
+        None, ge=2, description=f"Truncate texts to this many tokens in training. Default: up to {LONGEST}."
     )
-    dropout: bool = Field(True, description="Train with the model's own dropout.")
+    dropout: bool = Field(True, description="Train with the model's dropout.")
     keep_zeros: bool | None = Field(
-        None,
-        description="Leave weights that are exactly zero as they are. Default: where many are, as after pruning.",
+        None, description="Keep zero weights at zero. Default: if many are zero, as after pruning."
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto: bf16 where the machine multiplies it (GPUs, AMX), fp32 elsewhere."
+        "auto", description="auto: bf16 if the hardware supports it (GPUs, AMX), otherwise fp32."
     )
 
 
 class FinetunePlan(Plan):
-    """What will be answered, and how it is learned."""
+    """The classes, the size of the head, and the options."""
 
     options: FinetuneOptions
     labels: tuple[str, ...]
-    """The names of the classes; none where the answer is a number."""
+    """The names of the classes; empty if the labels are numbers."""
     pairs: bool
     inputs: int
     max_length: int
 
     @property
     def outputs(self) -> int:
-        """How many scores there are."""
+        """The number of scores."""
         return len(self.labels) or 1
 
     def __str__(self) -> str:
-        asked = self.options
+        options = self.options
         what = f"one of {len(self.labels)} classes" if self.labels else "a number"
-        times = [f"{asked.minutes:g} minutes"] if asked.minutes is not None else []
-        if asked.steps is not None:
-            times.insert(0, f"{asked.steps} steps")
-        elif asked.epochs is not None or not times:
-            times.insert(0, f"{asked.epochs or _EPOCHS} epochs")
+        times = [f"{options.minutes:g} minutes"] if options.minutes is not None else []
+        if options.steps is not None:
+            times.insert(0, f"{options.steps} steps")
+        elif options.epochs is not None or not times:
+            times.insert(0, f"{options.epochs or _EPOCHS} epochs")
         return (
             f"{what} for each {'pair of texts' if self.pairs else 'text'}, training for {' or '.join(times)}"
         )

@@ -1,25 +1,31 @@
-"""How `finetune` plans and changes a model."""
+"""Plans and applies `finetune`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from trundle.data.sampling import fingerprint, sample
 from trundle.errors import BadInput
 from trundle.evaluate.metrics import class_measures, number_measures
 from trundle.methods.contract import LONGEST, Applied, Context
 from trundle.methods.finetune import _EPOCHS, FinetuneOptions, FinetunePlan
-from trundle.methods.finetune.labels import _answers_of, _classes_of, _make_head_task
-from trundle.methods.training import NOT_VALIDATED, Learned, learn
+from trundle.methods.training import NOT_VALIDATED, VALIDATIONS, Trained, run_training, validation_size
 from trundle.model.cost import predict
+from trundle.model.encode import Features, check_fast_tokenizer, make_tokeniser
 from trundle.model.heads import copy_of, name_labels, rescale_head, with_new_head, without_head
 from trundle.model.save import model_digest
 from trundle.model.surgery import transformer_of
 from trundle.progress import process_count
-from trundle.train.learner import linear, precision_for
-from trundle.train.loop import TrainSettings
+from trundle.train.batches import Batches, ByLength, Indices
+from trundle.train.loop import TrainingTask, TrainSettings
+from trundle.train.trainer import linear, precision_for
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -29,29 +35,30 @@ if TYPE_CHECKING:
     from trundle.model.cost import Cost
 
 _PARTS: tuple[Part, ...] = ("train", "validation", "held_out")
-_LOOKS = 10
-"""How often a run of known length is validated."""
-_VALIDATION_ROWS, _VALIDATION_SHARE = 2048, 4
-"""At most so many rows are looked at, and in a short run no more than this part of the training before a look."""
 _WARMUP_SHARE, _WARMUP_STEPS = 10, 100
-"""The learning rate rises for a tenth of a run, or for so many steps where its length is not known."""
+"""The warm-up takes a tenth of a run, or this many steps if its length is not known."""
+
+_Input = str | tuple[str, str]
+_Batch = tuple[Features, Tensor]
 
 
 def plan(model: SentenceTransformer, options: FinetuneOptions, context: Context) -> FinetunePlan:
-    """Look at the model and at all labels."""
+    """Checks the model, the options and all labels."""
     if process_count() > 1:
-        raise BadInput("finetune runs in one process as yet; start it without torchrun or accelerate launch")
+        raise BadInput("finetune runs in one process only; start it without torchrun or accelerate launch")
     if options.steps is not None and options.epochs is not None:
-        raise BadInput("steps and epochs say the same thing; give one of them")
+        raise BadInput("steps and epochs both set the length of the training; pass one of them")
     if context.corpus is None:
-        raise BadInput("finetune learns from labelled texts; say where they are with --data")
-    takes = model.max_seq_length or LONGEST
-    if options.max_length is not None and options.max_length > takes:
-        raise BadInput(f"the model takes at most {takes} tokens; give a max_length up to that")
+        raise BadInput("finetune trains on labelled texts; pass them with --data")
+    limit = model.max_seq_length or LONGEST
+    if options.max_length is not None and options.max_length > limit:
+        raise BadInput(f"the model takes at most {limit} tokens; pass a max_length up to that")
     transformer_of(model)
     rows = {part: list(context.corpus.labelled(part)) for part in _PARTS}
     if len(rows["train"]) < 2:
-        raise BadInput("there are not two labelled rows to train on; give a file with a text and a label")
+        raise BadInput(
+            "there are fewer than two labelled rows to train on; pass a file with a text and a label"
+        )
     everything = [row for part in _PARTS for row in rows[part]]
     widths = {len(row.texts) for row in everything}
     if len(widths) > 1:
@@ -61,32 +68,29 @@ def plan(model: SentenceTransformer, options: FinetuneOptions, context: Context)
         labels=_classes_of(everything, options.kind),
         pairs=widths == {2},
         inputs=without_head(model).get_embedding_dimension() or 0,
-        max_length=options.max_length or min(takes, LONGEST),
+        max_length=options.max_length or min(limit, LONGEST),
     )
 
 
 def forecast(model: SentenceTransformer, plan: FinetunePlan) -> Cost:
-    """The model with its head in place."""
+    """Returns the cost of the model with its head."""
     return predict(model, dense=(plan.inputs, plan.outputs))
 
 
 def apply(model: SentenceTransformer, plan: FinetunePlan, context: Context) -> Applied:
-    """Train, and measure on the rows that are held out."""
+    """Trains, and measures on the held-out rows."""
     assert context.corpus is not None
     options = plan.options
     rows = list(context.corpus.labelled("train"))
     rows = sample(rows, options.rows, seed=context.seed) if options.rows else rows
-    affordable = _looked_at(options, len(rows))
-    validation = sample(context.corpus.labelled("validation"), affordable, seed=context.seed)
+    _, every = _steps_and_interval(options, -(-len(rows) // options.batch_size))
+    most = validation_size(every, options.batch_size)
+    validation = sample(context.corpus.labelled("validation"), most, seed=context.seed)
     if not validation:
         context.progress.say(NOT_VALIDATED.format("rows"))
-    student, learned = _trained(model, plan, rows, validation, context)
+    student, trained = _trained(model, plan, rows, validation, context)
     student = student.to(next(model.parameters()).dtype)
-    facts: dict[str, Any] = {
-        "rows": len(rows),
-        "validation_rows": len(validation),
-        **learned.facts,
-    }
+    facts: dict[str, Any] = {"rows": len(rows), "validation_rows": len(validation), **trained.facts}
     held_out = list(context.corpus.labelled("held_out"))
     scores = {}
     if held_out:
@@ -99,14 +103,14 @@ def apply(model: SentenceTransformer, plan: FinetunePlan, context: Context) -> A
         model=student,
         facts=facts,
         scores=scores,
-        use=_how_to_ask(plan),
-        done=learned.done,
-        files=learned.files,
+        use=_usage(plan),
+        done=trained.done,
+        files=trained.files,
     )
 
 
-def _how_to_ask(plan: FinetunePlan) -> str:
-    """The lines that get an answer, for the card."""
+def _usage(plan: FinetunePlan) -> str:
+    """The lines of Python in the model card that get an answer."""
     given = '[("a text", "another text")]' if plan.pairs else '["a text", "another text"]'
     if not plan.labels:
         return f"answers = model.encode({given})[:, 0]"
@@ -122,57 +126,92 @@ def _trained(
     rows: Sequence[LabelledRow],
     validation: Sequence[LabelledRow],
     context: Context,
-) -> tuple[SentenceTransformer, Learned]:
-    """The model with its head, trained.
-
-    Numbers are learned in units of their own spread, which then goes into the head.
-    """
+) -> tuple[SentenceTransformer, Trained]:
+    """Adds the head and trains; numbers are standardised in training, and the head is rescaled afterwards."""
     options = plan.options
     student = with_new_head(copy_of(model).float(), plan.outputs, normalise=False, seed=context.seed)
     student.prompts, student.default_prompt_name = {}, None
-    takes, student.max_seq_length = student.max_seq_length, plan.max_length
+    original_length, student.max_seq_length = student.max_seq_length, plan.max_length
     answers = _answers_of(rows, plan.labels)
     mean, spread = (0.0, 1.0) if plan.labels else (fmean(answers), pstdev(answers) or 1.0)
 
-    def scaled(of: Sequence[LabelledRow]) -> list[float]:
+    def labelled(of: Sequence[LabelledRow]) -> tuple[list[_Input], list[float]]:
         right = _answers_of(of, plan.labels)
-        return right if plan.labels else [(number - mean) / spread for number in right]
+        scaled = right if plan.labels else [(number - mean) / spread for number in right]
+        return [row.as_input() for row in of], scaled
 
     task = _make_head_task(
         student,
-        [row.as_input() for row in rows],
-        scaled(rows),
-        ([row.as_input() for row in validation], scaled(validation)) if validation else None,
+        labelled(rows),
+        labelled(validation) if validation else None,
         classes=bool(plan.labels),
         batch_size=options.batch_size,
         seed=context.seed,
     )
-    learned = learn(
+    trained = run_training(
         student,
-        task.objective,
         task,
         _settings_for(options, task.batches.order.per_epoch, context.seed),
-        label="finetune",
         key=[
             plan.model_dump(mode="json"),
             model_digest(model),
             fingerprint([*rows, "validation", *validation]),
         ],
-        shape=linear(),
+        schedule=linear(),
         context=context,
         keep_zeros=options.keep_zeros,
     )
     if not plan.labels:
         rescale_head(student, mean=mean, spread=spread)
     name_labels(student, plan.labels)
-    student.max_seq_length = takes
-    return student, learned
+    student.max_seq_length = original_length
+    return student, trained
+
+
+def _make_head_task(
+    student: SentenceTransformer,
+    rows: tuple[Sequence[_Input], Sequence[float]],
+    validation: tuple[Sequence[_Input], Sequence[float]] | None,
+    *,
+    classes: bool,
+    batch_size: int,
+    seed: int = 0,
+) -> TrainingTask[_Batch]:
+    """Makes batches of inputs of similar length with their answers: class numbers, or numbers to predict."""
+    check_fast_tokenizer(student)
+    paired = isinstance(rows[0][0], tuple)
+    # The fast tokenisation has no second segment, so the library tokenises pairs.
+    tokenise: Callable[[list[Any]], Features] = student.preprocess if paired else make_tokeniser(student)
+
+    def batches(inputs: Sequence[_Input], answers: Sequence[float]) -> Batches[_Batch]:
+        lengths = [len(one) if isinstance(one, str) else len(one[0]) + len(one[1]) for one in inputs]
+        targets = torch.tensor(answers, dtype=torch.int64 if classes else torch.float32)
+
+        def load(indices: Indices) -> _Batch:
+            return tokenise([inputs[index] for index in indices]), targets[indices]
+
+        return Batches(order=ByLength(lengths, batch_size=min(batch_size, len(inputs)), seed=seed), load=load)
+
+    return TrainingTask(
+        name="finetune",
+        losses=(_head_loss,),
+        batches=batches(*rows),
+        validation=None if validation is None else batches(*validation),
+    )
+
+
+def _head_loss(model: nn.Module, batch: _Batch) -> Tensor:
+    """Cross-entropy for classes, squared error for numbers."""
+    features, answers = batch
+    scores: Tensor = model(dict(features))["sentence_embedding"].float()
+    if answers.is_floating_point():
+        return functional.mse_loss(scores[:, 0], answers)
+    return functional.cross_entropy(scores, answers)
 
 
 def _measures_of(
     model: SentenceTransformer, plan: FinetunePlan, rows: Sequence[LabelledRow]
 ) -> dict[str, float]:
-    """How good the model's answers are."""
     inputs: list[Any] = [row.as_input() for row in rows]
     scores = model.encode(inputs, show_progress_bar=False, convert_to_numpy=True)
     right = _answers_of(rows, plan.labels)
@@ -181,32 +220,72 @@ def _measures_of(
     return class_measures(scores.argmax(axis=1).tolist(), right, len(plan.labels))
 
 
-def _looked_at(options: FinetuneOptions, rows: int) -> int:
-    """How many rows a validation can afford."""
-    _, every = _steps_and_looks(options, -(-rows // options.batch_size))
-    return min(_VALIDATION_ROWS, max(every * options.batch_size // _VALIDATION_SHARE, 2 * options.batch_size))
-
-
-def _steps_and_looks(options: FinetuneOptions, epoch_steps: int) -> tuple[int | None, int]:
-    """The length of the run, where it is known, and the steps between two looks."""
+def _steps_and_interval(options: FinetuneOptions, epoch_steps: int) -> tuple[int | None, int]:
+    """The length of the run, if it is known, and the steps between two validations."""
     steps = options.steps
     if steps is None and (options.epochs is not None or options.minutes is None):
         steps = (options.epochs or _EPOCHS) * epoch_steps
-    return steps, max(1, epoch_steps if steps is None else steps // _LOOKS)
+    return steps, max(1, epoch_steps if steps is None else steps // VALIDATIONS)
 
 
-def _settings_for(options: FinetuneOptions, epoch_steps: int, seed: int) -> Any:
-    """How the run goes."""
-    steps, every = _steps_and_looks(options, epoch_steps)
-    rises = _WARMUP_STEPS if steps is None else steps // _WARMUP_SHARE
+def _settings_for(options: FinetuneOptions, epoch_steps: int, seed: int) -> TrainSettings:
+    steps, every = _steps_and_interval(options, epoch_steps)
+    warmup = _WARMUP_STEPS if steps is None else steps // _WARMUP_SHARE
     return TrainSettings(
         steps=steps,
         minutes=options.minutes,
         learning_rate=options.learning_rate,
-        warmup=rises if options.warmup is None else options.warmup,
+        warmup=warmup if options.warmup is None else options.warmup,
         dropout=options.dropout,
         precision=precision_for(options.precision),
         validate_every=every,
         checkpoint_every=every,
         seed=seed,
     )
+
+
+def _classes_of(rows: Sequence[LabelledRow], kind: str) -> tuple[str, ...]:
+    """The sorted names of the classes, by value if they are numbers; empty if labels are to be predicted."""
+    numbers = [_as_number(row) for row in rows]
+    # A number with decimals is not the name of a class.
+    has_decimals = any(math.isfinite(number) and not number.is_integer() for number in numbers)
+    if kind == "number" or (kind == "auto" and has_decimals):
+        for row, number in zip(rows, numbers, strict=True):
+            if not math.isfinite(number):
+                raise BadInput(
+                    f"{row.source} has the label {row.label!r}, which is not a number; use kind: classes"
+                )
+        return ()
+    names = {_name_of(row) for row in rows}
+    if len(names) < 2:
+        raise BadInput(f"every row has the label {min(names)!r}; pass rows of at least two classes")
+    if len(names) > len(rows) // 2:
+        raise BadInput(
+            f"{len(rows):,} rows have {len(names):,} different labels, too many for classes; "
+            "use kind: number if they are numbers to predict"
+        )
+    try:
+        return tuple(sorted(sorted(names), key=float))
+    except ValueError:
+        return tuple(sorted(names))
+
+
+def _as_number(row: LabelledRow) -> float:
+    try:
+        return float(row.label)  # a .csv has it as a string
+    except ValueError:
+        return math.nan
+
+
+def _name_of(row: LabelledRow) -> str:
+    """The label as the name of a class; 1.0 is 1."""
+    is_integer = isinstance(row.label, float) and row.label.is_integer()
+    return str(int(row.label) if is_integer else row.label)
+
+
+def _answers_of(rows: Sequence[LabelledRow], labels: Sequence[str]) -> list[float]:
+    """The correct answer for each row: the number of its class, or its number."""
+    if not labels:
+        return [_as_number(row) for row in rows]
+    numbers = {name: number for number, name in enumerate(labels)}
+    return [numbers[_name_of(row)] for row in rows]

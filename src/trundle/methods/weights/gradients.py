@@ -26,11 +26,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trundle.data.examples import Example
 from trundle.errors import BadInput
+from trundle.methods.contrast.contrastive import TEMPERATURE, directions, make_chunker, relate
+from trundle.methods.training import Prompts
 from trundle.model.encode import Features, dropping
 from trundle.model.surgery import transformer_of
 from trundle.progress import SILENT, Progress
-from trundle.train.contrastive import TEMPERATURE, directions
-from trundle.train.tuples import Prompts, make_chunker, relate
 
 _BATCH = 32
 _NEGATIVES = 1

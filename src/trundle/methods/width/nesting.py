@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -17,11 +17,14 @@ from torch import Tensor, nn
 from trundle.data.sampling import fingerprint, sample
 from trundle.methods.align import CYCLES, EPOCHS, AlignOptions
 from trundle.methods.align.align import LAST_RATE, settings_for
-from trundle.methods.align.targets_and_texts import RIDGE_TEXTS, targets_for
+from trundle.methods.align.leaf import make_align_task
+from trundle.methods.align.ridge import fit_ridge
+from trundle.methods.align.teacher_vectors import RIDGE_TEXTS, targets_for
 from trundle.methods.contract import LONGEST, AdditionalModel, Applied, Context
 from trundle.methods.contrast import ContrastOptions, contrast
 from trundle.methods.contrast.contrast import examples_for
-from trundle.methods.training import learn, prompts_by_file
+from trundle.methods.contrast.contrastive import make_contrast_task
+from trundle.methods.training import prompts_by_file, run_training
 from trundle.methods.width import WidthPlan, _folder_name
 from trundle.methods.width.importance import _cut_for, _prepare
 from trundle.methods.width.narrow import _NarrowModel
@@ -34,12 +37,9 @@ from trundle.model.surgery import Cut
 from trundle.teacher.labelling import encode_by_role
 from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, original_teacher
-from trundle.train import learner
-from trundle.train.alignment import Alignment, make_alignment
 from trundle.train.batches import Batches, Indices
-from trundle.train.contrastive import Contrast, make_contrast
-from trundle.train.learner import leaf_cycles
-from trundle.train.ridge import fit_ridge
+from trundle.train.loop import TrainingTask
+from trundle.train.trainer import leaf_cycles, linear
 
 _Weighted = tuple[Any, tuple[float, ...]]
 """A batch and the weight of each model's loss on it, the wide model's first."""
@@ -65,7 +65,7 @@ class _Nesting:
     """Gives every model of a nest the task of the wide model."""
 
     nest: _Nest
-    task: Alignment | Contrast
+    task: TrainingTask[Any]
     student_weight: float
     per_step: int | None = None
     seed: int = 0
@@ -87,21 +87,16 @@ class _Nesting:
 
         return Batches(order=batches.order, load=load)
 
-    def _loss(self, model: nn.Module, batch: Any) -> Tensor:
-        task: Any = replace(self.task, student=model)
-        loss: Tensor = task.objective(batch)
-        return loss
-
     @property
-    def objectives(self) -> tuple[Callable[[_Weighted], Tensor], ...]:
+    def objectives(self) -> tuple[Callable[[nn.Module, _Weighted], Tensor], ...]:
         """One for each model, in the order of `nest.models`."""
         return tuple(partial(self._objective, number) for number in range(len(self.nest.models)))
 
-    def _objective(self, number: int, batch: _Weighted) -> Tensor:
+    def _objective(self, number: int, _nest: nn.Module, batch: _Weighted) -> Tensor:
         inner, weights = batch
         if not weights[number]:
             return torch.zeros((), device=self.nest.wide.device)
-        return weights[number] * self._loss(self.nest.models[number], inner)
+        return weights[number] * self.task.losses[0](self.nest.models[number], inner)
 
     @torch.no_grad()
     def losses(self) -> tuple[float, ...]:
@@ -113,7 +108,7 @@ class _Nesting:
         self.nest.eval()
         for indices in map(order.batch, range(min(order.per_epoch, _MEASURED_BATCHES))):
             batch = send_to_device(batches.load(indices), self.nest.wide.device)
-            losses = [float(self._loss(model, batch)) for model in self.nest.models]
+            losses = [float(self.task.losses[0](model, batch)) for model in self.nest.models]
             totals += len(indices) * np.asarray(losses)
             texts += len(indices)
         return tuple((totals / texts).tolist())
@@ -133,7 +128,7 @@ class _Training:
     """The narrow models, their task, and how long it runs."""
 
     narrow: Sequence[_NarrowModel]
-    task: Alignment | Contrast | None
+    task: TrainingTask[Any] | None
     """None if only the closed form is computed."""
     settings: Any = None
     shape: Any = None
@@ -168,14 +163,17 @@ def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context
             per_step=plan.options.per_step,
             seed=context.seed,
         )
-        learned = learn(
+        learned = run_training(
             wide,
-            nesting.objectives,
-            nesting,
+            TrainingTask(
+                name="width",
+                losses=nesting.objectives,
+                batches=nesting.batches,
+                validation=nesting.validation,
+            ),
             training.settings,
-            label="width",
             key=[plan.model_dump(mode="json"), model_digest(model), training.learned_from],
-            shape=training.shape,
+            schedule=training.shape,
             context=context,
             module=nest,
         )
@@ -258,7 +256,7 @@ def _align_training(
         narrow.append(_NarrowModel(headless, cut, own))
     if options.steps == 0:
         return _Training(narrow=narrow, task=None, facts=facts, starts=starts)
-    task = make_alignment(
+    task = make_align_task(
         wide, targets, validation, batch_size=options.batch_size, seed=context.seed, progress=context.progress
     )
     validation_steps = 0 if task.validation is None else task.validation.order.per_epoch
@@ -296,21 +294,19 @@ def _contrast_training(
     longest = given.max_length or LONGEST
     wide.max_seq_length = min(wide.max_seq_length or longest, longest)
     narrow = [_NarrowModel(wide, cut) for cut in cuts.values()]
-    task = make_contrast(
+    task = make_contrast_task(
         wide,
         examples,
         validation,
+        options,
         prompts=prompts_by_file(wide, {}, [*examples, *validation]),
-        objective=options.objective,
-        batch_size=options.batch_size,
-        mini_batch=options.mini_batch,
         seed=context.seed,
     )
     return _Training(
         narrow=narrow,
         task=task,
         settings=contrast.settings_for(options, context.seed),
-        shape=learner.linear(),
+        shape=linear(),
         learned_from=fingerprint([*examples, "validation", *validation]),
         facts={"tuples": len(examples), "validation_tuples": len(validation)},
     )

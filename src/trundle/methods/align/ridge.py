@@ -1,8 +1,8 @@
 """The closed-form linear map from one model's vectors into another's space.
 
-Ridge regression on a few thousand texts: seconds of work that turn a cut model into a usable one, and the best start for
-training that there is. The penalty pulls the map towards nothing or, between spaces of one width, towards a multiple of the
-identity: a model that was only cut a little gives nearly its old vectors as it is. Pure arithmetic on arrays.
+Ridge regression on a few thousand texts takes seconds, makes a cut model usable and is the best known start
+for training. The penalty pulls the map towards zero or, between spaces of the same width, towards a
+multiple of the identity, because a model that was cut only a little returns nearly its old vectors.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from trundle.errors import BadInput
 
+_Rows = NDArray[np.float32]
 _STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 2))
 """Penalties tried, as shares of the mean variance of the inputs."""
 _NEAR_IDENTITY = (*_STRENGTHS, 1e2, 1e3, 1e4, 1e5)
-"""The same where the identity is what a strong penalty leaves."""
+"""The same for maps that a strong penalty pulls towards the identity."""
 
 _AS_GOOD = 1e-9
-"""Cosines this near to each other count as equal."""
+"""Cosines that differ by no more than this count as equal."""
 
 _HELD_OUT_SHARE = 0.1
 _FEWEST = 10
@@ -30,42 +31,40 @@ _FEWEST = 10
 
 @dataclass(frozen=True, kw_only=True)
 class _LinearMap:
-    """y ≈ weight · x + bias, with the penalty that predicted held-out rows best."""
+    """y ≈ weight · x + bias, with the penalty that predicts held-out rows best."""
 
-    weight: NDArray[np.float32]
-    bias: NDArray[np.float32]
+    weight: _Rows
+    bias: _Rows
     strength: float
-    """Infinite where nothing but a multiple of the identity is left, and no bias."""
+    """Infinite if only a multiple of the identity is left, without a bias."""
     identity: float
-    """The multiple of the identity it was pulled towards."""
+    """The multiple of the identity that the penalty pulls towards."""
     held_out_cosine: float
 
-    def __call__(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The inputs in the other space."""
+    def __call__(self, inputs: _Rows) -> _Rows:
+        """Maps the inputs into the other space."""
         return inputs @ self.weight.T + self.bias
 
 
 def fit_ridge(
-    inputs: NDArray[np.float32],
-    targets: NDArray[np.float32],
+    inputs: _Rows,
+    targets: _Rows,
     *,
     seed: int,
     strengths: Sequence[float] = _STRENGTHS,
     near_identity: Sequence[float] = _NEAR_IDENTITY,
 ) -> _LinearMap:
-    """Fit on nine tenths of the rows, choose the penalty by cosine on the rest, then refit on all of them."""
-    if len(inputs) != len(targets):
-        raise BadInput(f"there are {len(inputs)} inputs for {len(targets)} targets; give one target for each")
+    """Fits on nine tenths of the rows, chooses the penalty by cosine on the rest, then fits on all rows."""
     if len(inputs) < _FEWEST:
-        raise BadInput(f"{len(inputs)} texts are too few to fit a linear map; give at least {_FEWEST}")
+        raise BadInput(f"{len(inputs)} texts are too few to fit a linear map; pass at least {_FEWEST}")
     order = np.random.default_rng(seed).permutation(len(inputs))
     held = max(1, int(len(inputs) * _HELD_OUT_SHARE))
     test, train = order[:held], order[held:]
-    pulls = [(0.0, tuple(strengths))]
+    candidates = [(0.0, tuple(strengths))]
     if inputs.shape[1] == targets.shape[1] and near_identity:
-        pulls.append((_scale(inputs[train], targets[train]), tuple(near_identity)))
+        candidates.append((_scale(inputs[train], targets[train]), tuple(near_identity)))
     found = []
-    for identity, penalties in pulls:
+    for identity, penalties in candidates:
         base = _multiple(identity, inputs, targets)
         solver = _Solver(inputs[train], targets[train] - base[train])
         scores = [
@@ -91,28 +90,26 @@ def fit_ridge(
     )
 
 
-def _multiple(
-    identity: float, inputs: NDArray[np.float32], targets: NDArray[np.float32]
-) -> NDArray[np.float32]:
+def _multiple(identity: float, inputs: _Rows, targets: _Rows) -> _Rows:
     return np.float32(identity) * inputs if identity else np.zeros_like(targets)
 
 
-def _scale(inputs: NDArray[np.float32], targets: NDArray[np.float32]) -> float:
-    """The number that takes inputs nearest to targets."""
+def _scale(inputs: _Rows, targets: _Rows) -> float:
+    """The number that brings inputs closest to targets."""
     length = float(np.einsum("ij,ij->", inputs, inputs, dtype=np.float64))
     return float(np.einsum("ij,ij->", inputs, targets, dtype=np.float64)) / length if length else 0.0
 
 
 def _strongest_good(scores: Sequence[float], strengths: Sequence[float]) -> int:
-    """The strongest penalty that is as good as the best: a rounding error must not decide between equals."""
+    """The strongest penalty that is as good as the best, so that rounding errors do not decide."""
     good = [number for number, score in enumerate(scores) if score >= max(scores) - _AS_GOOD]
     return max(good, key=lambda number: strengths[number])
 
 
 class _Solver:
-    """One eigendecomposition serves every penalty."""
+    """Ridge regression with one eigendecomposition for all penalties."""
 
-    def __init__(self, inputs: NDArray[np.float32], targets: NDArray[np.float32]) -> None:
+    def __init__(self, inputs: _Rows, targets: _Rows) -> None:
         self._input_mean = inputs.mean(axis=0, dtype=np.float64)
         self._target_mean = targets.mean(axis=0, dtype=np.float64)
         centred = inputs.astype(np.float64) - self._input_mean
@@ -126,14 +123,14 @@ class _Solver:
         weight = self._vectors @ damped
         return weight, self._target_mean - self._input_mean @ weight
 
-    def predict(self, inputs: NDArray[np.float32], strength: float) -> NDArray[np.float64]:
+    def predict(self, inputs: _Rows, strength: float) -> NDArray[np.float64]:
         weight, bias = self.solve(strength)
         predicted: NDArray[np.float64] = inputs @ weight + bias
         return predicted
 
 
 def _mean_cosine(one: NDArray[np.floating], other: NDArray[np.floating]) -> float:
-    """The mean cosine between rows of equal number; a zero row counts as 0."""
+    """The mean cosine between corresponding rows; a zero row counts as 0."""
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    products = np.einsum("ij,ij->i", one, other, dtype=np.float64)
-    return float(np.mean(np.divide(products, norms, out=np.zeros_like(products), where=norms > 0)))
+    dots = np.einsum("ij,ij->i", one, other, dtype=np.float64)
+    return float(np.mean(np.divide(dots, norms, out=np.zeros_like(dots), where=norms > 0)))
