@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Vectors: TypeAlias = "NDArray[np.float32]"
 Encode: TypeAlias = "Callable[[Sequence[str]], Vectors]"
 
+LONGEST = 512
+"""Training and measuring truncate texts to this many tokens, if the model does not take fewer."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Embedder:

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from trundle.embedder import Embedder
     from trundle.model.cost import Cost
 
-LONGEST = 512
-"""Tokens to which training and measuring truncate a text, unless the model takes fewer: the papers' limit."""
-
-
 class Options(BaseModel):
     """A method's options: frozen, keyword-only, unknown keys rejected, one line of help each."""
 

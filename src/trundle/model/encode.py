@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from trundle.embedder import Embedder, Encode, Vectors, check_texts, check_vectors
 from trundle.errors import BadInput, BadModel
-from trundle.methods.contract import LONGEST
+from trundle.embedder import LONGEST
 from trundle.model.heads import _pools_prompts, _Role, prompts_by_role
 from trundle.model.tokenizer import _NO_LIMIT, _bare_backend
 from trundle.progress import SILENT, Progress

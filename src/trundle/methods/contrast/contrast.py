@@ -16,7 +16,8 @@ from torch import nn
 
 from trundle.data.sampling import distinct, fingerprint, sample
 from trundle.errors import BadInput
-from trundle.methods.contract import LONGEST, Applied, Context
+from trundle.methods.contract import Applied, Context
+from trundle.embedder import LONGEST
 from trundle.methods.contrast import _FULL_RATE, _LORA_RATE, ContrastOptions, ContrastPlan, _steps
 from trundle.methods.contrast.contrastive import make_contrast_task
 from trundle.methods.training import (

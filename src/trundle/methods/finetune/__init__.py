@@ -16,7 +16,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from trundle.methods.contract import LONGEST, Method, Options, Plan
+from trundle.methods.contract import Method, Options, Plan
+from trundle.embedder import LONGEST
 
 _EPOCHS = 3
 

@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 
 from trundle.errors import BadModel
-from trundle.methods.contract import LONGEST
+from trundle.embedder import LONGEST
 from trundle.model.surgery import transformer_of
 from trundle.model.tokenizer import MergeTree
 from trundle.progress import SILENT, Progress

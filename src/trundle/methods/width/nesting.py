@@ -20,7 +20,8 @@ from trundle.methods.align.align import LAST_RATE, settings_for
 from trundle.methods.align.leaf import make_align_task
 from trundle.methods.align.ridge import fit_ridge
 from trundle.methods.align.teacher_vectors import RIDGE_TEXTS, targets_for
-from trundle.methods.contract import LONGEST, AdditionalModel, Applied, Context
+from trundle.methods.contract import AdditionalModel, Applied, Context
+from trundle.embedder import LONGEST
 from trundle.methods.contrast import ContrastOptions, contrast
 from trundle.methods.contrast.contrast import examples_for
 from trundle.methods.contrast.contrastive import make_contrast_task
