@@ -126,12 +126,11 @@ class _CorpusReader:
 
     def examples(self, part: Part) -> Iterator[Example]:
         """The tuples whose query is in a part, without texts that this part may not use."""
+        found: Iterator[Example]
         for source in self._sources:
             if source == ENVIRONMENT:
-                found: Iterable[Example] = (
-                    Example(query=pair.query, positive=pair.document, source=ENVIRONMENT)
-                    for pair in self._documented[part]
-                )
+                pairs = self._documented[part]
+                found = (Example(query=one.query, positive=one.document, source=source) for one in pairs)
             else:
                 found = (one for one in _read_examples(source) if self._part_of(one.query) == part)
             if part == "train":

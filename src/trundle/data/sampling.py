@@ -35,17 +35,16 @@ def fingerprint(items: Iterable[Any]) -> str:
 
 
 def _count_and_fingerprint(items: Iterable[Any]) -> tuple[int, str]:
-    encode = json.JSONEncoder(sort_keys=True, default=_fields).encode
+    def as_dict(record: Any) -> dict[str, Any]:
+        return {field.name: getattr(record, field.name) for field in fields(record)}
+
+    encode = json.JSONEncoder(sort_keys=True, default=as_dict).encode
     digest, count = blake2b(digest_size=16), 0
     for item in items:
         # JSON in ASCII contains no line feed, so a line feed after each item marks the boundaries.
         digest.update(encode(item).encode("ascii") + b"\n")
         count += 1
     return count, digest.hexdigest()
-
-
-def _fields(record: Any) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def sample(items: Iterable[_T], n: int, seed: int) -> list[_T]:

@@ -168,6 +168,8 @@ _LLAMA = _Family(
     inside=_LLAMA_BLOCK,
 )
 
+_QWEN2 = replace(_LLAMA, name="Qwen2", model_types=("qwen2",), per_layer=("layer_types",))
+
 _FAMILIES: tuple[_Family, ...] = (
     _BERT,
     replace(
@@ -222,19 +224,12 @@ _FAMILIES: tuple[_Family, ...] = (
         | _norms("attn_norm", "mlp_norm"),
     ),
     _LLAMA,
-    replace(_LLAMA, name="Qwen2", model_types=("qwen2",), per_layer=("layer_types",)),
+    _QWEN2,
+    replace(_QWEN2, name="Qwen3", model_types=("qwen3",), inside=_LLAMA_BLOCK | _HEAD_NORMS),
     replace(
-        _LLAMA,
-        name="Qwen3",
-        model_types=("qwen3",),
-        per_layer=("layer_types",),
-        inside=_LLAMA_BLOCK | _HEAD_NORMS,
-    ),
-    replace(
-        _LLAMA,
+        _QWEN2,
         name="Gemma 3",
         model_types=("gemma3_text",),
-        per_layer=("layer_types",),
         follows_head=("query_pre_attn_scalar",),
         inside=_LLAMA_BLOCK | _HEAD_NORMS | _norms("pre_feedforward_layernorm", "post_feedforward_layernorm"),
     ),

@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -18,7 +18,11 @@ from sentence_transformers.base.modules import Router
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
+<<<<<<< HEAD
 from trundle.embedder import Embedder, Encode, Vectors, check_texts, check_vectors
+=======
+from trundle.embedder import Embedder, Vectors, check_texts
+>>>>>>> cc4555b36ed7e6c61275f6ab47d1da8eee05353f
 from trundle.errors import BadInput, BadModel
 from trundle.embedder import LONGEST
 from trundle.model.heads import _pools_prompts, _Role, prompts_by_role
@@ -172,20 +176,37 @@ def embedder(
     """
     on_gpu = _on_gpu(model)
     half = half_on_gpu and on_gpu and model.dtype == torch.float32
-    prompts = prompts_by_role(model)
+    prompts, pools_prompts = prompts_by_role(model), _pools_prompts(model)
     routed = model.truncate_dim is not None or any(isinstance(module, Router) for module in model)
+    library = {"text": model.encode, "query": model.encode_query, "document": model.encode_document}
     tokenise = cache(lambda: make_tokeniser(model))
 
-    def role(role: _Role, encode: Callable[..., Vectors]) -> Encode:
-        direct = not routed and (not prompts[role] or _pools_prompts(model))
+    def encode_chunk(role: _Role, texts: list[str]) -> Vectors:
+        if not routed and (pools_prompts or not prompts[role]):
+            prompted = [prompts[role] + text for text in texts]
+            return _encode(model, tokenise(), prompted, on_gpu=on_gpu, batch_size=batch_size)
+        vectors = library[role](texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
+        return np.asarray(vectors, dtype=np.float32)
 
-        def run_chunk(texts: list[str]) -> Vectors:
-            if direct:
-                prompted = [prompts[role] + text for text in texts]
-                return _encode(model, tokenise(), prompted, on_gpu=on_gpu, batch_size=batch_size)
-            vectors = encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
-            return np.asarray(vectors, dtype=np.float32)
+    def encode(role: _Role, texts: Sequence[str]) -> Vectors:
+        nonlocal half
+        check_texts(texts)
+        parts = []
+        with progress.task(f"{name}: encoding", len(texts)) as advance:
+            for start in range(0, len(texts), _CHUNK):
+                chunk = list(texts[start : start + _CHUNK])
+                with torch.autocast("cuda", dtype=torch.float16, enabled=half):
+                    vectors = encode_chunk(role, chunk)
+                if half and not np.isfinite(vectors).all():
+                    half = False
+                    vectors = encode_chunk(role, chunk)
+                parts.append(vectors)
+                advance(len(chunk))
+        if not parts:
+            return np.zeros((0, model.get_embedding_dimension() or 0), dtype=np.float32)
+        return _check_vectors(np.concatenate(parts), texts, name)
 
+<<<<<<< HEAD
         def run_half(texts: list[str]) -> Vectors:
             nonlocal half
             with torch.autocast("cuda", dtype=torch.float16, enabled=half):
@@ -215,6 +236,10 @@ def embedder(
         query=role("query", model.encode_query),
         document=role("document", model.encode_document),
     )
+=======
+    roles = {role: partial(encode, role) for role in prompts}
+    return Embedder(name=name, text=roles["text"], query=roles["query"], document=roles["document"])
+>>>>>>> cc4555b36ed7e6c61275f6ab47d1da8eee05353f
 
 
 def labelling_embedder(model: SentenceTransformer, *, name: str, progress: Progress = SILENT) -> Embedder:
