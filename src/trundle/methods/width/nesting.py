@@ -129,7 +129,7 @@ def _drawn_sizes(narrow: int, count: int, batch: Indices, *, seed: int) -> tuple
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Training:
+class _NestedTraining:
     """The narrow models, their task, and how long it runs."""
 
     narrow: Sequence[_NarrowModel]
@@ -234,7 +234,7 @@ def _align_training(
     plan: WidthPlan,
     teacher: Teacher,
     context: Context,
-) -> _Training:
+) -> _NestedTraining:
     """Imitate the original model; each size starts from its linear map in closed form."""
     given = plan.options
     options = AlignOptions(
@@ -257,14 +257,14 @@ def _align_training(
         own = linear_head(linear.weight, linear.bias, normalise=teacher.normalises)
         narrow.append(_NarrowModel(headless, cut, own))
     if options.steps == 0:
-        return _Training(narrow=narrow, task=None, facts=facts, starts=starts)
+        return _NestedTraining(narrow=narrow, task=None, facts=facts, starts=starts)
     task = make_alignment(
         wide, targets, validation, batch_size=options.batch_size, seed=context.seed, progress=context.progress
     )
     validation_steps = 0 if task.validation is None else task.validation.order.per_epoch
     per_epoch = task.batches.order.per_epoch
     normalised = targets.normalised
-    return _Training(
+    return _NestedTraining(
         narrow=narrow,
         task=task,
         settings=settings_for(options, per_epoch, validation_steps, context.seed, normalised=normalised),
@@ -277,7 +277,7 @@ def _align_training(
 
 def _contrast_training(
     wide: SentenceTransformer, cuts: Mapping[Fraction, Cut], plan: WidthPlan, context: Context
-) -> _Training:
+) -> _NestedTraining:
     """Train on labelled tuples: in-batch ranking, and the order of correct and incorrect pairs."""
     given = plan.options
     options = ContrastOptions(
@@ -306,7 +306,7 @@ def _contrast_training(
         mini_batch=options.mini_batch,
         seed=context.seed,
     )
-    return _Training(
+    return _NestedTraining(
         narrow=narrow,
         task=task,
         settings=contrast.settings_for(options, context.seed),
