@@ -21,7 +21,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 
 from trundle.methods.contract import ExactFraction, Method, Options, Plan
 
-_Score = Literal["tfidf", "frequency", "seen", "attention", "cluster", "random"]
+_TokenScore = Literal["tfidf", "frequency", "seen", "attention", "cluster", "random"]
 
 _Oov = Literal["decompose", "cluster", "unk"]
 _Way = Literal["keep", "fraction", "parameters"]
@@ -67,7 +67,7 @@ class VocabularyOptions(Options):
     parameters: ExactFraction | None = Field(
         None, description="Share of all parameters to keep, such as 80%."
     )
-    score: _Score = Field("tfidf", description="How tokens are scored; seen keeps all in your texts.")
+    score: _TokenScore = Field("tfidf", description="How tokens are scored; seen keeps all in your texts.")
     oov: _Oov = Field(
         "decompose", description="What the others become: kept pieces, or a similar or the unknown token."
     )

@@ -15,7 +15,7 @@ from trundle.data.corpus import Corpus
 from trundle.data.sampling import distinct, representatives, sample
 from trundle.errors import BadInput
 from trundle.methods.contract import Context
-from trundle.methods.vocabulary import _Score
+from trundle.methods.vocabulary import _TokenScore
 from trundle.methods.vocabulary.scores import (
     _attention_scores,
     _passed_down,
@@ -48,7 +48,7 @@ class _Ranking:
 def _rank_tokens(
     model: SentenceTransformer,
     vocabulary: Vocabulary,
-    score: _Score,
+    score: _TokenScore,
     context: Context,
     *,
     count: int,
@@ -86,7 +86,7 @@ def _rank_tokens(
 def _scores_without_texts(
     model: SentenceTransformer,
     vocabulary: Vocabulary,
-    score: _Score,
+    score: _TokenScore,
     among: NDArray[np.int64],
     count: int,
     seed: int,

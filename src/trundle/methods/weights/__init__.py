@@ -24,7 +24,7 @@ from pydantic import Field
 
 from trundle.methods.contract import ExactFraction, Method, Options, Plan
 
-_Score = Literal["gaprune", "magnitude", "random", "general-fisher", "domain-fisher", "wanda"]
+_WeightScore = Literal["gaprune", "magnitude", "random", "general-fisher", "domain-fisher", "wanda"]
 _AlignedBy = Literal["row", "tensor"]
 _FisherScale = Literal["mean", "largest", "raw"]
 _Selection = Literal["global", "tensor", "row"]
@@ -47,7 +47,7 @@ class WeightsOptions(Options):
         "unstructured",
         description="What to remove: single weights, MLP neurons, or two of each four weights (GPUs).",
     )
-    method: _Score = Field("gaprune", description="How weights are scored.")
+    method: _WeightScore = Field("gaprune", description="How weights are scored.")
     selection: _Selection | None = Field(
         None, description="Among which weights the lowest scores are chosen. Default: global, for wanda row."
     )
@@ -71,7 +71,7 @@ class WeightsOptions(Options):
     )
 
 
-_CALLED: dict[_Score, str] = {
+_CALLED: dict[_WeightScore, str] = {
     "gaprune": "lowest DAI",
     "magnitude": "lowest magnitude",
     "random": "lowest random score",

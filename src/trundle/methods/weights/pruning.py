@@ -16,7 +16,7 @@ from trundle.data.examples import DROPOUT
 from trundle.methods.contract import Context
 from trundle.embedder import LONGEST
 from trundle.methods.training import prompts_by_file
-from trundle.methods.weights import WeightsOptions, _AlignedBy, _FisherScale, _Score, _Selection
+from trundle.methods.weights import WeightsOptions, _AlignedBy, _FisherScale, _Selection, _WeightScore
 from trundle.methods.weights.gradients import _Gradients, _measure_gradients, _measure_norms
 from trundle.methods.weights.samples import _draw_samples, _Name, _SampleSource
 from trundle.model.heads import copy_of
@@ -30,7 +30,7 @@ _ALPHA, _BETA, _GAMMA = 0.2, 0.0, 0.5
 β > 0 penalises them for it: with a small model and validation queries of two domains, β = 0 lost less on the
 domain, and much less on both sources when neurons were removed."""
 _TINY = 1e-30
-_SOURCES_OF: dict[_Score, tuple[_Name, ...]] = {
+_SOURCES_OF: dict[_WeightScore, tuple[_Name, ...]] = {
     "gaprune": ("domain", "general"),
     "magnitude": (),
     "random": (),

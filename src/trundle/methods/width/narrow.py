@@ -92,11 +92,11 @@ def _sliced(weight: Tensor, kept: tuple[_AxisSlice, ...]) -> Tensor:
     """A slice of a parameter in the narrow model's layout; a view if all positions are evenly spaced."""
     if all(one.count == one.size for one in kept):
         return weight
-    part: Tensor = _Slice.apply(weight, kept)  # type: ignore[no-untyped-call]
+    part: Tensor = _SlicedParameter.apply(weight, kept)  # type: ignore[no-untyped-call]
     return part
 
 
-class _Slice(torch.autograd.Function):
+class _SlicedParameter(torch.autograd.Function):
     """Slices a parameter and returns the gradient of the slice.
 
     If the wide parameter already has a gradient, the slice's gradient is added to it in place, which needs no

@@ -125,7 +125,7 @@ def _drawn_sizes(narrow: int, count: int, batch: Indices, *, seed: int) -> tuple
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Training:
+class _NestedTraining:
     """The narrow models, their task, and how long it runs."""
 
     narrow: Sequence[_NarrowModel]
@@ -233,7 +233,7 @@ def _align_training(
     plan: WidthPlan,
     teacher: Teacher,
     context: Context,
-) -> _Training:
+) -> _NestedTraining:
     """Imitate the original model; each size starts from its linear map in closed form."""
     given = plan.options
     options = AlignOptions(
@@ -256,14 +256,19 @@ def _align_training(
         own = linear_head(linear.weight, linear.bias, normalise=teacher.normalises)
         narrow.append(_NarrowModel(headless, cut, own))
     if options.steps == 0:
+<<<<<<< HEAD
         return _Training(narrow=narrow, task=None, facts=facts, starts=starts)
     task = make_align_task(
+=======
+        return _NestedTraining(narrow=narrow, task=None, facts=facts, starts=starts)
+    task = make_alignment(
+>>>>>>> 914a9f820bb83d5a43b215213301b496901c0df3
         wide, targets, validation, batch_size=options.batch_size, seed=context.seed, progress=context.progress
     )
     validation_steps = 0 if task.validation is None else task.validation.order.per_epoch
     per_epoch = task.batches.order.per_epoch
     normalised = targets.normalised
-    return _Training(
+    return _NestedTraining(
         narrow=narrow,
         task=task,
         settings=settings_for(options, per_epoch, validation_steps, context.seed, normalised=normalised),
@@ -276,7 +281,7 @@ def _align_training(
 
 def _contrast_training(
     wide: SentenceTransformer, cuts: Mapping[Fraction, Cut], plan: WidthPlan, context: Context
-) -> _Training:
+) -> _NestedTraining:
     """Train on labelled tuples: in-batch ranking, and the order of correct and incorrect pairs."""
     given = plan.options
     options = ContrastOptions(
@@ -303,7 +308,7 @@ def _contrast_training(
         prompts=prompts_by_file(wide, {}, [*examples, *validation]),
         seed=context.seed,
     )
-    return _Training(
+    return _NestedTraining(
         narrow=narrow,
         task=task,
         settings=contrast.settings_for(options, context.seed),
