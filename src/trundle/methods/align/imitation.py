@@ -117,7 +117,7 @@ def _same_shape(what: str, student: Tensor, teacher: Tensor) -> None:
 
 _Imitation = Literal["distilbert", "minilm", "tinybert"]
 
-Outputs = Mapping[str, Any]
+_Outputs = Mapping[str, Any]
 """What a SentenceTransformer's forward pass returns."""
 
 
@@ -145,7 +145,7 @@ class _Imitator:
         self._ours = _Inside(student)
         self._theirs = _Inside(teacher)
 
-    def __call__(self, features: Mapping[str, Any], outputs: Outputs) -> Tensor:
+    def __call__(self, features: Mapping[str, Any], outputs: _Outputs) -> Tensor:
         mask, ours, theirs = features["attention_mask"], self._ours, self._theirs
         with torch.no_grad():
             reference = self._teacher.eval()(dict(features))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from trundle.methods.align.imitation import Outputs, _same_shape
+from trundle.methods.align.imitation import _Outputs, _same_shape
 from trundle.model.encode import ShortCut, check_fast_tokenizer, find_short_cut, make_tokeniser
 from trundle.model.heads import prompts_by_role
 from trundle.progress import SILENT, Progress
@@ -43,7 +43,7 @@ def make_align_task(
     batch_size: int,
     query_weight: float = 1.0,
     seed: int = 0,
-    imitate: Callable[[Mapping[str, Any], Outputs], Tensor] | None = None,
+    imitate: Callable[[Mapping[str, Any], _Outputs], Tensor] | None = None,
     progress: Progress = SILENT,
 ) -> TrainingTask[_Batch]:
     """Makes batches of texts of similar length, with the LEAF loss.
@@ -78,7 +78,7 @@ def make_align_task(
 
 
 def _make_loss(
-    imitate: Callable[[Mapping[str, Any], Outputs], Tensor] | None = None,
+    imitate: Callable[[Mapping[str, Any], _Outputs], Tensor] | None = None,
 ) -> Callable[[nn.Module, _Batch], Tensor]:
     def loss(model: nn.Module, batch: _Batch) -> Tensor:
         features, targets = batch
