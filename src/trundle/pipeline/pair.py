@@ -67,7 +67,9 @@ def pair(
 ) -> _Pair:
     """Writes two models that share a vector space as one model folder, and returns what was written."""
     if teacher_kind(teacher) != "model":
-        raise BadInput(f"a pair holds both models, and {teacher} is not a model; pass the teacher's folder")
+        raise BadInput(
+            f"a pair holds both models, and {teacher} is an endpoint, a table or a store; pass the teacher's folder"
+        )
     check_free(output, replace=replace)
     if Path(output).resolve() in {Path(student).resolve(), Path(teacher).resolve()}:
         raise BadInput(f"{output} is one of the two models; choose another folder for the pair")
