@@ -26,7 +26,7 @@ class _Silent:
     """Shows nothing: the default for library use."""
 
     @contextmanager
-    def task(self, label: str, total: int | None) -> Iterator[Advance]:
+    def task(self, label: str, total: int | None) -> Iterator[Advance]:  # noqa: ARG002
         """Run the block."""
         yield lambda _units: None
 

@@ -101,7 +101,7 @@ def test_a_pair_without_graphs_is_exported_into_the_cache(pair: Path) -> None:
 
 def test_half_a_pair_and_two_that_make_none(exported_pair: Exported, tmp_path: Path) -> None:
     shutil.copytree(exported_pair.folder.parent, tmp_path / "out")
-    with pytest.raises(BadInput, match="say query or document"):
+    with pytest.raises(BadInput, match="pass query, document or None"):
         Encoder(tmp_path / "out").encode("a", side="passage")  # type: ignore[arg-type]
     (tmp_path / "out" / "document").rename(tmp_path / "document")
     with pytest.raises(BadModel, match="document"):
@@ -109,7 +109,7 @@ def test_half_a_pair_and_two_that_make_none(exported_pair: Exported, tmp_path: P
     narrow = pico.model("bert", str(tmp_path / "backbone"), hidden_size=16)
     narrow.save_pretrained(str(tmp_path / "narrow"))
     export_model(str(tmp_path / "narrow"), to="onnx", output=tmp_path / "out" / "document")
-    with pytest.raises(BadModel, match="32 numbers for queries and of 16 for documents"):
+    with pytest.raises(BadModel, match="32 dimensions for queries and 16 for documents"):
         Encoder(tmp_path / "out")
 
 

@@ -272,7 +272,7 @@ def test_a_loss_that_is_not_a_number_is_named_by_its_step(toy: Callable[[], Toy]
         return student.objective(batch) * (torch.nan if calls == 7 else 1.0)
 
     settings = TrainSettings(steps=50, checkpoint_every=10)
-    with pytest.raises(BadInput, match=r"at step 7; try a lower learning rate"):
+    with pytest.raises(BadInput, match=r"at step 7; try a lower learning rate"):  # noqa: PT012
         task = TrainingTask(losses=[loss], batches=student.batches(some_texts(37, 0)))
         train(student.model, task, settings, folder=tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists(), "nothing spoiled is stored"
@@ -285,7 +285,7 @@ def test_a_slope_that_is_not_a_number_is_named_too(toy: Callable[[], Toy]):
         found = student.objective(batch)
         return found + (found - found).sqrt()
 
-    with pytest.raises(BadInput, match="gradient became NaN or infinite at step 1;"):
+    with pytest.raises(BadInput, match="gradient became NaN or infinite at step 1;"):  # noqa: PT012
         task = TrainingTask(losses=[loss], batches=student.batches(some_texts(37, 0)))
         train(student.model, task, TrainSettings(steps=5))
 

@@ -13,7 +13,7 @@ from trundle.data.texts import Kind, Text
 from trundle.embedder import Embedder, Vectors, top_agreement
 from trundle.errors import BadInput
 from trundle.evaluate.metrics import _paired_cosines
-from trundle.evaluate.retrieval import Positions, _check_same_width, nearest, unit
+from trundle.evaluate.retrieval import _check_same_width, _Positions, nearest, unit
 from trundle.evaluate.scoring import Memory
 from trundle.progress import SILENT, Progress
 from trundle.teacher.labelling import encode_by_role
@@ -172,7 +172,7 @@ def watch_margin(
 class Top:
     """The nearest documents of each query, best first, with their cosines."""
 
-    positions: Positions
+    positions: _Positions
     cosines: NDArray[np.float64]
 
 

@@ -12,7 +12,7 @@ from trundle.data.sampling import fingerprint
 from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput
 
-Positions = NDArray[np.int64]
+_Positions = NDArray[np.int64]
 
 _DOCUMENTS_AT_ONCE = 8192
 _QUERIES_AT_ONCE = 1024
@@ -29,7 +29,7 @@ def unit(vectors: Vectors) -> NDArray[np.float64]:
 
 def nearest(
     queries: Vectors, documents: Vectors, k: int, *, left_out: Sequence[int] | None = None
-) -> Positions:
+) -> _Positions:
     """Positions of the k nearest documents of each query by cosine, best first.
 
     `left_out` names one document per query that is not ranked (−1: none). A row with fewer than k documents ends in −1.
@@ -58,7 +58,7 @@ def nearest(
     return found
 
 
-def _best_columns(scores: NDArray[np.float32], k: int) -> Positions:
+def _best_columns(scores: NDArray[np.float32], k: int) -> _Positions:
     """Columns of the k highest scores of each row, best first, the leftmost of equal ones."""
     width = scores.shape[1]
     if k == width:

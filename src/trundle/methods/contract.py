@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trundle.embedder import Embedder
     from trundle.model.cost import Cost
 
+
 class Options(BaseModel):
     """A method's options: frozen, keyword-only, unknown keys rejected, one line of help each."""
 

@@ -18,13 +18,8 @@ from sentence_transformers.base.modules import Router
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
-<<<<<<< HEAD
-from trundle.embedder import Embedder, Encode, Vectors, check_texts, check_vectors
-=======
-from trundle.embedder import Embedder, Vectors, check_texts
->>>>>>> cc4555b36ed7e6c61275f6ab47d1da8eee05353f
+from trundle.embedder import LONGEST, Embedder, Vectors, check_texts, check_vectors
 from trundle.errors import BadInput, BadModel
-from trundle.embedder import LONGEST
 from trundle.model.heads import _pools_prompts, _Role, prompts_by_role
 from trundle.model.tokenizer import _NO_LIMIT, _bare_backend
 from trundle.progress import SILENT, Progress
@@ -178,7 +173,11 @@ def embedder(
     half = half_on_gpu and on_gpu and model.dtype == torch.float32
     prompts, pools_prompts = prompts_by_role(model), _pools_prompts(model)
     routed = model.truncate_dim is not None or any(isinstance(module, Router) for module in model)
-    library = {"text": model.encode, "query": model.encode_query, "document": model.encode_document}
+    library: dict[str, Callable[..., Any]] = {
+        "text": model.encode,
+        "query": model.encode_query,
+        "document": model.encode_document,
+    }
     tokenise = cache(lambda: make_tokeniser(model))
 
     def encode_chunk(role: _Role, texts: list[str]) -> Vectors:
@@ -204,42 +203,10 @@ def embedder(
                 advance(len(chunk))
         if not parts:
             return np.zeros((0, model.get_embedding_dimension() or 0), dtype=np.float32)
-        return _check_vectors(np.concatenate(parts), texts, name)
+        return _check_embeddings(np.concatenate(parts), texts, name)
 
-<<<<<<< HEAD
-        def run_half(texts: list[str]) -> Vectors:
-            nonlocal half
-            with torch.autocast("cuda", dtype=torch.float16, enabled=half):
-                vectors = run_chunk(texts)
-            if not half or np.isfinite(vectors).all():
-                return vectors
-            half = False
-            return run_chunk(texts)
-
-        def run(texts: Sequence[str]) -> Vectors:
-            check_texts(texts)
-            parts = []
-            with progress.task(f"{name}: encoding", len(texts)) as advance:
-                for start in range(0, len(texts), _CHUNK):
-                    chunk = list(texts[start : start + _CHUNK])
-                    parts.append(run_half(chunk))
-                    advance(len(chunk))
-            if not parts:
-                return np.zeros((0, model.get_embedding_dimension() or 0), dtype=np.float32)
-            return _check_embeddings(np.concatenate(parts), texts, name)
-
-        return run
-
-    return Embedder(
-        name=name,
-        text=role("text", model.encode),
-        query=role("query", model.encode_query),
-        document=role("document", model.encode_document),
-    )
-=======
     roles = {role: partial(encode, role) for role in prompts}
     return Embedder(name=name, text=roles["text"], query=roles["query"], document=roles["document"])
->>>>>>> cc4555b36ed7e6c61275f6ab47d1da8eee05353f
 
 
 def labelling_embedder(model: SentenceTransformer, *, name: str, progress: Progress = SILENT) -> Embedder:

@@ -113,8 +113,9 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
         )
         lineage = lineage.after_parent() if request.continues else lineage
         _save(made.model, request.target, lineage, made.files, replace=request.replace, use=made.use)
-        for name in made.additional:
-            siblings.append(_write_sibling(name, made, lineage, request, memory, teacher))
+        siblings += [
+            _write_sibling(name, made, lineage, request, memory, teacher) for name in made.additional
+        ]
         if request.pair and made.partner is not None:
             paired = pair_folder(request.target)
             own = made.partner is original or made.space is None

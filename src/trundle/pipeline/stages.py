@@ -66,8 +66,9 @@ class _Stage:
         return plan, self.call.method.reopen(applied, plan, self.context)
 
     def keep(self, plan: Plan, applied: Applied, *, seconds: float) -> Applied:
-        """Stores a result that took long to make. It is deleted when the run has been saved; what the method itself had
-        kept to resume from, such as checkpoints, is deleted now.
+        """Stores a result that took long to make, until the run has been saved.
+
+        What the method itself had kept to resume from, such as checkpoints, is deleted.
         """
         if seconds < _KEPT_AFTER:
             return applied

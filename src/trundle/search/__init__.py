@@ -1,1 +1,1 @@
-""""""
+"""From a budget to a model."""

@@ -18,8 +18,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from trundle.methods.contract import FilePrompts, Method, Options, Plan
 from trundle.embedder import LONGEST
+from trundle.methods.contract import FilePrompts, Method, Options, Plan
 
 _STEPS = 1000
 _LORA_RATE, _FULL_RATE = 2e-4, 2e-5

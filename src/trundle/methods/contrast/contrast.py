@@ -15,9 +15,9 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from trundle.data.sampling import distinct, fingerprint, sample
+from trundle.embedder import LONGEST
 from trundle.errors import BadInput
 from trundle.methods.contract import Applied, Context
-from trundle.embedder import LONGEST
 from trundle.methods.contrast import _FULL_RATE, _LORA_RATE, ContrastOptions, ContrastPlan, _steps
 from trundle.methods.contrast.contrastive import make_contrast_task
 from trundle.methods.training import (

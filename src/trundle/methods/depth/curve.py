@@ -22,9 +22,8 @@ from torch.nn import functional
 
 from trundle.data.examples import Example
 from trundle.data.sampling import distinct, sample
-from trundle.embedder import check_texts
+from trundle.embedder import LONGEST, check_texts
 from trundle.errors import BadInput, BadModel
-from trundle.embedder import LONGEST
 from trundle.model.encode import dropping, multiplies_bf16
 from trundle.model.heads import prompts_by_role
 from trundle.model.layout import layout_of

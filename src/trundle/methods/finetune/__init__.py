@@ -16,8 +16,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from trundle.methods.contract import Method, Options, Plan
 from trundle.embedder import LONGEST
+from trundle.methods.contract import Method, Options, Plan
 
 _EPOCHS = 3
 

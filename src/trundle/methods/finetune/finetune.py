@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trundle.data.sampling import fingerprint, sample
+from trundle.embedder import LONGEST
 from trundle.errors import BadInput
 from trundle.evaluate.metrics import class_measures, number_measures
 from trundle.methods.contract import Applied, Context
-from trundle.embedder import LONGEST
 from trundle.methods.finetune import _EPOCHS, FinetuneOptions, FinetunePlan
 from trundle.methods.training import NOT_VALIDATED, VALIDATIONS, Trained, run_training, validation_size
 from trundle.model.cost import predict

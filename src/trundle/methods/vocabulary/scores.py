@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 
-from trundle.errors import BadModel
 from trundle.embedder import LONGEST
+from trundle.errors import BadModel
 from trundle.model.surgery import transformer_of
 from trundle.model.tokenizer import MergeTree
 from trundle.progress import SILENT, Progress

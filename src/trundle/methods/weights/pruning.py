@@ -13,8 +13,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from trundle.data.examples import DROPOUT
-from trundle.methods.contract import Context
 from trundle.embedder import LONGEST
+from trundle.methods.contract import Context
 from trundle.methods.training import prompts_by_file
 from trundle.methods.weights import WeightsOptions, _AlignedBy, _FisherScale, _Selection, _WeightScore
 from trundle.methods.weights.gradients import _Gradients, _measure_gradients, _measure_norms

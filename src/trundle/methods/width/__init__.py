@@ -22,8 +22,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trundle.methods.contract import ExactFraction, Method, Options, Plan, listed
 from trundle.embedder import LONGEST
+from trundle.methods.contract import ExactFraction, Method, Options, Plan, listed
 
 _FULL: Literal["full"] = "full"
 _Objective = Literal["align", "contrast"]

@@ -15,13 +15,13 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from trundle.data.sampling import fingerprint, sample
+from trundle.embedder import LONGEST
 from trundle.methods.align import CYCLES, EPOCHS, AlignOptions
 from trundle.methods.align.align import LAST_RATE, settings_for
 from trundle.methods.align.leaf import make_align_task
 from trundle.methods.align.ridge import fit_ridge
 from trundle.methods.align.teacher_vectors import RIDGE_TEXTS, targets_for
 from trundle.methods.contract import AdditionalModel, Applied, Context
-from trundle.embedder import LONGEST
 from trundle.methods.contrast import ContrastOptions, contrast
 from trundle.methods.contrast.contrast import examples_for
 from trundle.methods.contrast.contrastive import make_contrast_task
@@ -256,13 +256,8 @@ def _align_training(
         own = linear_head(linear.weight, linear.bias, normalise=teacher.normalises)
         narrow.append(_NarrowModel(headless, cut, own))
     if options.steps == 0:
-<<<<<<< HEAD
-        return _Training(narrow=narrow, task=None, facts=facts, starts=starts)
-    task = make_align_task(
-=======
         return _NestedTraining(narrow=narrow, task=None, facts=facts, starts=starts)
-    task = make_alignment(
->>>>>>> 914a9f820bb83d5a43b215213301b496901c0df3
+    task = make_align_task(
         wide, targets, validation, batch_size=options.batch_size, seed=context.seed, progress=context.progress
     )
     validation_steps = 0 if task.validation is None else task.validation.order.per_epoch

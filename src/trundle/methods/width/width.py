@@ -7,11 +7,11 @@ from fractions import Fraction
 
 from sentence_transformers import SentenceTransformer
 
+from trundle.embedder import LONGEST
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.align import AlignOptions
 from trundle.methods.align.teacher_vectors import targets_for
 from trundle.methods.contract import Applied, Context
-from trundle.embedder import LONGEST
 from trundle.methods.width import _FULL, _HALF, WidthOptions, WidthPlan, _Objective, _Select
 from trundle.methods.width.importance import _cut_for, _prepare
 from trundle.methods.width.nesting import _fitted_map, _nest_together
