@@ -334,10 +334,7 @@ def cost(options: argparse.Namespace) -> None:
             row: Json = {"method": name, "parameters": parameters(model)}
             row["embedding_parameters"] = int(table.numel())
             maps = sum(file.stat().st_size for file in folder.rglob("*.npy"))  # of removed tokens
-            row |= {
-                "storage_bytes": weight_bytes(folder) + maps,
-                "memory_bytes": peak_memory(folder, work),
-            }
+            row |= {"storage_bytes": weight_bytes(folder) + maps, "memory_bytes": peak_memory(folder, work)}
             rows.append(row | {"short": [], "long": []})
     before = _cpu_clock()
     for turn in range(-1, options.rounds):

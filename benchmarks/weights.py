@@ -110,10 +110,7 @@ def pruned(
         return small
     layout = layout_of(transformer_of(model).model)
     keep = layout.sizes["mlp"] - int(layout.sizes["mlp"] * share)
-    whole = _Scored(
-        matrices=prunable(layout),
-        scores=scores,
-    )
+    whole = _Scored(matrices=prunable(layout), scores=scores)
     kept = tuple(_best_neurons(one, keep) for one in _neurons_by_layer(whole))
     small = cut(model, Cut(mlp=kept))
     if method == "neuron":

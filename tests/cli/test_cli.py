@@ -292,10 +292,7 @@ def test_a_vocabulary_can_be_looked_at_before_it_is_cut(
 
 
 def test_a_mapped_folder_says_how_it_opens(
-    run: Callable[..., tuple[int, str, str]],
-    pico_folders: Callable[[str], Path],
-    texts: str,
-    tmp_path: Path,
+    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
 ) -> None:
     small = str(tmp_path / "small")
     given = ("--keep", "100", "--oov", "unk", "--data", texts, "-o", small)

@@ -154,11 +154,7 @@ def test_trundle_itself_and_shadowed_packages_are_left_out(tmp_path: Path) -> No
 
 def test_repeats_are_dropped_across_packages(tmp_path: Path) -> None:
     generic = [(f"g{n}", f"Return the usual thing.\n\n    {ENOUGH} {'generic' * (n + 1)}") for n in range(3)]
-    install(
-        tmp_path,
-        "a",
-        {"a.py": module(("first", f"Fold a paper boat.\n\n    {ENOUGH} One."), *generic)},
-    )
+    install(tmp_path, "a", {"a.py": module(("first", f"Fold a paper boat.\n\n    {ENOUGH} One."), *generic)})
     install(
         tmp_path,
         "b",

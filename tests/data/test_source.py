@@ -125,11 +125,7 @@ def test_a_folder_is_read_in_order_and_hidden_files_are_left_out(tmp_path: Path)
         path.write_text(json.dumps(name))
     assert [
         json.loads(row["text"]) if "txt" in str(row).lower() else row["text"] for row in values(tmp_path)
-    ] == [
-        "a/z.ndjson",
-        "b/10.TXT",
-        "b/2.txt",
-    ]
+    ] == ["a/z.ndjson", "b/10.TXT", "b/2.txt"]
 
 
 def test_named_columns_are_renamed_and_hide_the_others(tmp_path: Path) -> None:

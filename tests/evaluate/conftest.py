@@ -82,10 +82,5 @@ def root(write: Write) -> Path:
     )
     return write(
         "retrieval/Small/qrels",
-        {
-            "query-id": ["q1", "q2"],
-            "corpus-id": ["d1", "d2"],
-            "score": [1, 2],
-            "split": ["test", "test"],
-        },
+        {"query-id": ["q1", "q2"], "corpus-id": ["d1", "d2"], "score": [1, 2], "split": ["test", "test"]},
     ).parents[2]

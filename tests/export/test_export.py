@@ -24,7 +24,6 @@ from trundle.export.closeness import _neighbour_agreement
 from trundle.export.exporting import export_model
 from trundle.export.int8 import _rows_in_int8
 from trundle.export.quantise import ExportOptions, Limits, _spread, _tries
-from trundle.export.tracing import _first_difference, _plain_attention, _tensor_model, _write_onnx
 from trundle.runtime.encoder import Encoder
 from trundle.runtime.engines import is_x86
 
@@ -127,17 +126,6 @@ def test_products_that_hurt_stay_in_float(model: Path) -> None:
     assert 1 - made.closeness.mean_cosine <= less.cosine
     assert "layer.2/output/dense" in made.graph.facts["products in float"][0]
     assert len(made.graph.facts["products in float"]) < 12
-
-
-def test_a_graph_that_differs_says_where(model: Path, tmp_path: Path) -> None:
-    opened = SentenceTransformer(str(model), device="cpu")
-    path = tmp_path / "graph.onnx"
-    with _plain_attention(opened):
-        _write_onnx(_tensor_model(opened), path, tracer="torchscript")
-        assert _first_difference(_tensor_model(opened), path) is None
-        with torch.no_grad():
-            opened[0].model.encoder.layer[2].output.dense.weight.add_(0.1)
-        assert _first_difference(_tensor_model(opened), path) == "model.0.model.encoder.layer.2.output.dense"
 
 
 def test_weights_too_large_for_one_file_lie_beside_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,9 +53,7 @@ def test_truncated_vectors_and_routers_take_the_librarys_way(pico_model):
     np.testing.assert_allclose(embedder(model).text(TEXTS), by_library(model, TEXTS), atol=1e-5)
     one, other = copy.deepcopy(pico_model("bert")), copy.deepcopy(pico_model("mpnet"))
     routed = SentenceTransformer(
-        modules=[
-            Router.for_query_document(query_modules=list(one), document_modules=list(other)),
-        ],
+        modules=[Router.for_query_document(query_modules=list(one), document_modules=list(other))],
         device="cpu",
     )
     found = embedder(routed)

@@ -267,13 +267,7 @@ def test_one_that_was_not_tried_has_the_teacher_to_wait_for(
 
 
 def test_a_map_is_fitted_once_and_then_kept() -> None:
-    contest = _Trials(
-        source="large",
-        request=Request(source="large"),
-        texts=900,
-        mapped=300,
-        work=Path(),
-    )
+    contest = _Trials(source="large", request=Request(source="large"), texts=900, mapped=300, work=Path())
     cut = SimpleNamespace(
         base="large",
         name="x",

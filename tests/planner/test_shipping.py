@@ -152,10 +152,7 @@ def test_what_is_over_the_budget_is_told(
     outcome = compress_to_budget(
         Request(source=str(folder), output=output, corpus=corpus), words, minutes=0.02
     )
-    told = (
-        "the file has 3 MB, over the budget of 2 MB",
-        "a query takes 99 ms, over the budget of 50 ms",
-    )
+    told = ("the file has 3 MB, over the budget of 2 MB", "a query takes 99 ms, over the budget of 50 ms")
     assert outcome.remarks == told
     assert json.loads((output / PLANNING_FILE).read_text())["remarks"] == list(told)
     _show(outcome)

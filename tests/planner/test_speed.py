@@ -22,10 +22,7 @@ pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
 @pytest.mark.parametrize("undisturbed", [True, False])
 def test_what_was_timed_on_a_busy_machine_is_not_kept(
-    undisturbed: bool,
-    pico_folders: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    undisturbed: bool, pico_folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def timed(folders: Sequence[Path]) -> list[_Timed]:
         return [

@@ -35,10 +35,7 @@ PLANNING = {
             "bytes": 80_000,
             "milliseconds": 4.0,
             "outcome": "chosen",
-            "rungs": [
-                {"steps": 10, "distance": 0.5},
-                {"steps": 20, "distance": 0.4},
-            ],
+            "rungs": [{"steps": 10, "distance": 0.5}, {"steps": 20, "distance": 0.4}],
         },
         {
             "name": "1 layer",

@@ -75,9 +75,7 @@ def test_the_frontier_is_what_nothing_beats(points: list[tuple[int, int]]) -> No
 
 def test_marks_stand_where_their_values_are() -> None:
     plot = _Plot(
-        title="a & b",
-        across=_Axis(label="x <", low=1, high=100, log=True),
-        up=_Axis(label="", low=0, high=1),
+        title="a & b", across=_Axis(label="x <", low=1, high=100, log=True), up=_Axis(label="", low=0, high=1)
     )
     plot.dot((10, 0.5), "c0", says='10 < "20"')
     drawn = plot.svg()

@@ -198,10 +198,7 @@ def test_passages() -> None:
 
 
 def test_overlap_counts_shared_places() -> None:
-    columns = [
-        {"results": [{"place": 1}, {"place": 2}]},
-        {"results": [{"place": 2}, {"place": 3}]},
-    ]
+    columns = [{"results": [{"place": 1}, {"place": 2}]}, {"results": [{"place": 2}, {"place": 3}]}]
     second = _with_overlap(columns)[1]
     assert second["overlap"] == 0.5
     assert [result["teacher_rank"] for result in second["results"]] == [2, None]

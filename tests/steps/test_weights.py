@@ -171,11 +171,7 @@ def test_texts_alone_become_pairs(
     (tmp_path / "texts.txt").write_text("\n".join([*lines, "short one", "short two"]), encoding="utf-8")
     told = RecordedProgress()
     small = prune(
-        pico_model("bert"),
-        told,
-        sparsity="50%",
-        domain=str(tmp_path / "texts.txt"),
-        general=files["general"],
+        pico_model("bert"), told, sparsity="50%", domain=str(tmp_path / "texts.txt"), general=files["general"]
     )
     assert small.facts["domain"]["pairs"] == "made from texts"
     assert any(

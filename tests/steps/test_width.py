@@ -85,11 +85,7 @@ def test_each_size_is_a_standard_folder_in_the_model_s_space(
 
 @pytest.mark.parametrize(
     ("family", "widths", "select"),
-    [
-        ("bert", "1/2,1/4", "importance"),
-        ("llama", "1/2", "importance"),
-        ("llama", "1/2,1/4", "consecutive"),
-    ],
+    [("bert", "1/2,1/4", "importance"), ("llama", "1/2", "importance"), ("llama", "1/2,1/4", "consecutive")],
 )
 def test_a_narrow_size_of_a_decoder_is_not_made_of_outliers(
     family: str, widths: str, select: str, pico_model: Callable[[str], SentenceTransformer], corpus: Corpus

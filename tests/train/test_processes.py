@@ -79,12 +79,7 @@ def learn(net: Net, folder: Path, *, dropout: bool) -> _TrainResult:
 
     batches = Batches(order=ByLength(np.arange(TEXTS), batch_size=8), load=load)
     settings = TrainSettings(
-        steps=30,
-        learning_rate=1e-2,
-        dropout=dropout,
-        validate_every=9,
-        checkpoint_every=10,
-        record_every=1,
+        steps=30, learning_rate=1e-2, dropout=dropout, validate_every=9, checkpoint_every=10, record_every=1
     )
     task = TrainingTask(losses=[loss], batches=batches, validation=batches)
     return train(net, task, settings, folder=folder)

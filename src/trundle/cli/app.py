@@ -45,18 +45,7 @@ def _every_verb(
     """Shrink any text-embedding model, keep your index."""
 
 
-for verb in (
-    demo,
-    inspect,
-    compress,
-    recipes,
-    evaluate,
-    pair,
-    bench,
-    export,
-    report,
-    serve,
-):
+for verb in (demo, inspect, compress, recipes, evaluate, pair, bench, export, report, serve):
     app.command()(verb)
 app.add_typer(index.app, name="index")
 app.add_typer(targets.app, name="targets")

@@ -170,12 +170,7 @@ def _result(outcome: Outcome) -> list[tuple[str, ...]]:
         )
     )
     rows.append(
-        (
-            "predicted",
-            _count(best.cost.parameters),
-            _megabytes(best.bytes),
-            _query(best.milliseconds),
-        )
+        ("predicted", _count(best.cost.parameters), _megabytes(best.bytes), _query(best.milliseconds))
     )
     size = outcome.bytes or best.bytes
     rows.append(

@@ -147,8 +147,7 @@ def compress(
         ),
     ] = None,
     fresh: Annotated[
-        bool,
-        typer.Option("--fresh", help="Do not go on with a run of the same command that was stopped."),
+        bool, typer.Option("--fresh", help="Do not go on with a run of the same command that was stopped.")
     ] = False,
     seed: _Seed = 0,
     dry_run: _DryRun = False,

@@ -69,8 +69,7 @@ def build(
         typer.Option(min=1, help="With --ray: how many; by default one for each GPU, or else for each core."),
     ] = None,
     runtime: Annotated[
-        bool,
-        typer.Option("--runtime", help="Run the exported graph of the model on the CPU, without torch."),
+        bool, typer.Option("--runtime", help="Run the exported graph of the model on the CPU, without torch.")
     ] = False,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Cores for each worker, and for the graph of --runtime.")

@@ -26,16 +26,7 @@ import numpy as np
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, WriteFailed
 from trundle.folders import check_free, write_whole
-from trundle.index.base import (
-    _EXACT_UP_TO,
-    _OVERSAMPLE,
-    Wanted,
-    _agreed,
-    _Facts,
-    _Hit,
-    _key_of,
-    _Sample,
-)
+from trundle.index.base import _EXACT_UP_TO, _OVERSAMPLE, Wanted, _agreed, _Facts, _Hit, _key_of, _Sample
 from trundle.index.codes import (
     _code_width,
     _Codes,

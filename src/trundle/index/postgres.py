@@ -8,23 +8,8 @@ from dataclasses import asdict
 
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, MissingExtra
-from trundle.index.base import (
-    _EXACT_UP_TO,
-    _OVERSAMPLE,
-    Wanted,
-    _agreed,
-    _Facts,
-    _Hit,
-    _key_of,
-    _Sample,
-)
-from trundle.index.connection import (
-    _RETRY_SECONDS,
-    _Connection,
-    _Database,
-    _draw_sample,
-    _TextColumns,
-)
+from trundle.index.base import _EXACT_UP_TO, _OVERSAMPLE, Wanted, _agreed, _Facts, _Hit, _key_of, _Sample
+from trundle.index.connection import _RETRY_SECONDS, _Connection, _Database, _draw_sample, _TextColumns
 from trundle.progress import SILENT, Progress
 
 try:

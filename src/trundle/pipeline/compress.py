@@ -17,12 +17,7 @@ from trundle.data.corpus import Corpus
 from trundle.data.sampling import distinct, sample
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
-from trundle.evaluate.fidelity import (
-    FEWEST_DOCUMENTS,
-    Fidelity,
-    measure_fidelity,
-    queries_and_documents,
-)
+from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, Fidelity, measure_fidelity, queries_and_documents
 from trundle.evaluate.scoring import Memory
 from trundle.folders import check_free
 from trundle.methods.contract import AdditionalModel, Applied, Context

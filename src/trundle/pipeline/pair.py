@@ -35,11 +35,7 @@ class _Pair:
 
     def as_json(self) -> dict[str, Any]:
         """Returns what `--json` prints."""
-        return self.facts() | {
-            "student": self.student,
-            "teacher": self.teacher,
-            "output": str(self.output),
-        }
+        return self.facts() | {"student": self.student, "teacher": self.teacher, "output": str(self.output)}
 
     def facts(self) -> dict[str, Any]:
         """Returns what the lineage records."""

@@ -133,11 +133,7 @@ def _range_length(shards: int, workers: int) -> int:
 
 
 def _split_ranges(
-    parts: Sequence[_FilePart],
-    starts: _Positions,
-    ends: Sequence[_ShardEnd],
-    duplicates: _Bits,
-    length: int,
+    parts: Sequence[_FilePart], starts: _Positions, ends: Sequence[_ShardEnd], duplicates: _Bits, length: int
 ) -> Iterator[tuple[_ShardRange, bytes]]:
     """Yield all ranges of `length` shards, each with the duplicate bits of its texts."""
     begin = 0

@@ -28,26 +28,10 @@ from trundle.search.budget import _Budget
 _Coverage = Callable[[int], float]
 """Maps a number of tokens to the share of the texts that the most frequent ones cover."""
 
-_LAYERS = (
-    Fraction(1),
-    Fraction(5, 6),
-    Fraction(2, 3),
-    Fraction(1, 2),
-    Fraction(1, 3),
-    Fraction(1, 4),
-    Fraction(1, 6),
-)
-_TOKENS = (
-    Fraction(1),
-    Fraction(3, 4),
-    Fraction(1, 2),
-    Fraction(1, 3),
-    Fraction(1, 4),
-    Fraction(1, 6),
-    Fraction(1, 8),
-)
-_NEURONS = (Fraction(1), Fraction(3, 4), Fraction(1, 2))
-_WIDTHS = (Fraction(1), Fraction(1, 2))
+_LAYERS = tuple(map(Fraction, ("1", "5/6", "2/3", "1/2", "1/3", "1/4", "1/6")))
+_TOKENS = tuple(map(Fraction, ("1", "3/4", "1/2", "1/3", "1/4", "1/6", "1/8")))
+_NEURONS = tuple(map(Fraction, ("1", "3/4", "1/2")))
+_WIDTHS = tuple(map(Fraction, ("1", "1/2")))
 _INT4_PROMISE = 0.95
 _FEWEST_TOKENS = 4000
 """With fewer tokens, words are split into letters."""
@@ -129,12 +113,7 @@ class _Candidate:
 
 
 def _list_candidates(
-    model: SentenceTransformer,
-    base: str,
-    *,
-    precision: Precision,
-    dimensions: int,
-    is_teacher: bool = True,
+    model: SentenceTransformer, base: str, *, precision: Precision, dimensions: int, is_teacher: bool = True
 ) -> list[_Candidate]:
     """Lists the grid of cuts of `model`, each with a linear map into `dimensions`.
 

@@ -99,10 +99,6 @@ class Outcome:
                 "parameters": best.cost.parameters,
                 "milliseconds": best.milliseconds,
             },
-            measured={
-                "bytes": self.bytes,
-                "parameters": self.parameters,
-                "milliseconds": self.milliseconds,
-            },
+            measured={"bytes": self.bytes, "parameters": self.parameters, "milliseconds": self.milliseconds},
             remarks=self.remarks,
         )

@@ -43,15 +43,7 @@ from trundle.search.candidates import _Candidate
 from trundle.search.outcome import Outcome, _Tried
 from trundle.search.prospects import _Prospects
 from trundle.search.speed import _export_graph, _Speed, _time_queries
-from trundle.search.trials import (
-    _CONTEST_OVER,
-    _RATE_FILE,
-    _any_wrote,
-    _mark_written,
-    _once,
-    _Trials,
-    _wrote,
-)
+from trundle.search.trials import _CONTEST_OVER, _RATE_FILE, _any_wrote, _mark_written, _once, _Trials, _wrote
 
 _CALIBRATION_TEXTS = 400
 
@@ -169,10 +161,7 @@ def compress_to_budget(
             rate = _once(work / _RATE_FILE, prospects.reading_rate)
             planned = _timed(planned, prospects, minutes, rate)
         request = replace(
-            request,
-            replace=request.replace or resumes,
-            opened=bases,
-            measured_texts=planned.timetable.proved,
+            request, replace=request.replace or resumes, opened=bases, measured_texts=planned.timetable.proved
         )
         trials = _Trials(
             source=prospects.source,
@@ -196,11 +185,7 @@ def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> N
 
 
 def _planned(
-    prospects: _Prospects,
-    limits: _Budget,
-    speeds: Mapping[tuple[str, Precision], _Speed],
-    *,
-    before: Cost,
+    prospects: _Prospects, limits: _Budget, speeds: Mapping[tuple[str, Precision], _Speed], *, before: Cost
 ) -> Outcome:
     """The candidates, before anything is trained or any time planned."""
     tried = [_Tried(candidate=each) for each in prospects.promising(limits, speeds, before=before)]

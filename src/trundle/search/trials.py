@@ -192,9 +192,7 @@ class _Trials:
         facts = lineage["steps"][-1]["facts"]
         distance = facts["validation"] if facts["validation"] is not None else facts["loss"]
         return replace(
-            tried,
-            distances=(*tried.distances, float(distance)),
-            steps=(*tried.steps, int(facts["steps"])),
+            tried, distances=(*tried.distances, float(distance)), steps=(*tried.steps, int(facts["steps"]))
         )
 
     def _refused(self, tried: _Tried, error: UserError) -> _Tried:

@@ -161,10 +161,7 @@ def _store(
         splitter = _Splitter(items=items, shard_size=wanted.shard_size)
         number = -1
         try:
-            with (
-                progress.task("teacher vectors", total) as advance,
-                _ahead(splitter.split(advance)) as ready,
-            ):
+            with progress.task("teacher vectors", total) as advance, _ahead(splitter.split(advance)) as ready:
                 for number, pending in enumerate(ready):
                     if _is_finished(path, manifest, number, pending, progress):
                         advance(len(pending.items))

@@ -39,11 +39,7 @@ class _TableTeacher:
     teacher_id: str
 
     def targets(
-        self,
-        folder: str | Path,
-        *,
-        shard_size: int = SHARD_SIZE,
-        progress: Progress = SILENT,
+        self, folder: str | Path, *, shard_size: int = SHARD_SIZE, progress: Progress = SILENT
     ) -> Targets:
         """Copy the table into a folder of targets."""
         wanted = Manifest(teacher=self.teacher_id, prompts=None, dtype="float16", shard_size=shard_size)

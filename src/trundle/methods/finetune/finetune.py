@@ -101,12 +101,7 @@ def apply(model: SentenceTransformer, plan: FinetunePlan, context: Context) -> A
         shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
         context.progress.say(f"finetune: on {len(held_out):,} held-out rows {shown}")
     return Applied(
-        model=student,
-        facts=facts,
-        scores=scores,
-        use=_usage(plan),
-        done=trained.done,
-        files=trained.files,
+        model=student, facts=facts, scores=scores, use=_usage(plan), done=trained.done, files=trained.files
     )
 
 
