@@ -47,7 +47,6 @@ _OPSET = 18
 """Old enough for the current releases of fastembed, transformers.js and text-embeddings-inference."""
 _SENTENCES, _TOKENS = "sentence_embedding", "token_embeddings"
 """The outputs. Clients that pool by themselves use the second."""
-_TOLERANCE = 1e-3
 _ROUNDS = 7
 
 _Tracer = Literal["torchscript", "dynamo"]
