@@ -114,8 +114,13 @@ def linear_head(
 ) -> list[nn.Module]:
     """Return a linear map as the modules after pooling."""
     rows, columns = weight.shape
-    start = {"init_weight": torch.tensor(weight), "init_bias": torch.tensor(bias)}
-    dense = Dense(columns, rows, activation_function=nn.Identity(), **start)
+    dense = Dense(
+        columns,
+        rows,
+        activation_function=nn.Identity(),
+        init_weight=torch.tensor(weight),
+        init_bias=torch.tensor(bias),
+    )
     return [dense, Normalize()] if normalise else [dense]
 
 
@@ -229,7 +234,7 @@ def _attends_both_ways(backbone: PreTrainedModel) -> bool:
     padded = torch.ones_like(one)
     padded[:, -1] = 0
     training = backbone.training
-    backbone.eval()
+    backbone.train(False)
     with torch.no_grad():
         states = [
             [backbone(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0] for ids in (one, other)]
