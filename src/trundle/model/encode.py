@@ -173,7 +173,7 @@ def embedder(
     half = half_on_gpu and on_gpu and model.dtype == torch.float32
     prompts, pools_prompts = prompts_by_role(model), _pools_prompts(model)
     routed = model.truncate_dim is not None or any(isinstance(module, Router) for module in model)
-    library: dict[str, Callable[..., Any]] = {
+    library: dict[_Role, Callable[..., Any]] = {
         "text": model.encode,
         "query": model.encode_query,
         "document": model.encode_document,

@@ -234,7 +234,7 @@ def _attends_both_ways(backbone: PreTrainedModel) -> bool:
     padded = torch.ones_like(one)
     padded[:, -1] = 0
     training = backbone.training
-    backbone.eval()  # type: ignore[no-untyped-call]
+    backbone.train(False)
     with torch.no_grad():
         states = [
             [backbone(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0] for ids in (one, other)]

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Module
 from tokenizers import Tokenizer
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from trundle.errors import WriteFailed
@@ -72,7 +72,7 @@ def weights_digest(model: SentenceTransformer) -> str:
     return f"weights {digest.hexdigest()}"
 
 
-def _update_with_weights(digest: blake2b, weights: Iterable[tuple[str, Tensor]]) -> None:
+def _update_with_weights(digest: blake2b, weights: Iterable[tuple[str, Any]]) -> None:
     for name, weight in sorted(weights, key=lambda named: named[0]):
         raw = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
         digest.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\n".encode())
