@@ -204,7 +204,7 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
             "can't be 0; give 1 or more",
         ),
         (["depth", "MODEL", "--keep", "few", "-o", "OUT"], "depth.keep can't be 'few'; give a whole number"),
-        (["depth", "MODEL", "-o", "OUT"], "say how many"),
+        (["depth", "MODEL", "-o", "OUT"], "choose how many"),
         (["align", "MODEL", "-o", "OUT", "--data", "missing.txt"], "missing.txt"),
         (["align", "MODEL", "-o", "OUT", "--data", "EMPTY"], "EMPTY"),
         (["compress", "MODEL", "--recipe", "nope", "-o", "OUT"], "no recipe 'nope'"),
