@@ -49,10 +49,10 @@ def test_the_curve_on_the_screen_and_in_a_file(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--layers"], "give them with --data"),
+        (["--layers"], "pass them with --data"),
         (["--data", "TUPLES"], "add --layers"),
         (["-o", "x.html"], "add --layers"),
-        (["--layers", "--data", "TUPLES", "-o", "curve.doc"], "end it in .html or .svg"),
+        (["--layers", "--data", "TUPLES", "-o", "curve.doc"], "ends in .html or .svg"),
         (["--layers", "--data", "TUPLES", "-o", "no/such/folder/curve.svg"], "folder that exists"),
     ],
 )

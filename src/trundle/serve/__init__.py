@@ -1,1 +1,1 @@
-""""""
+"""The embeddings server."""
