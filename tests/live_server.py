@@ -17,10 +17,9 @@ from typing import Any
 import uvicorn
 
 from trundle.runtime.encoder import Encoder
-from trundle.serve.app import _make_app
 from trundle.serve.models import _Served
-from trundle.serve.server import open_socket
-from trundle.serve.settings import Settings
+from trundle.serve.routes import _make_app, open_socket
+from trundle.serve.settings import ServerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +64,7 @@ class LiveServer:
 
 
 @contextmanager
-def running(served: _Served, settings: Settings | None = None) -> Iterator[LiveServer]:
+def running(served: _Served, settings: ServerSettings | None = None) -> Iterator[LiveServer]:
     """The server's own app under uvicorn until the block ends."""
     listening = open_socket("127.0.0.1", 0)
     server = uvicorn.Server(

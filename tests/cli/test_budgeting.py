@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trundle.cli.budget import _REPORT, _report
+from trundle.cli.compression import _REPORT, _write_report
 from trundle.errors import BadInput
 from trundle.progress import _Silent
 from trundle.report import report
@@ -29,7 +29,7 @@ def test_a_model_is_told_of_though_texts_are_too_few_to_compare_by(
     said: list[str] = []
     progress = _Silent()
     monkeypatch.setattr(progress, "say", said.append)
-    _report(tmp_path, "model", ["few.txt"], texts=7, trust=False, progress=progress)
+    _write_report(tmp_path, "model", ["few.txt"], texts=7, trust=False, progress=progress)
     assert asked == [["few.txt"], None]
     assert said == ["the report has no comparison: 38 texts are too few; give at least 100"]
     assert (tmp_path / _REPORT).is_file()

@@ -196,14 +196,14 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
         (["depth", "MODEL", "--fraction", "1/0", "-o", "OUT"], "can't be '1/0'; pass a share such as 30%"),
         (
             ["depth", "MODEL", "--order", "any", "-o", "OUT"],
-            "can't be 'any'; give 'auto', 'first' or 'spread'",
+            "can't be 'any'; pass 'auto', 'first' or 'spread'",
         ),
-        (["align", "MODEL", "--minutes", "-3", "-o", "OUT", "--data", "EMPTY"], "-3.0; give more than 0"),
+        (["align", "MODEL", "--minutes", "-3", "-o", "OUT", "--data", "EMPTY"], "-3.0; pass more than 0"),
         (
             ["align", "MODEL", "--batch-size", "0", "-o", "OUT", "--data", "EMPTY"],
-            "can't be 0; give 1 or more",
+            "can't be 0; pass 1 or more",
         ),
-        (["depth", "MODEL", "--keep", "few", "-o", "OUT"], "depth.keep can't be 'few'; give a whole number"),
+        (["depth", "MODEL", "--keep", "few", "-o", "OUT"], "depth.keep can't be 'few'; pass a whole number"),
         (["depth", "MODEL", "-o", "OUT"], "choose how many"),
         (["align", "MODEL", "-o", "OUT", "--data", "missing.txt"], "missing.txt"),
         (["align", "MODEL", "-o", "OUT", "--data", "EMPTY"], "EMPTY"),
@@ -214,7 +214,7 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
         (["depth", "MODEL", "--keep", "2", "-o", "OUT", "--seed", "-1"], "--seed"),
         (["depth", "MODEL", "--keep", "2", "-o", "MODEL", "--force"], "is an input of this command"),
         (["evaluate", "MODEL", "--tasks", "nope", "-o", "."], "can't be written"),
-        (["evaluate", "MODEL"], "say what to measure on"),
+        (["evaluate", "MODEL"], "pass what to evaluate on"),
         (["evaluate", "MODEL", "--teacher", "http://localhost:1/v1", "--data", "x.txt"], "--teacher-model"),
         (["evaluate", "MODEL", "--teacher", "v.parquet", "--data", "x.txt"], "its own texts only"),
         (["evaluate", "MODEL", "--tasks", "sts", "--data", "x.txt"], "name it with --teacher"),
@@ -260,7 +260,7 @@ def test_stopping_by_hand_is_one_sentence_and_exits_130(
     monkeypatch.setattr("trundle.model.load._folder", interrupted)
     code, out, err = run("inspect", "anything")
     assert (code, out) == (130, "")
-    assert err == "trundle: stopped; what was finished is kept, and the same command goes on from there\n"
+    assert err == "trundle: interrupted; finished work is kept. To resume, run the same command again\n"
 
 
 def test_our_own_failures_exit_1(
@@ -298,7 +298,7 @@ def test_a_mapped_folder_says_how_it_opens(
     given = ("--keep", "100", "--oov", "unk", "--data", texts, "-o", small)
     code, out, _ = run("vocabulary", str(pico_folders("bert")), *given)
     assert code == 0
-    assert f'SentenceTransformer("{small}", trust_remote_code=True) opens it' in out
+    assert f'load it with SentenceTransformer("{small}", trust_remote_code=True)' in out
     assert (
         'SentenceTransformer("small", trust_remote_code=True)'
         in (tmp_path / "small" / "README.md").read_text()
@@ -315,6 +315,6 @@ def test_a_dry_run_tells_files_and_time(
     assert "MB in int8" in out
     assert "Training: 7 minutes at most." in out
     _, out, _ = run(*asked, "--set", "align.steps=5")
-    assert "minutes would limit it" in out
+    assert "set minutes to limit it" in out
     _, out, _ = run(*asked, "--set", "align.steps=0")
     assert "Training" not in out

@@ -26,7 +26,7 @@ def test_a_graph_in_a_folder_of_its_own(
     assert json.loads(said)["graph"] == "onnx/model_quantized.onnx"
     code, _, complaint = run("export", source, "-o", out)
     assert code == 2
-    assert "say --force" in complaint
+    assert "pass --force" in complaint
     code, shown, _ = run("export", source, "-o", out, "--force")
     assert code == 0
     assert "cosine to torch" in shown

@@ -9,10 +9,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from trundle.cli.layers import _marks
 
 import pico
 from trundle.cli.console import _curve
-from trundle.cli.layers import _marks
 from trundle.methods.depth.curve import LayerCurve
 from trundle.report.page import curve_page, curve_svg
 
@@ -50,10 +50,10 @@ def test_the_curve_on_the_screen_and_in_a_file(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--layers"], "give them with --data"),
+        (["--layers"], "pass them with --data"),
         (["--data", "TUPLES"], "add --layers"),
         (["-o", "x.html"], "add --layers"),
-        (["--layers", "--data", "TUPLES", "-o", "curve.doc"], "end it in .html or .svg"),
+        (["--layers", "--data", "TUPLES", "-o", "curve.doc"], "ends in .html or .svg"),
         (["--layers", "--data", "TUPLES", "-o", "no/such/folder/curve.svg"], "folder that exists"),
     ],
 )

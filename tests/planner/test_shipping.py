@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trundle.cli.budget import _show
+from trundle.cli.compression import _show_outcome
 from trundle.data.corpus import Corpus
 from trundle.errors import BadModel
 from trundle.model.cost import cost
@@ -155,7 +155,7 @@ def test_what_is_over_the_budget_is_told(
     told = ("the file has 3 MB, over the budget of 2 MB", "a query takes 99 ms, over the budget of 50 ms")
     assert outcome.remarks == told
     assert json.loads((output / PLANNING_FILE).read_text())["remarks"] == list(told)
-    _show(outcome)
+    _show_outcome(outcome)
     assert "A query takes 99 ms, over the budget of 50 ms." in capsys.readouterr().out
     untimed = replace(outcome, bytes=1, milliseconds=None, no_graph="there is no graph")
     assert untimed.remarks == ("there is no graph", "no query was timed, so 50 ms a query is not proven")

@@ -14,7 +14,7 @@ import pico
 from live_server import LiveServer, running
 from trundle.runtime.encoder import Encoder
 from trundle.serve.models import _Served
-from trundle.serve.settings import Settings
+from trundle.serve.settings import ServerSettings
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +42,9 @@ def test_the_openai_package_gets_the_runtimes_vectors(client: OpenAI, student: E
         [row.embedding for row in short.data], student.encode(pico.TEXTS, dimensions=8), atol=1e-5
     )
     assert [model.id for model in client.models.list()] == ["small", "big"]
-    with pytest.raises(NotFoundError, match="ask for one of: small, big"):
+    with pytest.raises(NotFoundError, match="use one of: small, big"):
         client.embeddings.create(model="text-embedding-3-small", input="a")
-    with pytest.raises(BadRequestError, match="33 dimensions can't be had of 32"):
+    with pytest.raises(BadRequestError, match="has 32 dimensions, not 33"):
         client.embeddings.create(model="small", input="a", dimensions=33)
 
 
@@ -77,7 +77,7 @@ def test_queries_by_the_student_documents_by_the_teacher(
 
 
 def test_a_model_alone_answers_for_both_sides(alone: _Served, student: Encoder) -> None:
-    with running(alone, Settings(page=False)) as live:
+    with running(alone, ServerSettings(page=False)) as live:
         answer = live.embed(input="an index", input_type="document")
         np.testing.assert_allclose(given(answer)[0], student.encode_document("an index"), atol=1e-5)
         assert live.get("/").status == 404
@@ -98,9 +98,9 @@ BAD: list[tuple[bytes | dict[str, Any], int, str]] = [
     ({"input": [1, 2, 3]}, 400, "check_embedding_ctx_length=False"),
     ({"input": [[1, 2, 3]]}, 400, "not token ids"),
     (b'{"input": "\\ud800"}', 400, ""),
-    ({"input": "a", "model": "other"}, 404, "ask for one of: small, big"),
+    ({"input": "a", "model": "other"}, 404, "use one of: small, big"),
     ({"input": "a", "model": 3}, 400, "model"),
-    ({"input": "a", "dimensions": 33}, 400, "give 1 to 32"),
+    ({"input": "a", "dimensions": 33}, 400, "pass 1 to 32"),
     ({"input": "a", "dimensions": 10**30}, 400, "dimensions"),
     ({"input": "a", "dimensions": 0}, 400, "dimensions"),
     ({"input": "a", "dimensions": "8"}, 400, "dimensions"),
@@ -163,7 +163,7 @@ def test_health_and_figures(server: LiveServer) -> None:
 
 
 def test_token_limit(alone: _Served) -> None:
-    with running(alone, Settings(most_tokens=20)) as live:
+    with running(alone, ServerSettings(most_tokens=20)) as live:
         assert live.embed(input="a few words").status == 200
         answer = live.embed(input=["many more words than before"] * 10)
         assert answer.status == 400

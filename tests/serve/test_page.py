@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from live_server import LiveServer, running
-from trundle.serve.corpora import _LONGEST, _split_passages, _with_overlap
 from trundle.serve.models import _Served
-from trundle.serve.settings import Settings
+from trundle.serve.playground import _LONGEST, _split_passages, _with_overlap
+from trundle.serve.settings import ServerSettings
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
@@ -154,7 +154,7 @@ def test_phone_width(browser: Browser, server: LiveServer, story: Path) -> None:
 
 
 def test_a_key_is_asked_for(browser: Browser, alone: _Served) -> None:
-    with running(alone, Settings(keys=("a-key-for-the-page",))) as live:
+    with running(alone, ServerSettings(keys=("a-key-for-the-page",))) as live:
         context = browser.new_context()
         page = context.new_page()
         page.goto(live.url)

@@ -1,4 +1,4 @@
-"""What a person sees: progress with time left on stderr, results on stdout."""
+"""Output on the terminal: progress on stderr, results on stdout."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _BAR_WIDTH = 24
 
 
 class _Terminal:
-    """Progress for a person: bars with time left while work goes on, and the lines worth keeping."""
+    """Shows progress bars with the time left, and permanent lines."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     @contextmanager
     def task(self, label: str, total: int | None) -> Iterator[Advance]:
-        """A bar that goes away when the work is done."""
+        """Shows a bar while the block runs."""
         columns = (
             TextColumn("  {task.description}"),
             BarColumn(bar_width=_BAR_WIDTH),
@@ -49,17 +49,17 @@ class _Terminal:
             yield lambda units: bars.advance(shown, units)
 
     def say(self, line: str) -> None:
-        """One line that stays."""
+        """Prints a permanent line."""
         self._console.print(line, markup=False, style="dim")
 
 
 def _terminal(*, quiet: bool) -> Progress:
-    """Where long work reports to."""
+    """Returns the progress display of a command."""
     return SILENT if quiet else _Terminal()
 
 
 def _calm_libraries(*, verbose: bool) -> None:
-    """Keep other libraries' bars and warnings off the screen, unless they are asked for."""
+    """Hides the progress bars and warnings of other libraries unless `verbose` is set."""
     if verbose:
         return
     for name, value in _QUIETER_LIBRARIES.items():
@@ -68,19 +68,19 @@ def _calm_libraries(*, verbose: bool) -> None:
 
 
 def _show_json(content: Mapping[str, Any] | Sequence[Any]) -> None:
-    """One JSON document on stdout."""
+    """Prints one JSON document."""
     sys.stdout.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _show(line: str = "") -> None:
-    """A line of the result."""
+    """Prints a line of the result."""
     _stdout().print(line)
 
 
 def _show_table(
     rows: Sequence[Sequence[str]], *, title: str | None = None, texts: Sequence[int] = (0,)
 ) -> None:
-    """Rows with a heading; the columns named in `texts` are read from the left, the others are figures."""
+    """Prints rows under a heading; columns in `texts` are aligned left, the others, numbers, right."""
     heading, *body = rows
     table = Table(
         title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
@@ -93,7 +93,7 @@ def _show_table(
 
 
 def _stdout() -> Console:
-    # Names, tokens and texts are a user's own: [unused5] is no markup.
+    # Names, tokens and texts come from the user: [unused5] is not markup.
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 200
@@ -101,7 +101,7 @@ def _stdout() -> Console:
 
 
 def _bar(share: float, width: int = _BAR_WIDTH) -> str:
-    """A share of a whole as a bar of eighths."""
+    """A share between 0 and 1 as a bar."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width)

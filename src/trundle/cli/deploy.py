@@ -1,4 +1,4 @@
-"""The verb that writes a model as a graph."""
+"""The commands that put a model to use: `export`, `serve` and `report`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from trundle.cli.common import _Data, _Force, _Json, _Model, _Quiet, _TrustRemoteCode, _Verbose
 from trundle.cli.console import _calm_libraries, _show, _show_json, _show_table, _terminal
+from trundle.cli.options import _Data, _Force, _Graph, _Json, _Model, _Quiet, _TrustRemoteCode, _Verbose
 from trundle.cli.tables import _count, _exported
 from trundle.errors import BadInput
 
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 
 def export(
     model: _Model,
-    to: Annotated[Literal["onnx", "openvino"], typer.Option(help="Which runtime the graph is for.")] = "onnx",
+    to: Annotated[Literal["onnx", "openvino"], typer.Option(help="The runtime of the graph.")] = "onnx",
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output",
-            "-o",
-            help="A new folder without torch weights; by default the graph joins the model's own.",
+            "--output", "-o", help="A new folder without torch weights; default: the model's folder."
         ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="A quarter of the bytes; needs --calibrate.")] = False,
@@ -35,7 +33,7 @@ def export(
         typer.Option(
             "--int4",
             help="An eighth of the bytes, for models aligned with --rounding int4; needs --calibrate. "
-            "With --int8 its matmuls run in int8: as small, and faster.",
+            "With --int8, matmuls run in int8: the same size, and faster.",
         ),
     ] = False,
     half: Annotated[
@@ -44,20 +42,20 @@ def export(
     calibrate: Annotated[
         list[str] | None,
         typer.Option(
-            help="Texts int8 is calibrated on, and int8 or int4 measured, in any form --data takes; repeatable."
+            help="Texts that int8 is calibrated on and int8 or int4 is measured on, as for --data; repeatable."
         ),
     ] = None,
     max_cosine_loss: Annotated[
-        float, typer.Option(help="Refuse int8 or int4 that loses more cosine to torch.")
+        float, typer.Option(help="Reject int8 or int4 that loses more cosine to torch.")
     ] = 0.01,
     max_agreement_loss: Annotated[
-        float, typer.Option(help="Refuse int8 or int4 that loses more of the ten nearest neighbours.")
+        float, typer.Option(help="Reject int8 or int4 that loses more of the ten nearest neighbours.")
     ] = 0.1,
     older_cpus: Annotated[
-        bool, typer.Option("--older-cpus", help="Int8 that can't overflow on processors without VNNI.")
+        bool, typer.Option("--older-cpus", help="int8 that can't overflow on processors without VNNI.")
     ] = False,
     try_both: Annotated[
-        bool, typer.Option("--try-both", help="Trace with both of torch's tracers and keep the faster graph.")
+        bool, typer.Option("--try-both", help="Trace with both tracers of torch and keep the faster graph.")
     ] = False,
     force: _Force = False,
     as_json: _Json = False,
@@ -67,7 +65,7 @@ def export(
 ) -> None:
     """Write the model as one graph that runs without torch.
 
-    Pooling, dense layers and normalisation are inside. It is compared with torch before it is written.
+    The graph includes pooling, dense layers and normalisation. It is compared with torch before it is written.
     """
     _calm_libraries(verbose=verbose)
     from trundle.export.exporting import export_model
@@ -120,32 +118,31 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 def serve(
     model: _Model,
     teacher: Annotated[
-        str | None,
-        typer.Option(help="The large model: then documents are its own, and queries the small one's."),
+        str | None, typer.Option(help="The large model: it encodes documents, the small model queries.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Where to listen; only this machine by default.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8080,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; default: only this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port.")] = 8080,
     name: Annotated[
-        str | None, typer.Option(help="What clients call the model; its folder's name by default.")
+        str | None, typer.Option(help="The model's name for clients; default: the name of its folder.")
     ] = None,
     keys: Annotated[
         Path | None,
-        typer.Option(help="A file of API keys, one a line; also $TRUNDLE_API_KEYS, comma-separated."),
+        typer.Option(help="A file of API keys, one per line; also $TRUNDLE_API_KEYS, comma-separated."),
     ] = None,
     cors: Annotated[
-        list[str] | None, typer.Option(help="Let web pages from this origin call; repeatable.")
+        list[str] | None, typer.Option(help="Allow requests from this web origin; repeatable.")
     ] = None,
-    graph: Annotated[str | None, typer.Option(help="Which graph to run, such as onnx-int8.")] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads for each model; all cores by default.")
-    ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 30.0,
-    waiting: Annotated[int, typer.Option(help="Texts that may wait before clients get 429.")] = 4096,
-    most_texts: Annotated[int, typer.Option(help="Texts in one request.")] = 2048,
-    most_tokens: Annotated[int, typer.Option(help="Tokens in one request.")] = 300_000,
-    most_bytes: Annotated[int, typer.Option(help="Bytes of one request.")] = 8 << 20,
+    graph: _Graph = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads for each model; default: all.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds until a request is answered with 504.")] = 30.0,
+    waiting: Annotated[int, typer.Option(help="Texts in the queue before clients get 429.")] = 4096,
+    most_texts: Annotated[int, typer.Option(help="Most texts in one request.")] = 2048,
+    most_tokens: Annotated[int, typer.Option(help="Most tokens in one request.")] = 300_000,
+    most_bytes: Annotated[int, typer.Option(help="Most bytes in one request.")] = 8 << 20,
     page: Annotated[
-        bool, typer.Option("--page/--no-page", help="The page at / that compares searches.")
+        bool, typer.Option("--page/--no-page", help="Serve the page at / that compares searches.")
     ] = True,
     quiet: _Quiet = False,
     verbose: _Verbose = False,
@@ -153,13 +150,12 @@ def serve(
 ) -> None:
     """Serve OpenAI-style embeddings, and a page to compare searches.
 
-    A folder without a graph is exported once into the cache. Stop with Ctrl-C; what was taken is answered.
+    A folder without a graph is exported once into the cache. Ctrl-C stops the server after the open requests.
     """
     _calm_libraries(verbose=verbose)
-    from trundle.serve.server import open_socket, run_server
-    from trundle.serve.settings import KEYS_VARIABLE, Settings, read_keys
+    from trundle.serve.settings import KEYS_VARIABLE, ServerSettings, read_keys
 
-    settings = Settings(
+    settings = ServerSettings(
         keys=read_keys(keys, os.environ.get(KEYS_VARIABLE)),
         cors=tuple(cors or ()),
         page=page,
@@ -170,6 +166,7 @@ def serve(
         most_bytes=most_bytes,
     )
     from trundle.serve.models import open_served
+    from trundle.serve.routes import open_socket, run_server
 
     progress = _terminal(quiet=quiet)
     with closing(open_socket(host, port)) as listening:
@@ -186,7 +183,7 @@ def serve(
         for each in served.models:
             progress.say(f"{each.name}: {_count(each.encoder.parameters)} parameters, {each.card()['runs']}")
         if host not in _LOCAL and not settings.keys:
-            progress.say("anybody who can reach this address may use it; set API keys with --keys FILE")
+            progress.say("everyone who can reach this address can use it; set API keys with --keys FILE")
         _show(f"{address}/v1" + (f"   page: {address}/" if page else ""))
         run_server(served, settings, listening)
 
@@ -196,31 +193,28 @@ def report(
         list[str], typer.Argument(help="Model folders that trundle wrote; several are compared.")
     ],
     teacher: Annotated[
-        str | None,
-        typer.Option(help="The large model's folder or hub name; by default the runs' own teacher."),
+        str | None, typer.Option(help="The large model's folder or hub name; default: the runs' own teacher.")
     ] = None,
     data: _Data = None,
     tasks: Annotated[
         list[str] | None,
-        typer.Option(help="A folder of tasks with labels (sts, retrieval, …), or one task; repeatable."),
+        typer.Option(help="A folder of labelled tasks (sts, retrieval, …), or one task; repeatable."),
     ] = None,
-    texts: Annotated[
-        int, typer.Option(min=100, help="At most so many texts of --data are measured on.")
-    ] = 2000,
+    texts: Annotated[int, typer.Option(min=100, help="Most texts of --data to measure on.")] = 2000,
     speed: Annotated[
-        bool, typer.Option("--speed/--no-speed", help="Where models are opened, also race them.")
+        bool, typer.Option("--speed/--no-speed", help="If models are loaded, also time them.")
     ] = True,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The page; report.json goes beside it.")
+        Path, typer.Option("--output", "-o", help="The page; report.json is written next to it.")
     ] = Path("report.html"),
     as_json: _Json = False,
     quiet: _Quiet = False,
     verbose: _Verbose = False,
     trust: _TrustRemoteCode = False,
 ) -> None:
-    """Write a page about runs that opens anywhere, offline.
+    """Write an HTML report about runs; it opens offline.
 
-    Without --data and --tasks no model is opened, and the page shows what the folders keep.
+    Without --data and --tasks no model is loaded, and the report shows what the folders record.
     """
     _calm_libraries(verbose=verbose)
     from trundle.report.report import check_output, make_report, write_report
@@ -236,8 +230,8 @@ def report(
         trust_remote_code=trust,
         progress=_terminal(quiet=quiet or as_json),
     )
-    page, beside = write_report(made, output)
+    page, figures = write_report(made, output)
     if as_json:
         _show_json(made.as_json())
         return
-    _show(f"Written to {page}; the same figures are in {beside}.")
+    _show(f"Written to {page}; the same figures are in {figures}.")

@@ -1,4 +1,4 @@
-"""The verbs for a student and its teacher: measure them side by side, put them into one folder."""
+"""The commands for models that exist already: `evaluate`, `bench` and `pair`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trundle.cli import console
-from trundle.cli.common import _Data, _Force, _Json, _Quiet, _TrustRemoteCode, _Verbose
-from trundle.cli.console import _calm_libraries, _show_json, _show_table, _terminal
+from trundle.cli.console import _calm_libraries, _show, _show_json, _show_table, _terminal
+from trundle.cli.options import _Data, _Force, _Json, _Quiet, _TeacherModel, _TrustRemoteCode, _Verbose
 from trundle.cli.tables import _compare_scores, _count, _fidelities, _inheritance, _scores, _text_errors
 from trundle.errors import BadInput
 
 if TYPE_CHECKING:
     from trundle.embedder import Embedder
     from trundle.evaluate.comparison import Comparison
+    from trundle.progress import Progress
 
 _TORCH = "torch"
 _Models = Annotated[
     list[str],
     typer.Argument(
-        help="Model folders or hub names; without --teacher the first is what others are compared with."
+        help="Model folders or hub names; without a teacher, the others are compared with the first."
     ),
 ]
 
@@ -37,14 +37,14 @@ def evaluate(
     teacher: Annotated[
         str | None,
         typer.Option(
-            help="The large model (or endpoint URL): also score each model's queries on its documents."
+            help="The large model or endpoint URL: also score each model's queries on its documents."
         ),
     ] = None,
-    teacher_model: Annotated[str | None, typer.Option(help="Which model of an endpoint.")] = None,
+    teacher_model: _TeacherModel = None,
     graph: Annotated[
         str | None,
         typer.Option(
-            help="Score this graph of each model, such as onnx-int8, or the fastest; by default torch where it can."
+            help="Score this graph, such as onnx-int8 or fastest; default: torch if there are weights."
         ),
     ] = None,
     data: _Data = None,
@@ -52,13 +52,13 @@ def evaluate(
         int, typer.Option(min=0, help="How many of the worst and best texts of --data to show.")
     ] = 5,
     inherit: Annotated[
-        bool, typer.Option("--inherit", help="Also with vectors cut short and kept as bytes or bits.")
+        bool,
+        typer.Option("--inherit", help="Also score vectors that are truncated and kept as int8 or binary."),
     ] = False,
     dimensions: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated: what --inherit cuts vectors to; powers of two by default."),
+        str | None, typer.Option(help="Comma-separated: dimensions for --inherit; default: powers of two.")
     ] = None,
-    split: Annotated[str, typer.Option(help="test, or dev to choose settings by.")] = "test",
+    split: Annotated[str, typer.Option(help="test, or dev for choosing settings.")] = "test",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.")
     ] = None,
@@ -70,7 +70,7 @@ def evaluate(
     """Score models on tasks, alone and on a teacher's index.
 
     With --teacher and --data: how far each model agrees with its teacher on your own texts, without labels. With
-    --inherit: what is left when the vectors of both are shortened.
+    --inherit: how much is left when the vectors of both are truncated and quantised.
     """
     _calm_libraries(verbose=verbose)
     from trundle.data.corpus import unseen_texts
@@ -84,19 +84,22 @@ def evaluate(
 
     progress = _terminal(quiet=quiet or as_json)
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
-        raise BadInput(f"{output} can't be written; give a file in a folder that exists")
+        raise BadInput(f"{output} can't be written; pass a file in a folder that exists")
     if not tasks and not (teacher and data):
-        raise BadInput("say what to measure on: --tasks, or --teacher and --data")
+        raise BadInput("pass what to evaluate on: --tasks, or --teacher and --data")
     if teacher is None and (data or inherit or dimensions):
         raise BadInput("--data, --inherit and --dimensions compare with a teacher; name it with --teacher")
-    cuts = _numbers(dimensions)
+    try:
+        cuts = tuple(int(number) for number in (dimensions or "").split(",") if number.strip())
+    except ValueError as error:
+        raise BadInput(f"--dimensions takes whole numbers such as 256,64, not {dimensions!r}") from error
     wanted = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     chosen = find_tasks(wanted, root, split=split) if wanted else []
     students = [name for name in dict.fromkeys(models) if not (teacher and _same(name, teacher))]
     if not students:
         students, teacher = models[:1], None
-    index = None if teacher is None else _open_teacher(teacher, teacher_model, trust=trust)
-    opened = [
+    large = None if teacher is None else _open_teacher(teacher, teacher_model, trust=trust, progress=progress)
+    loaded = [
         open_embedder(name, graph=graph, trust_remote_code=trust, progress=progress) for name in students
     ]
     shorten = None
@@ -106,37 +109,32 @@ def evaluate(
     lineages = [read_lineage(name) for name in students]
     texts = unseen_texts(data, lineages, MEASURED_TEXTS, progress=progress) if data else []
     found = compare(
-        [model for model, _ in opened],
-        teacher=index,
+        [model for model, _ in loaded],
+        teacher=large,
         tasks=chosen,
         texts=texts,
         examples=examples,
         shorten=shorten,
         progress=progress,
     )
-    run_by = tuple(f"{model.name} is run by {engine}." for model, engine in opened if engine != _TORCH)
+    run_by = tuple(f"{model.name} is run by {engine}." for model, engine in loaded if engine != _TORCH)
     found = replace(found, notes=(*found.notes, *run_by))
     if output is not None:
         write_whole(output, json.dumps(found.as_json(), indent=2, ensure_ascii=False) + "\n")
     if as_json:
         _show_json(found.as_json())
     else:
-        _show(found, None if teacher is None else teacher_model or teacher)
-
-
-def _numbers(given: str | None) -> tuple[int, ...]:
-    try:
-        return tuple(int(number) for number in (given or "").split(",") if number.strip())
-    except ValueError as error:
-        raise BadInput(f"--dimensions takes whole numbers such as 256,64, not {given!r}") from error
+        _show_comparison(found, None if teacher is None else teacher_model or teacher)
 
 
 def _same(name: str, teacher: str) -> bool:
     return name == teacher or (Path(name).is_dir() and Path(name).resolve() == Path(teacher).resolve())
 
 
-def _open_teacher(name: str, endpoint_model: str | None, *, trust: bool) -> Embedder:
-    """Whoever can be asked for the vector of any text."""
+def _open_teacher(
+    name: str, endpoint_model: str | None, *, graph: str | None = None, trust: bool, progress: Progress
+) -> Embedder:
+    """Opens a model or an endpoint that can embed any text."""
     from trundle.export.open import open_embedder
     from trundle.teacher import teacher_kind
 
@@ -147,42 +145,78 @@ def _open_teacher(name: str, endpoint_model: str | None, *, trust: bool) -> Embe
         return endpoint_teacher(name, endpoint_model)
     if kind != "model":
         raise BadInput(f"{name} has vectors of its own texts only; name the model or endpoint that made them")
-    model, _ = open_embedder(name, trust_remote_code=trust)
+    model, _ = open_embedder(name, graph=graph, trust_remote_code=trust, progress=progress)
     return model
 
 
-def _show(found: Comparison, teacher: str | None) -> None:
+def _show_comparison(found: Comparison, teacher: str | None) -> None:
     from trundle.report.reading import short_names
 
     if teacher is None:
         _show_table(_scores(found.results, short_names(found.models)), texts=(0, 1))
-        _show_notes(found)
-        return
-    names = short_names([teacher, *found.models])
-    heading = dict(zip(found.models, names[1:], strict=True))
-    if found.results:
-        _show_table(_compare_scores(found, names), texts=(0, 1))
-    if found.fidelity:
-        near = [heading[one.student] for one in found.fidelity]
+    else:
+        teacher_name, *names = short_names([teacher, *found.models])
+        by_model = dict(zip(found.models, names, strict=True))
         if found.results:
-            console._show()
-        _show_table(_fidelities(found.fidelity, near, names[0]))
+            _show_table(_compare_scores(found, [teacher_name, *names]), texts=(0, 1))
+        if found.fidelity:
+            students = [by_model[one.student] for one in found.fidelity]
+            if found.results:
+                _show()
+            _show_table(_fidelities(found.fidelity, students, teacher_name))
         for one in found.fidelity:
             if one.farthest:
-                console._show()
-                _show_table(_text_errors(one, heading[one.student]), texts=(2,))
-    for left in found.inheritance:
-        name = heading[left.student]
-        console._show()
-        _show_table(_inheritance(left, names[0], name), title=f"{name}, {left.measure}", texts=(1,))
-        console._show(f"int8 calibrated on {left.calibration}.")
-    _show_notes(found)
-
-
-def _show_notes(found: Comparison) -> None:
+                _show()
+                _show_table(_text_errors(one, by_model[one.student]), texts=(2,))
+        for left in found.inheritance:
+            name = by_model[left.student]
+            _show()
+            rows = _inheritance(left, teacher_name, name)
+            _show_table(rows, title=f"{name}, {left.measure}", texts=(1,))
+            _show(f"int8 calibrated on {left.calibration}.")
     for note in found.notes:
-        console._show()
-        console._show(note)
+        _show()
+        _show(note)
+
+
+def bench(
+    models: _Models,
+    data: _Data = None,
+    rounds: Annotated[
+        int, typer.Option(help="How often each metric is measured, interleaved between models.")
+    ] = 5,
+    seconds: Annotated[float, typer.Option(help="Seconds per metric and round.")] = 0.5,
+    batch_size: Annotated[int, typer.Option(help="Texts per batch when throughput is measured.")] = 32,
+    threads: Annotated[int | None, typer.Option(help="Threads for each model; default: all cores.")] = None,
+    as_json: _Json = False,
+    quiet: _Quiet = False,
+) -> None:
+    """Compare speed, latency, memory and size of models.
+
+    Each model runs in its own process; measurements are interleaved.
+    """
+    from trundle.bench.results import caution, rows
+    from trundle.bench.rounds import BenchOptions
+    from trundle.bench.rounds import bench as measure
+
+    texts = None
+    if data:
+        from trundle.data.texts import read_texts
+
+        texts = (text.text for text in read_texts(data))
+    result = measure(
+        models,
+        texts=texts,
+        options=BenchOptions(rounds=rounds, seconds=seconds, batch_size=batch_size, threads=threads),
+        all_engines=True,
+        progress=_terminal(quiet=quiet or as_json),
+    )
+    if as_json:
+        _show_json(result.as_dict())
+        return
+    _show_table(rows(result))
+    if warning := caution(result):
+        _show(warning)
 
 
 def pair(
@@ -197,21 +231,17 @@ def pair(
 ) -> None:
     """Put a student and its teacher into one model folder.
 
-    encode_query is the student's, encode_document the teacher's; plain sentence-transformers opens it.
+    encode_query uses the student, encode_document the teacher; plain sentence-transformers loads it.
     """
     _calm_libraries(verbose=verbose)
-    from trundle.pipeline.pair import pair as put_together
+    from trundle.pipeline.pair import pair as write_pair
 
-    made = put_together(
-        student,
-        teacher,
-        output=output,
-        replace=force,
-        trust_remote_code=trust,
-        progress=_terminal(quiet=quiet or as_json),
+    progress = _terminal(quiet=quiet or as_json)
+    made = write_pair(
+        student, teacher, output=output, replace=force, trust_remote_code=trust, progress=progress
     )
     if as_json:
         _show_json(made.as_json())
         return
     small, large = _count(made.query_parameters), _count(made.document_parameters)
-    console._show(f"Written to {made.output}: queries by {small} parameters, documents by {large}.")
+    _show(f"Written to {made.output}: {small} parameters for queries, {large} for documents.")

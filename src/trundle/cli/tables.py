@@ -1,8 +1,9 @@
-"""Results as rows of a table: how each verb's numbers are written for a person."""
+"""The results of the commands as rows of a table, the heading first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trundle.cli.console import _bar
@@ -10,7 +11,6 @@ from trundle.cli.console import _bar
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from trundle.bench.results import Measurement
     from trundle.demo import DemoResult
     from trundle.evaluate.comparison import Comparison, Share
     from trundle.evaluate.fidelity import Fidelity
@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from trundle.methods.vocabulary.vocabulary import VocabularySizes
     from trundle.model.cost import Cost
     from trundle.pipeline.run import Run
+    from trundle.search.outcome import Outcome
 
 _Rows = list[tuple[str, ...]]
 
 _SHOWN_FACTS = ("opset", "tracer", "agreement@10", "products in float")
+_SHOWN_CHARACTERS = 90
+_NOTHING = "–"
 
 
 def _count(number: float) -> str:
@@ -41,8 +44,30 @@ def _megabytes(number: float) -> str:
     return f"{number / 1e6:,.1f} MB"
 
 
+def _milliseconds(number: float | None) -> str:
+    return "" if number is None else f"{number:.2f} ms"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
+
+
+def _percent(share: float) -> str:
+    """A share times a hundred, without the sign."""
+    return f"{100 * share:.1f}"
+
+
+def _points(score: float) -> str:
+    """A score of 1 as 100."""
+    return f"{100 * score:.2f}"
+
+
+def _share_percent(share: float | None) -> str:
+    return _NOTHING if share is None else f"{share:.1%}"
+
+
 def _described(model: SentenceTransformer) -> tuple[str, str]:
-    """A model's family, and its sizes in words."""
+    """Returns a model's family, and a line with its sizes."""
     from trundle.model.layout import layout_of
     from trundle.model.static import static_table
     from trundle.model.surgery import transformer_of
@@ -57,101 +82,89 @@ def _described(model: SentenceTransformer) -> tuple[str, str]:
 
 
 def _parts(cost: Cost) -> _Rows:
-    """Where the parameters, bytes and work are."""
+    """Parameters, bytes and FLOPs of each part of a model."""
     rows: _Rows = [("part", "parameters", "", "", "bytes", "FLOPs/token", "")]
     total = cost.total
     for part, figures in cost.parts.items():
         if not figures.parameters and not figures.flops_per_token:
             continue
-        share, work = figures.parameters / total.parameters, figures.flops_per_token / total.flops_per_token
-        shown = (
-            _bar(share),
-            f"{share:.1%}",
-            _megabytes(figures.bytes),
-            _count(figures.flops_per_token),
-            f"{work:.1%}",
-        )
-        rows.append((part, _count(figures.parameters), *shown))
-    rows.append(
-        (
-            "all",
-            _count(total.parameters),
-            "",
-            "",
-            _megabytes(cost.file_bytes),
-            _count(total.flops_per_token),
-            "",
-        )
-    )
-    return rows
-
-
-def _menu(before: Cost, savings: Sequence[Saving]) -> _Rows:
-    """What each step could save."""
-    rows: _Rows = [("step", "keeps", "parameters", "weights", "smaller", "FLOPs/token", "less work")]
-    for saving in savings:
-        after = saving.after
+        share = figures.parameters / total.parameters
         rows.append(
             (
-                saving.name,
-                saving.keeps,
-                _count(after.parameters),
-                _megabytes(after.file_bytes),
-                f"{before.file_bytes / after.file_bytes:.2f}×",
-                _count(after.flops_per_token),
-                f"{before.flops_per_token / after.flops_per_token:.2f}×",
+                part,
+                _count(figures.parameters),
+                _bar(share),
+                f"{share:.1%}",
+                _megabytes(figures.bytes),
+                _count(figures.flops_per_token),
+                f"{figures.flops_per_token / total.flops_per_token:.1%}",
             )
         )
+    all_flops = _count(total.flops_per_token)
+    return [*rows, ("all", _count(total.parameters), "", "", _megabytes(cost.file_bytes), all_flops, "")]
+
+
+def _savings(before: Cost, savings: Sequence[Saving]) -> _Rows:
+    """What is left of a model after each method."""
+    rows: _Rows = [("method", "keeps", "parameters", "weights", "smaller", "FLOPs/token", "fewer FLOPs")]
+    for saving in savings:
+        after = saving.after
+        fewer = f"{before.flops_per_token / after.flops_per_token:.2f}×"
+        rows.append((saving.name, saving.keeps, *_sizes(after, before), fewer))
     return rows
+
+
+def _sizes(cost: Cost, before: Cost) -> tuple[str, ...]:
+    """Parameters, weights, how much smaller than before, FLOPs."""
+    smaller = f"{before.file_bytes / cost.file_bytes:.2f}×"
+    return _count(cost.parameters), _megabytes(cost.file_bytes), smaller, _count(cost.flops_per_token)
 
 
 def _vocabulary(sizes: VocabularySizes) -> _Rows:
-    """What a vocabulary of each size covers, weighs and costs in tokens."""
+    """Coverage, weights and text lengths for each vocabulary size."""
     longer = any(row.lengths is not None for row in sizes.rows)
-    heading = (
-        "tokens",
-        "",
-        "of your texts",
-        "",
-        "weights",
-        "smaller",
-        *(["tokens/text", ""] if longer else []),
-    )
-    rows: _Rows = [(*heading, "lost first")]
+    lengths = ("tokens/text", "") if longer else ()
+    rows: _Rows = [("tokens", "", "of your texts", "", "weights", "smaller", *lengths, "removed first")]
     for row in sizes.rows:
         length = () if row.lengths is None else (f"{row.lengths.after:.1f}", f"{row.lengths.ratio:.2f}×")
         smaller = sizes.rows[0].after.file_bytes / row.after.file_bytes
         weights = (_megabytes(row.after.file_bytes), f"{smaller:.2f}×")
         covered = (f"{row.coverage:.2%}", _bar(row.coverage))
-        lost = ", ".join(repr(text)[1:-1] for text in row.lost) or "–"
-        rows.append((f"{row.keep:,}", row.why, *covered, *weights, *length, lost))
+        removed = ", ".join(repr(text)[1:-1] for text in row.lost) or _NOTHING
+        rows.append((f"{row.keep:,}", row.why, *covered, *weights, *length, removed))
     return rows
 
 
 def _run(result: Run) -> _Rows:
-    """A compression, step by step."""
-    rows: _Rows = [("", "layers", "parameters", "weights", "FLOPs/token", "seconds")]
+    """The model before the recipe and after each of its methods."""
 
     def line(name: str, cost: Cost, seconds: str) -> tuple[str, ...]:
         figures = (_count(cost.parameters), _megabytes(cost.file_bytes), _count(cost.flops_per_token))
         return (name, str(cost.layers), *figures, seconds)
 
-    rows.append(line("before", result.before, ""))
-    for step in result.steps:
-        seconds = f"{step.seconds:.1f}" if step.applied else "planned"
-        rows.append(line(f"after {step.call.method.name}", step.after, seconds))
     before, after = result.before, result.after
-    ratios = [
+    ratios = (
         before.parameters / after.parameters,
         before.file_bytes / after.file_bytes,
         before.flops_per_token / after.flops_per_token,
+    )
+    return [
+        ("", "layers", "parameters", "weights", "FLOPs/token", "seconds"),
+        line("before", before, ""),
+        *(
+            line(
+                f"after {step.call.method.name}",
+                step.after,
+                f"{step.seconds:.1f}" if step.applied else "planned",
+            )
+            for step in result.steps
+        ),
+        ("ratio", "", *(f"{ratio:.2f}×" for ratio in ratios), ""),
     ]
-    rows.append(("ratio", "", *(f"{ratio:.2f}×" for ratio in ratios), ""))
-    return rows
 
 
-def _outlook(result: Run) -> str:
-    """What a dry run can tell besides: files a graph would take, and how long trainings that have a limit may go."""
+def _forecast(result: Run) -> str:
+    """Predicted graph sizes of a dry run, and its longest training time."""
     after = result.after
     sizes = after.graph_bytes
     graphs = f"As a graph: {_megabytes(sizes['int8'])} in int8, {_megabytes(sizes['int4'])} in int4."
@@ -161,105 +174,129 @@ def _outlook(result: Run) -> str:
     if not limits:
         return graphs
     if None in limits:
-        return f"{graphs} Training goes on until it is done; minutes would limit it."
+        return f"{graphs} The training time is not limited; set minutes to limit it."
     return f"{graphs} Training: {sum(limits):g} minutes at most."
 
 
-def _judged(scores: Mapping[str, tuple[float, float]]) -> _Rows:
-    """What a step measured of the original and of the result."""
-    rows: _Rows = [("held-back queries", "before", "after", "change")]
+def _before_after(scores: Mapping[str, tuple[float, float]]) -> _Rows:
+    """Scores of the original and of the result."""
+    rows: _Rows = [("held-out queries", "before", "after", "change")]
     for name, (old, new) in scores.items():
         change = f"{(new - old) / old:+.1%}" if old else ""
         rows.append((name, f"{old:.4f}", f"{new:.4f}", change))
     return rows
 
 
-def _additional(result: Run) -> _Rows:
-    """The further models of a run, and how near each is to the original."""
-    rows: _Rows = [
-        ("Also written", "parameters", "weights", "smaller", "FLOPs/token", "cosine", "agreement@10")
-    ]
+def _besides(result: Run) -> _Rows:
+    """The additional models of a run."""
+    heading = ("Also written", "parameters", "weights", "smaller", "FLOPs/token", "cosine", "agreement@10")
+    rows: _Rows = [heading]
     for sibling in result.additional:
-        size, near = sibling.after, sibling.fidelity
+        fidelity = sibling.fidelity
+        scores = (
+            (_NOTHING, _NOTHING)
+            if fidelity is None
+            else (f"{fidelity.cosine:.4f}", f"{fidelity.agreement_asymmetric:.1%}")
+        )
+        rows.append((str(sibling.output), *_sizes(sibling.after, result.before), *scores))
+    return rows
+
+
+def _candidates(outcome: Outcome, most: int) -> _Rows:
+    """The candidates that fit, the best or most promising first."""
+    several = len({each.candidate.base for each in outcome.tried}) > 1
+    rows: _Rows = [("candidate", "of" if several else "", "parameters", "file", "query", "distance", "")]
+    for each in outcome.tried[:most]:
+        candidate = each.candidate
         rows.append(
             (
-                str(sibling.output),
-                _count(size.parameters),
-                _megabytes(size.file_bytes),
-                f"{result.before.file_bytes / size.file_bytes:.2f}×",
-                _count(size.flops_per_token),
-                "–" if near is None else f"{near.cosine:.4f}",
-                "–" if near is None else f"{near.agreement_asymmetric:.1%}",
+                candidate.name,
+                Path(candidate.base).name if several else "",
+                _count(candidate.cost.parameters),
+                _megabytes(candidate.bytes),
+                _milliseconds(candidate.milliseconds),
+                " → ".join(f"{distance:.3f}" for distance in each.distances),
+                "" if outcome.run is None else each.outcome,
             )
         )
     return rows
 
 
-def _fidelity(result: Fidelity) -> _Rows:
-    """A model beside its teacher."""
+def _time_plan(outcome: Outcome) -> str:
+    """How a search would use its time."""
+    times = outcome.timetable
+    if outcome.chosen.candidate.untouched:
+        return "Nothing was written. No training is needed: the model itself fits as a smaller graph."
+    rounds = ", ".join(f"{rung.candidates} × {_minutes(rung.seconds)}" for rung in times.rungs)
+    if rounds:
+        trials = f"trials {rounds}"
+    elif len(outcome.tried) == 1:
+        trials = "no trials, because only one candidate fits"
+    else:
+        trials = "no time for trials, so the first candidate would be trained"
+    return (
+        f"Nothing was written. The time: teacher vectors {_minutes(times.labelling)} at most; {trials}; "
+        f"the best candidate {_minutes(times.finishing)}."
+    )
+
+
+def _budget_result(outcome: Outcome) -> _Rows:
+    """The model before, as predicted, and as measured."""
+    best, before = outcome.chosen.candidate, outcome.before
+    size, parameters = outcome.bytes or best.bytes, outcome.parameters or best.cost.parameters
+    old, new = outcome.before_milliseconds, outcome.milliseconds
+
+    def line(name: str, parameters: int, size: int, milliseconds: float | None) -> tuple[str, ...]:
+        return name, _count(parameters), _megabytes(size), _milliseconds(milliseconds)
+
     return [
-        (f"against {result.teacher}, {result.queries:,} queries × {result.documents:,} documents", ""),
-        ("cosine", f"{result.cosine:.4f}"),
-        ("ℓ2 distance", f"{result.distance:.4f}"),
-        (f"agreement@{result.k}, searching its index", f"{result.agreement_asymmetric:.1%}"),
-        (f"agreement@{result.k}, own index", f"{result.agreement_standard:.1%}"),
+        ("", "parameters", "file", "query"),
+        line("before", before.parameters, before.file_bytes, old),
+        line("predicted", best.cost.parameters, best.bytes, best.milliseconds),
+        line("measured", parameters, size, new),
+        (
+            "ratio",
+            f"{before.parameters / best.cost.parameters:.1f}×",
+            f"{before.file_bytes / size:.1f}×",
+            "" if old is None or new is None else f"{old / new:.1f}×",
+        ),
     ]
-
-
-def _scores(results: Sequence[Sequence[Result]], names: Sequence[str]) -> _Rows:
-    """Tasks down, models across; the first model is what the others are a share of."""
-    rows: _Rows = [("task", "measure", *names)]
-    keys = list(dict.fromkeys((r.task, r.mode, r.main) for column in results for r in column))
-    by_key = [{(r.task, r.mode, r.main): r.score for r in column} for column in results]
-    for key in keys:
-        task, mode, main = key
-        label = task if mode == "standard" else f"{task}, {mode}"
-        rows.append((label, main, *(f"{100 * found[key]:.2f}" if key in found else "–" for found in by_key)))
-    standard = [[key for key in keys if key[1] == "standard" and key in found] for found in by_key]
-    means = [
-        sum(found[key] for key in chosen) / len(chosen)
-        for found, chosen in zip(by_key, standard, strict=True)
-    ]
-    if len(keys) > 1:
-        rows.append(("mean, standard", "", *(f"{100 * mean:.2f}" for mean in means)))
-    if len(names) > 1:
-        rows.append(("share of the first", "", *(f"{mean / means[0]:.1%}" for mean in means)))
-    return rows
 
 
 def _demo(result: DemoResult) -> _Rows:
-    """The original and the small model as they are shipped, side by side."""
-    outcome, ndcg, near = result.outcome, result.ndcg, result.fidelity
-    big, small = result.speed.models[0], result.speed.models[-1]
-    rows: _Rows = [("", "original", "small", "small / original")]
+    """The original and the small model as shipped."""
+    outcome, ndcg, fidelity = result.outcome, result.ndcg, result.fidelity
+    large, small = result.speed.models[0], result.speed.models[-1]
 
-    def line(label: str, old: float, new: float, write: Callable[[float], str]) -> None:
-        rows.append((label, write(old), write(new), f"{new / old:.2f}×"))
+    def line(label: str, old: float, new: float, write: Callable[[float], str]) -> tuple[str, ...]:
+        return label, write(old), write(new), f"{new / old:.2f}×"
 
-    def speed(label: str, old: Measurement, new: Measurement) -> None:
-        line(label, old.value, new.value, lambda rate: f"{rate:,.0f}")
+    def speed(label: str, old: float, new: float) -> tuple[str, ...]:
+        return line(label, old, new, lambda rate: f"{rate:,.0f}")
 
-    line("parameters", outcome.before.parameters, outcome.chosen.candidate.cost.parameters, _count)
-    line("file", outcome.before.file_bytes, outcome.bytes or 0, _megabytes)
-    speed("texts/s, short", big.short_texts_per_second, small.short_texts_per_second)
-    speed("texts/s, long", big.long_texts_per_second, small.long_texts_per_second)
-    line("nDCG@10, own index (standard)", ndcg["original"], ndcg["standard"], _percent)
-    line("nDCG@10, original's index (asymmetric)", ndcg["original"], ndcg["asymmetric"], _percent)
-    rows.append((f"agreement@{near.k}, original's index", "", _percent(near.agreement_asymmetric), ""))
-    rows.append(("cosine to the original", "", f"{near.cosine:.3f}", ""))
-    return rows
+    return [
+        ("", "original", "small", "small / original"),
+        line("parameters", outcome.before.parameters, outcome.chosen.candidate.cost.parameters, _count),
+        line("file", outcome.before.file_bytes, outcome.bytes or 0, _megabytes),
+        speed("texts/s, short", large.short_texts_per_second.value, small.short_texts_per_second.value),
+        speed("texts/s, long", large.long_texts_per_second.value, small.long_texts_per_second.value),
+        line("nDCG@10, own index (standard)", ndcg["original"], ndcg["standard"], _percent),
+        line("nDCG@10, original's index (asymmetric)", ndcg["original"], ndcg["asymmetric"], _percent),
+        (f"agreement@{fidelity.k}, original's index", "", _percent(fidelity.agreement_asymmetric), ""),
+        ("cosine to the original", "", f"{fidelity.cosine:.3f}", ""),
+    ]
 
 
 def _exported(result: Exported) -> _Rows:
-    """A graph beside the torch model it was made from."""
-    near = result.closeness
+    """A graph compared with the torch model it was made from."""
+    parity = result.closeness
     return [
         (str(result.folder / result.graph.path), ""),
         ("precision", result.graph.precision),
         ("graph", _megabytes(result.file_bytes)),
         ("share of the torch weights in float32", f"{result.file_bytes / result.float_bytes:.1%}"),
-        (f"cosine to torch, lowest of {near.texts:,} texts", f"{near.lowest_cosine:.6f}"),
-        ("cosine to torch, mean", f"{near.mean_cosine:.6f}"),
+        (f"cosine to torch, lowest of {parity.texts:,} texts", f"{parity.lowest_cosine:.6f}"),
+        ("cosine to torch, mean", f"{parity.mean_cosine:.6f}"),
         *(
             (name, f"{len(value)}" if isinstance(value, list) else str(value))
             for name, value in result.graph.facts.items()
@@ -268,96 +305,105 @@ def _exported(result: Exported) -> _Rows:
     ]
 
 
-def _percent(share: float) -> str:
-    """A share of 1, times a hundred."""
-    return f"{100 * share:.1f}"
-
-
-_SHOWN_CHARACTERS = 90
-_NOTHING = "–"
+def _scores(results: Sequence[Sequence[Result]], names: Sequence[str]) -> _Rows:
+    """One row per task, one column per model; the others are compared with the first model."""
+    rows: _Rows = [("task", "metric", *names)]
+    keys = list(dict.fromkeys((r.task, r.mode, r.main) for column in results for r in column))
+    by_key = [{(r.task, r.mode, r.main): r.score for r in column} for column in results]
+    for key in keys:
+        task, mode, main = key
+        label = task if mode == "standard" else f"{task}, {mode}"
+        rows.append((label, main, *(_points(found[key]) if key in found else _NOTHING for found in by_key)))
+    standard = [[key for key in keys if key[1] == "standard" and key in found] for found in by_key]
+    means = [
+        sum(found[key] for key in chosen) / len(chosen)
+        for found, chosen in zip(by_key, standard, strict=True)
+    ]
+    if len(keys) > 1:
+        rows.append(("mean, standard", "", *map(_points, means)))
+    if len(names) > 1:
+        rows.append(("share of the first", "", *(f"{mean / means[0]:.1%}" for mean in means)))
+    return rows
 
 
 def _compare_scores(found: Comparison, names: Sequence[str]) -> _Rows:
-    """Tasks down; across: the teacher, then each student on its own index and on the teacher's, each with its share.
+    """One row per task: the teacher, then each student on its own index and on the teacher's, with shares.
 
     `names` are the headings of the teacher and of the students.
     """
     teacher, *students = found.results
-    searches = [any(result.mode == "asymmetric" for result in row) for row in students]
-    heading = ["task", "measure", names[0]]
-    for name, both in zip(names[1:], searches, strict=True):
-        heading += [name, "share", *([f"{name} → {names[0]}", "share"] if both else [])]
+    modes = [_modes(row) for row in students]
+    heading = ["task", "metric", names[0]]
+    for name, own in zip(names[1:], modes, strict=True):
+        for mode in own:
+            heading += [name if mode == "standard" else f"{name} → {names[0]}", "share"]
     rows: _Rows = [tuple(heading)]
     for theirs in teacher:
         line = [theirs.task, theirs.main, _points(theirs.score)]
-        for row, both in zip(students, searches, strict=True):
-            line += _both_modes(theirs, row, both=both)
+        for row, own in zip(students, modes, strict=True):
+            by_mode = {r.mode: r.score for r in row if (r.kind, r.task) == (theirs.kind, theirs.task)}
+            for mode in own:  # a task without documents has the same score in both modes
+                line += _with_share(by_mode[mode], theirs.score) if mode in by_mode else ["same", ""]
         rows.append(tuple(line))
     if len(teacher) > 1:
-        rows += [
-            _means(found, over, searches) for over in dict.fromkeys(share.over for share in found.shares)
-        ]
+        rows += _mean_rows(found, modes)
     return rows
 
 
-def _both_modes(theirs: Result, row: Sequence[Result], *, both: bool) -> list[str]:
-    """A student's figures on one task; where there are no documents apart, both modes are one."""
-    cells = []
-    for mode in ("standard", "asymmetric") if both else ("standard",):
-        same = [r for r in row if (r.kind, r.task, r.mode) == (theirs.kind, theirs.task, mode)]
-        if same:
-            cells += [
-                _points(same[0].score),
-                _share_percent(same[0].score / theirs.score if theirs.score else None),
-            ]
-        else:
-            cells += ["same", ""]
-    return cells
+def _modes(results: Sequence[Result]) -> tuple[str, ...]:
+    both = any(result.mode == "asymmetric" for result in results)
+    return ("standard", "asymmetric") if both else ("standard",)
 
 
-def _means(found: Comparison, over: str, searches: Sequence[bool]) -> tuple[str, ...]:
-    chosen = [share for share in found.shares if share.over == over]
-    what = "tasks" if over == "all" else "with documents"
-    line = [f"mean of {chosen[0].tasks} {what}", "", _points(chosen[0].teacher_mean)]
-    by_model: dict[tuple[str, str], Share] = {(share.model, share.mode): share for share in chosen}
-    for model, both in zip(found.models, searches, strict=True):
-        for mode in ("standard", "asymmetric") if both else ("standard",):
-            share = by_model.get((model, mode))
-            line += [_points(share.mean), _share_percent(share.share)] if share else [_NOTHING, ""]
-    return tuple(line)
+def _with_share(score: float, teacher: float) -> list[str]:
+    return [_points(score), _share_percent(score / teacher if teacher else None)]
+
+
+def _mean_rows(found: Comparison, modes: Sequence[Sequence[str]]) -> Iterator[tuple[str, ...]]:
+    for over in dict.fromkeys(share.over for share in found.shares):
+        chosen = [share for share in found.shares if share.over == over]
+        tasks = "tasks" if over == "all" else "with documents"
+        line = [f"mean of {chosen[0].tasks} {tasks}", "", _points(chosen[0].teacher_mean)]
+        by_model: dict[tuple[str, str], Share] = {(share.model, share.mode): share for share in chosen}
+        for model, own in zip(found.models, modes, strict=True):
+            for mode in own:
+                share = by_model.get((model, mode))
+                line += [_points(share.mean), _share_percent(share.share)] if share else [_NOTHING, ""]
+        yield tuple(line)
 
 
 def _fidelities(found: Sequence[Fidelity], names: Sequence[str], teacher: str) -> _Rows:
-    """How near each student is to the teacher on plain texts."""
+    """How close each student is to the teacher on unlabelled texts."""
     first = found[0]
     title = f"against {teacher}, {first.queries:,} queries × {first.documents:,} documents"
+    asymmetric = (_share_percent(one.agreement_asymmetric) for one in found)
     return [
         (title, *names),
         ("cosine", *(f"{one.cosine:.4f}" for one in found)),
         ("ℓ2 distance", *(f"{one.distance:.4f}" for one in found)),
-        (
-            f"agreement@{first.k}, searching its index",
-            *(_share_percent(one.agreement_asymmetric) for one in found),
-        ),
+        (f"agreement@{first.k}, searching its index", *asymmetric),
         (f"agreement@{first.k}, own index", *(_share_percent(one.agreement_standard) for one in found)),
     ]
 
 
 def _text_errors(found: Fidelity, name: str) -> _Rows:
-    """The texts a student gets most wrong and most right."""
+    """The texts with the largest and the smallest distance to the teacher."""
     rows: _Rows = [("ℓ2", "cosine", f"farthest from the teacher, {name}")]
-    for heading, errors in ((None, found.farthest), ("nearest to the teacher", found.closest)):
+    for heading, errors in ((None, found.farthest), ("closest to the teacher", found.closest)):
         if heading:
             rows.append(("", "", heading))
-        rows += [(f"{error.distance:.3f}", f"{error.cosine:.3f}", _shortened(error.text)) for error in errors]
+        for error in errors:
+            line = " ".join(error.text.split())
+            text = line if len(line) <= _SHOWN_CHARACTERS else line[: _SHOWN_CHARACTERS - 1] + "…"
+            rows.append((f"{error.distance:.3f}", f"{error.cosine:.3f}", text))
     return rows
 
 
 def _inheritance(found: Inheritance, teacher: str, student: str) -> _Rows:
-    """What is left of shortened vectors: each score with its share of the same model's own with whole vectors."""
+    """Scores with truncated and quantised vectors, each with its share of the score with full vectors."""
     heading = ["dimensions", "kept as", "bytes"]
     for name in (teacher, f"{student} → {teacher}", student):
-        heading += [name, "left"]
+        heading += [name, "share"]
     rows: _Rows = [tuple(heading)]
     for row in found.rows:
         line = [str(row.dimensions), row.precision, f"{row.bytes:,}"]
@@ -365,19 +411,3 @@ def _inheritance(found: Inheritance, teacher: str, student: str) -> _Rows:
             line += [_points(score), _share_percent(row.kept[who])]
         rows.append(tuple(line))
     return rows
-
-
-def _shortened(text: str) -> str:
-    """One line of a text."""
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN_CHARACTERS else line[: _SHOWN_CHARACTERS - 1] + "…"
-
-
-def _points(score: float) -> str:
-    """A score of 1 as 100."""
-    return f"{100 * score:.2f}"
-
-
-def _share_percent(share: float | None) -> str:
-    """A share, or a dash where there is none."""
-    return _NOTHING if share is None else f"{share:.1%}"

@@ -1,9 +1,9 @@
-"""Texts of many clients, run together.
+"""Dynamic batching: the texts of several requests run together.
 
-A worker that is free takes what waits, so nobody waits for a batch to fill up, and batches grow by themselves under
-load. There is a worker per core: under load each runs its own batch alone, and none waits for another. A large request
-gives up its place after each share, so it can't hold up the small ones. Tokenising and running happen in the workers'
-threads; the event loop is told once per batch.
+A free worker takes whatever waits, so no request waits for a batch to fill up, and batches grow under load. There is one
+worker per core: under load each runs its own batch on one core. A large request returns to the end of the queue after each
+share, so it does not block small ones. Tokenising and inference run in the workers' threads; the event loop is
+notified once per batch.
 """
 
 from __future__ import annotations
@@ -21,46 +21,49 @@ import numpy as np
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, BadModel
 from trundle.runtime.encoder import Encoder
+from trundle.serve.wire import _RequestError
 
 _SHARE = 32
-"""Texts that one request may have in one batch."""
+"""Most texts of one request in one batch."""
 _BATCH_TEXTS = 128
 _BATCH_CHARACTERS = 32_768
 _LEAST_BATCH = 8
-"""Texts that are not worth sharing out among workers that are free."""
+"""Batches up to this size are not split between free workers."""
 _WORTH_ALL_THREADS = 128
-"""Tokens from which one batch gains from all threads, where nothing else is to be done."""
+"""Tokens from which a batch that runs alone is faster on all threads."""
 _LONGEST_RETRY = 60
 
 
-class _Busy(Exception):
-    """There is no room to wait."""
+class _Busy(_RequestError):
+    """The queue is full."""
 
     def __init__(self, seconds: int) -> None:
-        super().__init__(f"all places are taken; try again in {seconds} s")
+        super().__init__(
+            429,
+            f"the queue is full; try again in {seconds} s",
+            code="too_many_requests",
+            headers={"Retry-After": str(seconds)},
+        )
         self.seconds = seconds
-
-
-class _Closed(Exception):
-    """The server is going down."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Encoded:
-    """What becomes of one request's texts."""
+    """The vectors of one request, and its number of tokens."""
 
     vectors: Vectors
     tokens: int
 
 
 @dataclass(kw_only=True, eq=False)
-class _Job:
-    """One request's texts on their way."""
+class _Pending:
+    """One request's texts, until all are encoded."""
 
     texts: Sequence[str]
     vectors: Vectors
     answer: asyncio.Future[_Encoded]
     taken: int = 0
+    """Texts that workers have taken from the queue."""
     done: int = 0
     tokens: int = 0
     dropped: bool = False
@@ -68,51 +71,43 @@ class _Job:
 
     @property
     def over(self) -> bool:
-        """Whether nobody waits for the rest."""
+        """Whether the rest need not be computed."""
         return self.dropped or self.failure is not None
 
     @property
     def ready(self) -> bool:
-        """Whether there is something to tell."""
+        """Whether the request can be answered."""
         return self.failure is not None or self.done == len(self.texts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Slice:
-    """The part of a job that is in one batch."""
+    """The part of a request that is in one batch."""
 
-    job: _Job
+    pending: _Pending
     start: int
     texts: Sequence[str] = field(repr=False)
 
 
-_Watch = Callable[[int, float], None]
-"""Told of every batch: its texts and its seconds."""
-
-
 class _Batcher:
-    """One encoder, shared by everybody who asks. Made and asked inside a running event loop."""
+    """One encoder, shared by all requests. Must be created and called inside a running event loop."""
 
     def __init__(
-        self,
-        encoder: Encoder,
-        *,
-        waiting: int,
-        most_tokens: int,
-        watch: _Watch = lambda _texts, _seconds: None,
+        self, encoder: Encoder, *, waiting: int, most_tokens: int, watch: Callable[[int, float], None]
     ) -> None:
+        """`watch` is called after every batch with its number of texts and its seconds."""
         self._encoder = encoder
         self._limit = waiting
         self._most_tokens = most_tokens
         self._watch = watch
-        self._queue: deque[_Job] = deque()
+        self._queue: deque[_Pending] = deque()
         self._changed = Condition()
         self._waiting = 0
         self._closing = False
         self._busy = 0
         self._rate = 0.0
         self._loop = asyncio.get_running_loop()
-        # At least two: one reads and writes while the other computes.
+        # At least two: one tokenises while the other computes.
         workers = max(2, encoder.threads)
         self._threads = [Thread(target=self._work, name=f"batch-{number}") for number in range(workers)]
         for thread in self._threads:
@@ -125,54 +120,51 @@ class _Batcher:
 
     @property
     def works(self) -> bool:
-        """Whether somebody is there to take what waits."""
+        """Whether all workers are alive."""
         return all(thread.is_alive() for thread in self._threads)
 
-    def submit(self, texts: Sequence[str]) -> _Job:
-        """Let texts that already carry their prompt wait for their turn; `answer` of the job brings the vectors."""
-        job = _Job(
+    def submit(self, texts: Sequence[str]) -> _Pending:
+        """Queues texts that include their prompt; await `answer` of the result for the vectors."""
+        pending = _Pending(
             texts=texts,
             vectors=np.empty((len(texts), self._encoder.dimensions), dtype=np.float32),
             answer=self._loop.create_future(),
         )
         with self._changed:
             if self._closing:
-                raise _Closed
+                raise _RequestError(503, "the server is shutting down; use another one", code="closing")
             if self._waiting + len(texts) > self._limit:
-                raise _Busy(self._retry_after())
+                seconds = self._waiting / self._rate if self._rate else 1.0
+                raise _Busy(max(1, min(_LONGEST_RETRY, math.ceil(seconds))))
             self._waiting += len(texts)
-            self._queue.append(job)
+            self._queue.append(pending)
             self._changed.notify()
-        return job
+        return pending
 
-    def drop(self, job: _Job) -> None:
-        """Nobody waits for this job any more: what no worker has taken is not computed."""
+    def drop(self, pending: _Pending) -> None:
+        """Cancels a request: texts that no worker has taken are not computed."""
         with self._changed:
-            job.dropped = True
-            if job in self._queue:
-                self._queue.remove(job)
-                self._waiting -= len(job.texts) - job.taken
+            pending.dropped = True
+            if pending in self._queue:
+                self._queue.remove(pending)
+                self._waiting -= len(pending.texts) - pending.taken
 
     async def encode(self, texts: Sequence[str]) -> _Encoded:
-        """Submit and wait."""
-        job = self.submit(texts)
+        """Queues texts and waits for the vectors."""
+        pending = self.submit(texts)
         try:
-            return await job.answer
+            return await pending.answer
         except asyncio.CancelledError:
-            self.drop(job)
+            self.drop(pending)
             raise
 
     async def close(self) -> None:
-        """Take nothing new, answer what was taken, stop the workers."""
+        """Rejects new requests, answers the queued ones, and stops the workers."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
-
-    def _retry_after(self) -> int:
-        seconds = self._waiting / self._rate if self._rate else 1.0
-        return max(1, min(_LONGEST_RETRY, math.ceil(seconds)))
 
     def _work(self) -> None:
         while batch := self._next():
@@ -184,12 +176,12 @@ class _Batcher:
             self._rate = rate if not self._rate else 0.9 * self._rate + 0.1 * rate
             with self._changed:
                 self._busy -= 1
-                ready = [part.job for part in batch if part.job.ready]
+                ready = [part.pending for part in batch if part.pending.ready]
             if ready:
                 self._loop.call_soon_threadsafe(_settle, ready)
 
     def _next(self) -> list[_Slice]:
-        """The next batch; empty when the server is going down and nothing waits."""
+        """Waits for the next batch; empty if the server shuts down and the queue is empty."""
         with self._changed:
             while True:
                 while not self._queue and not self._closing:
@@ -206,24 +198,24 @@ class _Batcher:
                     return batch
 
     def _gather(self, most: int) -> list[_Slice]:
-        """What waits, up to `most` texts; a job that is not through goes to the end of the queue."""
+        """Takes up to `most` texts; an unfinished request goes to the end of the queue."""
         batch: list[_Slice] = []
-        unfinished: list[_Job] = []
+        unfinished: list[_Pending] = []
         texts = characters = 0
         while self._queue and texts < most and characters < _BATCH_CHARACTERS:
-            job = self._queue.popleft()
-            left = len(job.texts) - job.taken
-            if job.over:
+            pending = self._queue.popleft()
+            left = len(pending.texts) - pending.taken
+            if pending.over:
                 self._waiting -= left
                 continue
-            share = job.texts[job.taken : job.taken + min(_SHARE, most - texts)]
-            batch.append(_Slice(job=job, start=job.taken, texts=share))
-            job.taken += len(share)
+            share = pending.texts[pending.taken : pending.taken + min(_SHARE, most - texts)]
+            batch.append(_Slice(pending=pending, start=pending.taken, texts=share))
+            pending.taken += len(share)
             self._waiting -= len(share)
             texts += len(share)
             characters += sum(map(len, share))
             if len(share) < left:
-                unfinished.append(job)
+                unfinished.append(pending)
         self._queue.extend(unfinished)
         return batch
 
@@ -232,52 +224,52 @@ class _Batcher:
             self._fill(batch)
         except Exception as error:
             if len(batch) == 1:
-                self._fail(batch[0].job, error)
-            else:  # only the one whose fault it is shall suffer
+                self._fail(batch[0].pending, error)
+            else:  # run each part separately, so that only the request that causes the error fails
                 for part in batch:
                     self._run([part])
 
     def _fill(self, batch: Sequence[_Slice]) -> None:
-        """Tokenise the slices, run them as one, and put the vectors in their rows."""
-        rows = self._encoder.read([text for part in batch for text in part.texts])
+        """Tokenises the slices, runs them as one batch, and stores the vectors."""
+        rows = iter(self._encoder.read([text for part in batch for text in part.texts]))
         good: list[tuple[_Slice, list[list[int]]]] = []
-        place = 0
         for part in batch:
-            own = rows[place : place + len(part.texts)]
-            place += len(own)
+            own = [next(rows) for _ in part.texts]
             if [] in own:
-                self._fail(part.job, BadInput("a text has nothing to embed; leave it out"))
-            elif part.job.tokens + sum(map(len, own)) > self._most_tokens:
-                limit = f"the request holds more than {self._most_tokens:,} tokens"
-                self._fail(part.job, BadInput(f"{limit}; send fewer texts at once"))
-            elif not part.job.over:
+                self._fail(part.pending, BadInput("a text has nothing to embed; leave it out"))
+            elif part.pending.tokens + sum(map(len, own)) > self._most_tokens:
+                limit = f"the request has more than {self._most_tokens:,} tokens; send fewer texts at once"
+                self._fail(part.pending, BadInput(limit))
+            elif not part.pending.over:
                 good.append((part, own))
         if not good:
             return
-        together = self._busy == 1 and sum(len(row) for _, own in good for row in own) >= _WORTH_ALL_THREADS
-        vectors = self._encoder.vectors_of([row for _, own in good for row in own], together=together)
+        inputs = [row for _, own in good for row in own]
+        together = self._busy == 1 and sum(map(len, inputs)) >= _WORTH_ALL_THREADS
+        vectors = self._encoder.vectors_of(inputs, together=together)
         place = 0
         for part, own in good:
             found = vectors[place : place + len(own)]
             place += len(own)
             if np.isfinite(found).all():
-                part.job.vectors[part.start : part.start + len(own)] = found
+                part.pending.vectors[part.start : part.start + len(own)] = found
                 with self._changed:
-                    part.job.done += len(own)
-                    part.job.tokens += sum(map(len, own))
+                    part.pending.done += len(own)
+                    part.pending.tokens += sum(map(len, own))
             else:
-                self._fail(part.job, BadModel("the model gives NaN or infinity for a text; export it again"))
+                problem = BadModel("the model returns NaN or infinity for a text; export it again")
+                self._fail(part.pending, problem)
 
-    def _fail(self, job: _Job, error: Exception) -> None:
+    def _fail(self, pending: _Pending, error: Exception) -> None:
         with self._changed:
-            job.failure = job.failure or error
+            pending.failure = pending.failure or error
 
 
-def _settle(jobs: Sequence[_Job]) -> None:
-    for job in jobs:
-        if job.answer.done():
+def _settle(finished: Sequence[_Pending]) -> None:
+    for pending in finished:
+        if pending.answer.done():
             continue
-        if job.failure is not None:
-            job.answer.set_exception(job.failure)
+        if pending.failure is not None:
+            pending.answer.set_exception(pending.failure)
         else:
-            job.answer.set_result(_Encoded(vectors=job.vectors, tokens=job.tokens))
+            pending.answer.set_result(_Encoded(vectors=pending.vectors, tokens=pending.tokens))

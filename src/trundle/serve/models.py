@@ -1,4 +1,4 @@
-"""Who answers: a student alone, or a student for queries and its teacher for documents."""
+"""The models that a server answers with: a student alone, or with its teacher for documents."""
 
 from __future__ import annotations
 
@@ -12,25 +12,20 @@ from trundle.export.open import open_encoder, open_sides
 from trundle.progress import SILENT, Progress
 from trundle.runtime.encoder import Encoder
 
-_Role = Literal["query", "document"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
-    """One encoder under the name clients call it by."""
+    """An encoder and the name that clients use for it."""
 
     name: str
     encoder: Encoder
 
     def card(self) -> dict[str, Any]:
-        """What a person compares models by."""
+        """Returns the facts that the page shows."""
         graph = self.encoder.graph
         weights = self.encoder.folder / graph.path
-        files = [
-            weights,
-            *weights.parent.glob(f"{weights.stem}.bin"),
-            *weights.parent.glob(f"{weights.name}*data"),
-        ]
+        patterns = (weights.name, f"{weights.stem}.bin", f"{weights.name}*data")
+        files = {file for pattern in patterns for file in weights.parent.glob(pattern)}
         return {
             "name": self.name,
             "parameters": self.encoder.parameters,
@@ -43,21 +38,21 @@ class _Model:
 
 @dataclass(frozen=True, kw_only=True)
 class _Served:
-    """What one server answers with."""
+    """The models of one server."""
 
     student: _Model
     teacher: _Model | None = None
 
     @property
     def models(self) -> tuple[_Model, ...]:
-        """All there are, the student first."""
+        """All models, the student first."""
         return (self.student,) if self.teacher is None else (self.student, self.teacher)
 
-    def answering(self, name: str | None, role: _Role | None) -> _Model | None:
-        """Who answers a request for `name` in a role; None for a name nobody has.
+    def answering(self, name: str | None, role: Literal["query", "document"] | None) -> _Model | None:
+        """Returns the model that answers a request for `name` in a role, or None for an unknown name.
 
-        Under the student's name documents are the teacher's, so that one name is enough for an index; the
-        teacher's own name always means the teacher.
+        The student's name stands for both: the teacher encodes its documents, so that clients need one name only.
+        The teacher's own name always means the teacher.
         """
         if name in (None, self.student.name):
             return self.teacher if self.teacher is not None and role == "document" else self.student
@@ -74,42 +69,36 @@ def open_served(
     trust_remote_code: bool = False,
     progress: Progress = SILENT,
 ) -> _Served:
-    """Open what is to be served: a model, a model and its teacher, or a folder that holds a pair."""
-    student, *others = open_sides(
+    """Opens a model, a model and its teacher, or a folder with a pair."""
+    small, *others = open_sides(
         model, graph=graph, threads=threads, trust_remote_code=trust_remote_code, progress=progress
     )
-    if others and teacher is not None:
-        raise BadInput(f"{model} brings its own teacher; leave --teacher out")
-    if not others:
-        if teacher is None:
-            return _Served(student=_Model(name=name or _name(model), encoder=student))
-        master = open_encoder(
-            teacher, threads=threads, trust_remote_code=trust_remote_code, progress=progress
-        )
-        names = name or _name(model), _name(teacher)
+    student = _Model(name=name or _name(model), encoder=small)
+    if others:
+        if teacher is not None:
+            raise BadInput(f"{model} brings its own teacher; leave --teacher out")
+        [large] = others
+        large_name = f"{student.name}-teacher"
+    elif teacher is None:
+        return _Served(student=student)
     else:
-        [master] = others
-        names = name or _name(model), f"{name or _name(model)}-teacher"
-    _check_space(student, master, names, progress)
-    if names[0] == names[1]:
-        names = names[0], f"{names[1]}-teacher"
-    return _Served(
-        student=_Model(name=names[0], encoder=student), teacher=_Model(name=names[1], encoder=master)
-    )
-
-
-def _check_space(student: Encoder, teacher: Encoder, names: tuple[str, str], progress: Progress) -> None:
-    if student.dimensions != teacher.dimensions:
+        large = open_encoder(teacher, threads=threads, trust_remote_code=trust_remote_code, progress=progress)
+        large_name = _name(teacher)
+    if small.dimensions != large.dimensions:
         raise BadInput(
-            f"{names[0]} gives vectors of {student.dimensions} numbers and {names[1]} of {teacher.dimensions}; "
-            "bring the student into the teacher's space with trundle align"
+            f"the vectors of {student.name} have {small.dimensions} dimensions and those of {large_name} "
+            f"{large.dimensions}; align the student with its teacher by trundle align"
         )
-    if not find_themselves(student.encode_query(SENTENCES), teacher.encode_document(SENTENCES)):
+    if not find_themselves(small.encode_query(SENTENCES), large.encode_document(SENTENCES)):
         progress.say(
-            f"{names[0]} does not find {names[1]}'s vectors of the same sentences: bring it into that space "
-            "with trundle align first, or searches will find nothing"
+            f"{student.name} does not retrieve {large_name}'s vectors of the same sentences, so searches will "
+            "fail; align it first with trundle align"
         )
+    if large_name == student.name:
+        large_name += "-teacher"
+    return _Served(student=student, teacher=_Model(name=large_name, encoder=large))
 
 
 def _name(model: str) -> str:
-    return Path(model).expanduser().resolve().name if Path(model).expanduser().is_dir() else model
+    folder = Path(model).expanduser()
+    return folder.resolve().name if folder.is_dir() else model

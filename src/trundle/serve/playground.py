@@ -1,25 +1,49 @@
-"""The page at /, and the few routes it asks."""
+"""The page at / that compares searches, and its routes.
+
+It searches the documentation found in the environment and files that users drop. Passages are embedded by both models in
+the background, a few at a time so that clients are not delayed; passages that are ready can be searched at once.
+Everything stays in memory and small; `trundle index` is for larger collections.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import count, islice
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
-from trundle.embedder import check_texts
-from trundle.errors import UserError
-from trundle.serve.batching import _Busy, _Closed
-from trundle.serve.corpora import _Corpora, _Corpus, _split_passages
+from trundle.data.environment import environment_pairs, installed_packages, standard_library
+from trundle.data.sampling import sample
+from trundle.embedder import Vectors, check_texts
+from trundle.evaluate.retrieval import unit
+from trundle.serve.batching import _Batcher, _Busy
 from trundle.serve.models import _Served
-from trundle.serve.settings import Settings
-from trundle.serve.wire import _JSON, Refused, _read_body, _refused
+from trundle.serve.settings import ServerSettings
+from trundle.serve.wire import _JSON, _invalid_body, _read_body, _RequestError
 
-_T = TypeVar("_T", bound=BaseModel)
-
+_ENVIRONMENT = "environment"
+_ENVIRONMENT_PASSAGES = 400
+_PACKAGES, _PER_PACKAGE, _OF_PYTHON = 30, 25, 250
+_EXAMPLES = 4
+_LONGEST_EXAMPLE = 48
 _LONGEST_QUERY = 2000
+_MOST_PASSAGES = 2000
+_MOST_DROPPED = 4
+_AT_ONCE = 8
+_SHOWN = 10
+_LONGEST = 700
+_SHORTEST = 12
+_PARAGRAPH = re.compile(r"\n[ \t]*\n")
+_SENTENCE = re.compile(r"(?<=[.!?…])\s+")
 _PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
@@ -28,9 +52,10 @@ _PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+_T = TypeVar("_T", bound=BaseModel)
 
 
-class SearchRequest(BaseModel):
+class _SearchBody(BaseModel):
     """A query typed into the page."""
 
     model_config = ConfigDict(strict=True)
@@ -39,7 +64,7 @@ class SearchRequest(BaseModel):
     corpus: str
 
 
-class DroppedFile(BaseModel):
+class _DroppedFile(BaseModel):
     """A text file dropped onto the page."""
 
     model_config = ConfigDict(strict=True)
@@ -48,8 +73,198 @@ class DroppedFile(BaseModel):
     text: str
 
 
-def _add_page(app: FastAPI, served: _Served, corpora: _Corpora, settings: Settings) -> None:
-    """Put the page and its routes into the app. They are not part of the API that clients are promised."""
+@dataclass(kw_only=True, eq=False)
+class _Collection:
+    """Passages, and the vectors of those that each model has embedded."""
+
+    key: str
+    name: str
+    passages: list[str] = field(default_factory=list)
+    examples: list[str] = field(default_factory=list)
+    vectors: dict[str, list[Vectors]] = field(default_factory=dict)
+    ready: int = 0
+    cut: int = 0
+    """Passages that were left out because there were too many."""
+    work: asyncio.Task[None] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what the page shows."""
+        return {
+            "key": self.key,
+            "name": self.name,
+            "passages": len(self.passages),
+            "ready": self.ready,
+            "left_out": self.cut,
+            "reading": not self.passages,
+            "examples": self.examples,
+        }
+
+
+class _Playground:
+    """The collections that can be searched on the page."""
+
+    def __init__(self, served: _Served, batchers: dict[str, _Batcher]) -> None:
+        self._served = served
+        self._batchers = batchers
+        self._numbers = count(1)
+        documentation = _Collection(key=_ENVIRONMENT, name="Documentation found here")
+        self._found: dict[str, _Collection] = {_ENVIRONMENT: documentation}
+
+    def list(self) -> list[dict[str, Any]]:
+        """Returns all collections as JSON."""
+        return [collection.as_json() for collection in self._found.values()]
+
+    def get(self, key: str) -> _Collection:
+        """Returns a collection; the documentation is read on first use."""
+        collection = self._found.get(key)
+        if collection is None:
+            raise _RequestError(404, "that corpus no longer exists; drop the file again")
+        if collection.work is None:
+            collection.work = asyncio.create_task(self._read_environment(collection))
+        return collection
+
+    def add(self, name: str, passages: Sequence[str]) -> _Collection:
+        """Adds a dropped file; the oldest one is removed if there are too many."""
+        collection = _Collection(key=f"file-{next(self._numbers)}", name=name)
+        collection.passages = list(passages[:_MOST_PASSAGES])
+        collection.cut = max(0, len(passages) - _MOST_PASSAGES)
+        collection.work = asyncio.create_task(self._embed(collection))
+        self._found[collection.key] = collection
+        dropped = [key for key in self._found if key != _ENVIRONMENT]
+        for key in dropped[:-_MOST_DROPPED]:
+            removed = self._found.pop(key)
+            if removed.work is not None:
+                removed.work.cancel()
+        return collection
+
+    async def close(self) -> None:
+        """Stops the work in the background."""
+        for collection in self._found.values():
+            if collection.work is not None:
+                collection.work.cancel()
+                await asyncio.gather(collection.work, return_exceptions=True)
+
+    async def search(self, collection: _Collection, query: str) -> dict[str, Any]:
+        """Runs a query by the teacher, by the student on the teacher's vectors, and by the student alone."""
+        student, teacher = self._served.student, self._served.teacher
+        encoded: dict[str, tuple[Vectors, float]] = {}
+        for model in self._served.models:
+            started = time.perf_counter()
+            found = await self._batchers[model.name].encode([model.encoder.prompt_for("query") + query])
+            encoded[model.name] = found.vectors[0], 1000 * (time.perf_counter() - started)
+        ways = [("student", student, student)]
+        if teacher is not None:
+            ways = [("teacher", teacher, teacher), ("asymmetric", student, teacher), *ways]
+        ready = collection.ready
+        columns = []
+        for way, queries, documents in ways:
+            vector, milliseconds = encoded[queries.name]
+            started = time.perf_counter()
+            nearest = _nearest_passages(vector, collection.vectors.get(documents.name, []), ready)
+            searched = 1000 * (time.perf_counter() - started)
+            columns.append(
+                {
+                    "way": way,
+                    "queries": queries.name,
+                    "documents": documents.name,
+                    "encode_ms": milliseconds,
+                    "search_ms": searched,
+                    "results": [
+                        {"place": place, "text": collection.passages[place], "score": score}
+                        for place, score in nearest
+                    ],
+                }
+            )
+        return {"corpus": collection.as_json(), "searched": ready, "columns": _with_overlap(columns)}
+
+    async def _read_environment(self, collection: _Collection) -> None:
+        def documentation() -> Any:
+            some = sample(installed_packages(), _PACKAGES, seed=0)  # all of them would take too long
+            pairs = environment_pairs(packages=some, limit_per_package=_PER_PACKAGE)
+            pairs += environment_pairs(packages=[standard_library()], limit_per_package=_OF_PYTHON)
+            return sample(pairs, _ENVIRONMENT_PASSAGES, seed=0)
+
+        pairs = await asyncio.to_thread(documentation)
+        queries = (pair.query for pair in pairs if len(pair.query) <= _LONGEST_EXAMPLE)
+        plain = (query.rstrip(".") for query in queries if query.isascii() and "*" not in query)
+        collection.examples = list(islice(plain, _EXAMPLES))
+        collection.passages = [pair.document for pair in pairs]
+        await self._embed(collection)
+
+    async def _embed(self, collection: _Collection) -> None:
+        """Embeds the passages by every model, a few at a time; clients go first."""
+        for start in range(0, len(collection.passages), _AT_ONCE):
+            part = collection.passages[start : start + _AT_ONCE]
+            for model in self._served.models:
+                prompt = model.encoder.prompt_for("document")
+                vectors = await _encode_when_free(
+                    self._batchers[model.name], [prompt + text for text in part]
+                )
+                collection.vectors.setdefault(model.name, []).append(vectors)
+            collection.ready = start + len(part)
+
+
+async def _encode_when_free(batcher: _Batcher, texts: Sequence[str]) -> Vectors:
+    while True:
+        try:
+            return (await batcher.encode(texts)).vectors
+        except _Busy as busy:
+            await asyncio.sleep(busy.seconds)
+
+
+def _nearest_passages(query: Vectors, blocks: Sequence[Vectors], ready: int) -> list[tuple[int, float]]:
+    """Returns place and cosine of the nearest passages among the first `ready`."""
+    if not ready:
+        return []
+    scores = unit(np.vstack(blocks)[:ready]) @ unit(query[None])[0]
+    best = np.argsort(-scores, kind="stable")[:_SHOWN]
+    return [(int(place), float(scores[place])) for place in best]
+
+
+def _with_overlap(columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Adds to each other column its overlap with the first, and the rank of each result there."""
+    truth = [result["place"] for result in columns[0]["results"]]
+    for column in columns[1:]:
+        places = [result["place"] for result in column["results"]]
+        column["overlap"] = len(set(places) & set(truth)) / len(truth) if truth else 0.0
+        for result in column["results"]:
+            result["teacher_rank"] = truth.index(result["place"]) + 1 if result["place"] in truth else None
+    return columns
+
+
+def _split_passages(text: str) -> list[str]:
+    """Splits a file into paragraphs, or into lines if it has none; long ones are split between sentences.
+
+    Short and duplicate passages are left out.
+    """
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    parts = _PARAGRAPH.split(text.strip())
+    if len(parts) < 3:
+        parts = text.splitlines()
+    pieces = (piece for part in parts for piece in _split_paragraph(" ".join(part.split())))
+    return [piece for piece in dict.fromkeys(pieces) if len(piece) >= _SHORTEST]
+
+
+def _split_paragraph(paragraph: str) -> list[str]:
+    """Splits into pieces of at most `_LONGEST` characters, between sentences if possible."""
+    if len(paragraph) <= _LONGEST:
+        return [paragraph]
+    pieces, piece = [], ""
+    for sentence in _SENTENCE.split(paragraph):
+        if piece and len(piece) + 1 + len(sentence) > _LONGEST:
+            pieces.append(piece)
+            piece = ""
+        piece = f"{piece} {sentence}".strip()
+        while len(piece) > _LONGEST:
+            end = piece.rfind(" ", 1, _LONGEST)
+            end = _LONGEST if end < 0 else end
+            pieces.append(piece[:end])
+            piece = piece[end:].strip()
+    return [*pieces, piece] if piece else pieces
+
+
+def _add_page(app: FastAPI, served: _Served, playground: _Playground, settings: ServerSettings) -> None:
+    """Adds the page and its routes. They are not part of the documented API."""
     content = files("trundle.serve").joinpath("page.html").read_text(encoding="utf-8")
 
     @app.get("/", include_in_schema=False)
@@ -58,58 +273,37 @@ def _add_page(app: FastAPI, served: _Served, corpora: _Corpora, settings: Settin
 
     @app.get("/compare", include_in_schema=False)
     async def about() -> Response:
-        return _answer({"models": [model.card() for model in served.models], "corpora": corpora.list()})
+        return _answer({"models": [model.card() for model in served.models], "corpora": playground.list()})
 
     @app.get("/compare/corpora/{key}", include_in_schema=False)
-    async def corpus(key: str) -> Response:
-        return _answer(_known(corpora, key).as_json())
+    async def collection(key: str) -> Response:
+        return _answer(playground.get(key).as_json())
 
     @app.post("/compare/corpora", include_in_schema=False)
     async def drop(request: Request) -> Response:
-        dropped = await _asked(request, DroppedFile, settings)
-        _check_readable(dropped.text)
+        dropped = await _parse_body(request, _DroppedFile, settings)
+        check_texts([dropped.text])
         passages = _split_passages(dropped.text)
         if not passages:
-            raise Refused(400, f"{dropped.name} holds no text to search; drop another file")
-        return _answer(corpora.add(dropped.name, passages).as_json())
+            raise _RequestError(400, f"{dropped.name} has no text to search; drop another file")
+        return _answer(playground.add(dropped.name, passages).as_json())
 
     @app.post("/compare/search", include_in_schema=False)
     async def search(request: Request) -> Response:
-        asked = await _asked(request, SearchRequest, settings)
-        _check_readable(asked.query)
-        try:
-            return _answer(await corpora.search(_known(corpora, asked.corpus), asked.query))
-        except _Busy as busy:
-            raise Refused(429, str(busy), headers={"Retry-After": str(busy.seconds)}) from busy
-        except _Closed as closed:
-            raise Refused(503, "the server is going down; ask another one") from closed
-        except UserError as error:
-            raise Refused(400, str(error)) from error
+        body = await _parse_body(request, _SearchBody, settings)
+        check_texts([body.query])
+        return _answer(await playground.search(playground.get(body.corpus), body.query))
 
 
-async def _asked(request: Request, kind: type[_T], settings: Settings) -> _T:
-    """The body as a record. Only JSON is taken: a page of another site can't send that without being asked."""
+async def _parse_body(request: Request, kind: type[_T], settings: ServerSettings) -> _T:
+    """Parses a JSON body. Other types are rejected: pages of other sites could send them without permission."""
     if request.headers.get("content-type", "").split(";")[0].strip() != _JSON:
-        raise Refused(415, f"send the body as {_JSON}")
+        raise _RequestError(415, f"send the body as {_JSON}")
     raw = await _read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
-        raise _refused(error) from error
-
-
-def _check_readable(text: str) -> None:
-    try:
-        check_texts([text])
-    except UserError as error:
-        raise Refused(400, str(error)) from error
-
-
-def _known(corpora: _Corpora, key: str) -> _Corpus:
-    corpus = corpora.get(key)
-    if corpus is None:
-        raise Refused(404, "that corpus is gone; drop the file again")
-    return corpus
+        raise _invalid_body(error) from error
 
 
 def _answer(content: Any) -> Response:

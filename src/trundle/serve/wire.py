@@ -1,4 +1,4 @@
-"""What requests and answers look like: OpenAI's embeddings, with a role and fewer bits where they are asked for."""
+"""Requests and answers: OpenAI's embeddings, extended by a role and by int8 and binary vectors."""
 
 from __future__ import annotations
 
@@ -17,34 +17,33 @@ from trundle.runtime.encoder import Output
 
 _JSON = "application/json"
 _OUTPUTS: Mapping[str, Output] = {"float": "float32", "int8": "int8", "binary": "binary"}
+_MOST_IGNORED = 64 << 20
+_DISCONNECTED = 499
+"""The usual status for a client that disconnected; no client receives it."""
 
 
 class EmbeddingsRequest(BaseModel):
-    """The body of a request for vectors. Fields that are not known are passed over."""
+    """The body of a request for vectors. Unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True)
 
     input: Annotated[
         str | Annotated[list[str], Field(min_length=1)], Field(description="One text, or a list of texts.")
     ]
-    model: Annotated[
-        str | None, Field(description="A name from /v1/models; the student where it is left out.")
-    ] = None
-    dimensions: Annotated[
-        StrictInt | None, Field(ge=1, description="Keep only the first so many numbers.")
-    ] = None
+    model: Annotated[str | None, Field(description="A name from /v1/models; default: the student.")] = None
+    dimensions: Annotated[StrictInt | None, Field(ge=1, description="Keep only the first dimensions.")] = None
     encoding_format: Annotated[
         Literal["float", "base64"] | None, Field(description="A list of numbers, or their bytes in base64.")
     ] = "float"
     input_type: Annotated[
         Literal["query", "document"] | None,
-        Field(description="What the texts are for: chooses the prompt and, in a pair, the model."),
+        Field(description="The role of the texts: chooses the prompt and, in a pair, the model."),
     ] = None
     output_dtype: Annotated[
         Literal["float", "int8", "binary"],
-        Field(description="Numbers of 32 bits, of 8 bits, or signs packed eight to a byte."),
+        Field(description="float32, int8, or signs packed eight per byte."),
     ] = "float"
-    user: Annotated[str | None, Field(description="Taken and not used.")] = None
+    user: Annotated[str | None, Field(description="Accepted and ignored.")] = None
 
 
 class Embedding(BaseModel):
@@ -56,14 +55,14 @@ class Embedding(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens the model read, its prompt included."""
+    """Tokens the model encoded, including the prompt."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingsAnswer(BaseModel):
-    """One vector per text, in the order given."""
+    """One vector per text, in the same order."""
 
     object: Literal["list"]
     data: list[Embedding]
@@ -72,7 +71,7 @@ class EmbeddingsAnswer(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """What went wrong, in one sentence."""
+    """The error in one sentence."""
 
     message: str
     type: str
@@ -86,8 +85,8 @@ class ErrorAnswer(BaseModel):
     error: ErrorBody
 
 
-class Refused(Exception):
-    """A request that gets an error for an answer."""
+class _RequestError(Exception):
+    """An error that is the answer to a request."""
 
     def __init__(
         self,
@@ -99,48 +98,42 @@ class Refused(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
-        self.headers = dict(headers or {})
+        self._status = status
+        self._headers = dict(headers or {})
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self._content = {"message": message, "type": kind, "param": param, "code": code}
 
     def answer(self) -> Response:
-        """As it goes over the wire."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        content = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return Response(
-            to_json({"error": content}), status_code=self.status, media_type=_JSON, headers=self.headers
-        )
+        """Returns the response."""
+        body = to_json({"error": self._content})
+        return Response(body, status_code=self._status, media_type=_JSON, headers=self._headers)
 
 
 def _parse_embeddings(body: bytes) -> EmbeddingsRequest:
-    """The request in a body, or a refusal that names the field."""
     try:
         return EmbeddingsRequest.model_validate_json(body)
     except ValidationError as error:
-        raise _refused(error) from error
+        raise _invalid_body(error) from error
 
 
-def _refused(error: ValidationError) -> Refused:
-    """The first thing that is wrong with a body."""
+def _invalid_body(error: ValidationError) -> _RequestError:
+    """Returns an answer that names the first invalid field."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = first["loc"]
-    if not place:
-        return Refused(
-            400, f"the body can't be read as JSON ({first['msg']}); send an object", code="bad_json"
+    if not first["loc"]:
+        return _RequestError(
+            400, f"the body is not a JSON object ({first['msg']}); send one", code="bad_json"
         )
-    field = str(place[0])
+    field = str(first["loc"][0])
     if field == "input":
         said = "input must be a text or a list of one or more texts, not token ids or anything else"
-        return Refused(400, f"{said}; in LangChain set check_embedding_ctx_length=False", param=field)
-    return Refused(
-        400, f"{field} can't be used: {first['msg'].lower()}; mend it or leave it out", param=field
+        return _RequestError(400, f"{said}; in LangChain set check_embedding_ctx_length=False", param=field)
+    return _RequestError(
+        400, f"{field} is invalid: {first['msg'].lower()}; correct it or leave it out", param=field
     )
 
 
 def _write_embeddings(vectors: NDArray[Any], *, model: str, tokens: int, in_base64: bool) -> bytes:
-    """The answer's body."""
+    """Returns the body of an answer."""
     rows = (base64.b64encode(row.tobytes()).decode() for row in vectors) if in_base64 else vectors.tolist()
     return to_json(
         {
@@ -154,16 +147,11 @@ def _write_embeddings(vectors: NDArray[Any], *, model: str, tokens: int, in_base
     )
 
 
-_THROWN_AWAY = 64 << 20
-_HUNG_UP = 499
-"""What servers call a client that did not wait; nobody reads the answer."""
-
-
 async def _read_body(request: Request, *, most_bytes: int, seconds: float) -> bytes:
-    """The whole body, or a refusal when it is too large or too slow.
+    """Returns the body, or rejects one that is too large or too slow.
 
-    What is too large is read to its end and thrown away, within bounds: most clients look for an answer only
-    when they have sent everything.
+    A body that is too large is read to its end and ignored, up to a limit: most clients read an answer only after they
+    have sent everything.
     """
     parts: list[bytes] = []
     size = 0
@@ -175,21 +163,21 @@ async def _read_body(request: Request, *, most_bytes: int, seconds: float) -> by
                     parts.append(part)
                 elif parts:
                     parts.clear()
-                if size > most_bytes + _THROWN_AWAY:
+                if size > most_bytes + _MOST_IGNORED:
                     break
     except TimeoutError as error:
         if size <= most_bytes:
             slow = f"the body took longer than {seconds:g} s; send it faster"
-            raise Refused(408, slow, code="slow_body", headers={"Connection": "close"}) from error
+            raise _RequestError(408, slow, code="slow_body", headers={"Connection": "close"}) from error
     except ClientDisconnect as error:
-        raise Refused(_HUNG_UP, "the client hung up") from error
+        raise _RequestError(_DISCONNECTED, "the client disconnected") from error
     if size > most_bytes:
-        large = f"the body holds more than {most_bytes:,} bytes; send fewer texts at once"
-        raise Refused(413, large, code="body_too_large", headers={"Connection": "close"})
+        large = f"the body has more than {most_bytes:,} bytes; send fewer texts at once"
+        raise _RequestError(413, large, code="body_too_large", headers={"Connection": "close"})
     return b"".join(parts)
 
 
-async def _hung_up(request: Request) -> None:
-    """Return when the client is gone; the body must have been read."""
+async def _wait_for_disconnect(request: Request) -> None:
+    """Returns when the client has disconnected; the body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,0 +1,236 @@
+"""The commands that make a model: `compress`, `recipes`, `demo`, and the run behind every method's own command."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trundle.cli.console import _calm_libraries, _show, _show_json, _show_table, _terminal
+from trundle.cli.options import _Force, _Json, _Model, _Quiet, _RunFlags, _Verbose
+from trundle.cli.tables import (
+    _before_after,
+    _besides,
+    _budget_result,
+    _candidates,
+    _demo,
+    _fidelities,
+    _forecast,
+    _run,
+    _time_plan,
+)
+from trundle.errors import BadInput, UserError
+from trundle.progress import is_first
+
+if TYPE_CHECKING:
+    from trundle.pipeline.run import Run
+    from trundle.progress import Progress
+    from trundle.recipe import Recipe
+    from trundle.search.outcome import Outcome
+
+_REPORT = "report.html"
+_SHOWN_CANDIDATES = 12
+
+
+def compress(
+    model: _Model,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", "-r", help="A recipe that comes with trundle, or a .yaml file.")
+    ] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--budget",
+            "-b",
+            help="Instead of a recipe, find the best model within 12MB, 10x, 20M-params or 5ms; repeatable.",
+        ),
+    ] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="method.option=value, overrides the recipe.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="With --budget: the total time. Default: 30.")
+    ] = None,
+    student: Annotated[
+        list[str] | None,
+        typer.Option("--student", help="With --budget: a small model to train instead; repeatable."),
+    ] = None,
+    *,
+    flags: _RunFlags,
+) -> None:
+    """Make a small model from a large one, by a recipe or within a budget."""
+    if (recipe is None) == (not budget):
+        raise BadInput("pass either --recipe NAME or a limit such as --budget 12MB")
+    if recipe is None:
+        if change:
+            raise BadInput("--set changes a recipe, and --budget makes its own; leave one of them out")
+        _run_budget(model, budget or [], flags, minutes=minutes, students=student or [])
+        return
+    if minutes is not None or student:
+        raise BadInput("--minutes and --student go with --budget; a recipe takes --set align.minutes=10")
+    from trundle.recipe import read_recipe
+
+    _run_recipe(model, read_recipe(recipe, change or []), flags)
+
+
+def recipes(as_json: _Json = False) -> None:
+    """List the recipes that come with trundle."""
+    from trundle.recipe import read_recipe, recipe_names
+
+    found = [read_recipe(name) for name in recipe_names()]
+    if as_json:
+        _show_json({recipe.name: recipe.as_json() for recipe in found})
+        return
+    rows = [("recipe", "methods", "")]
+    rows += [
+        (recipe.name, " → ".join(call.method.name for call in recipe.calls), recipe.about) for recipe in found
+    ]
+    _show_table(rows, texts=(0, 1, 2))
+
+
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the small model.")] = Path(
+        "demo/small"
+    ),
+    force: _Force = False,
+    as_json: _Json = False,
+    quiet: _Quiet = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Run the complete workflow on this machine, with a real model.
+
+    The texts are the documentation of the installed Python packages; nothing is downloaded.
+    """
+    _calm_libraries(verbose=verbose)
+    from trundle.demo import run_demo
+
+    result = run_demo(output, replace=force, progress=_terminal(quiet=quiet or as_json))
+    if as_json:
+        _show_json(result.as_json())
+        return
+    _show_candidates(result.outcome)
+    _show()
+    _show_table(_demo(result))
+    _show()
+    _show(
+        f"""The small model is in {result.output}. Use it with the index of the original model:
+
+    from sentence_transformers import SentenceTransformer
+    model = SentenceTransformer("{result.output}")
+    model.encode_query("how do I open a file?")
+
+Report: {result.page}"""
+    )
+    if sys.stdout.isatty():
+        webbrowser.open(result.page.absolute().as_uri())
+
+
+def _run_recipe(model: str, recipe: Recipe, flags: _RunFlags) -> None:
+    """Runs a recipe and shows the result."""
+    request = flags.request(model)
+    from trundle.pipeline.compress import run_recipe
+
+    run = run_recipe(request, recipe)
+    if not is_first():
+        return
+    if flags.as_json:
+        _show_json(run.as_json())
+        return
+    _show_table(_run(run))
+    if flags.dry_run:
+        _show()
+        _show(_forecast(run))
+    _show_run(run)
+    if run.output is not None and run.only_cut:
+        _show(
+            f"It is cut but not trained yet: trundle align {run.output} --teacher {run.source} --data TEXTS "
+            "-o ALIGNED"
+        )
+
+
+def _run_budget(
+    model: str, budget: Sequence[str], flags: _RunFlags, *, minutes: float | None, students: Sequence[str]
+) -> None:
+    """Searches for the best model within a budget and shows the result."""
+    request = flags.request(model)
+    from trundle.search.search import MINUTES, compress_to_budget
+
+    outcome = compress_to_budget(request, budget, minutes=minutes or MINUTES, students=students)
+    if outcome.run is not None and flags.output is not None:
+        _write_report(
+            flags.output,
+            model,
+            flags.data or [],
+            texts=outcome.proof_texts,
+            trust=flags.trust,
+            progress=request.progress,
+        )
+    if flags.as_json:
+        _show_json(outcome.record().as_json() | {"run": outcome.run.as_json() if outcome.run else None})
+    else:
+        _show_outcome(outcome)
+
+
+def _write_report(
+    output: Path, model: str, data: list[str], *, texts: int, trust: bool, progress: Progress
+) -> None:
+    """Writes the report into the model's folder, without a comparison if there are too few texts for one."""
+    from trundle.report.report import make_report, write_report
+
+    try:
+        made = make_report(
+            [output], teacher=model, data=data, texts=texts, trust_remote_code=trust, progress=progress
+        )
+    except UserError as problem:
+        progress.say(f"the report has no comparison: {problem}")
+        made = make_report([output], teacher=model, trust_remote_code=trust, progress=progress)
+    write_report(made, output / _REPORT)
+
+
+def _show_outcome(outcome: Outcome) -> None:
+    _show_candidates(outcome)
+    hidden = len(outcome.tried) - _SHOWN_CANDIDATES
+    if hidden > 0:
+        _show(f"and {hidden} more that fit")
+    _show()
+    if outcome.run is None:
+        _show(_time_plan(outcome))
+        return
+    _show_table(_budget_result(outcome))
+    for remark in outcome.remarks:
+        _show(f"{remark[0].upper()}{remark[1:]}.")
+    _show_run(outcome.run)
+    if outcome.milliseconds is not None:
+        _show(f"Without torch: trundle.Encoder({str(outcome.run.output)!r}).encode([...])")
+    _show(f"Report: {outcome.run.output}/{_REPORT}")
+
+
+def _show_candidates(outcome: Outcome) -> None:
+    _show_table(_candidates(outcome, _SHOWN_CANDIDATES), title=f"Within {outcome.budget}", texts=(0, 1))
+
+
+def _show_run(run: Run) -> None:
+    """Shows what was measured and what was written."""
+    from trundle.pipeline.card import how_to_open
+
+    if run.fidelity is not None:
+        _show()
+        _show_table(_fidelities([run.fidelity], [""], run.fidelity.teacher))
+    if run.judged:
+        _show()
+        _show_table(_before_after(run.judged))
+    if run.additional:
+        _show()
+        _show_table(_besides(run))
+    if run.output is not None:
+        _show()
+        call = how_to_open(str(run.output), needs_trundle=run.needs_trundle)
+        _show(f"Written to {run.output}; load it with {call}")
+    if run.pair is not None:
+        _show(
+            f"Written to {run.pair}; it encodes queries with the small model and documents with its teacher"
+        )

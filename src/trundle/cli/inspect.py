@@ -1,0 +1,193 @@
+"""`trundle inspect`: the parts of a model, its layer-loss curve, and the coverage of smaller vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trundle.cli.console import _calm_libraries, _curve, _show, _show_json, _show_table, _terminal
+from trundle.cli.options import _Json, _Model, _Quiet, _Seed, _TrustRemoteCode, _Verbose
+from trundle.cli.tables import _described, _parts, _Rows, _savings, _vocabulary
+from trundle.errors import BadInput
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from trundle.methods.depth.curve import LayerCurve
+    from trundle.progress import Progress
+
+_FIGURES = (".html", ".svg")
+
+
+def inspect(
+    model: _Model,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Also plot the loss of each layer as the last one.")
+    ] = False,
+    vocabulary: Annotated[
+        bool, typer.Option("--vocabulary", help="The share of --data that smaller vocabularies cover.")
+    ] = False,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            "-d",
+            help="For --layers: query, positive and negatives; for --vocabulary: texts. Files or folders.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also plot --layers into this .html or .svg file.")
+    ] = None,
+    seed: _Seed = 0,
+    as_json: _Json = False,
+    quiet: _Quiet = False,
+    verbose: _Verbose = False,
+    trust: _TrustRemoteCode = False,
+) -> None:
+    """Show parameters, bytes and FLOPs by part, and what each method could save."""
+    _check_flags(layers=layers, vocabulary=vocabulary, data=data, output=output)
+    _calm_libraries(verbose=verbose)
+    from trundle.methods.savings import list_savings
+    from trundle.model.cost import cost
+    from trundle.model.load import load
+
+    progress = _terminal(quiet=quiet or as_json)
+    if vocabulary:
+        _inspect_vocabulary(model, data, seed=seed, as_json=as_json, trust=trust, progress=progress)
+        return
+    loaded = load(model, trust_remote_code=trust)
+    family, about = _described(loaded)
+    now, savings = cost(loaded), list_savings(loaded)
+    curve = _layer_curve(loaded, model, data or [], output, seed=seed, progress=progress) if layers else None
+    if as_json:
+        rows = [{"step": saving.name, "keeps": saving.keeps, **saving.after.as_json()} for saving in savings]
+        shown = {"model": model, "family": family, **now.as_json(), "savings": rows}
+        _show_json(shown if curve is None else shown | {"curve": curve.as_json()})
+        return
+    _show(f"{model}: {about}, vectors of {loaded.get_embedding_dimension()} dimensions")
+    _show()
+    _show_table(_parts(now), texts=(0, 2))
+    if savings:
+        _show()
+        title = f"What each method could save (FLOPs at {now.length} tokens per text)"
+        _show_table(_savings(now, savings), title=title, texts=(0, 1))
+    if curve is not None:
+        _show_layers(loaded, curve)
+
+
+def _check_flags(*, layers: bool, vocabulary: bool, data: Sequence[str] | None, output: Path | None) -> None:
+    """Rejects flags that exclude each other, before the model is loaded."""
+    if layers and vocabulary:
+        raise BadInput("--layers and --vocabulary exclude each other; pass one at a time")
+    if layers and not data:
+        raise BadInput("--layers compares the layers on tuples of query and positive; pass them with --data")
+    if data and not layers and not vocabulary:
+        raise BadInput("--data is for inspecting layers or tokens; add --layers or --vocabulary")
+    if not layers and output is not None:
+        raise BadInput("--output is for the plot of the layers; add --layers")
+    if output is None:
+        return
+    if output.suffix not in _FIGURES:
+        raise BadInput(
+            f"{output} is not a supported file type; use a name that ends in {' or '.join(_FIGURES)}"
+        )
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise BadInput(f"{output} can't be written; pass a file in a folder that exists")
+
+
+def _inspect_vocabulary(
+    model: str, data: list[str] | None, *, seed: int, as_json: bool, trust: bool, progress: Progress
+) -> None:
+    from trundle.data.corpus import read_corpus
+    from trundle.methods.contract import Context
+    from trundle.methods.vocabulary.vocabulary import list_sizes
+    from trundle.model.load import load
+
+    corpus = read_corpus(data, seed=seed, progress=progress) if data else None
+    loaded = load(model, trust_remote_code=trust)
+    sizes = list_sizes(loaded, Context(original=loaded, corpus=corpus, seed=seed, progress=progress))
+    if as_json:
+        _show_json({"model": model, **sizes.as_json()})
+        return
+    _show(
+        f"{model}: {sizes.rows[0].keep:,} tokens, scored on {sizes.texts:,} texts of {sizes.tokens:,} tokens; "
+        f"tokens per text measured on {sizes.held_out:,} others"
+    )
+    _show()
+    rows = _vocabulary(sizes)
+    _show_table(rows, texts=(1, 3, len(rows[0]) - 1))
+
+
+def _layer_curve(
+    model: SentenceTransformer,
+    name: str,
+    data: Sequence[str],
+    output: Path | None,
+    *,
+    seed: int,
+    progress: Progress,
+) -> LayerCurve:
+    """Measures the layer-loss curve, and plots it into `output` if there is one."""
+    from trundle.data.corpus import read_corpus
+    from trundle.folders import write_whole
+    from trundle.methods.depth.curve import measure_curve
+    from trundle.report.page import curve_page, curve_svg
+
+    corpus = read_corpus(data, seed=seed, progress=progress)
+    curve = measure_curve(model, corpus.examples(), seed=seed, progress=progress)
+    if output is not None:
+        title = f"{Path(name).name}: the loss of each layer as the last one, {curve.tuples:,} tuples"
+        drawn = curve.losses, _marks(curve), title
+        page = curve_svg(*drawn) if output.suffix == ".svg" else None
+        write_whole(output, page or curve_page(*drawn, _layer_rows(model, curve), _layer_notes(curve)))
+    return curve
+
+
+def _marks(curve: LayerCurve) -> dict[int, str]:
+    """Return the names of the low points by layer."""
+    large = {curve.large: "large"}
+    return large if curve.small is None else {curve.small: "small"} | large
+
+
+def _show_layers(model: SentenceTransformer, curve: LayerCurve) -> None:
+    _show()
+    _show(f"The loss of each layer as the last one, before any training ({curve.tuples:,} tuples)")
+    _show()
+    for line in _curve(curve.losses, _marks(curve)):
+        _show(f"  {line}")
+    _show()
+    _show_table(_layer_rows(model, curve), texts=(0, 1))
+    for note in _layer_notes(curve):
+        _show(note)
+
+
+def _layer_rows(model: SentenceTransformer, curve: LayerCurve) -> _Rows:
+    """The savings of each variant, with its loss."""
+    from trundle.methods.savings import layer_savings
+    from trundle.model.cost import cost
+
+    savings = layer_savings(model, curve)
+    heading, *lines = _savings(cost(model), savings)
+    shown = [
+        (method, keeps, f"{curve.losses[saving.after.layers - 1]:.3f}", *rest)
+        for (method, keeps, *rest), saving in zip(lines, savings, strict=True)
+    ]
+    return [("", heading[1], "loss", *heading[2:]), *shown]
+
+
+def _layer_notes(curve: LayerCurve) -> list[str]:
+    notes = []
+    if curve.large == curve.layers:
+        notes.append("No layer of the upper half has a lower loss than the last one: large cuts nothing.")
+    if curve.advice is not None:
+        notes.append(f"{curve.advice[0].upper()}{curve.advice[1:]}.")
+    if curve.small is None:
+        notes.append("A model of one layer has nothing to cut; depth --keep 0 makes it static.")
+    else:
+        notes.append(
+            "Cut with: trundle depth MODEL --pick small --data TUPLES -o FOLDER; then train it back."
+        )
+    return notes

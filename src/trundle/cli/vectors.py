@@ -1,0 +1,309 @@
+"""The commands that store vectors: `index` for searching, `targets` for training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from trundle.cli.console import _calm_libraries, _show, _show_json, _terminal
+from trundle.cli.evaluate import _open_teacher
+from trundle.cli.options import (
+    _DATA,
+    _Graph,
+    _Json,
+    _Model,
+    _Quiet,
+    _Seed,
+    _TeacherModel,
+    _TrustRemoteCode,
+    _Verbose,
+)
+from trundle.errors import BadInput
+
+if TYPE_CHECKING:
+    from trundle.progress import Progress
+
+_RAY = "--ray"
+_LOCAL_CLUSTER = "here"
+"""The address that `--ray` without a value stands for."""
+
+
+def _group(about: str) -> typer.Typer:
+    help_flags = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=about, context_settings=help_flags)
+
+
+index = _group("Build, search and check indexes, in a folder or in Postgres.")
+targets = _group("Compute a teacher's vectors once, to train students from.")
+_Table = Annotated[str, typer.Option(help="The table in Postgres.")]
+
+
+@index.command("build")
+def _build_index(
+    model: Annotated[
+        str, typer.Argument(help="The model that embeds the documents; of a pair, the teacher.")
+    ],
+    data: Annotated[list[str], _DATA],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="A folder, or postgresql://user@host/database.")
+    ],
+    precision: Annotated[
+        Literal["float", "int8", "binary"] | None,
+        typer.Option(help="Precision of the first search; the best are rescored in full. Default: float."),
+    ] = None,
+    table: _Table = "trundle",
+    graph: _Graph = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Rebuild; the old index stays until the new one is complete.")
+    ] = False,
+    as_json: _Json = False,
+    quiet: _Quiet = False,
+    verbose: _Verbose = False,
+    trust: _TrustRemoteCode = False,
+) -> None:
+    """Embed texts and store them with their vectors.
+
+    Stored texts are not embedded again: an interrupted build resumes, and more --data is added.
+    """
+    _calm_libraries(verbose=verbose)
+    from trundle.data.corpus import ENVIRONMENT
+    from trundle.data.files import parse_source
+    from trundle.export.open import open_encoder
+    from trundle.index.base import Wanted
+    from trundle.index.stores import build_index, create_store
+    from trundle.scale.shard_writer import absolute_name
+
+    progress = _terminal(quiet=quiet or as_json)
+    for source in data:
+        if source != ENVIRONMENT:
+            parse_source(source)
+    encoder = open_encoder(model, graph=graph, trust_remote_code=trust, progress=progress)
+    wanted = Wanted(model=absolute_name(model), dimensions=encoder.dimensions, precision=precision)
+    with create_store(output, wanted, table=table, force=force, progress=progress) as store:
+        built = build_index(store, _texts(data, progress), encoder.encode_document, progress=progress)
+        name, precision = store.name, store.facts.precision
+    if as_json:
+        _show_json({"index": name, "texts": built.total, "added": built.added, "precision": precision})
+        return
+    _show(f"{name}: {built.total:,} texts, {built.added:,} of them new.")
+
+
+def _texts(sources: Sequence[str], progress: Progress) -> Iterator[str]:
+    from trundle.data.corpus import ENVIRONMENT
+    from trundle.data.environment import environment_pairs
+    from trundle.data.texts import read_texts
+
+    for source in sources:
+        if source == ENVIRONMENT:
+            yield from (pair.document for pair in environment_pairs(progress=progress))
+        else:
+            yield from (text.text for text in read_texts(source))
+
+
+@index.command()
+def search(
+    where: Annotated[str, typer.Argument(help="An index: a folder, or postgresql://user@host/database.")],
+    queries: Annotated[list[str], typer.Argument(help="What to search for; each query in quotes.")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="The model that embeds the queries; default: the index's own."),
+    ] = None,
+    results: Annotated[int, typer.Option("--results", "-n", min=1, max=1000, help="How many to show.")] = 10,
+    table: _Table = "trundle",
+    as_json: _Json = False,
+    quiet: _Quiet = False,
+    verbose: _Verbose = False,
+    trust: _TrustRemoteCode = False,
+) -> None:
+    """Find the nearest texts, with queries by the student or by the model of the index."""
+    _calm_libraries(verbose=verbose)
+    from trundle.export.open import open_encoder
+    from trundle.index.stores import open_store
+
+    progress = _terminal(quiet=quiet or as_json)
+    store = open_store(where, table=table, progress=progress)
+    encoder = open_encoder(model or store.facts.model, trust_remote_code=trust, progress=progress)
+    if encoder.dimensions != store.dimensions:
+        raise BadInput(
+            f"the model's vectors have {encoder.dimensions} dimensions and the index has {store.dimensions}; "
+            "search with a model in the vector space of the index"
+        )
+    with closing(store):
+        found = store.search(encoder.encode_query(queries), results)
+    if as_json:
+        rows = [
+            {"query": query, "results": [{"text": one.text, "score": one.score} for one in row]}
+            for query, row in zip(queries, found, strict=True)
+        ]
+        _show_json(rows)
+        return
+    for query, row in zip(queries, found, strict=True):
+        if len(queries) > 1:
+            _show(query)
+        for one in row:
+            _show(f"{one.score:6.3f}  {' '.join(one.text.split())[:160]}")
+
+
+@index.command()
+def check(
+    student: _Model,
+    against: Annotated[
+        str, typer.Option(help="The existing index: postgresql://user@host/database, or a folder.")
+    ],
+    teacher: Annotated[
+        str | None, typer.Option(help="The model or endpoint URL that built it; default: the index itself.")
+    ] = None,
+    teacher_model: _TeacherModel = None,
+    queries: Annotated[
+        str | None, typer.Option(help="A file of queries as users ask them; needs --teacher.")
+    ] = None,
+    table: Annotated[str | None, typer.Option(help="The table, if several hold vectors.")] = None,
+    texts: Annotated[str | None, typer.Option(help="Its column of texts.")] = None,
+    vectors: Annotated[str | None, typer.Option(help="Its column of vectors.")] = None,
+    sample: Annotated[int, typer.Option(min=50, help="Texts to search in.")] = 5000,
+    most_queries: Annotated[int, typer.Option(min=1, help="Queries to run.")] = 200,
+    seed: _Seed = 0,
+    as_json: _Json = False,
+    quiet: _Quiet = False,
+    verbose: _Verbose = False,
+    trust: _TrustRemoteCode = False,
+) -> None:
+    """Check on your own index that the student can search it.
+
+    Reads a sample and compares the student's ten results with the teacher's. Writes nothing.
+    """
+    _calm_libraries(verbose=verbose)
+    from trundle.data.texts import read_texts
+    from trundle.export.open import open_sides
+    from trundle.index.check import check_index
+    from trundle.index.stores import open_readable
+    from trundle.scale.shard_writer import absolute_name
+
+    progress = _terminal(quiet=quiet or as_json)
+    own_queries = [text.text for text in read_texts(queries)] if queries else []
+    small, *_ = open_sides(student, trust_remote_code=trust, progress=progress)
+    large = None
+    if teacher is not None:
+        large = _open_teacher(
+            absolute_name(teacher), teacher_model, graph="fastest", trust=trust, progress=progress
+        )
+    readable = open_readable(
+        against, table=table, text_column=texts, vector_column=vectors, progress=progress
+    )
+    with closing(readable):
+        found = check_index(
+            readable,
+            small.embedder(absolute_name(student)),
+            teacher=large,
+            queries=own_queries,
+            texts=sample,
+            most_queries=most_queries,
+            seed=seed,
+            progress=progress,
+        )
+    if as_json:
+        _show_json(found.as_json())
+        return
+    _show(f"agreement@10 {found.agreement:.3f}, cosine {found.cosine:.3f}")
+    _show()
+    for line in found.says():
+        _show(line)
+
+
+class _RayCommand(TyperCommand):
+    """A command whose `--ray` may have no value."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Adds the default address to a `--ray` without one."""
+        given = list(args)
+        for place, word in enumerate(given):
+            following = given[place + 1 : place + 2]
+            if word == _RAY and (not following or following[0].startswith("-")):
+                given[place] = f"{_RAY}={_LOCAL_CLUSTER}"
+        return super().parse_args(ctx, given)
+
+
+@targets.callback()
+def _keep_subcommand() -> None:
+    """Compute a teacher's vectors once, to train students from."""
+
+
+@targets.command("build", cls=_RayCommand)
+def _build_targets(
+    model: Annotated[str, typer.Argument(help="The teacher: a model folder or hub name.")],
+    data: Annotated[
+        list[str],
+        typer.Option(
+            "--data", "-d", help="Texts as everywhere; with --ray parquet, also s3://… or gs://…; repeatable."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder of the store; with --ray on a shared disk.")
+    ],
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            _RAY, metavar="[HOST:PORT]", help="Use a Ray cluster; default address: one here, or a new one."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="With --ray; default: one for each GPU, or for each core.")
+    ] = None,
+    runtime: Annotated[
+        bool, typer.Option("--runtime", help="Run the model's exported graph on the CPU, without torch.")
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Cores for each worker, and for the graph of --runtime.")
+    ] = None,
+    dtype: Annotated[
+        Literal["float16", "float32"], typer.Option(help="Type of the stored vectors.")
+    ] = "float16",
+    as_json: _Json = False,
+    quiet: _Quiet = False,
+    verbose: _Verbose = False,
+    trust: _TrustRemoteCode = False,
+) -> None:
+    """Store a teacher's vectors of many texts.
+
+    Stored vectors are not computed again: an interrupted build resumes. Train on the store with `trundle align
+    STUDENT --teacher STORE`.
+    """
+    _calm_libraries(verbose=verbose)
+    if ray is None and workers is not None:
+        raise BadInput("--workers goes with --ray; without it there is only one process")
+    if ray is None and threads is not None and not runtime:
+        raise BadInput("--threads goes with --ray or --runtime; for torch, set OMP_NUM_THREADS")
+    from trundle.scale.shard_writer import TeacherSpec, absolute_name, build_local
+
+    progress = _terminal(quiet=quiet or as_json)
+    asked = TeacherSpec(model=absolute_name(model), runtime=runtime, threads=threads, trust_remote_code=trust)
+    if ray is None:
+        made = build_local(data, asked, output, dtype=dtype, progress=progress)
+    else:
+        from trundle.scale.on_ray import build_on_ray
+
+        made = build_on_ray(data, asked, output, address=ray, workers=workers, dtype=dtype, progress=progress)
+    facts = made.manifest
+    stored = sum(part.size for shard in facts.shards for part in shard.files.values())
+    if as_json:
+        _show_json(
+            {
+                "store": str(output),
+                "teacher": facts.teacher,
+                "texts": facts.count,
+                "kinds": facts.kinds,
+                "repeats": facts.repeats,
+                "width": facts.width,
+                "shards": len(facts.shards),
+                "bytes": stored,
+            }
+        )
+        return
+    _show(f"{output}: {facts.count:,} texts, vectors of {facts.width} dimensions, {stored / 1e6:,.1f} MB.")
+    _show()
+    _show(f"    trundle align STUDENT --teacher {output} -o SMALL")

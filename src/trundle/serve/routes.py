@@ -1,0 +1,286 @@
+"""The server: the routes for vectors, models, health and metrics, and the process around them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from trundle.embedder import check_texts
+from trundle.errors import BadInput, UserError
+from trundle.records import versions
+from trundle.serve.batching import _Batcher, _Encoded
+from trundle.serve.guard import _CONTENT_TYPE, _FastRoute, _Guard, _Metrics
+from trundle.serve.models import _Model, _Served
+from trundle.serve.playground import _add_page, _Playground
+from trundle.serve.settings import ServerSettings, uvicorn
+from trundle.serve.wire import (
+    _DISCONNECTED,
+    _JSON,
+    _OUTPUTS,
+    EmbeddingsAnswer,
+    EmbeddingsRequest,
+    ErrorAnswer,
+    _parse_embeddings,
+    _read_body,
+    _RequestError,
+    _wait_for_disconnect,
+    _write_embeddings,
+)
+
+_LARGE = 1 << 16
+"""Bodies and answers of more bytes than this are parsed and written in a thread."""
+_WATCHED_AFTER = 0.2
+"""Seconds after which the server checks whether a waiting client is still connected."""
+_SWITCH_SECONDS = 0.001
+"""Seconds after which a busy worker yields to the event loop."""
+_SHUTDOWN_SECONDS = 5.0
+"""Time for open answers at shutdown, in addition to a request's own timeout."""
+_EMBEDDINGS = "/v1/embeddings"
+_ROUTES = frozenset((_EMBEDDINGS, "/v1/models", "/health", "/metrics", "/"))
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": description}
+    for status, description in (
+        (400, "The body is invalid."),
+        (401, "The API key is missing or wrong."),
+        (404, "There is no such model."),
+        (408, "The body came too slowly."),
+        (413, "The body is too large."),
+        (429, "The queue is full; see Retry-After."),
+        (503, "The server is shutting down."),
+        (504, "The request took too long."),
+    )
+}
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Binds the address to listen on; call it before the models are loaded."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(
+            f"can't listen on {host}:{port} ({reason}); choose another --port or --host"
+        ) from error
+    return listening
+
+
+def run_server(served: _Served, settings: ServerSettings, listening: socket.socket) -> None:
+    """Serves until SIGINT or SIGTERM, then answers the open requests."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    config = uvicorn.Config(
+        _make_app(served, settings),
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(settings.timeout + _SHUTDOWN_SECONDS),
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ServerState:
+    """What the routes share: models, their batchers, limits and metrics."""
+
+    served: _Served
+    settings: ServerSettings
+    metrics: _Metrics = field(default_factory=_Metrics)
+    batchers: dict[str, _Batcher] = field(default_factory=dict)
+
+    def open(self) -> None:
+        """Starts a batcher per model, inside the running event loop."""
+        for model in self.served.models:
+            self.batchers[model.name] = batcher = _Batcher(
+                model.encoder,
+                waiting=self.settings.waiting,
+                most_tokens=self.settings.most_tokens,
+                watch=self.metrics.watch_batches(model.name),
+            )
+            self.metrics.watch_waiting(model.name, batcher)
+
+    async def close(self) -> None:
+        """Answers the queued requests and stops the batchers."""
+        for batcher in self.batchers.values():
+            await batcher.close()
+
+
+def _make_app(served: _Served, settings: ServerSettings | None = None) -> FastAPI:
+    """Returns the server as an ASGI app."""
+    settings = settings or ServerSettings()
+    state = _ServerState(served=served, settings=settings)
+    playground = _Playground(served, state.batchers)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        state.open()
+        yield
+        await playground.close()
+        await state.close()
+
+    app = FastAPI(
+        title="trundle",
+        version=versions(("trundle",)).get("trundle", "0"),
+        description="Text embeddings by a small model in a large one's vector space.",
+        docs_url=None,  # those pages load their code from a CDN
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    _add_embeddings(app, state)
+    for kind in (_RequestError, UserError, HTTPException):
+        app.add_exception_handler(kind, _answer_error)
+    if settings.cors:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
+        )
+    app.add_middleware(_Guard, keys=settings.keys, metrics=state.metrics, routes=_ROUTES)
+    _add_status_routes(app, state)
+    if settings.page:
+        _add_page(app, served, playground, settings)
+    return app
+
+
+async def _answer_error(_request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        reasons = {404: "there is nothing at this address", 405: "this address takes another method"}
+        message = f"{reasons.get(error.status_code, error.detail)}; see /openapi.json"
+        return _RequestError(error.status_code, message, headers=error.headers).answer()
+    return (error if isinstance(error, _RequestError) else _RequestError(400, str(error))).answer()
+
+
+def _add_embeddings(app: FastAPI, state: _ServerState) -> None:
+    body = {"content": {_JSON: {"schema": EmbeddingsRequest.model_json_schema()}}, "required": True}
+
+    @app.post(
+        _EMBEDDINGS,
+        responses={200: {"model": EmbeddingsAnswer}, **_ERRORS},
+        openapi_extra={"requestBody": body},
+        summary="Vectors of one or more texts",
+    )
+    async def embeddings(request: Request) -> Response:
+        return await _answer_embeddings(state, request)
+
+    async def fast(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await _answer_embeddings(state, Request(scope, receive))
+        except _RequestError as error:
+            response = error.answer()
+        await response(scope, receive, send)
+
+    app.add_middleware(_FastRoute, path=_EMBEDDINGS, handler=fast)
+
+
+async def _answer_embeddings(state: _ServerState, request: Request) -> Response:
+    settings = state.settings
+    raw = await _read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
+    asked = await asyncio.to_thread(_parse_embeddings, raw) if len(raw) > _LARGE else _parse_embeddings(raw)
+    model = state.served.answering(asked.model, asked.input_type)
+    if model is None:
+        known = ", ".join(each.name for each in state.served.models)
+        missing = f"there is no such model here; use one of: {known}"
+        raise _RequestError(404, missing, code="model_not_found", param="model")
+    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    if len(texts) > settings.most_texts:
+        few = f"{len(texts)} texts are too many for one request; send {settings.most_texts} or fewer"
+        raise _RequestError(400, few, param="input")
+    width = model.encoder.dimensions
+    if asked.dimensions is not None and asked.dimensions > width:
+        many = f"the model has {width} dimensions, not {asked.dimensions}; pass 1 to {width}"
+        raise _RequestError(400, many, param="dimensions")
+    prompt = model.encoder.prompt_for(asked.input_type)
+    try:
+        check_texts(texts)
+        prompted = [prompt + text for text in texts] if prompt else texts
+        encoded = await _encode(request, state.batchers[model.name], prompted, settings.timeout)
+    except UserError as error:
+        raise _RequestError(400, str(error), param="input") from error
+    state.metrics.texts.labels(model.name, asked.input_type or "text").inc(len(texts))
+    state.metrics.tokens.labels(model.name).inc(encoded.tokens)
+    if len(texts) * width * 8 > _LARGE:
+        return Response(await asyncio.to_thread(_written, model, asked, encoded), media_type=_JSON)
+    return Response(_written(model, asked, encoded), media_type=_JSON)
+
+
+async def _encode(request: Request, batcher: _Batcher, texts: list[str], timeout: float) -> _Encoded:
+    """Waits for the vectors, the client's disconnect, or the timeout, whichever comes first.
+
+    The server checks for a disconnect only after a while: the check costs as much as the rest of a short request.
+    """
+    pending = batcher.submit(texts)
+    loop = asyncio.get_running_loop()
+    watches: list[asyncio.Task[None]] = []
+
+    def give_up(error: _RequestError) -> None:
+        if not pending.answer.done():
+            batcher.drop(pending)
+            pending.answer.set_exception(error)
+
+    async def watch() -> None:
+        await _wait_for_disconnect(request)
+        give_up(_RequestError(_DISCONNECTED, "the client disconnected"))
+
+    late = f"the vectors were not ready after {timeout:g} s; send fewer texts, or try again later"
+    timers = (
+        loop.call_later(timeout, lambda: give_up(_RequestError(504, late, code="timeout"))),
+        loop.call_later(_WATCHED_AFTER, lambda: watches.append(loop.create_task(watch()))),
+    )
+    try:
+        return await pending.answer
+    except asyncio.CancelledError:
+        batcher.drop(pending)
+        raise
+    finally:
+        for timer in timers:
+            timer.cancel()
+        for task in watches:
+            task.cancel()
+
+
+def _written(model: _Model, asked: EmbeddingsRequest, encoded: _Encoded) -> bytes:
+    vectors = model.encoder.finished(
+        encoded.vectors, dimensions=asked.dimensions, output=_OUTPUTS[asked.output_dtype]
+    )
+    in_base64 = asked.encoding_format == "base64"
+    return _write_embeddings(vectors, model=model.name, tokens=encoded.tokens, in_base64=in_base64)
+
+
+def _add_status_routes(app: FastAPI, state: _ServerState) -> None:
+    names = [model.name for model in state.served.models]
+
+    @app.get("/v1/models", summary="The models that are served", responses={401: _ERRORS[401]})
+    async def models() -> dict[str, Any]:
+        found = [{"id": name, "object": "model", "created": 0, "owned_by": "trundle"} for name in names]
+        return {"object": "list", "data": found}
+
+    @app.get("/health", summary="Whether the server is up, and its models", responses={503: _ERRORS[503]})
+    async def health() -> dict[str, Any]:
+        if not all(batcher.works for batcher in state.batchers.values()):
+            raise _RequestError(503, "a worker has stopped; restart the server", code="stopped")
+        return {"status": "ok", "models": names}
+
+    plain = {"content": {_CONTENT_TYPE: {"schema": {"type": "string"}}}}
+
+    @app.get(
+        "/metrics",
+        summary="Metrics for Prometheus",
+        response_class=Response,
+        responses={200: plain, 401: _ERRORS[401]},
+    )
+    async def metrics() -> Response:
+        return Response(state.metrics.text(), media_type=_CONTENT_TYPE)
