@@ -363,7 +363,7 @@ def _mean_rows(found: Comparison, modes: Sequence[Sequence[str]]) -> Iterator[tu
         chosen = [share for share in found.shares if share.over == over]
         tasks = "tasks" if over == "all" else "with documents"
         line = [f"mean of {chosen[0].tasks} {tasks}", "", _points(chosen[0].teacher_mean)]
-        by_model = {(share.model, share.mode): share for share in chosen}
+        by_model = {(share.model, str(share.mode)): share for share in chosen}
         for model, own in zip(found.models, modes, strict=True):
             for mode in own:
                 share = by_model.get((model, mode))

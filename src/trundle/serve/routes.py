@@ -246,8 +246,10 @@ async def _encode(request: Request, batcher: _Batcher, texts: list[str], timeout
         batcher.drop(pending)
         raise
     finally:
-        for handle in (*timers, *watches):
-            handle.cancel()
+        for timer in timers:
+            timer.cancel()
+        for task in watches:
+            task.cancel()
 
 
 def _written(model: _Model, asked: EmbeddingsRequest, encoded: _Encoded) -> bytes:
