@@ -104,19 +104,9 @@ def _plain(annotation: Any) -> Any:
     return str
 
 
-for _command in (
-    demo,
-    _with_flags(inspect),
-    _with_flags(compress),
-    recipes,
-    _with_flags(evaluate),
-    _with_flags(pair),
-    bench,
-    _with_flags(export),
-    _with_flags(report),
-    serve,
-):
-    app.command()(_command)
+_WITHOUT = {demo: ("trust",), serve: ("as_json",)}
+for _command in (demo, inspect, compress, recipes, evaluate, pair, bench, export, report, serve):
+    app.command()(_with_flags(_command, without=_WITHOUT.get(_command, ())))
 app.add_typer(vectors.index, name="index")
 app.add_typer(vectors.targets, name="targets")
 for _method in METHODS.values():

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from trundle.cli.console import _calm_libraries, _show, _show_json, _show_table, _terminal
-from trundle.cli.options import _Force, _Json, _Model, _Quiet, _RunFlags, _Verbose
+from trundle.cli.console import _show, _show_json, _show_table
+from trundle.cli.options import _CommonFlags, _Force, _Json, _Model, _RunFlags
 from trundle.cli.tables import (
     _before_after,
     _besides,
@@ -50,7 +50,7 @@ def compress(
         list[str] | None, Option("--student", help="With --budget: also try this small model; repeatable.")
     ] = None,
 ) -> None:
-    """Make a small model from a large one, by a recipe or within a budget."""
+    """Make a small model from a large one, by recipe or budget."""
     if (recipe is None) == (not budget):
         raise BadInput("pass either --recipe NAME or a limit such as --budget 12MB")
     if recipe is None:
@@ -81,23 +81,21 @@ def recipes(as_json: _Json = False) -> None:
 
 
 def demo(
+    flags: _CommonFlags,
     output: Annotated[Path, Option("--output", "-o", help="Folder for the small model.")] = Path(
         "demo/small"
     ),
     force: _Force = False,
-    as_json: _Json = False,
-    quiet: _Quiet = False,
-    verbose: _Verbose = False,
 ) -> None:
     """Run the complete workflow on this machine, with a real model.
 
     The texts are the documentation of the installed Python packages; nothing is downloaded.
     """
-    _calm_libraries(verbose=verbose)
+    progress = flags.progress()
     from trundle.demo import run_demo
 
-    result = run_demo(output, replace=force, progress=_terminal(quiet=quiet or as_json))
-    if as_json:
+    result = run_demo(output, replace=force, progress=progress)
+    if flags.as_json:
         _show_json(result.as_json())
         return
     _show_candidates(result.outcome)

@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from trundle.cli.console import _calm_libraries, _show, _show_json, _show_table, _terminal
-from trundle.cli.options import (
-    _CommonFlags,
-    _Data,
-    _Force,
-    _Graph,
-    _Model,
-    _Quiet,
-    _TrustRemoteCode,
-    _Verbose,
-)
+from trundle.cli.console import _show, _show_json, _show_table
+from trundle.cli.options import _CommonFlags, _Data, _Force, _Graph, _Model
 from trundle.cli.tables import _count, _exported
 from trundle.errors import BadInput
 
@@ -114,6 +105,7 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(
+    flags: _CommonFlags,
     model: _Model,
     teacher: Annotated[str | None, Option(help="The large model, which then encodes documents.")] = None,
     host: Annotated[str, Option(help="Listen on this address; default: this machine only.")] = "127.0.0.1",
@@ -131,15 +123,12 @@ def serve(
     most_tokens: Annotated[int, Option(help="Most tokens in one request.")] = 300_000,
     most_bytes: Annotated[int, Option(help="Most bytes in one request.")] = 8 << 20,
     page: Annotated[bool, Option("--page/--no-page", help="Serve the page that compares searches.")] = True,
-    quiet: _Quiet = False,
-    verbose: _Verbose = False,
-    trust: _TrustRemoteCode = False,
 ) -> None:
     """Serve OpenAI-style embeddings, and a page to compare searches.
 
     A folder without a graph is exported once into the cache. Ctrl-C stops the server after the open requests.
     """
-    _calm_libraries(verbose=verbose)
+    progress = flags.progress()
     from trundle.serve.settings import KEYS_VARIABLE, ServerSettings, read_keys
 
     settings = ServerSettings(
@@ -155,7 +144,6 @@ def serve(
     from trundle.serve.models import open_served
     from trundle.serve.routes import open_socket, run_server
 
-    progress = _terminal(quiet=quiet)
     with closing(open_socket(host, port)) as listening:
         served = open_served(
             model,
@@ -163,7 +151,7 @@ def serve(
             name=name,
             graph=graph,
             threads=threads,
-            trust_remote_code=trust,
+            trust_remote_code=flags.trust,
             progress=progress,
         )
         address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"

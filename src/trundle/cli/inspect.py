@@ -40,7 +40,7 @@ def inspect(
     ] = None,
     seed: _Seed = 0,
 ) -> None:
-    """Show parameters, bytes and FLOPs by part, and what each method could save."""
+    """Show the size of each part and what methods could save."""
     _check_flags(layers=layers, vocabulary=vocabulary, data=data, output=output)
     progress = flags.progress()
     from trundle.methods.savings import list_savings

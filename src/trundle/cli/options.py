@@ -93,12 +93,14 @@ def _with_flags(
     own: Iterable[Parameter] | None = None,
     without: Container[str] = (),
 ) -> Callable[..., None]:
-    """Returns a function for typer with a flag for each field of the record `flags` that `function` takes.
+    """Returns a function for typer with a flag for each field of the record `flags`, if `function` takes one.
 
     `own` are the other parameters of `function`, if its signature does not name them. Fields in `without` get no
     flag and keep their defaults.
     """
-    record = get_type_hints(function)["flags"]
+    record = get_type_hints(function).get("flags")
+    if record is None:
+        return function
     kinds = get_type_hints(record, include_extras=True)
     shared = [
         Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=kinds[each.name])

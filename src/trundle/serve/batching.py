@@ -47,21 +47,13 @@ class _Busy(_RequestError):
         self.seconds = seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Encoded:
-    """The vectors of one request, and its number of tokens."""
-
-    vectors: Vectors
-    tokens: int
-
-
 @dataclass(kw_only=True, eq=False)
 class _Pending:
-    """One request's texts, until all are encoded."""
+    """One request: its texts, and the vectors that are ready. `answer` is done when all are."""
 
     texts: Sequence[str]
     vectors: Vectors
-    answer: asyncio.Future[_Encoded]
+    answer: asyncio.Future[_Pending]
     taken: int = 0
     """Texts that workers have taken from the queue."""
     done: int = 0
@@ -154,7 +146,7 @@ class _Batcher:
                 self._queue.remove(pending)
                 self._waiting -= len(pending.texts) - pending.taken
 
-    async def encode(self, texts: Sequence[str]) -> _Encoded:
+    async def encode(self, texts: Sequence[str]) -> _Pending:
         """Queues texts and waits for the vectors."""
         pending = self.submit(texts)
         try:
@@ -277,4 +269,4 @@ def _settle(finished: Sequence[_Pending]) -> None:
         if pending.failure is not None:
             pending.answer.set_exception(pending.failure)
         else:
-            pending.answer.set_result(_Encoded(vectors=pending.vectors, tokens=pending.tokens))
+            pending.answer.set_result(pending)

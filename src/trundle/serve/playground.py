@@ -56,8 +56,6 @@ _T = TypeVar("_T", bound=BaseModel)
 
 
 class _SearchBody(BaseModel):
-    """A query typed into the page."""
-
     model_config = ConfigDict(strict=True)
 
     query: Annotated[str, Field(min_length=1, max_length=_LONGEST_QUERY)]
@@ -65,8 +63,6 @@ class _SearchBody(BaseModel):
 
 
 class _DroppedFile(BaseModel):
-    """A text file dropped onto the page."""
-
     model_config = ConfigDict(strict=True)
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
@@ -88,7 +84,6 @@ class _Collection:
     work: asyncio.Task[None] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what the page shows."""
         return {
             "key": self.key,
             "name": self.name,
@@ -111,7 +106,6 @@ class _Playground:
         self._found: dict[str, _Collection] = {_ENVIRONMENT: documentation}
 
     def list(self) -> list[dict[str, Any]]:
-        """Returns all collections as JSON."""
         return [collection.as_json() for collection in self._found.values()]
 
     def get(self, key: str) -> _Collection:
@@ -138,7 +132,6 @@ class _Playground:
         return collection
 
     async def close(self) -> None:
-        """Stops the work in the background."""
         for collection in self._found.values():
             if collection.work is not None:
                 collection.work.cancel()

@@ -104,7 +104,6 @@ class _RequestError(Exception):
         self._content = {"message": message, "type": kind, "param": param, "code": code}
 
     def answer(self) -> Response:
-        """Returns the response."""
         body = to_json({"error": self._content})
         return Response(body, status_code=self._status, media_type=_JSON, headers=self._headers)
 
