@@ -1,4 +1,4 @@
-"""The commands that make a model: `compress`, `recipes`, `demo`, and the run behind every method's own command."""
+"""The commands `compress`, `recipes` and `demo`, and the run behind every method's own command."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def export(
 ) -> None:
     """Write the model as one graph that runs without torch.
 
-    The graph includes pooling, dense layers and normalisation. It is compared with torch before it is written.
+    The graph includes pooling, dense layers and normalisation. It is compared with torch before writing.
     """
     progress = flags.progress()
     from trundle.export.exporting import export_model

@@ -53,8 +53,8 @@ def evaluate(
 ) -> None:
     """Score models on tasks, alone and on a teacher's index.
 
-    With --teacher and --data: how far each model agrees with its teacher on your own texts, without labels. With
-    --inherit: how much is left when the vectors of both are truncated and quantised.
+    With --teacher and --data: how far each model agrees with its teacher on your own texts, without labels.
+    With --inherit: how much is left when the vectors of both are truncated and quantised.
     """
     progress = flags.progress()
     from trundle.data.corpus import unseen_texts

@@ -106,8 +106,8 @@ def _inspect_vocabulary(
         _show_json({"model": model, **sizes.as_json()})
         return
     _show(
-        f"{model}: {sizes.rows[0].keep:,} tokens, scored on {sizes.texts:,} texts of {sizes.tokens:,} tokens; "
-        f"tokens per text measured on {sizes.held_out:,} others"
+        f"{model}: {sizes.rows[0].keep:,} tokens, scored on {sizes.texts:,} texts of {sizes.tokens:,} "
+        f"tokens; tokens per text measured on {sizes.held_out:,} others"
     )
     _show()
     rows = _vocabulary(sizes)

@@ -95,8 +95,8 @@ def _with_flags(
 ) -> Callable[..., None]:
     """Returns a function for typer with a flag for each field of the record `flags`, if `function` takes one.
 
-    `own` are the other parameters of `function`, if its signature does not name them. Fields in `without` get no
-    flag and keep their defaults.
+    `own` are the other parameters of `function`, if its signature does not name them. Fields in `without`
+    get no flag and keep their defaults.
     """
     record = get_type_hints(function).get("flags")
     if record is None:

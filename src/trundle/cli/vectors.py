@@ -225,8 +225,8 @@ def _build_targets(
 ) -> None:
     """Store a teacher's vectors of many texts.
 
-    Stored vectors are not computed again: an interrupted build resumes. Train on the store with `trundle align
-    STUDENT --teacher STORE`.
+    Stored vectors are not computed again: an interrupted build resumes. Train on the store with
+    `trundle align STUDENT --teacher STORE`.
     """
     progress = flags.progress()
     if ray is None and workers is not None:

@@ -1,9 +1,9 @@
 """Dynamic batching: the texts of several requests run together.
 
-A free worker takes whatever waits, so no request waits for a batch to fill up, and batches grow under load. There is one
-worker per core: under load each runs its own batch on one core. A large request returns to the end of the queue after each
-share, so it does not block small ones. Tokenising and inference run in the workers' threads; the event loop is
-notified once per batch.
+A free worker takes whatever waits, so no request waits for a batch to fill up, and batches grow under load.
+There is one worker per core: under load each runs its own batch on one core. A large request returns to the
+end of the queue after each share, so it does not block small ones. Tokenising and inference run in the
+workers' threads; the event loop is notified once per batch.
 """
 
 from __future__ import annotations

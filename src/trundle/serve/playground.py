@@ -1,8 +1,8 @@
 """The page at / that compares searches, and its routes.
 
-It searches the documentation found in the environment and files that users drop. Passages are embedded by both models in
-the background, a few at a time so that clients are not delayed; passages that are ready can be searched at once.
-Everything stays in memory and small; `trundle index` is for larger collections.
+It searches the documentation found in the environment and files that users drop. Both models embed the
+passages in the background, a few at a time so that clients are not delayed; passages that are ready can be
+searched at once. Everything stays in memory and small; `trundle index` is for larger collections.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def _add_page(app: FastAPI, served: _Served, playground: _Playground, settings: 
 
 
 async def _parse_body(request: Request, kind: type[_T], settings: ServerSettings) -> _T:
-    """Parses a JSON body. Other types are rejected: pages of other sites could send them without permission."""
+    """Parses a JSON body. Other types are rejected: pages of other sites could send them freely."""
     if request.headers.get("content-type", "").split(";")[0].strip() != _JSON:
         raise _RequestError(415, f"send the body as {_JSON}")
     raw = await _read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)

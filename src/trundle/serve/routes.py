@@ -218,7 +218,7 @@ async def _answer_embeddings(state: _ServerState, request: Request) -> Response:
 async def _encode(request: Request, batcher: _Batcher, texts: list[str], timeout: float) -> _Pending:
     """Waits for the vectors, the client's disconnect, or the timeout, whichever comes first.
 
-    The server checks for a disconnect only after a while: the check costs as much as the rest of a short request.
+    A disconnect is checked for only after a while: the check costs as much as the rest of a short request.
     """
     pending = batcher.submit(texts)
     loop = asyncio.get_running_loop()

@@ -149,8 +149,8 @@ def _write_embeddings(vectors: NDArray[Any], *, model: str, tokens: int, in_base
 async def _read_body(request: Request, *, most_bytes: int, seconds: float) -> bytes:
     """Returns the body, or rejects one that is too large or too slow.
 
-    A body that is too large is read to its end and ignored, up to a limit: most clients read an answer only after they
-    have sent everything.
+    A body that is too large is read to its end and ignored, up to a limit: most clients read an answer only
+    after they have sent everything.
     """
     parts: list[bytes] = []
     size = 0
