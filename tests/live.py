@@ -17,8 +17,8 @@ from typing import Any
 import uvicorn
 
 from trundle.runtime.encoder import Encoder
-from trundle.serve.routes import _make_app, open_socket
 from trundle.serve.models import _Served
+from trundle.serve.routes import _make_app, open_socket
 from trundle.serve.settings import ServerSettings
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from live import Live, running
-from trundle.serve.playground import _LONGEST, _split_passages, _with_overlap
 from trundle.serve.models import _Served
+from trundle.serve.playground import _LONGEST, _split_passages, _with_overlap
 from trundle.serve.settings import ServerSettings
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
