@@ -6,18 +6,19 @@ import sys
 import traceback
 import types
 from collections.abc import Callable
-from inspect import Parameter, signature
+from inspect import Parameter
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
+from typer import Option
 
 from trundle.cli import vectors
 from trundle.cli.compression import _run_recipe, compress, demo, recipes
 from trundle.cli.deploy import export, report, serve
 from trundle.cli.evaluate import bench, evaluate, pair
 from trundle.cli.inspect import inspect
-from trundle.cli.options import _Model, _RunFlags, _with_run_flags
+from trundle.cli.options import _Model, _RunFlags, _with_flags
 from trundle.errors import TrundleError, UserError
 from trundle.methods import METHODS
 from trundle.methods.contract import Method, never
@@ -45,8 +46,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _main_options(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Shrink any text-embedding model, keep your index."""
@@ -68,9 +68,8 @@ def _method_command(method: Method[Any, Any]) -> Callable[..., None]:
         Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=_flag(field))
         for name, field in options.items()
     ]
-    return _with_run_flags(
-        run, own, without=("fresh", "pair") if method.enters_space is never else ("fresh",)
-    )
+    without = ("fresh", "pair") if method.enters_space is never else ("fresh",)
+    return _with_flags(run, own, without)
 
 
 def _flag(field: FieldInfo) -> Any:
@@ -78,7 +77,7 @@ def _flag(field: FieldInfo) -> Any:
     kind = _plain(field.annotation)
     default = "" if field.default in (None, "") or field.is_required() else f" [default: {field.default}]"
     values = "|".join(get_args(kind)) if get_origin(kind) is Literal else kind.__name__
-    option = typer.Option(
+    option = Option(
         help=f"{field.description}{default}",
         show_default=False,
         metavar=None if kind is bool else f"<{values}>",
@@ -105,20 +104,9 @@ def _plain(annotation: Any) -> Any:
     return str
 
 
-_compress = [each for each in signature(compress, eval_str=True).parameters.values() if each.name != "flags"]
-for _command in (
-    demo,
-    inspect,
-    _with_run_flags(compress, _compress),
-    recipes,
-    evaluate,
-    pair,
-    bench,
-    export,
-    report,
-    serve,
-):
-    app.command()(_command)
+_WITHOUT = {demo: ("trust",), serve: ("as_json",)}
+for _command in (demo, inspect, compress, recipes, evaluate, pair, bench, export, report, serve):
+    app.command()(_with_flags(_command, without=_WITHOUT.get(_command, ())))
 app.add_typer(vectors.index, name="index")
 app.add_typer(vectors.targets, name="targets")
 for _method in METHODS.values():

@@ -1,4 +1,4 @@
-"""The commands that make a model: `compress`, `recipes`, `demo`, and the run behind every method's own command."""
+"""The commands `compress`, `recipes` and `demo`, and the run behind every method's own command."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
-from trundle.cli.console import _calm_libraries, _show, _show_json, _show_table, _terminal
-from trundle.cli.options import _Force, _Json, _Model, _Quiet, _RunFlags, _Verbose
+from trundle.cli.console import _show, _show_json, _show_table
+from trundle.cli.options import _CommonFlags, _Force, _Json, _Model, _RunFlags
 from trundle.cli.tables import (
     _before_after,
     _besides,
@@ -37,32 +37,20 @@ _SHOWN_CANDIDATES = 12
 
 
 def compress(
+    flags: _RunFlags,
     model: _Model,
-    recipe: Annotated[
-        str | None, typer.Option("--recipe", "-r", help="A recipe that comes with trundle, or a .yaml file.")
-    ] = None,
+    recipe: Annotated[str | None, Option("--recipe", "-r", help="A recipe's name, or a .yaml file.")] = None,
     budget: Annotated[
         list[str] | None,
-        typer.Option(
-            "--budget",
-            "-b",
-            help="Instead of a recipe, find the best model within 12MB, 10x, 20M-params or 5ms; repeatable.",
-        ),
+        Option("--budget", "-b", help="Find the best model within 12MB, 10x, 20M-params or 5ms; repeatable."),
     ] = None,
-    change: Annotated[
-        list[str] | None, typer.Option("--set", help="method.option=value, overrides the recipe.")
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="With --budget: the total time. Default: 30.")
-    ] = None,
+    change: Annotated[list[str] | None, Option("--set", help="method.option=value, for a recipe.")] = None,
+    minutes: Annotated[float | None, Option(min=0.1, help="With --budget: total time; default: 30.")] = None,
     student: Annotated[
-        list[str] | None,
-        typer.Option("--student", help="With --budget: a small model to train instead; repeatable."),
+        list[str] | None, Option("--student", help="With --budget: also try this small model; repeatable.")
     ] = None,
-    *,
-    flags: _RunFlags,
 ) -> None:
-    """Make a small model from a large one, by a recipe or within a budget."""
+    """Make a small model from a large one, by recipe or budget."""
     if (recipe is None) == (not budget):
         raise BadInput("pass either --recipe NAME or a limit such as --budget 12MB")
     if recipe is None:
@@ -93,28 +81,25 @@ def recipes(as_json: _Json = False) -> None:
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the small model.")] = Path(
+    flags: _CommonFlags,
+    output: Annotated[Path, Option("--output", "-o", help="Folder for the small model.")] = Path(
         "demo/small"
     ),
     force: _Force = False,
-    as_json: _Json = False,
-    quiet: _Quiet = False,
-    verbose: _Verbose = False,
 ) -> None:
     """Run the complete workflow on this machine, with a real model.
 
     The texts are the documentation of the installed Python packages; nothing is downloaded.
     """
-    _calm_libraries(verbose=verbose)
+    progress = flags.progress()
     from trundle.demo import run_demo
 
-    result = run_demo(output, replace=force, progress=_terminal(quiet=quiet or as_json))
-    if as_json:
+    result = run_demo(output, replace=force, progress=progress)
+    if flags.as_json:
         _show_json(result.as_json())
         return
     _show_candidates(result.outcome)
-    _show()
-    _show_table(_demo(result))
+    _show_table(_demo(result), gap=True)
     _show()
     _show(
         f"""The small model is in {result.output}. Use it with the index of the original model:
@@ -218,14 +203,11 @@ def _show_run(run: Run) -> None:
     from trundle.pipeline.card import how_to_open
 
     if run.fidelity is not None:
-        _show()
-        _show_table(_fidelities([run.fidelity], [""], run.fidelity.teacher))
+        _show_table(_fidelities([run.fidelity], [""], run.fidelity.teacher), gap=True)
     if run.judged:
-        _show()
-        _show_table(_before_after(run.judged))
+        _show_table(_before_after(run.judged), gap=True)
     if run.additional:
-        _show()
-        _show_table(_besides(run))
+        _show_table(_besides(run), gap=True)
     if run.output is not None:
         _show()
         call = how_to_open(str(run.output), needs_trundle=run.needs_trundle)

@@ -78,9 +78,11 @@ def _show(line: str = "") -> None:
 
 
 def _show_table(
-    rows: Sequence[Sequence[str]], *, title: str | None = None, texts: Sequence[int] = (0,)
+    rows: Sequence[Sequence[str]], *, title: str | None = None, texts: Sequence[int] = (0,), gap: bool = False
 ) -> None:
-    """Prints rows under a heading; columns in `texts` are aligned left, the others, numbers, right."""
+    """Prints rows under a heading, after an empty line if `gap`; columns in `texts` are aligned left."""
+    if gap:
+        _show()
     heading, *body = rows
     table = Table(
         title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False

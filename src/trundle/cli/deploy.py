@@ -7,10 +7,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
-from trundle.cli.console import _calm_libraries, _show, _show_json, _show_table, _terminal
-from trundle.cli.options import _Data, _Force, _Graph, _Json, _Model, _Quiet, _TrustRemoteCode, _Verbose
+from trundle.cli.console import _show, _show_json, _show_table
+from trundle.cli.options import _CommonFlags, _Data, _Force, _Graph, _Model
 from trundle.cli.tables import _count, _exported
 from trundle.errors import BadInput
 
@@ -19,55 +19,46 @@ if TYPE_CHECKING:
 
 
 def export(
+    flags: _CommonFlags,
     model: _Model,
-    to: Annotated[Literal["onnx", "openvino"], typer.Option(help="The runtime of the graph.")] = "onnx",
+    to: Annotated[Literal["onnx", "openvino"], Option(help="The runtime of the graph.")] = "onnx",
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="A new folder without torch weights; default: the model's folder."
-        ),
+        Option("--output", "-o", help="A new folder without torch weights; default: the model's own."),
     ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="A quarter of the bytes; needs --calibrate.")] = False,
+    int8: Annotated[bool, Option("--int8", help="A quarter of the bytes; needs --calibrate.")] = False,
     int4: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--int4",
             help="An eighth of the bytes, for models aligned with --rounding int4; needs --calibrate. "
             "With --int8, matmuls run in int8: the same size, and faster.",
         ),
     ] = False,
     half: Annotated[
-        bool, typer.Option("--half", help="Half of the bytes: float16 for onnx, bfloat16 for openvino.")
+        bool, Option("--half", help="Half of the bytes: float16 (onnx) or bfloat16 (openvino).")
     ] = False,
     calibrate: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Texts that int8 is calibrated on and int8 or int4 is measured on, as for --data; repeatable."
-        ),
+        Option(help="Texts to calibrate int8 and to measure int8 or int4, as for --data; repeatable."),
     ] = None,
     max_cosine_loss: Annotated[
-        float, typer.Option(help="Reject int8 or int4 that loses more cosine to torch.")
+        float, Option(help="Reject int8 or int4 that loses more cosine to torch.")
     ] = 0.01,
     max_agreement_loss: Annotated[
-        float, typer.Option(help="Reject int8 or int4 that loses more of the ten nearest neighbours.")
+        float, Option(help="Reject int8 or int4 that loses more of the ten nearest neighbours.")
     ] = 0.1,
     older_cpus: Annotated[
-        bool, typer.Option("--older-cpus", help="int8 that can't overflow on processors without VNNI.")
+        bool, Option("--older-cpus", help="int8 that can't overflow on processors without VNNI.")
     ] = False,
-    try_both: Annotated[
-        bool, typer.Option("--try-both", help="Trace with both tracers of torch and keep the faster graph.")
-    ] = False,
+    try_both: Annotated[bool, Option("--try-both", help="Use both tracers, keep the faster graph.")] = False,
     force: _Force = False,
-    as_json: _Json = False,
-    quiet: _Quiet = False,
-    verbose: _Verbose = False,
-    trust: _TrustRemoteCode = False,
 ) -> None:
     """Write the model as one graph that runs without torch.
 
-    The graph includes pooling, dense layers and normalisation. It is compared with torch before it is written.
+    The graph includes pooling, dense layers and normalisation. It is compared with torch before writing.
     """
-    _calm_libraries(verbose=verbose)
+    progress = flags.progress()
     from trundle.export.exporting import export_model
     from trundle.export.quantise import ExportOptions, Limits, calibration_texts
 
@@ -83,10 +74,10 @@ def export(
             try_both=try_both,
         ),
         force=force,
-        trust_remote_code=trust,
-        progress=_terminal(quiet=quiet or as_json),
+        trust_remote_code=flags.trust,
+        progress=progress,
     )
-    if as_json:
+    if flags.as_json:
         _show_json(exported.as_json())
         return
     for each in (exported, *([exported.documents] if exported.documents else [])):
@@ -116,43 +107,30 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(
+    flags: _CommonFlags,
     model: _Model,
-    teacher: Annotated[
-        str | None, typer.Option(help="The large model: it encodes documents, the small model queries.")
-    ] = None,
-    host: Annotated[
-        str, typer.Option(help="The address to listen on; default: only this machine.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port.")] = 8080,
-    name: Annotated[
-        str | None, typer.Option(help="The model's name for clients; default: the name of its folder.")
-    ] = None,
+    teacher: Annotated[str | None, Option(help="The large model, which then encodes documents.")] = None,
+    host: Annotated[str, Option(help="Listen on this address; default: this machine only.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="0 chooses a free port.")] = 8080,
+    name: Annotated[str | None, Option(help="Its name for clients; default: the folder's name.")] = None,
     keys: Annotated[
-        Path | None,
-        typer.Option(help="A file of API keys, one per line; also $TRUNDLE_API_KEYS, comma-separated."),
+        Path | None, Option(help="A file of API keys, one per line; also $TRUNDLE_API_KEYS, comma-separated.")
     ] = None,
-    cors: Annotated[
-        list[str] | None, typer.Option(help="Allow requests from this web origin; repeatable.")
-    ] = None,
+    cors: Annotated[list[str] | None, Option(help="Allow this web origin; repeatable.")] = None,
     graph: _Graph = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads for each model; default: all.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds until a request is answered with 504.")] = 30.0,
-    waiting: Annotated[int, typer.Option(help="Texts in the queue before clients get 429.")] = 4096,
-    most_texts: Annotated[int, typer.Option(help="Most texts in one request.")] = 2048,
-    most_tokens: Annotated[int, typer.Option(help="Most tokens in one request.")] = 300_000,
-    most_bytes: Annotated[int, typer.Option(help="Most bytes in one request.")] = 8 << 20,
-    page: Annotated[
-        bool, typer.Option("--page/--no-page", help="Serve the page at / that compares searches.")
-    ] = True,
-    quiet: _Quiet = False,
-    verbose: _Verbose = False,
-    trust: _TrustRemoteCode = False,
+    threads: Annotated[int | None, Option(min=1, help="Threads for each model; default: all.")] = None,
+    timeout: Annotated[float, Option(help="Seconds until a request is answered with 504.")] = 30.0,
+    waiting: Annotated[int, Option(help="Texts in the queue before clients get 429.")] = 4096,
+    most_texts: Annotated[int, Option(help="Most texts in one request.")] = 2048,
+    most_tokens: Annotated[int, Option(help="Most tokens in one request.")] = 300_000,
+    most_bytes: Annotated[int, Option(help="Most bytes in one request.")] = 8 << 20,
+    page: Annotated[bool, Option("--page/--no-page", help="Serve the page that compares searches.")] = True,
 ) -> None:
     """Serve OpenAI-style embeddings, and a page to compare searches.
 
     A folder without a graph is exported once into the cache. Ctrl-C stops the server after the open requests.
     """
-    _calm_libraries(verbose=verbose)
+    progress = flags.progress()
     from trundle.serve.settings import KEYS_VARIABLE, ServerSettings, read_keys
 
     settings = ServerSettings(
@@ -168,7 +146,6 @@ def serve(
     from trundle.serve.models import open_served
     from trundle.serve.routes import open_socket, run_server
 
-    progress = _terminal(quiet=quiet)
     with closing(open_socket(host, port)) as listening:
         served = open_served(
             model,
@@ -176,7 +153,7 @@ def serve(
             name=name,
             graph=graph,
             threads=threads,
-            trust_remote_code=trust,
+            trust_remote_code=flags.trust,
             progress=progress,
         )
         address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
@@ -189,34 +166,24 @@ def serve(
 
 
 def report(
-    runs: Annotated[
-        list[str], typer.Argument(help="Model folders that trundle wrote; several are compared.")
-    ],
-    teacher: Annotated[
-        str | None, typer.Option(help="The large model's folder or hub name; default: the runs' own teacher.")
-    ] = None,
+    flags: _CommonFlags,
+    runs: Annotated[list[str], Argument(help="Folders that trundle wrote, to compare.")],
+    teacher: Annotated[str | None, Option(help="The large model; default: the runs' own teacher.")] = None,
     data: _Data = None,
     tasks: Annotated[
-        list[str] | None,
-        typer.Option(help="A folder of labelled tasks (sts, retrieval, …), or one task; repeatable."),
+        list[str] | None, Option(help="A folder of labelled tasks, or one task; repeatable.")
     ] = None,
-    texts: Annotated[int, typer.Option(min=100, help="Most texts of --data to measure on.")] = 2000,
-    speed: Annotated[
-        bool, typer.Option("--speed/--no-speed", help="If models are loaded, also time them.")
-    ] = True,
+    texts: Annotated[int, Option(min=100, help="Most texts of --data to measure on.")] = 2000,
+    speed: Annotated[bool, Option("--speed/--no-speed", help="Time the models if they are loaded.")] = True,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The page; report.json is written next to it.")
+        Path, Option("--output", "-o", help="The page; report.json is written next to it.")
     ] = Path("report.html"),
-    as_json: _Json = False,
-    quiet: _Quiet = False,
-    verbose: _Verbose = False,
-    trust: _TrustRemoteCode = False,
 ) -> None:
     """Write an HTML report about runs; it opens offline.
 
     Without --data and --tasks no model is loaded, and the report shows what the folders record.
     """
-    _calm_libraries(verbose=verbose)
+    progress = flags.progress()
     from trundle.report.report import check_output, make_report, write_report
 
     check_output(output)
@@ -227,11 +194,11 @@ def report(
         tasks=tasks or [],
         texts=texts,
         speed=speed,
-        trust_remote_code=trust,
-        progress=_terminal(quiet=quiet or as_json),
+        trust_remote_code=flags.trust,
+        progress=progress,
     )
     page, figures = write_report(made, output)
-    if as_json:
+    if flags.as_json:
         _show_json(made.as_json())
         return
     _show(f"Written to {page}; the same figures are in {figures}.")

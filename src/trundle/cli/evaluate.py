@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from trundle.cli.console import _calm_libraries, _show, _show_json, _show_table, _terminal
-from trundle.cli.options import _Data, _Force, _Json, _Quiet, _TeacherModel, _TrustRemoteCode, _Verbose
+from trundle.cli.console import _show, _show_json, _show_table, _terminal
+from trundle.cli.options import _CommonFlags, _Data, _Force, _Json, _Quiet, _TeacherModel
 from trundle.cli.tables import _compare_scores, _count, _fidelities, _inheritance, _scores, _text_errors
 from trundle.errors import BadInput
 
@@ -21,58 +21,41 @@ if TYPE_CHECKING:
 
 _TORCH = "torch"
 _Models = Annotated[
-    list[str],
-    typer.Argument(
-        help="Model folders or hub names; without a teacher, the others are compared with the first."
-    ),
+    list[str], Argument(help="Model folders or hub names; without a teacher, the first is the reference.")
 ]
 
 
 def evaluate(
+    flags: _CommonFlags,
     models: _Models,
     tasks: Annotated[
-        str | None, typer.Option(help="Comma-separated: names or kinds under --root, paths, or mteb:NAME.")
+        str | None, Option(help="Comma-separated: names or kinds under --root, paths, or mteb:NAME.")
     ] = None,
-    root: Annotated[Path | None, typer.Option(envvar="TRUNDLE_TASKS", help="Folder of task files.")] = None,
+    root: Annotated[Path | None, Option(envvar="TRUNDLE_TASKS", help="Folder of task files.")] = None,
     teacher: Annotated[
-        str | None,
-        typer.Option(
-            help="The large model or endpoint URL: also score each model's queries on its documents."
-        ),
+        str | None, Option(help="The large model or endpoint URL: also score queries on its documents.")
     ] = None,
     teacher_model: _TeacherModel = None,
     graph: Annotated[
-        str | None,
-        typer.Option(
-            help="Score this graph, such as onnx-int8 or fastest; default: torch if there are weights."
-        ),
+        str | None, Option(help="Score a graph, such as onnx-int8 or fastest; default: the torch weights.")
     ] = None,
     data: _Data = None,
-    examples: Annotated[
-        int, typer.Option(min=0, help="How many of the worst and best texts of --data to show.")
-    ] = 5,
+    examples: Annotated[int, Option(min=0, help="How many of the worst and best texts to show.")] = 5,
     inherit: Annotated[
-        bool,
-        typer.Option("--inherit", help="Also score vectors that are truncated and kept as int8 or binary."),
+        bool, Option("--inherit", help="Also score truncated, int8 and binary vectors.")
     ] = False,
     dimensions: Annotated[
-        str | None, typer.Option(help="Comma-separated: dimensions for --inherit; default: powers of two.")
+        str | None, Option(help="For --inherit, comma-separated; default: powers of 2.")
     ] = None,
-    split: Annotated[str, typer.Option(help="test, or dev for choosing settings.")] = "test",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.")
-    ] = None,
-    as_json: _Json = False,
-    quiet: _Quiet = False,
-    verbose: _Verbose = False,
-    trust: _TrustRemoteCode = False,
+    split: Annotated[str, Option(help="test, or dev for choosing settings.")] = "test",
+    output: Annotated[Path | None, Option("--output", "-o", help="Also write this JSON file.")] = None,
 ) -> None:
     """Score models on tasks, alone and on a teacher's index.
 
-    With --teacher and --data: how far each model agrees with its teacher on your own texts, without labels. With
-    --inherit: how much is left when the vectors of both are truncated and quantised.
+    With --teacher and --data: how far each model agrees with its teacher on your own texts, without labels.
+    With --inherit: how much is left when the vectors of both are truncated and quantised.
     """
-    _calm_libraries(verbose=verbose)
+    progress = flags.progress()
     from trundle.data.corpus import unseen_texts
     from trundle.evaluate.comparison import Shorten, compare
     from trundle.evaluate.fidelity import MEASURED_TEXTS
@@ -82,7 +65,6 @@ def evaluate(
     from trundle.folders import write_whole
     from trundle.records import read_lineage
 
-    progress = _terminal(quiet=quiet or as_json)
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise BadInput(f"{output} can't be written; pass a file in a folder that exists")
     if not tasks and not (teacher and data):
@@ -98,9 +80,14 @@ def evaluate(
     students = [name for name in dict.fromkeys(models) if not (teacher and _same(name, teacher))]
     if not students:
         students, teacher = models[:1], None
-    large = None if teacher is None else _open_teacher(teacher, teacher_model, trust=trust, progress=progress)
+    large = (
+        None
+        if teacher is None
+        else _open_teacher(teacher, teacher_model, trust=flags.trust, progress=progress)
+    )
     loaded = [
-        open_embedder(name, graph=graph, trust_remote_code=trust, progress=progress) for name in students
+        open_embedder(name, graph=graph, trust_remote_code=flags.trust, progress=progress)
+        for name in students
     ]
     shorten = None
     if inherit or cuts:
@@ -121,7 +108,7 @@ def evaluate(
     found = replace(found, notes=(*found.notes, *run_by))
     if output is not None:
         write_whole(output, json.dumps(found.as_json(), indent=2, ensure_ascii=False) + "\n")
-    if as_json:
+    if flags.as_json:
         _show_json(found.as_json())
     else:
         _show_comparison(found, None if teacher is None else teacher_model or teacher)
@@ -161,13 +148,11 @@ def _show_comparison(found: Comparison, teacher: str | None) -> None:
             _show_table(_compare_scores(found, [teacher_name, *names]), texts=(0, 1))
         if found.fidelity:
             students = [by_model[one.student] for one in found.fidelity]
-            if found.results:
-                _show()
-            _show_table(_fidelities(found.fidelity, students, teacher_name))
+            rows = _fidelities(found.fidelity, students, teacher_name)
+            _show_table(rows, gap=bool(found.results))
         for one in found.fidelity:
             if one.farthest:
-                _show()
-                _show_table(_text_errors(one, by_model[one.student]), texts=(2,))
+                _show_table(_text_errors(one, by_model[one.student]), texts=(2,), gap=True)
         for left in found.inheritance:
             name = by_model[left.student]
             _show()
@@ -182,12 +167,10 @@ def _show_comparison(found: Comparison, teacher: str | None) -> None:
 def bench(
     models: _Models,
     data: _Data = None,
-    rounds: Annotated[
-        int, typer.Option(help="How often each metric is measured, interleaved between models.")
-    ] = 5,
-    seconds: Annotated[float, typer.Option(help="Seconds per metric and round.")] = 0.5,
-    batch_size: Annotated[int, typer.Option(help="Texts per batch when throughput is measured.")] = 32,
-    threads: Annotated[int | None, typer.Option(help="Threads for each model; default: all cores.")] = None,
+    rounds: Annotated[int, Option(help="Measurements of each metric, interleaved.")] = 5,
+    seconds: Annotated[float, Option(help="Seconds per metric and round.")] = 0.5,
+    batch_size: Annotated[int, Option(help="Texts per batch when throughput is measured.")] = 32,
+    threads: Annotated[int | None, Option(help="Threads for each model; default: all cores.")] = None,
     as_json: _Json = False,
     quiet: _Quiet = False,
 ) -> None:
@@ -220,27 +203,23 @@ def bench(
 
 
 def pair(
-    student: Annotated[str, typer.Argument(help="The small model, in its teacher's space.")],
-    teacher: Annotated[str, typer.Option(help="The large model's folder or hub name.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pair.")],
+    flags: _CommonFlags,
+    student: Annotated[str, Argument(help="The small model, in its teacher's space.")],
+    teacher: Annotated[str, Option(help="The large model's folder or hub name.")],
+    output: Annotated[Path, Option("--output", "-o", help="Folder for the pair.")],
     force: _Force = False,
-    as_json: _Json = False,
-    quiet: _Quiet = False,
-    verbose: _Verbose = False,
-    trust: _TrustRemoteCode = False,
 ) -> None:
     """Put a student and its teacher into one model folder.
 
     encode_query uses the student, encode_document the teacher; plain sentence-transformers loads it.
     """
-    _calm_libraries(verbose=verbose)
+    progress = flags.progress()
     from trundle.pipeline.pair import pair as write_pair
 
-    progress = _terminal(quiet=quiet or as_json)
     made = write_pair(
-        student, teacher, output=output, replace=force, trust_remote_code=trust, progress=progress
+        student, teacher, output=output, replace=force, trust_remote_code=flags.trust, progress=progress
     )
-    if as_json:
+    if flags.as_json:
         _show_json(made.as_json())
         return
     small, large = _count(made.query_parameters), _count(made.document_parameters)

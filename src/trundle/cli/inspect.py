@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
-from trundle.cli.console import _calm_libraries, _curve, _show, _show_json, _show_table, _terminal
-from trundle.cli.options import _Json, _Model, _Quiet, _Seed, _TrustRemoteCode, _Verbose
+from trundle.cli.console import _curve, _show, _show_json, _show_table
+from trundle.cli.options import _CommonFlags, _Model, _Seed
 from trundle.cli.tables import _described, _parts, _Rows, _savings, _vocabulary
 from trundle.errors import BadInput
 
@@ -23,53 +23,46 @@ _FIGURES = (".html", ".svg")
 
 
 def inspect(
+    flags: _CommonFlags,
     model: _Model,
-    layers: Annotated[
-        bool, typer.Option("--layers", help="Also plot the loss of each layer as the last one.")
-    ] = False,
-    vocabulary: Annotated[
-        bool, typer.Option("--vocabulary", help="The share of --data that smaller vocabularies cover.")
-    ] = False,
+    layers: Annotated[bool, Option("--layers", help="Also plot the loss of each layer as last one.")] = False,
+    vocabulary: Annotated[bool, Option("--vocabulary", help="The coverage of smaller vocabularies.")] = False,
     data: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--data",
             "-d",
-            help="For --layers: query, positive and negatives; for --vocabulary: texts. Files or folders.",
+            help="Files or folders: tuples with query and positive for --layers, texts for --vocabulary.",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Also plot --layers into this .html or .svg file.")
+        Path | None, Option("--output", "-o", help="Plot --layers into this .html or .svg.")
     ] = None,
     seed: _Seed = 0,
-    as_json: _Json = False,
-    quiet: _Quiet = False,
-    verbose: _Verbose = False,
-    trust: _TrustRemoteCode = False,
 ) -> None:
-    """Show parameters, bytes and FLOPs by part, and what each method could save."""
+    """Show the size of each part and what methods could save."""
     _check_flags(layers=layers, vocabulary=vocabulary, data=data, output=output)
-    _calm_libraries(verbose=verbose)
+    progress = flags.progress()
     from trundle.methods.savings import list_savings
     from trundle.model.cost import cost
     from trundle.model.load import load
 
-    progress = _terminal(quiet=quiet or as_json)
     if vocabulary:
-        _inspect_vocabulary(model, data, seed=seed, as_json=as_json, trust=trust, progress=progress)
+        _inspect_vocabulary(
+            model, data, seed=seed, as_json=flags.as_json, trust=flags.trust, progress=progress
+        )
         return
-    loaded = load(model, trust_remote_code=trust)
+    loaded = load(model, trust_remote_code=flags.trust)
     family, about = _described(loaded)
     now, savings = cost(loaded), list_savings(loaded)
     curve = _layer_curve(loaded, model, data or [], output, seed=seed, progress=progress) if layers else None
-    if as_json:
+    if flags.as_json:
         rows = [{"step": saving.name, "keeps": saving.keeps, **saving.after.as_json()} for saving in savings]
         shown = {"model": model, "family": family, **now.as_json(), "savings": rows}
         _show_json(shown if curve is None else shown | {"curve": curve.as_json()})
         return
     _show(f"{model}: {about}, vectors of {loaded.get_embedding_dimension()} dimensions")
-    _show()
-    _show_table(_parts(now), texts=(0, 2))
+    _show_table(_parts(now), texts=(0, 2), gap=True)
     if savings:
         _show()
         title = f"What each method could save (FLOPs at {now.length} tokens per text)"
@@ -113,8 +106,8 @@ def _inspect_vocabulary(
         _show_json({"model": model, **sizes.as_json()})
         return
     _show(
-        f"{model}: {sizes.rows[0].keep:,} tokens, scored on {sizes.texts:,} texts of {sizes.tokens:,} tokens; "
-        f"tokens per text measured on {sizes.held_out:,} others"
+        f"{model}: {sizes.rows[0].keep:,} tokens, scored on {sizes.texts:,} texts of {sizes.tokens:,} "
+        f"tokens; tokens per text measured on {sizes.held_out:,} others"
     )
     _show()
     rows = _vocabulary(sizes)
@@ -153,13 +146,11 @@ def _marks(curve: LayerCurve) -> dict[int, str]:
 
 
 def _show_layers(model: SentenceTransformer, curve: LayerCurve) -> None:
-    _show()
-    _show(f"The loss of each layer as the last one, before any training ({curve.tuples:,} tuples)")
+    _show(f"\nThe loss of each layer as the last one, before any training ({curve.tuples:,} tuples)")
     _show()
     for line in _curve(curve.losses, _marks(curve)):
         _show(f"  {line}")
-    _show()
-    _show_table(_layer_rows(model, curve), texts=(0, 1))
+    _show_table(_layer_rows(model, curve), texts=(0, 1), gap=True)
     for note in _layer_notes(curve):
         _show(note)
 

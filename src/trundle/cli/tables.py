@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from trundle.demo import DemoResult
-    from trundle.evaluate.comparison import Comparison, Share
+    from trundle.evaluate.comparison import Comparison
     from trundle.evaluate.fidelity import Fidelity
     from trundle.evaluate.scoring import Result
     from trundle.evaluate.shortening import Inheritance
@@ -62,6 +62,10 @@ def _points(score: float) -> str:
     return f"{100 * score:.2f}"
 
 
+def _ratio(before: float, after: float) -> str:
+    return f"{before / after:.2f}×"
+
+
 def _share_percent(share: float | None) -> str:
     return _NOTHING if share is None else f"{share:.1%}"
 
@@ -82,7 +86,6 @@ def _described(model: SentenceTransformer) -> tuple[str, str]:
 
 
 def _parts(cost: Cost) -> _Rows:
-    """Parameters, bytes and FLOPs of each part of a model."""
     rows: _Rows = [("part", "parameters", "", "", "bytes", "FLOPs/token", "")]
     total = cost.total
     for part, figures in cost.parts.items():
@@ -105,18 +108,16 @@ def _parts(cost: Cost) -> _Rows:
 
 
 def _savings(before: Cost, savings: Sequence[Saving]) -> _Rows:
-    """What is left of a model after each method."""
     rows: _Rows = [("method", "keeps", "parameters", "weights", "smaller", "FLOPs/token", "fewer FLOPs")]
     for saving in savings:
-        after = saving.after
-        fewer = f"{before.flops_per_token / after.flops_per_token:.2f}×"
-        rows.append((saving.name, saving.keeps, *_sizes(after, before), fewer))
+        fewer = _ratio(before.flops_per_token, saving.after.flops_per_token)
+        rows.append((saving.name, saving.keeps, *_sizes(saving.after, before), fewer))
     return rows
 
 
 def _sizes(cost: Cost, before: Cost) -> tuple[str, ...]:
     """Parameters, weights, how much smaller than before, FLOPs."""
-    smaller = f"{before.file_bytes / cost.file_bytes:.2f}×"
+    smaller = _ratio(before.file_bytes, cost.file_bytes)
     return _count(cost.parameters), _megabytes(cost.file_bytes), smaller, _count(cost.flops_per_token)
 
 
@@ -127,47 +128,37 @@ def _vocabulary(sizes: VocabularySizes) -> _Rows:
     rows: _Rows = [("tokens", "", "of your texts", "", "weights", "smaller", *lengths, "removed first")]
     for row in sizes.rows:
         length = () if row.lengths is None else (f"{row.lengths.after:.1f}", f"{row.lengths.ratio:.2f}×")
-        smaller = sizes.rows[0].after.file_bytes / row.after.file_bytes
-        weights = (_megabytes(row.after.file_bytes), f"{smaller:.2f}×")
+        _, weights, smaller, _ = _sizes(row.after, sizes.rows[0].after)
         covered = (f"{row.coverage:.2%}", _bar(row.coverage))
         removed = ", ".join(repr(text)[1:-1] for text in row.lost) or _NOTHING
-        rows.append((f"{row.keep:,}", row.why, *covered, *weights, *length, removed))
+        rows.append((f"{row.keep:,}", row.why, *covered, weights, smaller, *length, removed))
     return rows
 
 
 def _run(result: Run) -> _Rows:
     """The model before the recipe and after each of its methods."""
-
-    def line(name: str, cost: Cost, seconds: str) -> tuple[str, ...]:
-        figures = (_count(cost.parameters), _megabytes(cost.file_bytes), _count(cost.flops_per_token))
-        return (name, str(cost.layers), *figures, seconds)
-
     before, after = result.before, result.after
+    lines = [("before", before, "")]
+    for step in result.steps:
+        seconds = f"{step.seconds:.1f}" if step.applied else "planned"
+        lines.append((f"after {step.call.method.name}", step.after, seconds))
+    rows: _Rows = [("", "layers", "parameters", "weights", "FLOPs/token", "seconds")]
+    for name, cost, seconds in lines:
+        parameters, weights, _, flops = _sizes(cost, before)
+        rows.append((name, str(cost.layers), parameters, weights, flops, seconds))
     ratios = (
-        before.parameters / after.parameters,
-        before.file_bytes / after.file_bytes,
-        before.flops_per_token / after.flops_per_token,
+        _ratio(before.parameters, after.parameters),
+        _ratio(before.file_bytes, after.file_bytes),
+        _ratio(before.flops_per_token, after.flops_per_token),
     )
-    return [
-        ("", "layers", "parameters", "weights", "FLOPs/token", "seconds"),
-        line("before", before, ""),
-        *(
-            line(
-                f"after {step.call.method.name}",
-                step.after,
-                f"{step.seconds:.1f}" if step.applied else "planned",
-            )
-            for step in result.steps
-        ),
-        ("ratio", "", *(f"{ratio:.2f}×" for ratio in ratios), ""),
-    ]
+    return [*rows, ("ratio", "", *ratios, "")]
 
 
 def _forecast(result: Run) -> str:
     """Predicted graph sizes of a dry run, and its longest training time."""
     after = result.after
-    sizes = after.graph_bytes
-    graphs = f"As a graph: {_megabytes(sizes['int8'])} in int8, {_megabytes(sizes['int4'])} in int4."
+    int8, int4 = (_megabytes(after.graph_bytes[precision]) for precision in ("int8", "int4"))
+    graphs = f"As a graph: {int8} in int8, {int4} in int4."
     options = [step.call.options for step in result.steps if not step.applied]
     trained = [each for each in options if hasattr(each, "minutes") and getattr(each, "steps", None) != 0]
     limits = [each.minutes for each in trained]
@@ -179,7 +170,6 @@ def _forecast(result: Run) -> str:
 
 
 def _before_after(scores: Mapping[str, tuple[float, float]]) -> _Rows:
-    """Scores of the original and of the result."""
     rows: _Rows = [("held-out queries", "before", "after", "change")]
     for name, (old, new) in scores.items():
         change = f"{(new - old) / old:+.1%}" if old else ""
@@ -188,16 +178,13 @@ def _before_after(scores: Mapping[str, tuple[float, float]]) -> _Rows:
 
 
 def _besides(result: Run) -> _Rows:
-    """The additional models of a run."""
-    heading = ("Also written", "parameters", "weights", "smaller", "FLOPs/token", "cosine", "agreement@10")
-    rows: _Rows = [heading]
+    scored = ("cosine", "agreement@10")
+    rows: _Rows = [("Also written", "parameters", "weights", "smaller", "FLOPs/token", *scored)]
     for sibling in result.additional:
-        fidelity = sibling.fidelity
-        scores = (
-            (_NOTHING, _NOTHING)
-            if fidelity is None
-            else (f"{fidelity.cosine:.4f}", f"{fidelity.agreement_asymmetric:.1%}")
-        )
+        scores = (_NOTHING, _NOTHING)
+        if sibling.fidelity is not None:
+            agreement = sibling.fidelity.agreement_asymmetric
+            scores = (f"{sibling.fidelity.cosine:.4f}", f"{agreement:.1%}")
         rows.append((str(sibling.output), *_sizes(sibling.after, result.before), *scores))
     return rows
 
@@ -269,7 +256,7 @@ def _demo(result: DemoResult) -> _Rows:
     large, small = result.speed.models[0], result.speed.models[-1]
 
     def line(label: str, old: float, new: float, write: Callable[[float], str]) -> tuple[str, ...]:
-        return label, write(old), write(new), f"{new / old:.2f}×"
+        return label, write(old), write(new), _ratio(new, old)
 
     def speed(label: str, old: float, new: float) -> tuple[str, ...]:
         return line(label, old, new, lambda rate: f"{rate:,.0f}")
@@ -364,7 +351,7 @@ def _mean_rows(found: Comparison, modes: Sequence[Sequence[str]]) -> Iterator[tu
         chosen = [share for share in found.shares if share.over == over]
         tasks = "tasks" if over == "all" else "with documents"
         line = [f"mean of {chosen[0].tasks} {tasks}", "", _points(chosen[0].teacher_mean)]
-        by_model: dict[tuple[str, str], Share] = {(share.model, share.mode): share for share in chosen}
+        by_model = {(share.model, str(share.mode)): share for share in chosen}
         for model, own in zip(found.models, modes, strict=True):
             for mode in own:
                 share = by_model.get((model, mode))

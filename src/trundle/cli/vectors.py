@@ -8,21 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand
 
-from trundle.cli.console import _calm_libraries, _show, _show_json, _terminal
+from trundle.cli.console import _show, _show_json
 from trundle.cli.evaluate import _open_teacher
-from trundle.cli.options import (
-    _DATA,
-    _Graph,
-    _Json,
-    _Model,
-    _Quiet,
-    _Seed,
-    _TeacherModel,
-    _TrustRemoteCode,
-    _Verbose,
-)
+from trundle.cli.options import _DATA, _CommonFlags, _Graph, _Model, _Seed, _TeacherModel, _with_flags
 from trundle.errors import BadInput
 
 if TYPE_CHECKING:
@@ -40,37 +31,29 @@ def _group(about: str) -> typer.Typer:
 
 index = _group("Build, search and check indexes, in a folder or in Postgres.")
 targets = _group("Compute a teacher's vectors once, to train students from.")
-_Table = Annotated[str, typer.Option(help="The table in Postgres.")]
+_Table = Annotated[str, Option(help="The table in Postgres.")]
 
 
 @index.command("build")
+@_with_flags
 def _build_index(
-    model: Annotated[
-        str, typer.Argument(help="The model that embeds the documents; of a pair, the teacher.")
-    ],
+    flags: _CommonFlags,
+    model: Annotated[str, Argument(help="The model that embeds the documents; of a pair, the teacher.")],
     data: Annotated[list[str], _DATA],
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="A folder, or postgresql://user@host/database.")
-    ],
+    output: Annotated[str, Option("--output", "-o", help="A folder, or postgresql://user@host/database.")],
     precision: Annotated[
         Literal["float", "int8", "binary"] | None,
-        typer.Option(help="Precision of the first search; the best are rescored in full. Default: float."),
+        Option(help="Precision of the first search, before full vectors rescore; default: float."),
     ] = None,
     table: _Table = "trundle",
     graph: _Graph = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Rebuild; the old index stays until the new one is complete.")
-    ] = False,
-    as_json: _Json = False,
-    quiet: _Quiet = False,
-    verbose: _Verbose = False,
-    trust: _TrustRemoteCode = False,
+    force: Annotated[bool, Option("--force", help="Rebuild, and replace the index when complete.")] = False,
 ) -> None:
     """Embed texts and store them with their vectors.
 
     Stored texts are not embedded again: an interrupted build resumes, and more --data is added.
     """
-    _calm_libraries(verbose=verbose)
+    progress = flags.progress()
     from trundle.data.corpus import ENVIRONMENT
     from trundle.data.files import parse_source
     from trundle.export.open import open_encoder
@@ -78,16 +61,15 @@ def _build_index(
     from trundle.index.stores import build_index, create_store
     from trundle.scale.shard_writer import absolute_name
 
-    progress = _terminal(quiet=quiet or as_json)
     for source in data:
         if source != ENVIRONMENT:
             parse_source(source)
-    encoder = open_encoder(model, graph=graph, trust_remote_code=trust, progress=progress)
+    encoder = open_encoder(model, graph=graph, trust_remote_code=flags.trust, progress=progress)
     wanted = Wanted(model=absolute_name(model), dimensions=encoder.dimensions, precision=precision)
     with create_store(output, wanted, table=table, force=force, progress=progress) as store:
         built = build_index(store, _texts(data, progress), encoder.encode_document, progress=progress)
         name, precision = store.name, store.facts.precision
-    if as_json:
+    if flags.as_json:
         _show_json({"index": name, "texts": built.total, "added": built.added, "precision": precision})
         return
     _show(f"{name}: {built.total:,} texts, {built.added:,} of them new.")
@@ -106,28 +88,24 @@ def _texts(sources: Sequence[str], progress: Progress) -> Iterator[str]:
 
 
 @index.command()
+@_with_flags
 def search(
-    where: Annotated[str, typer.Argument(help="An index: a folder, or postgresql://user@host/database.")],
-    queries: Annotated[list[str], typer.Argument(help="What to search for; each query in quotes.")],
+    flags: _CommonFlags,
+    where: Annotated[str, Argument(help="An index: a folder, or postgresql://user@host/database.")],
+    queries: Annotated[list[str], Argument(help="What to search for; each query in quotes.")],
     model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="The model that embeds the queries; default: the index's own."),
+        str | None, Option("--model", "-m", help="Embeds the queries; default: the index's own.")
     ] = None,
-    results: Annotated[int, typer.Option("--results", "-n", min=1, max=1000, help="How many to show.")] = 10,
+    results: Annotated[int, Option("--results", "-n", min=1, max=1000, help="How many to show.")] = 10,
     table: _Table = "trundle",
-    as_json: _Json = False,
-    quiet: _Quiet = False,
-    verbose: _Verbose = False,
-    trust: _TrustRemoteCode = False,
 ) -> None:
     """Find the nearest texts, with queries by the student or by the model of the index."""
-    _calm_libraries(verbose=verbose)
+    progress = flags.progress()
     from trundle.export.open import open_encoder
     from trundle.index.stores import open_store
 
-    progress = _terminal(quiet=quiet or as_json)
     store = open_store(where, table=table, progress=progress)
-    encoder = open_encoder(model or store.facts.model, trust_remote_code=trust, progress=progress)
+    encoder = open_encoder(model or store.facts.model, trust_remote_code=flags.trust, progress=progress)
     if encoder.dimensions != store.dimensions:
         raise BadInput(
             f"the model's vectors have {encoder.dimensions} dimensions and the index has {store.dimensions}; "
@@ -135,7 +113,7 @@ def search(
         )
     with closing(store):
         found = store.search(encoder.encode_query(queries), results)
-    if as_json:
+    if flags.as_json:
         rows = [
             {"query": query, "results": [{"text": one.text, "score": one.score} for one in row]}
             for query, row in zip(queries, found, strict=True)
@@ -150,47 +128,38 @@ def search(
 
 
 @index.command()
+@_with_flags
 def check(
+    flags: _CommonFlags,
     student: _Model,
-    against: Annotated[
-        str, typer.Option(help="The existing index: postgresql://user@host/database, or a folder.")
-    ],
-    teacher: Annotated[
-        str | None, typer.Option(help="The model or endpoint URL that built it; default: the index itself.")
-    ] = None,
+    against: Annotated[str, Option(help="The index: a folder, or postgresql://user@host/database.")],
+    teacher: Annotated[str | None, Option(help="Model or endpoint URL that built the index.")] = None,
     teacher_model: _TeacherModel = None,
-    queries: Annotated[
-        str | None, typer.Option(help="A file of queries as users ask them; needs --teacher.")
-    ] = None,
-    table: Annotated[str | None, typer.Option(help="The table, if several hold vectors.")] = None,
-    texts: Annotated[str | None, typer.Option(help="Its column of texts.")] = None,
-    vectors: Annotated[str | None, typer.Option(help="Its column of vectors.")] = None,
-    sample: Annotated[int, typer.Option(min=50, help="Texts to search in.")] = 5000,
-    most_queries: Annotated[int, typer.Option(min=1, help="Queries to run.")] = 200,
+    queries: Annotated[str | None, Option(help="A file of users' queries; needs --teacher.")] = None,
+    table: Annotated[str | None, Option(help="The table, if there are several.")] = None,
+    texts: Annotated[str | None, Option(help="Its column of texts.")] = None,
+    vectors: Annotated[str | None, Option(help="Its column of vectors.")] = None,
+    sample: Annotated[int, Option(min=50, help="Texts to search in.")] = 5000,
+    most_queries: Annotated[int, Option(min=1, help="Queries to run.")] = 200,
     seed: _Seed = 0,
-    as_json: _Json = False,
-    quiet: _Quiet = False,
-    verbose: _Verbose = False,
-    trust: _TrustRemoteCode = False,
 ) -> None:
     """Check on your own index that the student can search it.
 
     Reads a sample and compares the student's ten results with the teacher's. Writes nothing.
     """
-    _calm_libraries(verbose=verbose)
+    progress = flags.progress()
     from trundle.data.texts import read_texts
     from trundle.export.open import open_sides
     from trundle.index.check import check_index
     from trundle.index.stores import open_readable
     from trundle.scale.shard_writer import absolute_name
 
-    progress = _terminal(quiet=quiet or as_json)
     own_queries = [text.text for text in read_texts(queries)] if queries else []
-    small, *_ = open_sides(student, trust_remote_code=trust, progress=progress)
+    small, *_ = open_sides(student, trust_remote_code=flags.trust, progress=progress)
     large = None
     if teacher is not None:
         large = _open_teacher(
-            absolute_name(teacher), teacher_model, graph="fastest", trust=trust, progress=progress
+            absolute_name(teacher), teacher_model, graph="fastest", trust=flags.trust, progress=progress
         )
     readable = open_readable(
         against, table=table, text_column=texts, vector_column=vectors, progress=progress
@@ -206,7 +175,7 @@ def check(
             seed=seed,
             progress=progress,
         )
-    if as_json:
+    if flags.as_json:
         _show_json(found.as_json())
         return
     _show(f"agreement@10 {found.agreement:.3f}, cosine {found.cosine:.3f}")
@@ -234,54 +203,41 @@ def _keep_subcommand() -> None:
 
 
 @targets.command("build", cls=_RayCommand)
+@_with_flags
 def _build_targets(
-    model: Annotated[str, typer.Argument(help="The teacher: a model folder or hub name.")],
+    flags: _CommonFlags,
+    model: Annotated[str, Argument(help="The teacher: a model folder or hub name.")],
     data: Annotated[
         list[str],
-        typer.Option(
-            "--data", "-d", help="Texts as everywhere; with --ray parquet, also s3://… or gs://…; repeatable."
-        ),
+        Option("--data", "-d", help="Texts; with --ray only parquet, also s3://… or gs://…; repeatable."),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder of the store; with --ray on a shared disk.")
-    ],
+    output: Annotated[Path, Option("--output", "-o", help="Folder of the store; shared, if --ray.")],
     ray: Annotated[
         str | None,
-        typer.Option(
-            _RAY, metavar="[HOST:PORT]", help="Use a Ray cluster; default address: one here, or a new one."
-        ),
+        Option(_RAY, metavar="[HOST:PORT]", help="Use a Ray cluster; default: the one here, or a new one."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="With --ray; default: one for each GPU, or for each core.")
+        int | None, Option(min=1, help="With --ray; default: one per GPU, or per core.")
     ] = None,
-    runtime: Annotated[
-        bool, typer.Option("--runtime", help="Run the model's exported graph on the CPU, without torch.")
-    ] = False,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Cores for each worker, and for the graph of --runtime.")
-    ] = None,
-    dtype: Annotated[
-        Literal["float16", "float32"], typer.Option(help="Type of the stored vectors.")
-    ] = "float16",
-    as_json: _Json = False,
-    quiet: _Quiet = False,
-    verbose: _Verbose = False,
-    trust: _TrustRemoteCode = False,
+    runtime: Annotated[bool, Option("--runtime", help="Run the exported graph on the CPU.")] = False,
+    threads: Annotated[int | None, Option(min=1, help="Cores per worker, or for --runtime.")] = None,
+    dtype: Annotated[Literal["float16", "float32"], Option(help="Type of the vectors.")] = "float16",
 ) -> None:
     """Store a teacher's vectors of many texts.
 
-    Stored vectors are not computed again: an interrupted build resumes. Train on the store with `trundle align
-    STUDENT --teacher STORE`.
+    Stored vectors are not computed again: an interrupted build resumes. Train on the store with
+    `trundle align STUDENT --teacher STORE`.
     """
-    _calm_libraries(verbose=verbose)
+    progress = flags.progress()
     if ray is None and workers is not None:
         raise BadInput("--workers goes with --ray; without it there is only one process")
     if ray is None and threads is not None and not runtime:
         raise BadInput("--threads goes with --ray or --runtime; for torch, set OMP_NUM_THREADS")
     from trundle.scale.shard_writer import TeacherSpec, absolute_name, build_local
 
-    progress = _terminal(quiet=quiet or as_json)
-    asked = TeacherSpec(model=absolute_name(model), runtime=runtime, threads=threads, trust_remote_code=trust)
+    asked = TeacherSpec(
+        model=absolute_name(model), runtime=runtime, threads=threads, trust_remote_code=flags.trust
+    )
     if ray is None:
         made = build_local(data, asked, output, dtype=dtype, progress=progress)
     else:
@@ -290,7 +246,7 @@ def _build_targets(
         made = build_on_ray(data, asked, output, address=ray, workers=workers, dtype=dtype, progress=progress)
     facts = made.manifest
     stored = sum(part.size for shard in facts.shards for part in shard.files.values())
-    if as_json:
+    if flags.as_json:
         _show_json(
             {
                 "store": str(output),

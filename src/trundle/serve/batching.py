@@ -1,9 +1,9 @@
 """Dynamic batching: the texts of several requests run together.
 
-A free worker takes whatever waits, so no request waits for a batch to fill up, and batches grow under load. There is one
-worker per core: under load each runs its own batch on one core. A large request returns to the end of the queue after each
-share, so it does not block small ones. Tokenising and inference run in the workers' threads; the event loop is
-notified once per batch.
+A free worker takes whatever waits, so no request waits for a batch to fill up, and batches grow under load.
+There is one worker per core: under load each runs its own batch on one core. A large request returns to the
+end of the queue after each share, so it does not block small ones. Tokenising and inference run in the
+workers' threads; the event loop is notified once per batch.
 """
 
 from __future__ import annotations
@@ -47,21 +47,13 @@ class _Busy(_RequestError):
         self.seconds = seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Encoded:
-    """The vectors of one request, and its number of tokens."""
-
-    vectors: Vectors
-    tokens: int
-
-
 @dataclass(kw_only=True, eq=False)
 class _Pending:
-    """One request's texts, until all are encoded."""
+    """One request: its texts, and the vectors that are ready. `answer` is done when all are."""
 
     texts: Sequence[str]
     vectors: Vectors
-    answer: asyncio.Future[_Encoded]
+    answer: asyncio.Future[_Pending]
     taken: int = 0
     """Texts that workers have taken from the queue."""
     done: int = 0
@@ -149,7 +141,7 @@ class _Batcher:
                 self._queue.remove(pending)
                 self._waiting -= len(pending.texts) - pending.taken
 
-    async def encode(self, texts: Sequence[str]) -> _Encoded:
+    async def encode(self, texts: Sequence[str]) -> _Pending:
         """Queues texts and waits for the vectors."""
         pending = self.submit(texts)
         try:
@@ -272,4 +264,4 @@ def _settle(finished: Sequence[_Pending]) -> None:
         if pending.failure is not None:
             pending.answer.set_exception(pending.failure)
         else:
-            pending.answer.set_result(_Encoded(vectors=pending.vectors, tokens=pending.tokens))
+            pending.answer.set_result(pending)

@@ -65,7 +65,6 @@ class _Metrics:
         self._waiting.labels(model).set_function(lambda: batcher.waiting)
 
     def text(self) -> bytes:
-        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self._all)
 
 
@@ -131,6 +130,5 @@ class _FastRoute:
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Calls the handler of the fast route, or passes the request on."""
         fast = scope["type"] == "http" and scope["path"] == self._path and scope["method"] == "POST"
         await (self._handler if fast else self._app)(scope, receive, send)

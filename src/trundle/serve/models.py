@@ -51,8 +51,8 @@ class _Served:
     def answering(self, name: str | None, role: Literal["query", "document"] | None) -> _Model | None:
         """Returns the model that answers a request for `name` in a role, or None for an unknown name.
 
-        The student's name stands for both: the teacher encodes its documents, so that clients need one name only.
-        The teacher's own name always means the teacher.
+        The student's name stands for both: the teacher encodes its documents, so that clients need one name
+        only. The teacher's own name always means the teacher.
         """
         if name in (None, self.student.name):
             return self.teacher if self.teacher is not None and role == "document" else self.student
@@ -91,8 +91,8 @@ def open_served(
         )
     if not find_themselves(small.encode_query(SENTENCES), large.encode_document(SENTENCES)):
         progress.say(
-            f"{student.name} does not retrieve {large_name}'s vectors of the same sentences, so searches will "
-            "fail; align it first with trundle align"
+            f"{student.name} does not retrieve {large_name}'s vectors of the same sentences, so searches "
+            "will fail; align it first with trundle align"
         )
     if large_name == student.name:
         large_name += "-teacher"

@@ -1,8 +1,8 @@
 """The page at / that compares searches, and its routes.
 
-It searches the documentation found in the environment and files that users drop. Passages are embedded by both models in
-the background, a few at a time so that clients are not delayed; passages that are ready can be searched at once.
-Everything stays in memory and small; `trundle index` is for larger collections.
+It searches the documentation found in the environment and files that users drop. Both models embed the
+passages in the background, a few at a time so that clients are not delayed; passages that are ready can be
+searched at once. Everything stays in memory and small; `trundle index` is for larger collections.
 """
 
 from __future__ import annotations
@@ -56,8 +56,6 @@ _T = TypeVar("_T", bound=BaseModel)
 
 
 class _SearchBody(BaseModel):
-    """A query typed into the page."""
-
     model_config = ConfigDict(strict=True)
 
     query: Annotated[str, Field(min_length=1, max_length=_LONGEST_QUERY)]
@@ -65,8 +63,6 @@ class _SearchBody(BaseModel):
 
 
 class _DroppedFile(BaseModel):
-    """A text file dropped onto the page."""
-
     model_config = ConfigDict(strict=True)
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
@@ -88,7 +84,6 @@ class _Collection:
     work: asyncio.Task[None] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what the page shows."""
         return {
             "key": self.key,
             "name": self.name,
@@ -111,7 +106,6 @@ class _Playground:
         self._found: dict[str, _Collection] = {_ENVIRONMENT: documentation}
 
     def list(self) -> list[dict[str, Any]]:
-        """Returns all collections as JSON."""
         return [collection.as_json() for collection in self._found.values()]
 
     def get(self, key: str) -> _Collection:
@@ -138,7 +132,6 @@ class _Playground:
         return collection
 
     async def close(self) -> None:
-        """Stops the work in the background."""
         for collection in self._found.values():
             if collection.work is not None:
                 collection.work.cancel()
@@ -296,7 +289,7 @@ def _add_page(app: FastAPI, served: _Served, playground: _Playground, settings: 
 
 
 async def _parse_body(request: Request, kind: type[_T], settings: ServerSettings) -> _T:
-    """Parses a JSON body. Other types are rejected: pages of other sites could send them without permission."""
+    """Parses a JSON body. Other types are rejected: pages of other sites could send them freely."""
     if request.headers.get("content-type", "").split(";")[0].strip() != _JSON:
         raise _RequestError(415, f"send the body as {_JSON}")
     raw = await _read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from trundle.embedder import check_texts
 from trundle.errors import BadInput, UserError
 from trundle.records import versions
-from trundle.serve.batching import _Batcher, _Encoded
+from trundle.serve.batching import _Batcher, _Pending
 from trundle.serve.guard import _CONTENT_TYPE, _FastRoute, _Guard, _Metrics
 from trundle.serve.models import _Model, _Served
 from trundle.serve.playground import _add_page, _Playground
@@ -105,7 +105,6 @@ class _ServerState:
     batchers: dict[str, _Batcher] = field(default_factory=dict)
 
     def open(self) -> None:
-        """Starts a batcher per model, inside the running event loop."""
         for model in self.served.models:
             self.batchers[model.name] = batcher = _Batcher(
                 model.encoder,
@@ -116,7 +115,6 @@ class _ServerState:
             self.metrics.watch_waiting(model.name, batcher)
 
     async def close(self) -> None:
-        """Answers the queued requests and stops the batchers."""
         for batcher in self.batchers.values():
             await batcher.close()
 
@@ -217,10 +215,10 @@ async def _answer_embeddings(state: _ServerState, request: Request) -> Response:
     return Response(_written(model, asked, encoded), media_type=_JSON)
 
 
-async def _encode(request: Request, batcher: _Batcher, texts: list[str], timeout: float) -> _Encoded:
+async def _encode(request: Request, batcher: _Batcher, texts: list[str], timeout: float) -> _Pending:
     """Waits for the vectors, the client's disconnect, or the timeout, whichever comes first.
 
-    The server checks for a disconnect only after a while: the check costs as much as the rest of a short request.
+    A disconnect is checked for only after a while: the check costs as much as the rest of a short request.
     """
     pending = batcher.submit(texts)
     loop = asyncio.get_running_loop()
@@ -252,7 +250,7 @@ async def _encode(request: Request, batcher: _Batcher, texts: list[str], timeout
             task.cancel()
 
 
-def _written(model: _Model, asked: EmbeddingsRequest, encoded: _Encoded) -> bytes:
+def _written(model: _Model, asked: EmbeddingsRequest, encoded: _Pending) -> bytes:
     vectors = model.encoder.finished(
         encoded.vectors, dimensions=asked.dimensions, output=_OUTPUTS[asked.output_dtype]
     )

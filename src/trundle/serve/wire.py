@@ -104,7 +104,6 @@ class _RequestError(Exception):
         self._content = {"message": message, "type": kind, "param": param, "code": code}
 
     def answer(self) -> Response:
-        """Returns the response."""
         body = to_json({"error": self._content})
         return Response(body, status_code=self._status, media_type=_JSON, headers=self._headers)
 
@@ -150,8 +149,8 @@ def _write_embeddings(vectors: NDArray[Any], *, model: str, tokens: int, in_base
 async def _read_body(request: Request, *, most_bytes: int, seconds: float) -> bytes:
     """Returns the body, or rejects one that is too large or too slow.
 
-    A body that is too large is read to its end and ignored, up to a limit: most clients read an answer only after they
-    have sent everything.
+    A body that is too large is read to its end and ignored, up to a limit: most clients read an answer only
+    after they have sent everything.
     """
     parts: list[bytes] = []
     size = 0
