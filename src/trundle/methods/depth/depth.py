@@ -36,7 +36,7 @@ def plan(model: SentenceTransformer, options: DepthOptions, context: Context) ->
     if not ways:
         raise ImpossibleCut(f"choose how many of the {layers} layers to keep: keep, fraction, pick or blocks")
     if len(ways) > 1:
-        raise ImpossibleCut(f"{ways[0]} and {ways[1]} exclude each other; omit one, in a recipe with null")
+        raise ImpossibleCut(f"{ways[0]} and {ways[1]} exclude each other; leave one of them out (or null)")
     if options.order != "auto" and ways[0] in ("pick", "blocks"):
         raise ImpossibleCut(f"order applies to keep and fraction only; leave it out with {ways[0]}")
     if options.blocks is not None:
