@@ -59,7 +59,7 @@ class VocabularyOptions(Options):
     fraction: ExactFraction | None = Field(
         None, description="Share of the tokens to keep, such as 25%; in depth it is the share removed."
     )
-    parameters: ExactFraction | None = Field(None, description="Share of all parameters to keep: 80%.")
+    parameters: ExactFraction | None = Field(None, description="Share of parameters to keep, such as 80%.")
     score: _TokenScore = Field("tfidf", description="How tokens are scored; seen keeps all in your texts.")
     oov: _Oov = Field(
         "decompose", description="What the others become: kept pieces, or a similar or the unknown token."

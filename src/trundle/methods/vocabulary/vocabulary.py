@@ -50,10 +50,8 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
     spared = set() if options.characters == "all" or context.corpus is None else set(vocabulary.characters)
     if wanted is not None and wanted < len(needed - spared) + spare:  # too few for any texts
         raise _too_few(model, wanted, len(needed) + spare)
-    open_places = (vocabulary.size if wanted is None else wanted) - len(needed - spared) - spare
-    ranking = ranks._rank_tokens(
-        model, vocabulary, options.score, context, count=max(open_places, 1), tree=tree
-    )
+    count = max((vocabulary.size if wanted is None else wanted) - len(needed - spared) - spare, 1)
+    ranking = ranks._rank_tokens(model, vocabulary, options.score, context, count=count, tree=tree)
     everything = wanted is None and options.characters == "auto"
     free = set() if everything else ranks._dispensable(vocabulary, ranking, options.characters) & needed
     needed = tree.with_halves(needed - free)
