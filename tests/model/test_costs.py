@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel
 
 import pico
-from trundle.methods.savings import list_savings
+from trundle.methods.depth.curve import list_savings
 from trundle.model.cost import cost, predict
 from trundle.model.heads import with_linear_head
 from trundle.model.layout import _shrunk, layout_of

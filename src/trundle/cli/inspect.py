@@ -43,7 +43,7 @@ def inspect(
     """Show the size of each part and what methods could save."""
     _check_flags(layers=layers, vocabulary=vocabulary, data=data, output=output)
     progress = flags.progress()
-    from trundle.methods.savings import list_savings
+    from trundle.methods.depth.curve import list_savings
     from trundle.model.cost import cost
     from trundle.model.load import load
 
@@ -157,7 +157,7 @@ def _show_layers(model: SentenceTransformer, curve: LayerCurve) -> None:
 
 def _layer_rows(model: SentenceTransformer, curve: LayerCurve) -> _Rows:
     """The savings of each variant, with its loss."""
-    from trundle.methods.savings import layer_savings
+    from trundle.methods.depth.curve import layer_savings
     from trundle.model.cost import cost
 
     savings = layer_savings(model, curve)

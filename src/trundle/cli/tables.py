@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trundle.evaluate.scoring import Result
     from trundle.evaluate.shortening import Inheritance
     from trundle.export.exporting import Exported
-    from trundle.methods.savings import Saving
+    from trundle.methods.depth.curve import Saving
     from trundle.methods.vocabulary.vocabulary import VocabularySizes
     from trundle.model.cost import Cost
     from trundle.pipeline.run import Run

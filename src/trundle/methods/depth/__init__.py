@@ -35,9 +35,7 @@ class DepthOptions(Options):
     """Which layers to keep; exactly one of keep, fraction, pick and blocks is set."""
 
     keep: int | None = Field(
-        None,
-        strict=True,
-        description="How many layers to keep; 0 makes a static model, one vector per token.",
+        None, strict=True, description="How many layers to keep; 0 makes a static model (a vector per token)."
     )
     fraction: ExactFraction | None = Field(
         None, description="Share of the layers to remove, such as 50%; in vocabulary it is the share kept."
@@ -47,8 +45,7 @@ class DepthOptions(Options):
     )
     blocks: _Blocks | None = Field(None, description="The layers to keep, counted from 0, such as 0,1,2,5,8.")
     order: Literal["auto", "first", "spread"] = Field(
-        "auto",
-        description="Layers that keep and fraction keep: first or evenly spaced; auto: first in decoders.",
+        "auto", description="With keep and fraction: first or evenly spaced layers; auto: first in decoders."
     )
 
 

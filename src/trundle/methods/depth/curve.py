@@ -4,6 +4,8 @@ One forward pass computes the losses of all layers. A hook pools each block's ou
 pass needs little more memory than encoding. The final norm of a pre-norm model is applied to the output of
 every block. Prompts are encoded but not pooled, except by a model that pools the first token, which precedes
 them. Dense layers after pooling are ignored, because they were trained for the last layer.
+
+Also what each kind of cut would save, as `trundle inspect` shows it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,9 +27,11 @@ from trundle.data.examples import Example
 from trundle.data.sampling import distinct, sample
 from trundle.embedder import LONGEST, check_texts
 from trundle.errors import BadInput, BadModel
+from trundle.model.cost import Cost, cost, predict
 from trundle.model.encode import dropping, multiplies_bf16
 from trundle.model.heads import prompts_by_role
 from trundle.model.layout import layout_of
+from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
 from trundle.progress import SILENT, Progress
 
@@ -56,7 +61,6 @@ _ROUGH = 128
 
 
 def _token_weights(pooled: Tensor, mode: str) -> Tensor:
-    """The weight of every token, from a mask (texts × tokens) of the tokens that are pooled."""
     places = (pooled.cumsum(dim=1) * pooled).float()
     return _WEIGHTS[mode](places, pooled.sum(dim=1, keepdim=True).float()).float()
 
@@ -64,21 +68,17 @@ def _token_weights(pooled: Tensor, mode: str) -> Tensor:
 def _pool(states: Tensor, pooled: Tensor, weights: Sequence[Tensor | None]) -> Tensor:
     """One fp32 vector per text from states (texts × tokens × width); a weight of None means the maximum."""
     states = states.float()
-    parts = []
-    for weight in weights:
-        if weight is None:
-            parts.append(states.masked_fill(pooled[..., None] == 0, -torch.inf).amax(dim=1))
-        else:
-            parts.append(torch.bmm(weight[:, None, :], states)[:, 0])
+    parts = [
+        states.masked_fill(pooled[..., None] == 0, -torch.inf).amax(dim=1)
+        if weight is None
+        else torch.bmm(weight[:, None, :], states)[:, 0]
+        for weight in weights
+    ]
     return torch.cat(parts, dim=-1)
 
 
 def _layer_losses(queries: Tensor, candidates: Tensor, scale: float = _SCALE) -> Tensor:
-    """The mean loss of each layer, from the vectors of all layers (layers × texts × width).
-
-    Cross-entropy over cosine × scale. Candidate i is the positive of query i; all other candidates are
-    negatives.
-    """
+    """The mean loss of each layer (layers × texts × width); candidate i is the positive of query i."""
     queries, candidates = (functional.normalize(part.float(), dim=-1) for part in (queries, candidates))
     scores = scale * queries @ candidates.transpose(1, 2)
     layers, count, _ = scores.shape
@@ -88,10 +88,7 @@ def _layer_losses(queries: Tensor, candidates: Tensor, scale: float = _SCALE) ->
 
 
 def _pick_layers(losses: Sequence[float]) -> tuple[int | None, int]:
-    """How many layers *small* and *large* keep: the lowest loss in the lower and in the upper half.
-
-    Among equal losses the one with fewer layers wins. A model of one layer has no lower half.
-    """
+    """How many layers *small* and *large* keep: the lowest loss in the lower and in the upper half."""
     middle = len(losses) // 2
 
     def lowest(first: int, last: int) -> int:
@@ -103,16 +100,14 @@ def _pick_layers(losses: Sequence[float]) -> tuple[int | None, int]:
 def _deeper_dip(losses: Sequence[float]) -> int | None:
     """If *small* keeps less than a tenth of the layers: the lowest later local minimum, up to the middle.
 
-    The first layers have computed very little: their low loss is that of a bag of words, and says little
-    about the model after training. None if *small* is deeper, or if there is no other minimum.
+    The low loss of the first layers is that of a bag of words, and says little about the trained model.
     """
     small, middle = _pick_layers(losses)[0], len(losses) // 2
     if small is None or _SHALLOW * small >= len(losses):
         return None
-    first = -(-len(losses) // _SHALLOW)
     dips = [
         layers
-        for layers in range(max(first, 2), middle + 1)
+        for layers in range(max(-(-len(losses) // _SHALLOW), 2), middle + 1)
         if losses[layers - 2] > losses[layers - 1] <= losses[layers]
     ]
     return min(dips, key=lambda layers: losses[layers - 1], default=None)
@@ -153,12 +148,8 @@ class LayerCurve:
 
     def as_json(self) -> dict[str, Any]:
         """Return the losses and the two variants for JSON."""
-        return {
-            "losses": [round(loss, 6) for loss in self.losses],
-            "tuples": self.tuples,
-            "small": self.small,
-            "large": self.large,
-        }
+        losses = [round(loss, 6) for loss in self.losses]
+        return {"losses": losses, "tuples": self.tuples, "small": self.small, "large": self.large}
 
 
 def measure_curve(
@@ -171,8 +162,7 @@ def measure_curve(
 ) -> LayerCurve:
     """Sample up to `tuples` examples and measure the loss of every layer on them, in one pass.
 
-    If the hardware multiplies bf16, the model runs in bf16, which is many times faster. Pooling and losses
-    are computed in fp32, and the differences between layers are much larger than the rounding error.
+    If the hardware multiplies bf16, the model runs in bf16; pooling and losses are computed in fp32.
     """
     drawn = _draw_tuples(examples, tuples, seed)
     if len(drawn) < _ROUGH:
@@ -196,10 +186,8 @@ def _draw_tuples(examples: Iterator[Example] | Sequence[Example], count: int, se
     different = distinct(examples, key=lambda example: f"{example.query}\0{example.positive}")
     drawn = sample(different, count, seed=seed)
     if len(drawn) < 2:
-        raise BadInput(
-            "the layers are compared on tuples of query and positive, and there "
-            f"{'is only 1' if drawn else 'are none'}; pass at least 2, better {_TUPLES:,}, with --data"
-        )
+        there = "is only 1" if drawn else "are none"
+        raise BadInput(f"layers are compared on tuples, and there {there}; pass at least 2 with --data")
     shuffled = [drawn[number] for number in np.random.default_rng(seed).permutation(len(drawn))]
     return sorted(shuffled, key=lambda example: example.source)
 
@@ -264,10 +252,8 @@ def _pooling_modes(model: SentenceTransformer) -> tuple[str, ...]:
 def _tokens_of(model: SentenceTransformer, texts: list[str], prompt: str = "") -> dict[str, Any]:
     """The model's inputs for texts with a prompt, truncated to what the model takes."""
     limit = int(min(model.max_seq_length or LONGEST, LONGEST))
-    features = model.preprocess(texts, prompt=prompt or None, max_length=limit)
-    return {
-        name: value.to(model.device) if torch.is_tensor(value) else value for name, value in features.items()
-    }
+    features: dict[str, Any] = model.preprocess(texts, prompt=prompt or None, max_length=limit)
+    return batch_to_device(features, model.device)
 
 
 def _pooled_tokens(
@@ -278,15 +264,58 @@ def _pooled_tokens(
     places = real.cumsum(dim=1) * real
     skipped = int(features.get("prompt_length") or 0) if skips_prompt else 0
     pooled = (places > skipped).long()
-    tokenizer = model.tokenizer
-    special = torch.tensor(
-        sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), device=real.device
-    )
+    ids = {*model.tokenizer.all_special_ids} - {model.tokenizer.unk_token_id}
+    special = torch.tensor(sorted(ids), device=real.device)
     empty = (pooled.bool() & ~torch.isin(features["input_ids"], special)).sum(dim=1) == 0
     if empty.any():
         text = texts[int(empty.int().argmax())]
-        raise BadInput(
-            f"the text {text[:60]!r} has nothing to pool after its prompt; leave it out, or shorten the "
-            "prompt if it fills the model's input"
-        )
+        raise BadInput(f"{text[:60]!r} has nothing to pool after its prompt; remove it or shorten the prompt")
     return pooled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """One possible cut, and the cost of the model after it."""
+
+    name: str
+    """The method, or a variant of a layer-loss curve."""
+    keeps: str
+    after: Cost
+
+
+def list_savings(model: SentenceTransformer) -> list[Saving]:
+    """List cuts to a half and a quarter of each kind of part; a static model has no parts to cut."""
+    if static_table(model) is not None:
+        return []
+    layout = layout_of(transformer_of(model).model)
+    layers = layout.layers
+    hidden, head, vocab, mlp = (layout.sizes[axis] for axis in ("hidden", "head", "vocab", "mlp"))
+    found: dict[str, list[Saving]] = {"depth": [], "width": [], "vocabulary": [], "weights": []}
+
+    def add(method: str, keeps: str, after: Cost) -> None:
+        found[method].append(Saving(name=method, keeps=keeps, after=after))
+
+    for share in (2, 4):
+        if layers >= share:
+            keep = layers // share
+            add("depth", f"{keep} of {layers} layers", predict(model, blocks=range(keep)))
+        if hidden % share == 0 and head % (2 * share) == 0:
+            after = predict(model, hidden=hidden // share, head=head // share)
+            add("width", f"{hidden // share} of {hidden} wide", after)
+        if vocab >= share:
+            keep = vocab // share
+            add("vocabulary", f"{keep:,} of {vocab:,} tokens", predict(model, vocab=keep))
+        if mlp >= share:
+            keep = mlp // share
+            add("weights", f"{keep:,} of {mlp:,} MLP neurons", predict(model, mlp=keep))
+    return [saving for savings in found.values() for saving in savings]
+
+
+def layer_savings(model: SentenceTransformer, curve: LayerCurve) -> list[Saving]:
+    """List the small and the large variant of a layer-loss curve, and the full model for comparison."""
+    found = [
+        Saving(name=name, keeps=f"{keep} of {curve.layers} layers", after=predict(model, blocks=range(keep)))
+        for name, keep in (("small", curve.small), ("large", curve.large))
+        if keep is not None
+    ]
+    return [*found, Saving(name="whole", keeps=f"{curve.layers} layers", after=cost(model))]

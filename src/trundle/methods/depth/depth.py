@@ -34,13 +34,9 @@ def plan(model: SentenceTransformer, options: DepthOptions, context: Context) ->
     layers = layout.layers
     ways = [name for name in ("keep", "fraction", "pick", "blocks") if getattr(options, name) is not None]
     if not ways:
-        raise ImpossibleCut(
-            f"choose how many of the {layers} layers to keep with keep, fraction, pick or blocks"
-        )
+        raise ImpossibleCut(f"choose how many of the {layers} layers to keep: keep, fraction, pick or blocks")
     if len(ways) > 1:
-        raise ImpossibleCut(
-            f"{ways[0]} and {ways[1]} exclude each other; leave one of them out, in a recipe with null"
-        )
+        raise ImpossibleCut(f"{ways[0]} and {ways[1]} exclude each other; leave one of them out (or null)")
     if options.order != "auto" and ways[0] in ("pick", "blocks"):
         raise ImpossibleCut(f"order applies to keep and fraction only; leave it out with {ways[0]}")
     if options.blocks is not None:
@@ -63,15 +59,10 @@ def _count(options: DepthOptions, layers: int) -> int:
     else:
         assert options.fraction is not None
         if not 0 <= options.fraction < 1:
-            raise ImpossibleCut(
-                "the share of layers to remove must be at least 0 and under 1, such as 50%, "
-                f"not {options.fraction}"
-            )
+            raise ImpossibleCut(f"fraction must be at least 0 and under 1, not {options.fraction}")
         keep = _layers_left(layers, options.fraction)
         if keep == 0:
-            raise ImpossibleCut(
-                f"removing {options.fraction} of {layers} layers leaves none; use keep: 0 for a static model"
-            )
+            raise ImpossibleCut(f"fraction {options.fraction} leaves none; use keep: 0 for a static model")
     if not 0 <= keep <= layers:
         raise ImpossibleCut(f"the model has {layers} layers, so it can't keep {keep}; pass 0 to {layers}")
     if keep == 0 and options.order == "spread":

@@ -15,19 +15,15 @@ Paper: Vocabulary pruning for compact text encoders.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
 from trundle.methods.contract import ExactFraction, Method, Options, Plan
 
 _TokenScore = Literal["tfidf", "frequency", "seen", "attention", "cluster", "random"]
-
 _Oov = Literal["decompose", "cluster", "unk"]
-_Way = Literal["keep", "fraction", "parameters"]
 _Characters = Literal["auto", "all", "seen"]
-
-_WAYS: tuple[_Way, ...] = get_args(_Way)
 _BECOMES = {
     "decompose": "the others are split into kept pieces",
     "cluster": "the others become the nearest of {} representatives",
@@ -36,7 +32,6 @@ _BECOMES = {
 
 
 def _read_ranges(value: object) -> object:
-    """Parse ranges of ids such as '0-4,7'."""
     if not isinstance(value, str):
         return value
     ends = [part.partition("-") for part in value.split(",") if part]
@@ -44,7 +39,7 @@ def _read_ranges(value: object) -> object:
 
 
 def _write_ranges(ids: tuple[int, ...]) -> str:
-    """Write rising ids as ranges, the shortest form."""
+    # The shortest form of rising ids, such as '0-4,7'.
     parts: list[list[int]] = []
     for number in ids:
         if parts and parts[-1][1] == number - 1:
@@ -64,17 +59,14 @@ class VocabularyOptions(Options):
     fraction: ExactFraction | None = Field(
         None, description="Share of the tokens to keep, such as 25%; in depth it is the share removed."
     )
-    parameters: ExactFraction | None = Field(
-        None, description="Share of all parameters to keep, such as 80%."
-    )
+    parameters: ExactFraction | None = Field(None, description="Share of parameters to keep, such as 80%.")
     score: _TokenScore = Field("tfidf", description="How tokens are scored; seen keeps all in your texts.")
     oov: _Oov = Field(
         "decompose", description="What the others become: kept pieces, or a similar or the unknown token."
     )
     clusters: int = Field(50, ge=1, description="With oov cluster: the number of representatives.")
     characters: _Characters = Field(
-        "auto",
-        description="Characters that are always kept: all, those in your texts, or (auto) those and ASCII.",
+        "auto", description="Characters to keep: all, those in your texts, or (auto) those and ASCII."
     )
 
 

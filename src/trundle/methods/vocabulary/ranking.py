@@ -15,16 +15,9 @@ from trundle.data.corpus import Corpus
 from trundle.data.sampling import distinct, representatives, sample
 from trundle.errors import BadInput
 from trundle.methods.contract import Context
-from trundle.methods.vocabulary import _TokenScore
-from trundle.methods.vocabulary.scores import (
-    _attention_scores,
-    _passed_down,
-    _spilling,
-    _tfidf_scores,
-    _TokenCounts,
-    count_tokens,
-    tokenised,
-)
+from trundle.methods.vocabulary import _Characters, _TokenScore
+from trundle.methods.vocabulary import scores as scoring
+from trundle.methods.vocabulary.scores import _TokenCounts, count_tokens, tokenised
 from trundle.model.token_map import Vocabulary, token_vectors
 from trundle.model.tokenizer import MergeTree
 from trundle.progress import Progress
@@ -61,19 +54,19 @@ def _rank_tokens(
             raise BadInput("vocabulary scores tokens on texts; pass them with --data")
         scores = _scores_without_texts(model, vocabulary, score, known, count, context.seed)
         return _Ranking(order=known[np.lexsort((known, -scores[known]))].tolist(), seen=0, counts=None)
-    with _spilling() as spill:
+    with scoring._spilling() as spill:
         texts = (text.text for text in context.corpus.train())
         chunks = tokenised(vocabulary.backend, texts, context.progress)
         counts = count_tokens(spill.through(chunks) if score == "tfidf" else chunks, vocabulary.size)
         _check_counts(counts, vocabulary, context.progress)
         if score == "tfidf":
-            scores = _passed_down(_tfidf_scores(spill.again(), counts), tree)
+            scores = scoring._passed_down(scoring._tfidf_scores(spill.again(), counts), tree)
     if score in ("frequency", "seen"):
-        scores = _passed_down(counts.occurrences.astype(np.float64), tree)
+        scores = scoring._passed_down(counts.occurrences.astype(np.float64), tree)
     elif score == "attention":
-        chosen = sample(context.corpus.train(), _ATTENTION_TEXTS, seed=context.seed)
-        lines = [text.text for text in chosen]
-        scores = _attention_scores(model, lines, vocabulary.size, context.progress)
+        drawn = sample(context.corpus.train(), _ATTENTION_TEXTS, seed=context.seed)
+        lines = [text.text for text in drawn]
+        scores = scoring._attention_scores(model, lines, vocabulary.size, context.progress)
     elif score != "tfidf":
         there = np.flatnonzero(counts.occurrences)
         scores = _scores_without_texts(model, vocabulary, score, there, count, context.seed)
@@ -108,24 +101,25 @@ def _check_counts(counts: _TokenCounts, vocabulary: Vocabulary, progress: Progre
         return
     share = counts.occurrences[vocabulary.unknown] / counts.tokens
     if share > _FOREIGN:
-        raise BadInput(
-            f"{share:.0%} of the texts is unknown to the model's tokenizer; pass texts in a language the "
-            "model knows"
-        )
+        raise BadInput(f"{share:.0%} of the texts is unknown; pass texts in a language the model knows")
     if share > _DOUBTFUL:
         progress.say(f"vocabulary: {share:.0%} of the texts is unknown to the model's tokenizer")
 
 
-def _absent_characters(vocabulary: Vocabulary, ranking: _Ranking) -> set[int]:
-    """Single characters that are in no token of the texts; empty if there are no texts."""
-    if ranking.counts is None:
+def _dispensable(vocabulary: Vocabulary, ranking: _Ranking, characters: _Characters) -> set[int]:
+    """Characters not in the texts: in a small vocabulary each would displace a token that occurs."""
+    if characters == "all" or ranking.counts is None:
         return set()
     there = set("".join(vocabulary.tokens[int(number)] for number in ranking.counts.occurrences.nonzero()[0]))
-    return {number for number, text in vocabulary.characters.items() if text not in there} - vocabulary.named
+    absent = {number: text for number, text in vocabulary.characters.items() if text not in there}
+    # `auto` keeps ASCII, so that names, numbers and addresses can always be spelled.
+    keeps_ascii = characters == "auto"
+    return {
+        number for number, text in absent.items() if not (keeps_ascii and text.isascii())
+    } - vocabulary.named
 
 
 def _order_with_characters(ranking: _Ranking, characters: Collection[int]) -> list[int]:
-    """The ranking with these characters, which do not occur but can spell the rest, after what occurs."""
     others = [number for number in ranking.order[ranking.seen :] if number not in characters]
     return [*ranking.order[: ranking.seen], *sorted(characters), *others]
 
@@ -169,9 +163,7 @@ class _Lengths:
         unknown = f"unknown {self.unknown_before:.2%} → {self.unknown_after:.2%}"
         if self.replaced is None:
             return f"{self.before:.1f} tokens per text become {self.after:.1f} ({self.ratio:.3f}×), {unknown}"
-        return (
-            f"{self.before:.1f} tokens per text (unchanged), {self.replaced:.2%} of them replaced, {unknown}"
-        )
+        return f"{self.before:.1f} tokens per text (unchanged), {self.replaced:.2%} replaced, {unknown}"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -185,7 +177,6 @@ class _Lengths:
 def _compare_lengths(
     before: Tokenizer, after: Tokenizer, texts: Sequence[str], *, unknown: str | None
 ) -> _Lengths:
-    """Compare two tokenizers on the same texts, without special tokens."""
 
     def measure(tokenizer: Tokenizer) -> tuple[float, float]:
         size = 1 + max(tokenizer.get_vocab().values())  # there may be more ids than tokens

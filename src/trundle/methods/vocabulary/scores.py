@@ -56,8 +56,7 @@ def tokenised(
     stream = iter(texts)
     with progress.task("tokenising texts", None) as advance:
         while chunk := list(itertools.islice(stream, _CHUNK)):
-            encodings = plain.encode_batch_fast(chunk, add_special_tokens=False)
-            lists = [encoding.ids for encoding in encodings]
+            lists = [one.ids for one in plain.encode_batch_fast(chunk, add_special_tokens=False)]
             lengths = np.array([len(ids) for ids in lists], dtype=np.int64)
             flat = itertools.chain.from_iterable(lists)
             yield np.fromiter(flat, dtype=np.int64, count=int(lengths.sum())), lengths
@@ -125,10 +124,7 @@ def _tfidf_scores(chunks: Iterable[_Documents], counts: _TokenCounts) -> _Scores
 def _attention_scores(
     model: SentenceTransformer, texts: Sequence[str], size: int, progress: Progress = SILENT
 ) -> _Scores:
-    """The attention each token receives per occurrence, averaged over heads and layers.
-
-    As in the paper, sums are divided by the number of occurrences, so that common tokens have no advantage.
-    """
+    """The attention each token receives per occurrence (as in the paper), averaged over heads and layers."""
     backbone = transformer_of(model).model
     received, occurrences = np.zeros(size), np.zeros(size)
     usual = backbone.config._attn_implementation
@@ -167,8 +163,7 @@ def _received(model: SentenceTransformer, texts: list[str]) -> tuple[NDArray[np.
 def _passed_down(scores: _Scores, tree: MergeTree) -> _Scores:
     """Add to each token's score the scores of all tokens it is a part of."""
     total = scores.copy()
-    found = tree.with_halves(np.flatnonzero(scores > 0).tolist())
-    for token in _largest_first(found, tree):
+    for token in _largest_first(tree.with_halves(np.flatnonzero(scores > 0).tolist()), tree):
         for half in tree.halves(token) or ():
             total[half] += total[token]
     return total
@@ -180,8 +175,6 @@ def _best_tokens(order: Sequence[int], needed: Collection[int], count: int, tree
     for token in order:
         if len(kept) >= count:
             break
-        if token in kept:
-            continue
         missing = tree.with_halves([token]) - kept
         if len(kept) + len(missing) <= count:
             kept |= missing
@@ -195,9 +188,8 @@ def _largest_first(tokens: Collection[int], tree: MergeTree) -> list[int]:
     while waiting:
         token = waiting[-1]
         halves = [half for half in tree.halves(token) or () if half not in depth]
-        if halves:
-            waiting.extend(halves)
-            continue
-        waiting.pop()
-        depth[token] = 1 + max((depth[half] for half in tree.halves(token) or ()), default=0)
+        waiting.extend(halves)
+        if not halves:
+            waiting.pop()
+            depth[token] = 1 + max((depth[half] for half in tree.halves(token) or ()), default=0)
     return sorted(tokens, key=lambda token: -depth[token])

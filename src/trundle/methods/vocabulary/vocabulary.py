@@ -6,40 +6,26 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
 from trundle.data import sampling
-from trundle.data.sampling import nearest
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
-from trundle.methods.vocabulary import _WAYS, VocabularyOptions, VocabularyPlan, _Characters
-from trundle.methods.vocabulary.ranking import (
-    _absent_characters,
-    _compare_lengths,
-    _coverage,
-    _held_out_texts,
-    _Lengths,
-    _lengths_when_mapped,
-    _order_with_characters,
-    _rank_tokens,
-    _Ranking,
-)
+from trundle.methods.vocabulary import VocabularyOptions, VocabularyPlan
+from trundle.methods.vocabulary import ranking as ranks
+from trundle.methods.vocabulary.ranking import _compare_lengths, _Lengths, _lengths_when_mapped
 from trundle.methods.vocabulary.scores import _best_tokens
+from trundle.model import token_map as mapping
 from trundle.model.cost import Cost, cost, predict
 from trundle.model.layout import layout_of
 from trundle.model.surgery import Cut, cut, transformer_of
-from trundle.model.token_map import (
-    Vocabulary,
-    cut_with_map,
-    has_token_map,
-    read_vocabulary,
-    rebuilt_backend,
-    token_vectors,
-)
+from trundle.model.token_map import Vocabulary, read_vocabulary, token_vectors
 from trundle.model.tokenizer import NO_MERGES
 
+_WAYS = ("keep", "fraction", "parameters")
 _LOST_SHOWN = 12
 _SHARES = (2, 4, 8, 16)
 _LOST_SHOWN_PER_SIZE = 5
@@ -47,7 +33,7 @@ _LOST_SHOWN_PER_SIZE = 5
 
 def plan(model: SentenceTransformer, options: VocabularyOptions, context: Context) -> VocabularyPlan:
     """Score every token on the texts, and choose which to keep."""
-    if has_token_map(model):
+    if mapping.has_token_map(model):
         raise ImpossibleCut("the model's tokens are mapped already; cut the model it was made from instead")
     vocabulary = read_vocabulary(model)
     wanted = _wanted(model, vocabulary, options)
@@ -64,23 +50,23 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
     spared = set() if options.characters == "all" or context.corpus is None else set(vocabulary.characters)
     if wanted is not None and wanted < len(needed - spared) + spare:  # too few for any texts
         raise _too_few(model, wanted, len(needed) + spare)
-    open_places = (vocabulary.size if wanted is None else wanted) - len(needed - spared) - spare
-    ranking = _rank_tokens(model, vocabulary, options.score, context, count=max(open_places, 1), tree=tree)
+    count = max((vocabulary.size if wanted is None else wanted) - len(needed - spared) - spare, 1)
+    ranking = ranks._rank_tokens(model, vocabulary, options.score, context, count=count, tree=tree)
     everything = wanted is None and options.characters == "auto"
-    free = set() if everything else _dispensable(vocabulary, ranking, options.characters) & needed
+    free = set() if everything else ranks._dispensable(vocabulary, ranking, options.characters) & needed
     needed = tree.with_halves(needed - free)
     if wanted is not None and wanted < len(needed) + spare:
         raise _too_few(model, wanted, len(needed) + spare)
     if wanted is None:
         kept = _best_tokens(ranking.order[: ranking.seen], needed, vocabulary.size, tree)
     else:
-        kept = _best_tokens(_order_with_characters(ranking, free), needed, wanted - spare, tree)
+        kept = _best_tokens(ranks._order_with_characters(ranking, free), needed, wanted - spare, tree)
     representatives: tuple[int, ...] = ()
     if spare:
         removed = sorted(vocabulary.tokens.keys() - set(kept))
         found = sampling.representatives(token_vectors(model, removed), spare, seed=context.seed)
         representatives = tuple(removed[place] for place in found)
-    coverage, lost = _coverage(vocabulary, ranking, kept, _LOST_SHOWN)
+    coverage, lost = ranks._coverage(vocabulary, ranking, kept, _LOST_SHOWN)
     return VocabularyPlan(
         kept=tuple(sorted({*kept, *representatives})),
         of=vocabulary.size,
@@ -92,53 +78,30 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
     )
 
 
-def _dispensable(vocabulary: Vocabulary, ranking: _Ranking, characters: _Characters) -> set[int]:
-    """Characters that need not be kept: in a small vocabulary each would displace a token that occurs.
-
-    A tokenizer may know thousands of characters that are not in the texts. `auto` keeps ASCII, so that names,
-    numbers and addresses can always be spelled.
-    """
-    if characters == "all":
-        return set()
-    absent = _absent_characters(vocabulary, ranking)
-    if characters == "seen":
-        return absent
-    return {number for number in absent if not vocabulary.characters[number].isascii()}
-
-
 def _wanted(model: SentenceTransformer, vocabulary: Vocabulary, options: VocabularyOptions) -> int | None:
     """How many tokens to keep; None for all that occur."""
     ways = [way for way in _WAYS if getattr(options, way) is not None]
     if options.score == "seen":
         if ways:
-            raise ImpossibleCut(
-                f"seen keeps every token that occurs; leave {ways[0]} out, or choose another score"
-            )
+            raise ImpossibleCut(f"seen keeps every token that occurs; leave {ways[0]} out")
         return None
     if not ways:
-        raise ImpossibleCut(
-            "choose how much to keep with keep (a number of tokens), fraction or parameters (such as 80%)"
-        )
+        raise ImpossibleCut("choose how much to keep with keep (a number), fraction or parameters (a share)")
     if len(ways) > 1:
-        raise ImpossibleCut(
-            f"{ways[0]} and {ways[1]} exclude each other; leave one of them out, in a recipe with null"
-        )
+        raise ImpossibleCut(f"{ways[0]} and {ways[1]} exclude each other; leave one of them out (or null)")
     if options.keep is not None:
         return options.keep
     share = options.parameters if options.fraction is None else options.fraction
     assert share is not None
     if not 0 < share <= 1:
         what = "parameters" if options.fraction is None else "tokens"
-        raise ImpossibleCut(
-            f"the share of {what} to keep must be over 0 and at most 1, such as 80%, not {share}"
-        )
+        raise ImpossibleCut(f"the share of {what} to keep must be over 0 and at most 1, not {share}")
     if options.fraction is not None:
         return math.floor(share * vocabulary.size)
     return _tokens_left(*_weights_per_token(model), share)
 
 
 def _tokens_left(row: int, tokens: int, rest: int, share: Fraction) -> int:
-    """The most tokens whose weights, with the rest of the model, are within a share of all parameters."""
     return math.floor((share * (row * tokens + rest) - rest) / row)
 
 
@@ -172,10 +135,8 @@ def apply(model: SentenceTransformer, plan: VocabularyPlan, context: Context) ->
     if plan.oov == "decompose":
         small = cut(model, Cut(vocab=plan.kept))
         backend, unknown = read_vocabulary(small).backend, vocabulary.unknown_token
-        facts = _measured(
-            context, lambda texts: _compare_lengths(vocabulary.backend, backend, texts, unknown=unknown)
-        )
-        return Applied(model=small, facts=facts)
+        compare = partial(_compare_lengths, vocabulary.backend, backend, unknown=unknown)
+        return Applied(model=small, facts=_measured(context, compare))
     kept = set(plan.kept)
     removed = sorted(vocabulary.tokens.keys() - kept)
     token_map = [  # an id without a token never occurs, but has an entry
@@ -185,21 +146,19 @@ def apply(model: SentenceTransformer, plan: VocabularyPlan, context: Context) ->
         assert vocabulary.unknown is not None
         ends = [vocabulary.unknown] * len(removed)
     else:
-        found = nearest(token_vectors(model, removed), token_vectors(model, plan.representatives))
+        found = sampling.nearest(token_vectors(model, removed), token_vectors(model, plan.representatives))
         ends = [plan.representatives[place] for place in found]
     for number, end in zip(removed, ends, strict=True):
         token_map[number] = end
-    small = cut_with_map(model, plan.kept, token_map)
-    facts = _measured(
-        context,
-        lambda texts: _lengths_when_mapped(vocabulary.backend, texts, token_map, unknown=vocabulary.unknown),
+    small = mapping.cut_with_map(model, plan.kept, token_map)
+    compare = partial(
+        _lengths_when_mapped, vocabulary.backend, token_map=token_map, unknown=vocabulary.unknown
     )
-    return Applied(model=small, facts=facts)
+    return Applied(model=small, facts=_measured(context, compare))
 
 
 def _measured(context: Context, measure: Callable[[Sequence[str]], _Lengths]) -> dict[str, Any]:
-    """Measure the lengths of held-out texts, report them, and return them as facts."""
-    texts = _held_out_texts(context.corpus, seed=context.seed)
+    texts = ranks._held_out_texts(context.corpus, seed=context.seed)
     if not texts:
         return {}
     lengths = measure(texts)
@@ -254,25 +213,23 @@ def list_sizes(model: SentenceTransformer, context: Context) -> VocabularySizes:
         raise BadInput("a vocabulary is measured on texts; pass them with --data")
     vocabulary = read_vocabulary(model)
     tree, needed = vocabulary.tree, vocabulary.least()
-    ranking = _rank_tokens(model, vocabulary, "tfidf", context, count=vocabulary.size, tree=tree)
+    ranking = ranks._rank_tokens(model, vocabulary, "tfidf", context, count=vocabulary.size, tree=tree)
     assert ranking.counts is not None
-    free = _dispensable(vocabulary, ranking, "auto")
+    free = ranks._dispensable(vocabulary, ranking, "auto")
     seen = len(tree.with_halves([*needed, *ranking.order[: ranking.seen]]))  # the same as `--score seen`
-    needed, order = tree.with_halves(needed - free), _order_with_characters(ranking, free)
-    sizes = {
-        vocabulary.size // share: f"1/{share}" for share in _SHARES if vocabulary.size // share > len(needed)
-    }
+    needed, order = tree.with_halves(needed - free), ranks._order_with_characters(ranking, free)
+    shares = {vocabulary.size // share: f"1/{share}" for share in _SHARES}
+    sizes = {size: why for size, why in shares.items() if size > len(needed)}
     sizes |= {vocabulary.size: "all", seen: "all that occur", len(needed): "the least"}
-    texts = _held_out_texts(context.corpus, seed=context.seed)
+    texts = ranks._held_out_texts(context.corpus, seed=context.seed)
+    compare = partial(_compare_lengths, vocabulary.backend, unknown=vocabulary.unknown_token)
     rows = []
     for size, why in sorted(sizes.items(), reverse=True):
         kept = _best_tokens(order, needed, size, tree)
-        small = rebuilt_backend(model, kept)
-        coverage, lost = _coverage(vocabulary, ranking, kept, _LOST_SHOWN_PER_SIZE)
+        small = mapping.rebuilt_backend(model, kept)
+        coverage, lost = ranks._coverage(vocabulary, ranking, kept, _LOST_SHOWN_PER_SIZE)
         assert coverage is not None
-        lengths = None
-        if texts:
-            lengths = _compare_lengths(vocabulary.backend, small, texts, unknown=vocabulary.unknown_token)
+        lengths = compare(small, texts) if texts else None
         after = predict(model, vocab=size)
         rows.append(_SizeRow(keep=size, why=why, coverage=coverage, after=after, lengths=lengths, lost=lost))
     return VocabularySizes(

@@ -37,15 +37,13 @@ class WeightsOptions(Options):
     domain: str | None = Field(
         None, description="Tuples or texts of your domain, in any form --data takes. Default: --data."
     )
-    general: str | None = Field(
-        None, description="Tuples or texts of general data, in any form --data takes."
-    )
+    general: str | None = Field(None, description="Tuples or texts of general data, as in --data.")
     sparsity: ExactFraction | None = Field(
         None, description="Share of the weights or neurons to remove, such as 50%; 0 changes nothing."
     )
     structure: _Structure = Field(
         "unstructured",
-        description="What to remove: single weights, MLP neurons, or two of each four weights (GPUs).",
+        description="What to remove: single weights, MLP neurons, or two of each four weights.",
     )
     method: _WeightScore = Field("gaprune", description="How weights are scored.")
     selection: _Selection | None = Field(

@@ -1,11 +1,9 @@
 """Per-sample gradients of matrices, squared and summed: the diagonal of the Fisher information.
 
-The loss of a sample is InfoNCE: its query must find its document among all documents of its batch. It is a
-function of the encoding of the sample's own texts; the vectors of the negatives are constants. So each text
-contributes to the gradient of one sample only, one backward pass serves a batch, and a sample's gradient in a
-matrix is the product of the matrix's inputs and its output gradients over the sample's tokens. It is formed
-for one matrix at a time and added to two sums in fp32 (the squares and the gradient itself), so the memory
-needed is two copies of the chosen matrices.
+The loss of a sample is InfoNCE over the documents of its batch, with the vectors of the negatives as
+constants. So each text contributes to the gradient of one sample only, one backward pass serves a batch, and
+a sample's gradient in a matrix is the product of the matrix's inputs and output gradients over the sample's
+tokens. It is added to two sums in fp32 (squares, gradient), which need two copies of the chosen matrices.
 """
 
 from __future__ import annotations
@@ -13,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,9 +59,10 @@ class _SampleBatch(NamedTuple):
     """(samples, documents): correct answers to a query other than its own document; they are no negatives."""
 
 
-def _make_sample_loader(
-    model: SentenceTransformer, prompts: Mapping[str, Prompts]
-) -> Callable[[Sequence[Example]], _SampleBatch]:
+_Loader = Callable[[Sequence[Example]], _SampleBatch]
+
+
+def _make_sample_loader(model: SentenceTransformer, prompts: Mapping[str, Prompts]) -> _Loader:
     chunked = make_chunker(model, _TEXTS_AT_ONCE)
 
     def load(samples: Sequence[Example]) -> _SampleBatch:
@@ -95,12 +95,8 @@ def _batches_of(samples: Sequence[Example], size: int) -> Iterator[Sequence[Exam
     """Batches of one source; a single last sample joins the previous batch, because it needs negatives."""
     for _, group in groupby(samples, key=lambda sample: sample.source):
         same = list(group)
-        start = 0
-        while start < len(same):
-            stop = min(start + size, len(same))
-            stop = len(same) if len(same) - stop == 1 else stop
-            yield same[start:stop]
-            start = stop
+        starts = [start for start in range(0, len(same), size) if start == 0 or start < len(same) - 1]
+        yield from (same[start:stop] for start, stop in pairwise([*starts, len(same)]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +120,7 @@ def _measure_gradients(
     label: str = "gradients",
     progress: Progress = SILENT,
 ) -> _Gradients:
-    """Measure the Fisher information and the mean gradient of the weights of these modules of the backbone.
-
-    Samples are batched in the given order; a batch never mixes sources. With `dropout_seed` dropout is active
-    as in training, so that two copies of a text are two views of it.
-    """
+    """Measure Fisher information and the mean gradient; with `dropout_seed` dropout is active as in training."""
     load = _make_sample_loader(model, prompts)
     sums = _Sums(transformer_of(model).model, modules)
     wanted = [weight.requires_grad for weight in model.parameters()]
@@ -171,13 +163,10 @@ def _measure_norms(
     squares: dict[str, Tensor] = {}
     real: Tensor | None = None
 
-    def make_hook(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
-            assert real is not None
-            found = inputs[0].flatten(0, -2)[real].float().square().sum(dim=0)
-            squares[name] = squares[name] + found if name in squares else found
-
-        return hook
+    def add(name: str, _module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+        assert real is not None
+        found = inputs[0].flatten(0, -2)[real].float().square().sum(dim=0)
+        squares[name] = squares[name] + found if name in squares else found
 
     with (
         ExitStack() as hooks,
@@ -186,7 +175,7 @@ def _measure_norms(
         progress.task("activations", len(samples)) as advance,
     ):
         for name in modules:
-            hooks.enter_context(backbone.get_submodule(name).register_forward_hook(make_hook(name)))
+            hooks.enter_context(backbone.get_submodule(name).register_forward_hook(partial(add, name)))
         for chosen in _batches_of(samples, batch_size):
             batch = load(chosen)
             for chunk in (*batch.queries.chunks, *batch.documents.chunks):
@@ -238,24 +227,15 @@ class _Sums:
     def hooked(self) -> ExitStack:
         hooks = ExitStack()
         for name, module in self._modules.items():
-            hooks.enter_context(module.register_forward_hook(self._hook(name)))
+            hooks.enter_context(module.register_forward_hook(partial(self._tap, name)))
         return hooks
 
-    def _hook(self, name: str) -> Callable[..., Tensor]:
-        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            chunk = self._chunk
-            tapped: Tensor = _Tap.apply(  # type: ignore[no-untyped-call]
-                output,
-                self._anchor,
-                inputs[0].detach(),
-                lambda states, gradient: self._receive(name, chunk, states, gradient),
-            )
-            return tapped
-
-        return hook
+    def _tap(self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        arguments = (output, self._anchor, inputs[0].detach(), partial(self._receive, name, self._chunk))
+        tapped: Tensor = _Tap.apply(*arguments)  # type: ignore[no-untyped-call]
+        return tapped
 
     def add_batch(self, model: SentenceTransformer, batch: _SampleBatch) -> Tensor:
-        """Add one batch to the sums and return the losses of its samples."""
         queries, documents = batch.queries, batch.documents
         chunks = (*queries.chunks, *documents.chunks)
         self._token_rows = [rows.to(model.device) for rows in _token_rows(queries, documents)]
@@ -284,9 +264,8 @@ class _Sums:
 
     def _add(self, name: str, states: Tensor, slopes: Tensor) -> None:
         if name not in self.squares:
-            shape = (slopes.shape[1], states.shape[1])
-            self.squares[name] = torch.zeros(shape, device=states.device)
-            self.totals[name] = torch.zeros(shape, device=states.device)
+            for sums in (self.squares, self.totals):
+                sums[name] = torch.zeros(slopes.shape[1], states.shape[1], device=states.device)
         squares, totals = self.squares[name], self.totals[name]
         if states.device.type == "cpu":
             for rows in self._token_rows:
@@ -303,13 +282,9 @@ class _Sums:
             squares.add_(gradients.square_().sum(dim=0))
 
     def check(self, losses: Tensor, where: str) -> None:
-        """Reject a batch whose loss or gradients are not finite."""
         sums = torch.stack([losses.sum(), *(total.sum() for total in self.squares.values())])
         if not bool(torch.isfinite(sums).all()):
-            raise BadInput(
-                f"the loss or the gradients of {where} are NaN or infinite; look for damaged texts there, or "
-                "check the model's weights"
-            )
+            raise BadInput(f"loss or gradients of {where} are not finite; check the texts and the weights")
 
 
 def _token_rows(queries: _Texts, documents: _Texts) -> list[Tensor]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -74,12 +75,12 @@ def _dai(
 
 
 def _random_scores(weights: Mapping[str, Tensor], *, seed: int) -> dict[str, Tensor]:
-    """Random scores, drawn on the CPU so that they are the same on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.rand(weight.shape, generator=generator).to(weight.device)
-        for name, weight in weights.items()
-    }
+    generator = torch.Generator().manual_seed(seed)  # on the CPU: the same numbers on every device
+
+    def draw(weight: Tensor) -> Tensor:
+        return torch.rand(weight.shape, generator=generator).to(weight.device)
+
+    return {name: draw(weight) for name, weight in weights.items()}
 
 
 def _wanda(weight: Tensor, norms: Tensor) -> Tensor:
@@ -88,7 +89,6 @@ def _wanda(weight: Tensor, norms: Tensor) -> Tensor:
 
 
 def _how_many(weights: int, share: Fraction) -> int:
-    """An exact share of a number of weights, rounded down."""
     return math.floor(weights * share)
 
 
@@ -105,7 +105,6 @@ def _lowest(scores: Tensor, count: int) -> Tensor:
 
 
 def _lowest_in_rows(scores: Tensor, count: int) -> Tensor:
-    """True at exactly `count` of the lowest scores of each row."""
     order = scores.argsort(dim=1, stable=True)
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, order[:, :count], True)
 
@@ -127,28 +126,24 @@ def _choose(scores: Mapping[str, Tensor], share: Fraction, selection: _Selection
     return {name: _lowest_in_rows(score, _how_many(score.shape[1], share)) for name, score in scores.items()}
 
 
-def _neuron_scores(
-    scores: Mapping[str, Tensor], axes: Mapping[str, tuple[Sequence[str], Sequence[str]]]
-) -> Tensor:
-    """The summed scores of each MLP neuron of one block: its rows in the layers before, its columns after.
+_Axes = tuple[Sequence[str], Sequence[str]]
+"""The plain axes along the rows and columns of a matrix; a fused matrix has several rows per neuron."""
 
-    `axes`: the plain axes along the rows and columns of each matrix; a fused matrix has several rows per
-    neuron.
-    """
-    total: Tensor | None = None
-    for name, score in scores.items():
-        rows, columns = axes[name]
-        for along, sums in ((rows, score.sum(dim=1)), (columns, score.sum(dim=0))):
-            if set(along) == {"mlp"}:
-                found = sums.view(len(along), -1).sum(dim=0)
-                total = found if total is None else total + found
-    if total is None:
+
+def _neuron_scores(scores: Mapping[str, Tensor], axes: Mapping[str, _Axes]) -> Tensor:
+    """The summed scores of each MLP neuron of one block: its rows in the layers before, its columns after."""
+    found = [
+        score.sum(dim=across).view(len(along), -1).sum(dim=0)
+        for name, score in scores.items()
+        for along, across in zip(axes[name], (1, 0), strict=True)
+        if set(along) == {"mlp"}
+    ]
+    if not found:
         raise ValueError("none of the matrices has an axis along the neurons of an MLP")
-    return total
+    return reduce(torch.add, found)
 
 
 def _best_neurons(scores: Tensor, count: int) -> tuple[int, ...]:
-    """The `count` neurons with the highest scores, in rising order."""
     removed = _lowest(scores, len(scores) - count)
     return tuple(torch.nonzero(~removed).flatten().tolist())
 
@@ -184,23 +179,18 @@ def _score_weights(
     gradients: dict[_Name, _Gradients] = {}
     for source in _SOURCES_OF[options.method]:
         samples, facts[source] = _draw_samples(model, sources[source], options.samples, context)
-        prompts = prompts_by_file(probe, {}, samples)
-        size, progress = options.batch_size, context.progress
+        settings: dict[str, Any] = {
+            "prompts": prompts_by_file(probe, {}, samples),
+            "batch_size": options.batch_size,
+            "progress": context.progress,
+        }
         if options.method == "wanda":
-            norms = _measure_norms(
-                probe, samples, list(weights), prompts=prompts, batch_size=size, progress=progress
-            )
+            norms = _measure_norms(probe, samples, list(weights), **settings)
             scores = {name: _wanda(weight, norms[name]) for name, weight in weights.items()}
             continue
+        seed = context.seed if any(one.source == DROPOUT for one in samples) else None
         gradients[source] = _measure_gradients(
-            probe,
-            samples,
-            list(weights),
-            prompts=prompts,
-            batch_size=size,
-            dropout_seed=context.seed if any(one.source == DROPOUT for one in samples) else None,
-            label=source,
-            progress=progress,
+            probe, samples, list(weights), dropout_seed=seed, label=source, **settings
         )
         scores = gradients[source].fisher
     if options.method == "gaprune":
@@ -209,24 +199,16 @@ def _score_weights(
             name: _alignment(general.mean.pop(name), domain.mean.pop(name), options.aligned_by)
             for name in weights
         }
+        dai = partial(_dai, alpha=options.alpha, beta=options.beta, gamma=options.gamma, scale=options.fisher)
         scores = {
-            name: _dai(
-                weight,
-                general.fisher.pop(name),
-                domain.fisher.pop(name),
-                aligned[name],
-                alpha=options.alpha,
-                beta=options.beta,
-                gamma=options.gamma,
-                scale=options.fisher,
-            )
+            name: dai(weight, general.fisher.pop(name), domain.fisher.pop(name), aligned[name])
             for name, weight in weights.items()
         }
     return _Scored(matrices=matrices, scores=scores, aligned=aligned, facts=facts)
 
 
 def _zeros_first(model: SentenceTransformer, scored: _Scored) -> dict[str, Tensor]:
-    """The scores with weights that are already zero below all others, so that a share includes them."""
+    """Put weights that are already zero below all others, so that a share includes them."""
     backbone = transformer_of(model).model
     return {
         matrix.name: scored.scores[matrix.name].masked_fill(weight_of(backbone, matrix) == 0, -math.inf)
@@ -249,9 +231,8 @@ _BINS = 40
 def _count_alignment(aligned: Mapping[str, Tensor], sizes: Mapping[str, int]) -> GradientAlignment:
     """Weights by the cosine they were given; `sizes` are the weights of each matrix."""
     cosines = torch.cat([value.flatten().float().cpu() for value in aligned.values()])
-    each = torch.cat(
-        [torch.full((value.numel(),), sizes[name] // value.numel()) for name, value in aligned.items()]
-    )
+    lengths = {name: value.numel() for name, value in aligned.items()}
+    each = torch.cat([torch.full((length,), sizes[name] // length) for name, length in lengths.items()])
     bins = ((cosines + 1) / 2 * _BINS).long().clamp(0, _BINS - 1)
     counts = torch.zeros(_BINS, dtype=torch.long).scatter_add_(0, bins, each)
     shared, conflicting = int(each[cosines > NEUTRAL].sum()), int(each[cosines < -NEUTRAL].sum())
@@ -265,13 +246,10 @@ def _count_alignment(aligned: Mapping[str, Tensor], sizes: Mapping[str, int]) ->
 
 def _weight_map(says: str, scored: _Scored, left: dict[str, int]) -> WeightMap:
     sizes = {name: score.numel() for name, score in scored.scores.items()}
-    return WeightMap(
-        says=says,
-        matrices=tuple(
-            PrunedMatrix(
-                layer=matrix.block, matrix=matrix.inside, weights=sizes[matrix.name], kept=left[matrix.name]
-            )
-            for matrix in scored.matrices
-        ),
-        alignment=None if scored.aligned is None else _count_alignment(scored.aligned, sizes),
-    )
+
+    def pruned(matrix: Matrix) -> PrunedMatrix:
+        weights, kept = sizes[matrix.name], left[matrix.name]
+        return PrunedMatrix(layer=matrix.block, matrix=matrix.inside, weights=weights, kept=kept)
+
+    alignment = None if scored.aligned is None else _count_alignment(scored.aligned, sizes)
+    return WeightMap(says=says, matrices=tuple(map(pruned, scored.matrices)), alignment=alignment)

@@ -59,27 +59,18 @@ def _open_source(name: _Name, source: str | None, context: Context) -> _SampleSo
     elif name == "domain" and context.corpus is not None:
         corpus = context.corpus
     else:
-        raise BadInput(
-            f"pass the tuples or texts of the {name} source with --{name} FILE, in a recipe weights.{name}"
-            + (
-                ", or with --data FILE"
-                if name == "domain"
-                else "; the method domain-fisher does not need them"
-            )
-        )
+        otherwise = ", or with --data FILE" if name == "domain" else "; domain-fisher does not need it"
+        raise BadInput(f"pass the {name} data with --{name} FILE, in a recipe weights.{name}{otherwise}")
     try:
         has_tuples = next(corpus.examples(), None) is not None
     except BadInput:  # no columns of tuples
         has_tuples = False
     if not has_tuples and next(corpus.train(), None) is None:
-        raise BadInput(
-            f"the {name} source is empty; pass a file with tuples of query and positive, or with texts"
-        )
+        raise BadInput(f"the {name} source is empty; pass a file with tuples or texts")
     return _SampleSource(name=name, corpus=corpus, from_texts=not has_tuples)
 
 
 def _same_data(domain: _SampleSource, general: _SampleSource) -> bool:
-    """Whether both sources hold the same texts in the same order."""
     prints = [[fact["fingerprint"] for fact in source.corpus.facts()] for source in (domain, general)]
     return bool(prints[0]) and prints[0] == prints[1]
 
@@ -91,19 +82,14 @@ def _draw_samples(
     different = distinct(source.samples(), key=lambda one: one.query)
     pool = sample(different, _POOL * count, seed=context.seed)
     if len(pool) < _FEWEST:
-        raise BadInput(
-            f"the {source.name} source has {len(pool)} tuple, and retrieval needs at least {_FEWEST}; pass "
-            "more, better thousands"
-        )
+        raise BadInput(f"the {source.name} source has {len(pool)} tuple; pass {_FEWEST}, better thousands")
     if len(pool) > count:
         encode = encode_module.embedder(model, name=f"{source.name} queries", progress=context.progress).query
         chosen = representatives(encode([one.query for one in pool]), count, seed=context.seed)
         drawn = [pool[place] for place in chosen]
     else:
         drawn = pool
-        context.progress.say(
-            f"{source.name}: all {len(pool):,} samples are used ({count:,} requested), without k-means"
-        )
+        context.progress.say(f"{source.name}: all {len(pool):,} samples are used ({count:,} requested)")
     ways = Counter(Path(one.source).name for one in drawn)
     if source.from_texts:
         listed = ", ".join(f"{number:,} {way}" for way, number in ways.most_common())
@@ -141,9 +127,7 @@ def _make_evaluator(
         if len(pairs) >= _FEWEST_QUERIES:
             tasks.append(KnownItemTask(name=source.name, pairs=pairs))
         else:
-            context.progress.say(
-                f"{source.name}: only {len(pairs)} queries are held out, too few to measure retrieval"
-            )
+            context.progress.say(f"{source.name}: {len(pairs)} held-out queries are too few to evaluate")
     if not tasks:
         return None
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,26 +15,8 @@ from torch import Tensor, nn
 
 from trundle.errors import ImpossibleCut
 from trundle.methods.contract import Applied, Context
-from trundle.methods.weights import WeightsOptions, WeightsPlan, _selection_of
-from trundle.methods.weights.pruning import (
-    _SOURCES_OF,
-    _best_neurons,
-    _choose,
-    _how_many,
-    _neurons_by_layer,
-    _score_weights,
-    _two_of_four,
-    _weight_map,
-    _zeros_first,
-)
-from trundle.methods.weights.samples import (
-    _make_evaluator,
-    _Name,
-    _open_source,
-    _reconstruction_texts,
-    _same_data,
-    _SampleSource,
-)
+from trundle.methods.weights import WeightsOptions, WeightsPlan, _selection_of, pruning, samples
+from trundle.methods.weights.samples import _make_evaluator, _Name, _SampleSource
 from trundle.model import surgery
 from trundle.model.cost import Cost, cost, predict
 from trundle.model.encode import read_through
@@ -61,28 +44,24 @@ def plan(model: SentenceTransformer, options: WeightsOptions, context: Context) 
     if share == 0:
         return WeightsPlan(options=options, zeros=0, weights=weights)
     sources = _open_sources(options, context)
-    if len(sources) == 2 and _same_data(*sources):
-        context.progress.say(
-            "domain and general are the same data: every alignment is 1, so it has no effect on the scores"
-        )
+    if len(sources) == 2 and samples._same_data(*sources):
+        context.progress.say("domain and general are the same data, so alignment has no effect")
     if options.structure == "neuron":
         of = layout.sizes["mlp"]
-        left = of - _how_many(of, share)
+        left = of - pruning._how_many(of, share)
         return WeightsPlan(options=options, zeros=0, weights=weights, neurons=left, of=of)
     if options.structure == "2:4":
         odd = [matrix.name for matrix, (_, columns) in zip(matrices, sizes, strict=True) if columns % 4]
         if odd:
-            raise ImpossibleCut(
-                f"{odd[0]} has rows whose length is not a multiple of four; use structure: unstructured"
-            )
+            raise ImpossibleCut(f"the row length of {odd[0]} is not a multiple of 4; use another structure")
         return WeightsPlan(options=options, zeros=weights // 2, weights=weights)
     selection = _selection_of(options)
     if selection == "global":
-        zeros = _how_many(weights, share)
+        zeros = pruning._how_many(weights, share)
     elif selection == "tensor":
-        zeros = sum(_how_many(rows * columns, share) for rows, columns in sizes)
+        zeros = sum(pruning._how_many(rows * columns, share) for rows, columns in sizes)
     else:
-        zeros = sum(rows * _how_many(columns, share) for rows, columns in sizes)
+        zeros = sum(rows * pruning._how_many(columns, share) for rows, columns in sizes)
     return WeightsPlan(options=options, zeros=zeros, weights=weights)
 
 
@@ -94,9 +73,7 @@ def _share(options: WeightsOptions, layout: Layout) -> Fraction:
             raise ImpossibleCut("choose the share of weights to remove with sparsity, such as 50%")
         share = _HALF
     if not 0 <= share < 1:
-        raise ImpossibleCut(
-            f"the share of weights to remove must be at least 0 and under 1, such as 50%, not {share}"
-        )
+        raise ImpossibleCut(f"sparsity must be at least 0 and under 1, such as 50%, not {share}")
     if options.structure == "2:4" and share not in (0, _HALF):
         raise ImpossibleCut("2:4 removes two of each four weights, which is 50%; leave sparsity out")
     if options.structure == "2:4" and options.selection is not None:
@@ -105,10 +82,7 @@ def _share(options: WeightsOptions, layout: Layout) -> Fraction:
         if options.attention:
             raise ImpossibleCut("only MLPs have neurons; leave attention out, or prune single weights")
         if options.selection is not None:
-            raise ImpossibleCut(
-                f"a {layout.family.name} config has one MLP width for all layers, so each loses the "
-                "same number of neurons; leave selection out"
-            )
+            raise ImpossibleCut(f"{layout.family.name} has one MLP width for all layers; leave selection out")
     return share
 
 
@@ -116,9 +90,9 @@ def _open_sources(options: WeightsOptions, context: Context) -> list[_SampleSour
     """The sources that the method needs, and others that were passed for evaluation."""
     files: dict[_Name, str | None] = {"domain": options.domain, "general": options.general}
     return [
-        _open_source(name, file, context)
+        samples._open_source(name, file, context)
         for name, file in files.items()
-        if name in _SOURCES_OF[options.method] or file is not None
+        if name in pruning._SOURCES_OF[options.method] or file is not None
     ]
 
 
@@ -133,33 +107,32 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
     if not plan.zeros and plan.neurons == plan.of:
         return Applied(model=surgery.cut(model, Cut()))
     sources = _open_sources(options, context)
-    scored = _score_weights(model, options, {source.name: source for source in sources}, context)
+    scored = pruning._score_weights(model, options, {source.name: source for source in sources}, context)
     if plan.neurons is not None:
-        kept = [_best_neurons(scores, plan.neurons) for scores in _neurons_by_layer(scored)]
+        kept = [pruning._best_neurons(scores, plan.neurons) for scores in pruning._neurons_by_layer(scored)]
         small = surgery.cut(model, Cut(mlp=tuple(kept)))
         # A reconstructed matrix would lose the zeros of an earlier pruning.
         reconstructs = options.take_over and not is_pruned(model)
-        texts = _reconstruction_texts(sources, context) if reconstructs else []
+        texts = samples._reconstruction_texts(sources, context) if reconstructs else []
         if texts:
             _reconstruct(model, small, kept, texts, context)
         left = {name: score.numel() * plan.neurons // (plan.of or 1) for name, score in scored.scores.items()}
         facts: dict[str, Any] = {"neurons": plan.neurons, "of": plan.of, "taken_over_on": len(texts)}
     else:
-        scores = _zeros_first(model, scored)
+        scores = pruning._zeros_first(model, scored)
         if options.structure == "2:4":
-            removed = {name: _two_of_four(score) for name, score in scores.items()}
+            removed = {name: pruning._two_of_four(score) for name, score in scores.items()}
         else:
-            removed = _choose(scores, options.sparsity or _HALF, _selection_of(options))
+            removed = pruning._choose(scores, options.sparsity or _HALF, _selection_of(options))
         small = copy_of(model)
         with_zeros(small, removed)
         left = {name: int((~mask).sum()) for name, mask in removed.items()}
         zeros = plan.weights - sum(left.values())
         facts = {"zeros": zeros, "weights": plan.weights, "sparsity": round(zeros / plan.weights, 6)}
-    weight_map = _weight_map(str(plan), scored, left)
+    weight_map = pruning._weight_map(str(plan), scored, left)
     if weight_map.alignment is not None:
-        facts["alignment"] = {
-            kind: getattr(weight_map.alignment, kind) for kind in ("shared", "specific", "conflicting")
-        }
+        kinds = ("shared", "specific", "conflicting")
+        facts["alignment"] = {kind: getattr(weight_map.alignment, kind) for kind in kinds}
     return Applied(
         model=small,
         facts=facts | scored.facts,
@@ -182,10 +155,7 @@ def _reconstruct(
     texts: Sequence[str],
     context: Context,
 ) -> None:
-    """Fit the output matrices of a cut model's MLPs to the original's output by least squares, in place.
-
-    `kept` are the neurons that the cut model has in each layer.
-    """
+    """Fit the output matrices of the cut model's MLPs by least squares; `kept`: its neurons by layer."""
     large, cut = transformer_of(model).model, transformer_of(small).model
     readers = {matrix.name: matrix for matrix in prunable(layout_of(large)) if matrix.columns == "mlp"}
     for name, moments in _measure_moments(model, texts, tuple(readers), progress=context.progress):
@@ -242,19 +212,16 @@ def _moments_of_group(
         masks[:] = [real]
         tokens += int(real.sum())
 
-    def make_hook(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            states = inputs[0].flatten(0, -2)[masks[0]].float()
-            states = torch.cat([states, states.new_ones(len(states), 1)], dim=1)
-            found = states.T @ states
-            found = found.cpu().double() if found.device.type == "mps" else found.double()
-            sums[name] = sums[name].add_(found) if name in sums else found
-
-        return hook
+    def add(name: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        states = inputs[0].flatten(0, -2)[masks[0]].float()
+        states = torch.cat([states, states.new_ones(len(states), 1)], dim=1)
+        found = states.T @ states
+        found = found.cpu().double() if found.device.type == "mps" else found.double()
+        sums[name] = sums[name].add_(found) if name in sums else found
 
     with ExitStack() as hooks:
         for name in modules:
-            hooks.enter_context(backbone.get_submodule(name).register_forward_pre_hook(make_hook(name)))
+            hooks.enter_context(backbone.get_submodule(name).register_forward_pre_hook(partial(add, name)))
         read_through(model, texts, start_batch, label="reconstruction", progress=progress)
     for name in modules:
         yield name, sums.pop(name).div_(tokens)

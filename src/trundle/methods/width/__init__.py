@@ -57,9 +57,7 @@ class WidthOptions(Options):
         None, ge=2, description="Sizes trained per step: the narrowest and some others. Default: all."
     )
     steps: int | None = Field(
-        None,
-        ge=0,
-        description="Optimizer steps; 0 with align: only the closed form. Default: as in align or contrast.",
+        None, ge=0, description="Optimizer steps; 0: only the closed form. Default: as in align or contrast."
     )
     minutes: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Train for this long, or until steps is reached."
@@ -114,14 +112,10 @@ class WidthPlan(Plan):
             if self.mapped and not self.trained:
                 how += ", mapped into the model's space in closed form"
             return f"extract {shares} of {self.hidden}{how}"
-        options, ends = self.options, []
-        if options.steps is not None:
-            ends.append(f"{options.steps} steps")
-        if options.minutes is not None:
-            ends.append(f"{round(options.minutes, 2):g} minutes")
-        length = f"training for {' or '.join(ends) or 'the default time'}"
-        if options.steps == 0:
-            length = "in closed form"
+        steps, minutes = self.options.steps, self.options.minutes
+        ends = [] if steps is None else [f"{steps} steps"]
+        ends += [] if minutes is None else [f"{round(minutes, 2):g} minutes"]
+        length = "in closed form" if steps == 0 else f"training for {' or '.join(ends) or 'the default time'}"
         result = "the full model" if self.result == 1 else str(self.result)
         return (
             f"nest {shares} in {self.hidden} ({narrow}, {self.select} selection), {self.objective}, "
@@ -130,12 +124,10 @@ class WidthPlan(Plan):
 
 
 def _folder_name(width: Fraction) -> str:
-    """The name of a size in the names of folders: 1-2 for 1/2."""
     return "full" if width == 1 else f"{width.numerator}-{width.denominator}"
 
 
 def _additional_models(plan: WidthPlan) -> tuple[str, ...]:
-    """The sizes that are not the result."""
     if plan.objective is None:
         return ()
     return tuple(_folder_name(width) for width in (Fraction(1), *plan.widths) if width != plan.result)

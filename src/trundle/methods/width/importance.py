@@ -26,6 +26,8 @@ from trundle.model.surgery import Cut, Indices, transformer_of
 from trundle.progress import SILENT, Progress
 
 _Scores = NDArray[np.float64]
+_Place = tuple[str, Any]
+"""An axis and a block, or "hidden" and the name of a norm."""
 _MEASURED_TEXTS = 512
 """Texts on which importance is measured."""
 
@@ -72,25 +74,7 @@ class _Importance:
 
 
 def _ranked(scores: _Scores) -> Indices:
-    """Positions from the highest score to the lowest; equal scores keep their order."""
     return tuple(np.argsort(-scores, kind="stable").tolist())
-
-
-class _Activations:
-    """Sums of absolute activations by (axis, block or module name)."""
-
-    def __init__(self) -> None:
-        self.sums: dict[tuple[str, Any], Tensor] = {}
-        self._real: Tensor | None = None
-
-    def start_batch(self, real: Tensor) -> None:
-        """`real`: which positions of the next batch, texts concatenated, are tokens and not padding."""
-        self._real = real
-
-    def add(self, key: tuple[str, Any], states: Tensor) -> None:
-        assert self._real is not None
-        size = states.flatten(0, -2)[self._real].float().abs().sum(dim=0).cpu().double()
-        self.sums[key] = self.sums[key] + size if key in self.sums else size
 
 
 def _measure_importance(
@@ -100,21 +84,28 @@ def _measure_importance(
         raise BadInput("there are no texts to measure importance on; pass some with --data")
     backbone = transformer_of(model).model
     layout = layout_of(backbone)
-    activations = _Activations()
-    with _hooked(backbone, layout, activations):
-        read_through(model, texts, activations.start_batch, label="importance", progress=progress)
-    return _importance(backbone, layout, activations.sums)
+    sums: dict[_Place, Tensor] = {}
+    masks: list[Tensor] = []
+
+    def start_batch(real: Tensor) -> None:
+        masks[:] = [real]
+
+    def add(key: _Place, states: Tensor) -> None:
+        size = states.flatten(0, -2)[masks[0]].float().abs().sum(dim=0).cpu().double()
+        sums[key] = sums[key] + size if key in sums else size
+
+    with _hooked(backbone, layout, add):
+        read_through(model, texts, start_batch, label="importance", progress=progress)
+    return _importance(backbone, layout, sums)
 
 
-def _hooked(backbone: nn.Module, layout: Layout, activations: _Activations) -> ExitStack:
+def _hooked(backbone: nn.Module, layout: Layout, add: Callable[[_Place, Tensor], None]) -> ExitStack:
     """Hooks on the norms along the hidden width and on the matrices inside blocks."""
     hooks = ExitStack()
 
-    def watch(module: nn.Module, key: tuple[str, Any], states: Callable[[Any, Tensor], Tensor]) -> None:
-        def hook(_module: Any, inputs: Any, output: Tensor) -> None:
-            activations.add(key, states(inputs, output))
-
-        hooks.enter_context(module.register_forward_hook(hook))
+    def watch(module: nn.Module, key: _Place, states: Callable[[Any, Tensor], Tensor]) -> None:
+        hook = module.register_forward_hook(lambda _module, inputs, output: add(key, states(inputs, output)))
+        hooks.enter_context(hook)
 
     def columns(first: int, size: int) -> Callable[[Any, Tensor], Tensor]:
         return lambda _inputs, output: output.narrow(-1, first, size)
@@ -138,31 +129,27 @@ def _hooked(backbone: nn.Module, layout: Layout, activations: _Activations) -> E
     return hooks
 
 
-def _importance(backbone: nn.Module, layout: Layout, sums: dict[tuple[str, Any], Tensor]) -> _Importance:
+def _importance(backbone: nn.Module, layout: Layout, sums: dict[_Place, Tensor]) -> _Importance:
     """Neurons and value dimensions score their activation times the norm of the weights that read them."""
     blocks, kv_heads, head = range(layout.layers), layout.sizes["kv_heads"], layout.sizes["head"]
     norms: dict[tuple[str, int | None], Tensor] = {}
     weights = dict(backbone.named_parameters())
     for parameter in layout.parameters:
         member = parameter.member
-        if (
-            isinstance(member, Linear | Conv1D)
-            and len(parameter.axes) == 2
-            and member.columns in ("mlp", "o")
-        ):
+        if not isinstance(member, Linear | Conv1D) or len(parameter.axes) != 2:
+            continue
+        if member.columns in ("mlp", "o"):
             across = 1 - parameter.axes.index(member.columns)
             norm = weights[parameter.name].detach().float().norm(dim=across)
             norms[member.columns, parameter.block] = norm.cpu()
 
     def by_head(activation: Tensor) -> Tensor:
-        """Sum over the heads that share a key-value head."""
         return activation.reshape(kv_heads, -1, head).sum(dim=1)
 
     matches = None
     if _may_reorder_matches(layout):
-        matches = np.stack(
-            [(by_head(sums["q", block]) * by_head(sums["k", block])).numpy() for block in blocks]
-        )
+        pairs = [by_head(sums["q", block]) * by_head(sums["k", block]) for block in blocks]
+        matches = torch.stack(pairs).numpy()
     hidden = [total / total.sum() for (axis, _), total in sums.items() if axis == "hidden"]
     return _Importance(
         hidden=torch.stack(hidden).sum(dim=0).numpy(),
@@ -173,7 +160,6 @@ def _importance(backbone: nn.Module, layout: Layout, sums: dict[tuple[str, Any],
 
 
 def _may_reorder_matches(layout: Layout) -> bool:
-    """Whether the query and key dimensions of a head can be permuted."""
     return not layout.family.rotary and all("head" not in parameter.axes for parameter in layout.parameters)
 
 

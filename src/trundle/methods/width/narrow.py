@@ -1,9 +1,8 @@
 """A narrow model inside a wide one: its weights are slices of the wide model's weights, taken at every call.
 
 Along each axis a parameter consists of equal units (heads, MLPs, the hidden width), and a slice keeps the
-same positions of every unit. The narrow model is built from the cut config and holds no weights, so
-everything a constructor derives from the config (scales, rotary tables) is correct, and its output equals
-that of the extracted model. Gradients flow into the wide model's parameters, which are the only ones.
+same positions of every unit. The narrow model is built from the cut config, so that scales and rotary tables
+are correct, and holds no weights: gradients flow into the wide model's parameters, which are the only ones.
 """
 
 from __future__ import annotations
@@ -18,16 +17,10 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from trundle.model import surgery
 from trundle.model.anatomy import terms
 from trundle.model.layout import Layout, Parameter, layout_of
-from trundle.model.surgery import (
-    Cut,
-    Indices,
-    narrow_modules,
-    transformer_of,
-    unfilled_backbone,
-    with_modules,
-)
+from trundle.model.surgery import Cut, Indices, transformer_of
 
 _UNITS = {"q": "head", "k": "head", "v": "head", "o": "head"}
 """Axes that consist of several units of another axis."""
@@ -43,13 +36,8 @@ class _AxisSlice:
     count: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class _NarrowParameter:
-    """A parameter of the narrow model: its name, the wide parameter it is a slice of, and the slice."""
-
-    name: str
-    weight: nn.Parameter
-    kept: tuple[_AxisSlice, ...]
+_Parts = dict[str, tuple[nn.Parameter, tuple[_AxisSlice, ...]]]
+"""The parameters of the narrow model: the wide parameter that each is a slice of, and the slice."""
 
 
 class _NarrowModel(nn.Module):
@@ -60,20 +48,20 @@ class _NarrowModel(nn.Module):
         super().__init__()
         backbone = transformer_of(wide).model
         before = layout_of(backbone)
-        small = unfilled_backbone(backbone, what.apply_to(before), what)
+        small = surgery.unfilled_backbone(backbone, what.apply_to(before), what)
         nn.Module.to(_without_weights(small), backbone.device)
         twin = copy.copy(transformer_of(wide))
         twin._modules = dict(twin._modules)
         twin.model = small
         rest = [copy.deepcopy(module) for module in list(wide)[1:]]
-        pooled = narrow_modules(rest, what.hidden or tuple(range(before.sizes["hidden"])))
-        self._parts = (*_backbone_parts(wide, before, what), *_parts_after(wide, rest, pooled))
-        self.body = with_modules(wide, [twin, *map(_without_weights, rest)])
+        pooled = surgery.narrow_modules(rest, what.hidden or tuple(range(before.sizes["hidden"])))
+        self._parts = _backbone_parts(wide, before, what) | _parts_after(wide, rest, pooled)
+        self.body = surgery.with_modules(wide, [twin, *map(_without_weights, rest)])
         self.own = nn.ModuleList(own)
         self.to(backbone.device).train(backbone.training)
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
-        weights = {part.name: _sliced(part.weight, part.kept) for part in self._parts}
+        weights = {name: _sliced(weight, kept) for name, (weight, kept) in self._parts.items()}
         outputs: dict[str, Any] = functional_call(self.body, weights, (features,))
         for module in self.own:
             outputs = module(outputs)
@@ -81,7 +69,6 @@ class _NarrowModel(nn.Module):
 
 
 def _without_weights(module: nn.Module) -> nn.Module:
-    """Replace each parameter of the module by None, in place."""
     for inner in module.modules():
         for name in inner._parameters:
             inner._parameters[name] = None
@@ -97,11 +84,7 @@ def _sliced(weight: Tensor, kept: tuple[_AxisSlice, ...]) -> Tensor:
 
 
 class _SlicedParameter(torch.autograd.Function):
-    """Slices a parameter and returns the gradient of the slice.
-
-    If the wide parameter already has a gradient, the slice's gradient is added to it in place, which needs no
-    tensor of full size. With `backward()` the result is the same as returning the gradient.
-    """
+    """Slices a parameter; `backward` adds to the wide gradient in place, if there is one, to save memory."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, kept: tuple[_AxisSlice, ...]) -> Tensor:
@@ -136,20 +119,13 @@ def _in_units(weight: Tensor, kept: tuple[_AxisSlice, ...]) -> Tensor:
 
 def _scattered(kept: tuple[_AxisSlice, ...]) -> list[tuple[int, Tensor]]:
     """The dimensions, counted in the unit view, whose positions are not evenly spaced."""
-    return [
-        (2 * number + 1, one.positions)
-        for number, one in enumerate(kept)
-        if isinstance(one.positions, Tensor)
-    ]
+    places = enumerate(one.positions for one in kept)
+    return [(2 * number + 1, positions) for number, positions in places if isinstance(positions, Tensor)]
 
 
 def _slices(kept: tuple[_AxisSlice, ...]) -> tuple[slice, ...]:
-    everything = slice(None)
-    return tuple(
-        piece
-        for one in kept
-        for piece in (everything, one.positions if isinstance(one.positions, slice) else everything)
-    )
+    inner = [one.positions if isinstance(one.positions, slice) else slice(None) for one in kept]
+    return tuple(piece for part in inner for piece in (slice(None), part))
 
 
 def _positions(kept: Indices, device: torch.device) -> slice | Tensor:
@@ -159,16 +135,15 @@ def _positions(kept: Indices, device: torch.device) -> slice | Tensor:
     return slice(kept[0], kept[-1] + 1, step) if even else torch.tensor(kept, device=device)
 
 
-def _backbone_parts(wide: SentenceTransformer, layout: Layout, what: Cut) -> list[_NarrowParameter]:
+def _backbone_parts(wide: SentenceTransformer, layout: Layout, what: Cut) -> _Parts:
     weights = dict(transformer_of(wide).model.named_parameters())
-    return [
-        _NarrowParameter(
-            name=f"0.model.{parameter.name}",
-            weight=weights[parameter.name],
-            kept=tuple(_along(axis, parameter, layout, what, wide.device) for axis in parameter.axes),
+    return {
+        f"0.model.{parameter.name}": (
+            weights[parameter.name],
+            tuple(_along(axis, parameter, layout, what, wide.device) for axis in parameter.axes),
         )
         for parameter in layout.parameters
-    ]
+    }
 
 
 def _along(axis: str, parameter: Parameter, layout: Layout, what: Cut, device: torch.device) -> _AxisSlice:
@@ -185,18 +160,18 @@ def _along(axis: str, parameter: Parameter, layout: Layout, what: Cut, device: t
     )
 
 
-def _parts_after(
-    wide: SentenceTransformer, narrow: Sequence[nn.Module], pooled: Tensor
-) -> list[_NarrowParameter]:
+def _parts_after(wide: SentenceTransformer, narrow: Sequence[nn.Module], pooled: Tensor) -> _Parts:
     """The modules after the backbone: each dimension that is narrower is one along the pooled vector."""
-    parts = []
+    parts: _Parts = {}
     for number, (before, after) in enumerate(zip(list(wide)[1:], narrow, strict=True), start=1):
         sizes = {name: weight.shape for name, weight in after.named_parameters()}
         for name, weight in before.named_parameters():
             chosen = _positions(tuple(pooled.tolist()), weight.device)
-            kept = tuple(
-                _AxisSlice(units=1, size=old, positions=slice(None) if old == new else chosen, count=new)
-                for old, new in zip(weight.shape, sizes[name], strict=True)
+            parts[f"{number}.{name}"] = (
+                weight,
+                tuple(
+                    _AxisSlice(units=1, size=old, positions=slice(None) if old == new else chosen, count=new)
+                    for old, new in zip(weight.shape, sizes[name], strict=True)
+                ),
             )
-            parts.append(_NarrowParameter(name=f"{number}.{name}", weight=weight, kept=kept))
     return parts

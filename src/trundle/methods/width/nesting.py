@@ -45,6 +45,8 @@ from trundle.train.trainer import leaf_cycles, linear
 _Weighted = tuple[Any, tuple[float, ...]]
 """A batch and the weight of each model's loss on it, the wide model's first."""
 _MEASURED_BATCHES = 32
+_SHARED = ("steps", "minutes", "learning_rate", "warmup", "precision")
+"""Options that are passed to `align` or `contrast` unchanged."""
 
 
 class _Nest(nn.Module):
@@ -57,7 +59,6 @@ class _Nest(nn.Module):
 
     @property
     def models(self) -> tuple[nn.Module, ...]:
-        """The wide model and the narrow ones, widest first."""
         return (self.wide, *self.narrow)
 
 
@@ -90,7 +91,6 @@ class _Nesting:
 
     @property
     def objectives(self) -> tuple[Callable[[nn.Module, _Weighted], Tensor], ...]:
-        """One for each model, in the order of `nest.models`."""
         return tuple(partial(self._objective, number) for number in range(len(self.nest.models)))
 
     def _objective(self, number: int, _nest: nn.Module, batch: _Weighted) -> Tensor:
@@ -164,14 +164,12 @@ def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context
             per_step=plan.options.per_step,
             seed=context.seed,
         )
+        task = TrainingTask(
+            name="width", losses=nesting.objectives, batches=nesting.batches, validation=nesting.validation
+        )
         learned = run_training(
             wide,
-            TrainingTask(
-                name="width",
-                losses=nesting.objectives,
-                batches=nesting.batches,
-                validation=nesting.validation,
-            ),
+            task,
             training.settings,
             key=[plan.model_dump(mode="json"), model_digest(model), training.learned_from],
             schedule=training.shape,
@@ -182,12 +180,11 @@ def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context
         for size, loss in zip(sizes, nesting.losses(), strict=False):
             sizes[size]["validation"] = round(loss, 5)
     wide = wide.to(next(model.parameters()).dtype).eval()
+    sized = zip(plan.widths, training.narrow, strict=True)
     nested = Nested(
         selection=how,
         widths=plan.widths,
-        maps={
-            width: _map_of(size) for width, size in zip(plan.widths, training.narrow, strict=True) if size.own
-        },
+        maps={width: _map_of(size) for width, size in sized if size.own},
         normalise=teacher.normalises,
         weights=weights_digest(wide),
     )
@@ -235,17 +232,8 @@ def _align_training(
     context: Context,
 ) -> _NestedTraining:
     """Imitate the original model; each size starts from its linear map in closed form."""
-    given = plan.options
-    options = AlignOptions(
-        steps=given.steps,
-        minutes=given.minutes,
-        texts=given.texts,
-        augment=given.augment,
-        batch_size=given.batch_size or 32,
-        learning_rate=given.learning_rate,
-        warmup=given.warmup,
-        precision=given.precision,
-    )
+    shared = plan.options.model_dump(include={*_SHARED, "texts", "augment"})
+    options = AlignOptions(**shared, batch_size=plan.options.batch_size or 32)
     with_prompts(wide, teacher.prompts, teacher.default_prompt_name)
     targets, validation = targets_for(teacher, options, context)
     facts = {"texts": len(targets), "validation_texts": 0 if validation is None else len(validation)}
@@ -261,12 +249,11 @@ def _align_training(
         wide, targets, validation, batch_size=options.batch_size, seed=context.seed, progress=context.progress
     )
     validation_steps = 0 if task.validation is None else task.validation.order.per_epoch
-    per_epoch = task.batches.order.per_epoch
-    normalised = targets.normalised
+    per_epoch, unit = task.batches.order.per_epoch, targets.normalised
     return _NestedTraining(
         narrow=narrow,
         task=task,
-        settings=settings_for(options, per_epoch, validation_steps, context.seed, normalised=normalised),
+        settings=settings_for(options, per_epoch, validation_steps, context.seed, normalised=unit),
         shape=leaf_cycles(per_epoch, epochs=EPOCHS, cycles=CYCLES, end=LAST_RATE),
         learned_from=[part.folder.name for part in (targets, validation) if part is not None],
         facts=facts,
@@ -280,32 +267,19 @@ def _contrast_training(
     """Train on labelled tuples: in-batch ranking, and the order of correct and incorrect pairs."""
     given = plan.options
     options = ContrastOptions(
+        **given.model_dump(include={*_SHARED, "mini_batch"}),
         objective="infonce+angle",
         train="full",
-        steps=given.steps,
-        minutes=given.minutes,
         tuples=given.texts,
         batch_size=given.batch_size or 64,
-        mini_batch=given.mini_batch,
-        learning_rate=given.learning_rate,
-        warmup=given.warmup,
-        precision=given.precision,
     )
     examples, validation = examples_for(options, context)
     longest = given.max_length or LONGEST
     wide.max_seq_length = min(wide.max_seq_length or longest, longest)
-    narrow = [_NarrowModel(wide, cut) for cut in cuts.values()]
-    task = make_contrast_task(
-        wide,
-        examples,
-        validation,
-        options,
-        prompts=prompts_by_file(wide, {}, [*examples, *validation]),
-        seed=context.seed,
-    )
+    prompts = prompts_by_file(wide, {}, [*examples, *validation])
     return _NestedTraining(
-        narrow=narrow,
-        task=task,
+        narrow=[_NarrowModel(wide, cut) for cut in cuts.values()],
+        task=make_contrast_task(wide, examples, validation, options, prompts=prompts, seed=context.seed),
         settings=contrast.settings_for(options, context.seed),
         shape=linear(),
         learned_from=fingerprint([*examples, "validation", *validation]),

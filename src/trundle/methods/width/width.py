@@ -12,17 +12,11 @@ from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.align import AlignOptions
 from trundle.methods.align.teacher_vectors import targets_for
 from trundle.methods.contract import Applied, Context
-from trundle.methods.width import _FULL, _HALF, WidthOptions, WidthPlan, _Objective, _Select
+from trundle.methods.width import _FULL, _HALF, WidthOptions, WidthPlan, _Select
 from trundle.methods.width.importance import _cut_for, _prepare
 from trundle.methods.width.nesting import _fitted_map, _nest_together
+from trundle.model import heads
 from trundle.model.cost import Cost, cost, predict
-from trundle.model.heads import (
-    check_prompts_are_pooled,
-    check_untruncated,
-    reinitialised,
-    with_linear_head,
-    without_head,
-)
 from trundle.model.layout import Layout, layout_of
 from trundle.model.load import is_embedder, nested_in
 from trundle.model.nested import Selection, at_width, default_select, is_trained, pooled_width, untrained
@@ -42,9 +36,7 @@ def plan(model: SentenceTransformer, options: WidthOptions, context: Context) ->
     if not widths or widths[0] >= 1:
         raise ImpossibleCut("widths are shares under 1 of the model's width; pass some such as 1/2,1/4")
     if options.result != _FULL and options.result not in widths:
-        raise BadInput(
-            f"the result {options.result} is not one of the widths {', '.join(map(str, widths))}; add it"
-        )
+        raise BadInput(f"the result {options.result} is not one of the widths; add it to widths")
     if process_count() > 1:
         raise BadInput("width runs in one process only; start it without torchrun or accelerate launch")
     objective = options.objective
@@ -59,8 +51,7 @@ def plan(model: SentenceTransformer, options: WidthOptions, context: Context) ->
         objective=objective,
         mapped=objective == "align",
     )
-    cuts = [_cut_of_size(model, found, width) for width in widths]
-    _check_training(model, objective, options, cuts, context)
+    _check_training(model, found, [_cut_of_size(model, found, width) for width in widths], context)
     return found
 
 
@@ -69,55 +60,41 @@ def _default_select(layout: Layout, narrowest: Fraction) -> _Select:
     return "consecutive" if layout.family.causal and narrowest < _HALF else "importance"
 
 
-def _check_training(
-    model: SentenceTransformer,
-    objective: _Objective,
-    options: WidthOptions,
-    cuts: list[Cut],
-    context: Context,
-) -> None:
-    """Reject what can't be trained, before anything expensive starts."""
+def _check_training(model: SentenceTransformer, plan: WidthPlan, cuts: list[Cut], context: Context) -> None:
+    options, aligns = plan.options, plan.objective == "align"
     if context.corpus is None:
         raise BadInput("width trains on texts; pass them with --data")
     longest = model.max_seq_length or LONGEST
-    if options.max_length is not None and (objective == "align" or options.max_length > longest):
-        raise BadInput(
-            "only contrast truncates texts to max_length; leave it out, or use objective: contrast"
-            if objective == "align"
-            else f"the model takes at most {longest} tokens; pass a max_length up to that"
-        )
-    if objective == "align":
+    if options.max_length is not None and aligns:
+        raise BadInput("only contrast truncates texts to max_length; leave it out")
+    if options.max_length is not None and options.max_length > longest:
+        raise BadInput(f"the model takes at most {longest} tokens; pass a max_length up to that")
+    if aligns:
         if options.steps != 0:
-            check_untruncated(model, "remove it from config_sentence_transformers.json, or pass steps: 0")
+            heads.check_untruncated(
+                model, "remove it from config_sentence_transformers.json, or pass steps: 0"
+            )
         ours, theirs = model.get_embedding_dimension(), context.original.get_embedding_dimension()
         if ours != theirs:
-            raise BadInput(
-                f"the model's vectors have {ours} dimensions and the original's {theirs}; put align "
-                "before width"
-            )
-        check_prompts_are_pooled(model, context.original.prompts)
+            raise BadInput(f"the model has {ours} dimensions, the original {theirs}; put align before width")
+        heads.check_prompts_are_pooled(model, context.original.prompts)
         return
     if options.steps == 0:
         raise BadInput("there is no closed form for contrast; pass steps, or use objective: align")
     if context.pair:
         raise BadInput("--pair needs sizes in their teacher's space; use objective: align")
     if next(context.corpus.examples(), None) is None:
-        raise BadInput(
-            "there are no labelled tuples to train on; pass a file with a query and a positive column, or "
-            "use objective: align"
-        )
+        raise BadInput("there are no labelled tuples to train on; pass some, or use objective: align")
     for width in (model.get_embedding_dimension() or 0, *(pooled_width(model, cut) for cut in cuts)):
         if width % 2:
             raise BadInput(
-                f"the angle loss halves vectors, and {width} is odd; pass widths that leave an even number, "
-                "or use objective: align"
+                f"the angle loss halves vectors, and {width} is odd; pass other widths, or use align"
             )
 
 
 def _plan_extract(
     model: SentenceTransformer, layout: Layout, options: WidthOptions, context: Context
 ) -> WidthPlan:
-    """Plan to extract a size that was trained in these weights, or one that was not."""
     assert options.extract is not None
     width = options.extract
     nested = None if context.source is None else nested_in(context.source)
@@ -160,7 +137,7 @@ def forecast(model: SentenceTransformer, plan: WidthPlan) -> Cost:
     if plan.result == 1:
         return cost(model)
     kept = _cut_of_size(model, plan, plan.result)
-    inputs = pooled_width(without_head(model), kept)
+    inputs = pooled_width(heads.without_head(model), kept)
     return predict(
         model,
         hidden=len(kept.hidden or ()),
@@ -191,11 +168,11 @@ def _extracted(model: SentenceTransformer, plan: WidthPlan, context: Context) ->
         wide, how = _prepare(model, plan.select, plan.widths, context, mlp=plan.mlp)
     small = at_width(wide, width, how)
     if plan.options.start == "random":
-        return reinitialised(small, seed=context.seed)
+        return heads.reinitialised(small, seed=context.seed)
     if not plan.mapped:
         return small
     teacher = original_teacher(context)
     options = AlignOptions(steps=0, texts=plan.options.texts, augment=plan.options.augment)
     targets, _ = targets_for(teacher, options, context)
     linear, _ = _fitted_map(wide, _cut_for(wide, width, how), targets, context)
-    return with_linear_head(small, linear.weight, linear.bias, normalise=teacher.normalises)
+    return heads.with_linear_head(small, linear.weight, linear.bias, normalise=teacher.normalises)
