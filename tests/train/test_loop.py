@@ -18,9 +18,8 @@ from trundle.errors import BadInput
 from trundle.methods.align.leaf import _leaf
 from trundle.model.encode import make_tokeniser
 from trundle.train.batches import Batches, ByLength, Indices
-from trundle.train.checkpoint import _write_checkpoint
 from trundle.train.loop import TrainingTask, TrainSettings, _TrainResult, train
-from trundle.train.trainer import _Trainer, linear, precision_for
+from trundle.train.trainer import _Trainer, _write_checkpoint, linear, precision_for
 
 WORDS = " ".join(pico.TEXTS).split()
 Batch = tuple[dict[str, Any], Tensor]

@@ -21,22 +21,20 @@ from torch import Tensor
 from trundle.progress import SILENT, Progress
 from trundle.records import TrainingRecord
 from trundle.train.batches import Batches, _LoadedPart, _Prefetcher
-from trundle.train.checkpoint import (
-    _add_metrics,
-    _copies,
-    _keep_metrics,
-    _put_back,
-    _read_checkpoint,
-    _write_checkpoint,
-)
 from trundle.train.trainer import (
     Schedule,
+    _add_metrics,
     _constant,
+    _copies,
+    _keep_metrics,
     _learning_rate,
     _Loss,
     _Precision,
+    _put_back,
+    _read_checkpoint,
     _steps_that_fit,
     _Trainer,
+    _write_checkpoint,
 )
 
 _B = TypeVar("_B")
