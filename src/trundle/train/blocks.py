@@ -73,9 +73,8 @@ def _blocks(backbone: PreTrainedModel) -> list[nn.Module]:
 
 @contextmanager
 def _without_cache(backbone: PreTrainedModel) -> Iterator[None]:
-    """Turns off a decoder's key-value cache: a block that runs twice would fill it twice."""
     caching = getattr(backbone.config, "use_cache", None)
-    if caching:
+    if caching:  # a block that runs twice would fill a decoder's key-value cache twice
         backbone.config.use_cache = False
     try:
         yield
@@ -94,10 +93,8 @@ def _count_zeros(model: SentenceTransformer) -> int:
 
 def keeps_zeros(model: SentenceTransformer, wanted: bool | None) -> bool:
     """Returns `wanted`; for None, whether the model is marked as pruned or has many zeros."""
-    if wanted is not None:
-        return wanted
-    if is_pruned(model):
-        return True
+    if wanted is not None or is_pruned(model):
+        return wanted is not False
     weights = sum(weight.numel() for _, weight in block_weights(model))
     return _count_zeros(model) >= _PRUNED_SHARE * max(1, weights)
 

@@ -155,7 +155,7 @@ class _Trainer(Generic[_B]):
             if not all(map(math.isfinite, values)):
                 raise BadInput(
                     f"the loss or its gradient became NaN or infinite at step {number}; "
-                    "try a lower learning rate, a longer warm-up or fp32, and check the targets for damage"
+                    "try a lower learning rate, a longer warm-up or fp32"
                 )
         self._losses, self._norms = [], []
         return sum(losses) / len(losses)
@@ -172,9 +172,7 @@ class _Trainer(Generic[_B]):
                 total += torch.stack([loss * texts, torch.full_like(loss, texts)])
         summed, count = self._accelerator.reduce(total, "sum").tolist()
         if not math.isfinite(summed):
-            raise BadInput(
-                f"the validation loss is NaN or infinite at step {step}; check texts and targets for damage"
-            )
+            raise BadInput(f"the validation loss is NaN or infinite at step {step}; check texts and targets")
         return float(summed / count)
 
     def state(self) -> dict[str, Any]:
@@ -311,10 +309,8 @@ def _read_checkpoint(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any
         raise BadInput(f"{file} is damaged; delete {folder / _CHECKPOINTS} and run again") from error
     for name, value in identity.items():
         if stored.get(name) != value:
-            raise BadInput(
-                f"{folder} was started with {name} {stored.get(name)}, not {value}; "
-                "resume it with the same setting, or choose another folder"
-            )
+            before = stored.get(name)
+            raise BadInput(f"{folder} was started with {name} {before}, not {value}; choose another folder")
     return content
 
 
@@ -326,7 +322,6 @@ def _keep_metrics(folder: Path, *, up_to: int) -> None:
 
 
 def _add_metrics(folder: Path, record: TrainingRecord) -> None:
-    """Add one line to the training log."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / TRAINING_LOG_FILE).open("a", encoding="utf-8") as file:
         file.write(record.as_line())
