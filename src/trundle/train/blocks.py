@@ -93,8 +93,10 @@ def _count_zeros(model: SentenceTransformer) -> int:
 
 def keeps_zeros(model: SentenceTransformer, wanted: bool | None) -> bool:
     """Returns `wanted`; for None, whether the model is marked as pruned or has many zeros."""
-    if wanted is not None or is_pruned(model):
-        return wanted is not False
+    if wanted is not None:
+        return wanted
+    if is_pruned(model):
+        return True
     weights = sum(weight.numel() for _, weight in block_weights(model))
     return _count_zeros(model) >= _PRUNED_SHARE * max(1, weights)
 
