@@ -163,7 +163,7 @@ def test_an_odd_width_has_no_angle(tmp_path: Path, corpus: Corpus):
 def test_no_data_and_no_tuples_are_refused(pico_model: PicoModel, corpus: Corpus, tmp_path: Path):
     with pytest.raises(BadInput, match="pass them with --data"):
         run(pico_model("bert"), None, tmp_path)
-    with pytest.raises(BadInput, match="no labelled tuples to train on"):
+    with pytest.raises(BadInput, match="there are no labelled tuples"):
         run(pico_model("bert"), replace(corpus, examples=lambda: iter(())), tmp_path)
 
 

@@ -168,17 +168,17 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "too many classes": (
         [{"text": f"a {n}", "label": f"c{n}"} for n in range(30)],
         {},
-        "30 rows have 30 different labels, too many for classes",
+        "30 different labels of 30 rows are too many for classes",
     ),
     "no number": (
         [{"text": f"a {n}", "label": "red"} for n in range(30)],
         {"kind": "number"},
-        "the label 'red', which is not a number; use kind: classes",
+        "the label 'red', not a number; use kind: classes",
     ),
     "not finite": (
         [{"text": f"a {n}", "label": "nan" if n == 7 else "3.8"} for n in range(30)],
         {"kind": "number"},
-        "the label 'nan', which is not a number; use kind: classes",
+        "the label 'nan', not a number; use kind: classes",
     ),
     "too long": ([{"text": "a", "label": 1}], {"max_length": 4000}, "the model takes at most 48 tokens"),
     "twice": (

@@ -18,9 +18,8 @@ from trundle.errors import BadInput
 from trundle.methods.align.leaf import _leaf
 from trundle.model.encode import make_tokeniser
 from trundle.train.batches import Batches, ByLength, Indices
-from trundle.train.checkpoint import _write_checkpoint
 from trundle.train.loop import TrainingTask, TrainSettings, _TrainResult, train
-from trundle.train.trainer import _Trainer, linear, precision_for
+from trundle.train.trainer import _Trainer, _write_checkpoint, linear, precision_for
 
 WORDS = " ".join(pico.TEXTS).split()
 Batch = tuple[dict[str, Any], Tensor]
@@ -175,9 +174,7 @@ def test_a_run_is_not_resumed_with_other_settings(toy: Callable[[], Toy], tmp_pa
     student = toy()
     student.train(SHORT, folder=tmp_path / "run")
     other = TrainSettings(steps=24, learning_rate=1e-3, validate_every=6, checkpoint_every=10, record_every=4)
-    with pytest.raises(
-        BadInput, match=r"started with learning_rate 0.003, not 0.001; resume it with the same setting"
-    ):
+    with pytest.raises(BadInput, match=r"started with learning_rate 0.003, not 0.001; choose another folder"):
         student.train(other, folder=tmp_path / "run")
     state = next((tmp_path / "run" / "checkpoints").rglob("state.pt"))
     state.write_bytes(state.read_bytes()[:1000])

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from trundle.errors import WriteFailed
 from trundle.train.batches import Batches, ByLength, Indices, sharded_batches
-from trundle.train.checkpoint import _write_checkpoint
 from trundle.train.loop import TrainingTask, TrainSettings, _TrainResult, train
+from trundle.train.trainer import _write_checkpoint
 
 Batch = tuple[Tensor, Tensor]
 TEXTS = 45

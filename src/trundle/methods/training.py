@@ -8,32 +8,26 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+from torch import nn
 
 from trundle.cache import cache_entry, locked, remove_entry
+from trundle.data.corpus import Corpus
+from trundle.data.examples import Example
 from trundle.errors import BadInput
-from trundle.methods.contract import Given
+from trundle.methods.contract import Context, Given
 from trundle.model.encode import explain_out_of_memory
 from trundle.model.heads import prompts_by_role
 from trundle.model.save import tokenizer_text
 from trundle.progress import is_first, process_count
 from trundle.records import TRAINING_LOG_FILE, training_log_file
 from trundle.train.blocks import zeros_kept
-from trundle.train.checkpoint import has_checkpoint
 from trundle.train.loop import TrainingTask, TrainSettings, train
+from trundle.train.trainer import Schedule, has_checkpoint
 
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-    from torch import nn
-
-    from trundle.data.corpus import Corpus
-    from trundle.data.examples import Example
-    from trundle.methods.contract import Context
-    from trundle.train.trainer import Schedule
-
-_LESS_MEMORY = (
-    "pass a smaller --batch-size (contrast and width also accept --mini-batch, which gives the same result)"
-)
+_LESS_MEMORY = "pass a smaller --batch-size (for contrast or width, a smaller --mini-batch is enough)"
 NOT_VALIDATED = "no {} are held out for validation; the last weights are used, not the best"
 VALIDATIONS = 10
 """Validations in a run of known length, for methods that train on labels."""
@@ -71,14 +65,8 @@ def run_training(
         zeros_kept(student, keep_zeros),
         explain_out_of_memory(task.name, _LESS_MEMORY),
     ):
-        result = train(
-            student if module is None else module,
-            task,
-            settings,
-            schedule=schedule,
-            folder=own,
-            progress=context.progress,
-        )
+        trained = student if module is None else module
+        result = train(trained, task, settings, schedule=schedule, folder=own, progress=context.progress)
         metrics = (own / TRAINING_LOG_FILE).read_text(encoding="utf-8") if is_first() else ""
     return Trained(
         facts={
@@ -99,8 +87,6 @@ def validation_size(interval: int, batch_size: int) -> int:
 
 @contextmanager
 def _locked(folder: Path, context: Context) -> Iterator[Path]:
-    """Locks the folder of the checkpoints; yields another one if another process runs the same training."""
-
     def if_taken() -> None:
         if process_count() > 1:
             raise BadInput("another process runs the same training; wait for its end, or stop it")
@@ -141,9 +127,8 @@ def check_prompted(given: Mapping[str, Given], corpus: Corpus) -> None:
             files.add(file)
             unmet = [name for name in unmet if not _is_called(file, name)]
     if unmet:
-        raise BadInput(
-            f"there is no data file {unmet[0]!r} to prompt; name one of {', '.join(sorted(files))}"
-        )
+        found = ", ".join(sorted(files))
+        raise BadInput(f"there is no data file {unmet[0]!r} to prompt; name one of {found}")
 
 
 def prompts_by_file(

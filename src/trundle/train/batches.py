@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -206,7 +205,6 @@ def _epoch_texts(kinds: NDArray[np.uint8], weights: Sequence[float], *, seed: in
 
 
 def _sort_in_pools(texts: Indices, lengths: NDArray[np.int32], bounds: Indices) -> Indices:
-    """Sorts by length inside each pool of batches, so that a batch holds texts of similar length."""
     batch_of = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
     return texts[np.lexsort((lengths[texts], batch_of // _POOL))]
 
@@ -245,12 +243,8 @@ def _gather(own: _B) -> list[_B]:
 
 
 def _share(batch: Indices, *, rank: int, processes: int) -> Indices:
-    """One process's part of a batch; the parts are disjoint and together the complete batch."""
     if len(batch) < processes:
-        raise BadInput(
-            f"a batch of {len(batch)} texts can't be divided among {processes} processes; "
-            "pass a larger batch size or start fewer processes"
-        )
+        raise BadInput(f"{len(batch)} texts are too few for {processes} processes; pass a larger batch size")
     return batch[rank::processes]
 
 
@@ -303,7 +297,5 @@ class _Prefetcher(Generic[_B]):
     def __enter__(self) -> _Prefetcher[_B]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -73,9 +73,8 @@ def _blocks(backbone: PreTrainedModel) -> list[nn.Module]:
 
 @contextmanager
 def _without_cache(backbone: PreTrainedModel) -> Iterator[None]:
-    """Turns off a decoder's key-value cache: a block that runs twice would fill it twice."""
     caching = getattr(backbone.config, "use_cache", None)
-    if caching:
+    if caching:  # a block that runs twice would fill a decoder's key-value cache twice
         backbone.config.use_cache = False
     try:
         yield

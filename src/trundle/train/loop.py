@@ -21,22 +21,20 @@ from torch import Tensor
 from trundle.progress import SILENT, Progress
 from trundle.records import TrainingRecord
 from trundle.train.batches import Batches, _LoadedPart, _Prefetcher
-from trundle.train.checkpoint import (
-    _add_metrics,
-    _copies,
-    _keep_metrics,
-    _put_back,
-    _read_checkpoint,
-    _write_checkpoint,
-)
 from trundle.train.trainer import (
     Schedule,
+    _add_metrics,
     _constant,
+    _copies,
+    _keep_metrics,
     _learning_rate,
     _Loss,
     _Precision,
+    _put_back,
+    _read_checkpoint,
     _steps_that_fit,
     _Trainer,
+    _write_checkpoint,
 )
 
 _B = TypeVar("_B")
@@ -206,9 +204,7 @@ class _TrainingRun(Generic[_B]):
             if state.step == 0 and self.held_out:
                 self._write_down(self._validate())
             if self._ended() == "sufficient":
-                self.progress.say(
-                    f"{name}: the validation loss is already {state.best:.4f}; nothing is trained"
-                )
+                self.progress.say(f"{name}: validation loss already {state.best:.4f}; nothing is trained")
             while self._ended() is None:
                 if settings.minutes is not None:
                     self._fit(settings.minutes * 60)
@@ -263,10 +259,8 @@ class _TrainingRun(Generic[_B]):
         return self.trainer.load(self.task.batches, number)
 
     def _step(self, loaded: _LoadedPart[_B]) -> None:
-        peak, warmup = self.settings.learning_rate, self.settings.warmup
-        self.rate = _learning_rate(
-            self.state.step, self.state.steps, peak=peak, warmup=warmup, schedule=self.schedule
-        )
+        state, peak, warmup = self.state, self.settings.learning_rate, self.settings.warmup
+        self.rate = _learning_rate(state.step, state.steps, peak=peak, warmup=warmup, schedule=self.schedule)
         self.trainer.step(loaded, self.rate)
         self.state.step += 1
         self.texts += loaded.texts

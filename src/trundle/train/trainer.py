@@ -1,14 +1,14 @@
-"""One optimizer step and one validation on any device, and the learning-rate schedules.
-
-The loop decides when to step, validate and save.
-"""
+"""What the loop calls: optimizer steps and validations on any device, learning rates, and checkpoint files."""
 
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import chain
+from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -18,13 +18,16 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from trundle.errors import BadInput
+from trundle.folders import whole_folder, write_whole
 from trundle.model.encode import free_gpu_memory, multiplies_bf16, sound_gradients
+from trundle.records import TRAINING_LOG_FILE, TrainingRecord, training_log_up_to
 from trundle.train.batches import Batches, BatchSplitter, _load_part, _LoadedPart
-from trundle.train.checkpoint import _copies, _put_back
 
 _B = TypeVar("_B")
 _Precision = Literal["fp32", "bf16"]
 _Loss = Callable[[nn.Module, _B], Tensor]
+_CHECKPOINTS = "checkpoints"
+_STATE_FILE = "state.pt"
 
 
 def precision_for(wanted: Literal["auto", "fp32", "bf16"]) -> _Precision:
@@ -152,7 +155,7 @@ class _Trainer(Generic[_B]):
             if not all(map(math.isfinite, values)):
                 raise BadInput(
                     f"the loss or its gradient became NaN or infinite at step {number}; "
-                    "try a lower learning rate, a longer warm-up or fp32, and check the targets for damage"
+                    "try a lower learning rate, a longer warm-up or fp32"
                 )
         self._losses, self._norms = [], []
         return sum(losses) / len(losses)
@@ -169,9 +172,7 @@ class _Trainer(Generic[_B]):
                 total += torch.stack([loss * texts, torch.full_like(loss, texts)])
         summed, count = self._accelerator.reduce(total, "sum").tolist()
         if not math.isfinite(summed):
-            raise BadInput(
-                f"the validation loss is NaN or infinite at step {step}; check texts and targets for damage"
-            )
+            raise BadInput(f"the validation loss is NaN or infinite at step {step}; check texts and targets")
         return float(summed / count)
 
     def state(self) -> dict[str, Any]:
@@ -259,3 +260,68 @@ def _learning_rate(step: int, steps: int, *, peak: float, warmup: int, schedule:
 def _steps_that_fit(done: int, *, seconds_left: float, seconds_per_step: float) -> int:
     """The total number of steps if the remaining time is used up at the present speed."""
     return done + max(0, int(seconds_left / max(seconds_per_step, 1e-9)))
+
+
+def _copies(model: nn.Module) -> dict[str, Tensor]:
+    """Copies every tensor that training can change to main memory; frozen weights are left out."""
+    trained = ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
+    return {
+        name: tensor.detach().to("cpu", copy=True) for name, tensor in chain(trained, model.named_buffers())
+    }
+
+
+def _put_back(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Overwrites weights in place, so that an optimizer keeps its references to the tensors."""
+    places = dict(chain(model.named_parameters(), model.named_buffers()))
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            places[name].copy_(tensor)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a training in this folder can be resumed."""
+    return any((folder / _CHECKPOINTS).glob("step-*"))
+
+
+def _write_checkpoint(folder: Path, step: int, content: Mapping[str, Any]) -> None:
+    """Writes a checkpoint, then deletes the older ones, so that there is always a complete one."""
+    place = folder / _CHECKPOINTS / f"step-{step:09d}"
+    with whole_folder(place, replace=True, marks=(_STATE_FILE,)) as scratch:
+        try:
+            torch.save(dict(content), scratch / _STATE_FILE)
+        except RuntimeError as error:  # raised by torch's writer if the disk is full
+            raise OSError(str(error).splitlines()[0]) from error
+    for old in place.parent.iterdir():
+        if old != place and old.is_dir():
+            shutil.rmtree(old)
+
+
+def _read_checkpoint(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the newest checkpoint, or None; rejects one that was made with other settings."""
+    places = sorted((folder / _CHECKPOINTS).glob("step-*"))
+    if not places:
+        return None
+    file = places[-1] / _STATE_FILE
+    try:
+        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        stored = content["identity"]
+    except Exception as error:
+        raise BadInput(f"{file} is damaged; delete {folder / _CHECKPOINTS} and run again") from error
+    for name, value in identity.items():
+        if stored.get(name) != value:
+            before = stored.get(name)
+            raise BadInput(f"{folder} was started with {name} {before}, not {value}; choose another folder")
+    return content
+
+
+def _keep_metrics(folder: Path, *, up_to: int) -> None:
+    """Drop the lines after step `up_to`, and one a kill cut short: the resumed run writes them again."""
+    path = folder / TRAINING_LOG_FILE
+    if path.is_file():
+        write_whole(path, training_log_up_to(path.read_text(encoding="utf-8"), up_to))
+
+
+def _add_metrics(folder: Path, record: TrainingRecord) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / TRAINING_LOG_FILE).open("a", encoding="utf-8") as file:
+        file.write(record.as_line())

@@ -29,64 +29,35 @@ class AlignOptions(Options):
     teacher: str | None = Field(
         None,
         description="Folder, hub name, endpoint URL, .parquet of (text, vector), or `targets build` folder. "
-        "Default: the recipe's original model; align alone needs a teacher.",
+        "Default in a recipe: its original model.",
     )
     teacher_model: str | None = Field(None, description="The endpoint's model to use as teacher.")
-    steps: int | None = Field(
-        None, ge=0, description="Optimizer steps; 0: only the closed-form start. Default: 30 epochs."
-    )
-    minutes: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="Train for this long, or until `steps` are done."
-    )
+    steps: int | None = Field(None, ge=0, description="Steps; 0: only the closed form. Default: 30 epochs.")
+    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description="Train for at most this long.")
     texts: int | None = Field(None, ge=10, description="Use at most this many of the training texts.")
-    augment: str = Field(
-        "", description="Additional texts made from yours: sentences, spans, prefixes, words, joins."
-    )
+    augment: str = Field("", description="Texts made from yours: sentences, spans, prefixes, words, joins.")
     loss: Literal["leaf", "distilbert", "minilm", "tinybert"] = Field(
-        "leaf",
-        description="The distance alone, or with a loss on the inner states of both models, for comparison.",
+        "leaf", description="The distance alone, or with a loss on the inner states of both models."
     )
-    query_weight: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="How often a query is sampled, relative to other texts."
-    )
+    query_weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="Weight of queries in sampling.")
     batch_size: int = Field(32, ge=1, description="Texts per step; small batches work best.")
     learning_rate: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description=f"Peak learning rate, falls to a tenth. Default: {_RATE:g}, if static {_STATIC_RATE:g}.",
+        None, gt=0, allow_inf_nan=False, description=f"Peak. Default: {_RATE:g}, static {_STATIC_RATE:g}."
     )
     warmup: int = Field(0, ge=0, description="Warm-up steps of the learning rate.")
-    start: Literal["ridge", "random", "keep"] = Field(
-        "ridge", description="Initialisation of the linear layer into the space."
-    )
-    start_texts: int | None = Field(
-        None, ge=10, description="Fit the ridge start on at most this many texts. Default: 8192."
-    )
+    start: Literal["ridge", "random", "keep"] = Field("ridge", description="Start of the linear layer.")
+    start_texts: int | None = Field(None, ge=10, description="Texts for the ridge start. Default: 8192.")
     pooling: Literal["keep", "mean"] = Field("keep", description="The student's pooling: its own, or mean.")
     dropout: bool = Field(False, description="Train with the model's dropout.")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto: bf16 if the hardware supports it (GPUs, AMX), otherwise fp32."
-    )
-    compile: bool = Field(
-        False,
-        description="Compile the layers first: takes a minute, then small models train faster on a GPU.",
-    )
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where it is fast.")
+    compile: bool = Field(False, description="Compile the layers first: slow to start, then faster on a GPU.")
     rounding: Literal["none", "int4"] = Field(
         "none", description="Quantisation-aware training: with int4, export --int4 loses nothing."
     )
-    keep_zeros: bool | None = Field(
-        None, description="Keep zero weights at zero. Default: if many are zero, as after pruning."
-    )
-    patience: int | None = Field(
-        None, ge=1, description="Stop after this many validations without a better one."
-    )
-    by_rank: bool = Field(
-        False, description="With several processes, each loads its share of the vectors instead of all."
-    )
-    margin: bool = Field(
-        False, description="Also measure at each validation how far retrieval agrees with the teacher's."
-    )
+    keep_zeros: bool | None = Field(None, description="Keep zero weights zero. Default: if many are zero.")
+    patience: int | None = Field(None, ge=1, description="Stop after this many validations without a better.")
+    by_rank: bool = Field(False, description="With several processes, each loads its share of the vectors.")
+    margin: bool = Field(False, description="Also measure how far retrieval agrees with the teacher's.")
 
 
 CYCLES, EPOCHS = 3, 10
@@ -109,8 +80,9 @@ class AlignPlan(Plan):
             most = "" if options.steps is None else f", at most {options.steps} steps"
             how = f"training for {round(options.minutes, 2):g} minutes{most}"
         else:
-            length = f"{options.steps} steps" if options.steps else f"{CYCLES} × {EPOCHS} epochs"
-            how = f"training for {length}"
+            how = (
+                f"training for {f'{options.steps} steps' if options.steps else f'{CYCLES} × {EPOCHS} epochs'}"
+            )
         return f"{self.inputs} → {self.outputs} into the space of {self.teacher}, {how}"
 
 

@@ -6,7 +6,9 @@ import math
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
 
 from trundle.data.augment import check_augmentations
 from trundle.errors import BadInput
@@ -26,34 +28,19 @@ from trundle.methods.align.teacher_vectors import (
 )
 from trundle.methods.contract import Applied, Context
 from trundle.methods.training import Trained, run_training
-from trundle.model.cost import cost, predict
+from trundle.model import heads
+from trundle.model.cost import Cost, cost, predict
 from trundle.model.encode import embedder
-from trundle.model.heads import (
-    check_prompts_are_pooled,
-    check_untruncated,
-    copy_of,
-    with_linear_head,
-    with_mean_pooling,
-    with_new_head,
-    with_prompts,
-    without_head,
-)
 from trundle.model.matrices import computing_on_grid, grid_weights, put_on_grid
 from trundle.model.save import model_digest
 from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
 from trundle.teacher.labelling import encode_by_role
-from trundle.teacher.teacher import find_teacher
+from trundle.teacher.targets import Targets
+from trundle.teacher.teacher import Teacher, find_teacher
 from trundle.train.blocks import check_compiler, compiled_blocks
 from trundle.train.loop import TrainSettings
 from trundle.train.trainer import leaf_cycles, precision_for
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from trundle.model.cost import Cost
-    from trundle.teacher.targets import Targets
-    from trundle.teacher.teacher import Teacher
 
 LAST_RATE = 0.1
 _VALIDATIONS = 20
@@ -71,32 +58,26 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
     if context.corpus is not None and teacher.brings_texts:
         raise BadInput("a table or store of vectors contains its texts; leave --data out")
     if context.pair and teacher.model is None:
-        raise BadInput(
-            f"--pair puts both models into one folder, and {teacher.name} is not a model; "
-            "pass a model folder as teacher"
-        )
+        raise BadInput(f"--pair needs a model as teacher, not {teacher.name}; pass a model folder")
     if options.compile:
         check_compiler()
         if static_table(model) is not None:
             raise BadInput("a static model has no layers to compile; leave compile out")
     if options.steps != 0:
-        check_prompts_are_pooled(model, teacher.prompts)
+        heads.check_prompts_are_pooled(model, teacher.prompts)
     if options.loss != "leaf":
         if teacher.model is None:
             raise BadInput(f"the loss {options.loss} needs a teacher that is a model; use loss: leaf")
         _check_imitation(options.loss, model, teacher.model)
     if options.start == "keep":
-        check_untruncated(model, "use start: ridge")
+        heads.check_untruncated(model, "use start: ridge")
     student = _pooled(model, options)
-    inputs = without_head(student).get_embedding_dimension() or 0
     if options.start == "keep" and student.get_embedding_dimension() != teacher.width:
-        raise BadInput(
-            f"the model's vectors are not {teacher.width} wide like its teacher's; use start: ridge"
-        )
+        raise BadInput(f"the vectors are not {teacher.width} wide like the teacher's; use start: ridge")
     return AlignPlan(
         options=options,
         teacher=teacher.name,
-        inputs=inputs,
+        inputs=heads.without_head(student).get_embedding_dimension() or 0,
         outputs=teacher.width,
         normalise=teacher.normalises,
     )
@@ -104,9 +85,8 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
 
 def forecast(model: SentenceTransformer, plan: AlignPlan) -> Cost:
     """Returns the cost of the model with its linear head."""
-    if plan.options.start == "keep":
-        return cost(model)
-    return predict(model, dense=(plan.inputs, plan.outputs))
+    keep = plan.options.start == "keep"
+    return cost(model) if keep else predict(model, dense=(plan.inputs, plan.outputs))
 
 
 def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Applied:
@@ -114,7 +94,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     options = plan.options
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
     targets, validation = targets_for(teacher, options, context)
-    student = with_prompts(copy_of(model).float(), teacher.prompts, teacher.default_prompt_name)
+    student = heads.with_prompts(heads.copy_of(model).float(), teacher.prompts, teacher.default_prompt_name)
     files = _calibration(targets, plan.teacher, context.seed)
     student, start_facts = _started(_pooled(student, options), plan, targets, context)
     applied = Applied(
@@ -127,12 +107,8 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     if options.steps != 0:
         key = [plan.model_dump(mode="json"), model_digest(model), teacher.identity()]
         trained = _train(student, plan, teacher, (targets, validation), key, context)
-        applied = replace(
-            applied,
-            facts={**applied.facts, **trained.facts},
-            done=trained.done,
-            files={**files, **trained.files},
-        )
+        facts = {**applied.facts, **trained.facts}
+        applied = replace(applied, facts=facts, done=trained.done, files={**files, **trained.files})
     if options.rounding == "int4":  # the weights that were validated
         put_on_grid(grid_weights(student))
     return replace(applied, model=student.to(next(model.parameters()).dtype))
@@ -190,7 +166,7 @@ def _train(
 
 
 def _pooled(model: SentenceTransformer, options: AlignOptions) -> SentenceTransformer:
-    return with_mean_pooling(model) if options.pooling == "mean" else model
+    return heads.with_mean_pooling(model) if options.pooling == "mean" else model
 
 
 def reopen(applied: Applied, plan: AlignPlan, context: Context) -> Applied:
@@ -202,16 +178,16 @@ def reopen(applied: Applied, plan: AlignPlan, context: Context) -> Applied:
 def _started(
     student: SentenceTransformer, plan: AlignPlan, targets: Targets, context: Context
 ) -> tuple[SentenceTransformer, dict[str, Any]]:
-    """Adds the linear layer; returns the student and facts about a ridge start."""
+    """Adds the linear layer; returns also the facts about a ridge start."""
     if plan.options.start == "keep":
         return student, {}
     if plan.options.start == "random":
-        return with_new_head(student, plan.outputs, normalise=plan.normalise, seed=context.seed), {}
+        return heads.with_new_head(student, plan.outputs, normalise=plan.normalise, seed=context.seed), {}
     positions = _sampled(targets, plan.options.start_texts or RIDGE_TEXTS, context.seed)
-    pooled = embedder(without_head(student), name="student", progress=context.progress)
+    pooled = embedder(heads.without_head(student), name="student", progress=context.progress)
     inputs = _joined(targets, encode_by_role(pooled, targets.chosen(positions)))
     found = fit_ridge(inputs, _joined(targets, targets.vectors(positions)), seed=context.seed)
-    student = with_linear_head(student, found.weight, found.bias, normalise=plan.normalise)
+    student = heads.with_linear_head(student, found.weight, found.bias, normalise=plan.normalise)
     return student, {
         "ridge_strength": found.strength if math.isfinite(found.strength) else None,
         "ridge_identity": round(found.identity, 4),

@@ -26,8 +26,7 @@ from trundle.model.surgery import transformer_of
 def _distilbert(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
     """DistilBERT: 1 − cosine of the last hidden states, averaged over the real tokens of the batch."""
     _same_shape("hidden states", student, teacher)
-    cosine = functional.cosine_similarity(student.float(), teacher.float(), dim=-1)
-    return _mean_where(1 - cosine, mask)
+    return _mean_where(1 - functional.cosine_similarity(student.float(), teacher.float(), dim=-1), mask)
 
 
 class _Heads(NamedTuple):
@@ -74,11 +73,8 @@ def _tinybert(
     *,
     layers: Sequence[int],
 ) -> Tensor:
-    """TinyBERT: squared errors of embeddings, hidden states and scores before softmax, summed over layers.
-
-    `states` start with the embeddings; `layers[i]` is the teacher's layer, counted from 1, that the
-    student's layer i + 1 imitates.
-    """
+    """TinyBERT: squared errors of embeddings, hidden states and scores before softmax, summed over layers."""
+    # States start with the embeddings; the student's layer i + 1 imitates the teacher's layers[i], from 1.
     real = mask.bool()
     pairs = real[:, None, :, None] & real[:, None, None, :]
     loss = torch.zeros((), device=mask.device)
@@ -90,7 +86,6 @@ def _tinybert(
 
 
 def _uniform_layers(student: int, teacher: int) -> tuple[int, ...]:
-    """The teacher layer that each student layer imitates, evenly spaced; the last imitates the last."""
     return tuple(-(-layer * teacher // student) for layer in range(1, student + 1))
 
 
@@ -109,30 +104,24 @@ def _mean_where(values: Tensor, where: Tensor) -> Tensor:
 
 def _same_shape(what: str, student: Tensor, teacher: Tensor) -> None:
     if student.shape != teacher.shape:
-        raise BadInput(
-            f"the student's {what} have shape {tuple(student.shape)} and the teacher's "
-            f"{tuple(teacher.shape)}; this loss needs equal shapes, choose another loss or student"
-        )
+        shapes = f"{tuple(student.shape)} and {tuple(teacher.shape)}"
+        raise BadInput(f"the {what} have different shapes, {shapes}; choose another loss or student")
 
 
 _Imitation = Literal["distilbert", "minilm", "tinybert"]
-
 _Outputs = Mapping[str, Any]
 """What a SentenceTransformer's forward pass returns."""
 
 
 def _check_imitation(name: _Imitation, student: SentenceTransformer, teacher: SentenceTransformer) -> None:
-    """Rejects a pair of models that the loss can't compare."""
     check_same_tokens(student, teacher, f"the loss {name}", "use loss: leaf")
     ours, theirs = (layout_of(transformer_of(model).model).sizes for model in (student, teacher))
     needed = {"distilbert": ("hidden",), "minilm": ("heads",), "tinybert": ("hidden", "heads")}
     words = {"hidden": "hidden width", "heads": "number of attention heads"}
     for axis in needed[name]:
         if ours[axis] != theirs[axis]:
-            raise BadInput(
-                f"the loss {name} needs the same {words[axis]} in both models, but the student has "
-                f"{ours[axis]} and the teacher {theirs[axis]}; use loss: leaf"
-            )
+            sizes = f"{ours[axis]} and {theirs[axis]}"
+            raise BadInput(f"the loss {name} needs the same {words[axis]}, not {sizes}; use loss: leaf")
 
 
 class _Imitator:
@@ -140,10 +129,8 @@ class _Imitator:
 
     def __init__(self, name: _Imitation, student: SentenceTransformer, teacher: SentenceTransformer) -> None:
         _check_imitation(name, student, teacher)
-        self._name = name
-        self._teacher = teacher
-        self._ours = _Inside(student)
-        self._theirs = _Inside(teacher)
+        self._name, self._teacher = name, teacher
+        self._ours, self._theirs = _Inside(student), _Inside(teacher)
 
     def __call__(self, features: Mapping[str, Any], outputs: _Outputs) -> Tensor:
         mask, ours, theirs = features["attention_mask"], self._ours, self._theirs

@@ -100,11 +100,10 @@ def _leaf(student: Tensor, target: Tensor) -> Tensor:
 
 def _loader(student: SentenceTransformer, targets: Targets) -> Callable[[Indices], _Batch]:
     prompts, tokenise = prompts_by_role(student), make_tokeniser(student)
-
-    def load(positions: Indices) -> _Batch:
-        return tokenise(_prompted(targets, positions, prompts)), torch.from_numpy(targets.vectors(positions))
-
-    return load
+    return lambda positions: (
+        tokenise(_prompted(targets, positions, prompts)),
+        torch.from_numpy(targets.vectors(positions)),
+    )
 
 
 def _prompted(targets: Targets, positions: Indices, prompts: Mapping[Any, str]) -> list[str]:
@@ -113,8 +112,6 @@ def _prompted(targets: Targets, positions: Indices, prompts: Mapping[Any, str]) 
 
 
 def _make_splitter(say: Callable[[str], None]) -> BatchSplitter[_Batch]:
-    """Splits batches by rows, because each text has its own distance; memory grows with the tokens."""
-
     def rows(batch: _Batch) -> int:
         return len(batch[1])
 

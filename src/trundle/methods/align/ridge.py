@@ -20,11 +20,8 @@ _Rows = NDArray[np.float32]
 _STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 2))
 """Penalties tried, as shares of the mean variance of the inputs."""
 _NEAR_IDENTITY = (*_STRENGTHS, 1e2, 1e3, 1e4, 1e5)
-"""The same for maps that a strong penalty pulls towards the identity."""
-
 _AS_GOOD = 1e-9
 """Cosines that differ by no more than this count as equal."""
-
 _HELD_OUT_SHARE = 0.1
 _FEWEST = 10
 
@@ -67,10 +64,8 @@ def fit_ridge(
     for identity, penalties in candidates:
         base = _multiple(identity, inputs, targets)
         solver = _Solver(inputs[train], targets[train] - base[train])
-        scores = [
-            _mean_cosine(solver.predict(inputs[test], strength) + base[test], targets[test])
-            for strength in penalties
-        ]
+        predictions = [solver.predict(inputs[test], strength) + base[test] for strength in penalties]
+        scores = [_mean_cosine(predicted, targets[test]) for predicted in predictions]
         best = _strongest_good(scores, penalties)
         found.append((scores[best], identity, penalties[best]))
         if identity:
@@ -119,8 +114,7 @@ class _Solver:
         self._scale = float(self._values.mean()) or 1.0
 
     def solve(self, strength: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        damped = self._projected / (self._values + strength * self._scale)[:, None]
-        weight = self._vectors @ damped
+        weight = self._vectors @ (self._projected / (self._values + strength * self._scale)[:, None])
         return weight, self._target_mean - self._input_mean @ weight
 
     def predict(self, inputs: _Rows, strength: float) -> NDArray[np.float64]:

@@ -28,74 +28,39 @@ _LORA_RATE, _FULL_RATE = 2e-4, 2e-5
 class ContrastOptions(Options):
     """The tuples, the objective and the training."""
 
-    steps: int | None = Field(
-        None, ge=1, description=f"Optimizer steps. Default: {_STEPS}, or what minutes allow."
-    )
-    minutes: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="Train for this long, or until `steps` are done."
-    )
+    steps: int | None = Field(None, ge=1, description=f"Steps. Default: {_STEPS}, or what minutes allow.")
+    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description="Train for at most this long.")
     objective: Literal["infonce", "angle", "cosine", "infonce+angle", "distil"] = Field(
-        "infonce",
-        description="The loss: ranking in the batch, the order of pairs, both, or a teacher's similarities.",
+        "infonce", description="Ranking in the batch, the order of pairs, both, or a teacher's similarities."
     )
     teacher: str | None = Field(None, description="Teacher for distil. Default: the input model.")
-    temperature: float = Field(
-        0.05, gt=0, allow_inf_nan=False, description="Divisor of similarities; lower is stricter."
-    )
-    negatives: int | None = Field(
-        None, ge=0, description="Use at most this many hard negatives of a query. Default: all."
-    )
+    temperature: float = Field(0.05, gt=0, allow_inf_nan=False, description="Divisor of similarities.")
+    negatives: int | None = Field(None, ge=0, description="Hard negatives per query, at most. Default: all.")
     batch_size: int = Field(64, ge=2, description="Tuples per step; more tuples are more negatives.")
-    mini_batch: int | None = Field(
-        None, ge=1, description="Texts in memory at once: less memory and the same gradients, but slower."
-    )
-    gradient_checkpointing: bool = Field(
-        False, description="Recompute activations inside layers in the backward pass, to save memory."
-    )
-    compile: bool = Field(
-        False,
-        description="Compile the layers first: takes a minute, then small models train faster on a GPU.",
-    )
-    train: Literal["lora", "full"] = Field(
-        "lora", description="Train low-rank adapters that are merged at the end, or all weights."
-    )
+    mini_batch: int | None = Field(None, ge=1, description="Texts in memory at once; same result, slower.")
+    gradient_checkpointing: bool = Field(False, description="Recompute activations, to save memory.")
+    compile: bool = Field(False, description="Compile the layers first: slow to start, then faster on a GPU.")
+    train: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all weights.")
     rank: int = Field(16, ge=1, description="Rank of the LoRA adapters; alpha is twice the rank.")
     lora_dropout: float = Field(0.05, ge=0, lt=1, description="Dropout before the LoRA adapters.")
     learning_rate: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description=f"Peak learning rate. Default: {_LORA_RATE:g} for lora, {_FULL_RATE:g} for full.",
+        None, gt=0, allow_inf_nan=False, description=f"Peak. Default: {_LORA_RATE:g}, full {_FULL_RATE:g}."
     )
     warmup: int = Field(300, ge=0, description="Warm-up steps of the learning rate; at most half of the run.")
-    max_length: int | None = Field(
-        None, ge=2, description=f"Truncate texts to this many tokens in training. Default: up to {LONGEST}."
-    )
+    max_length: int | None = Field(None, ge=2, description=f"Tokens per text, at most. Default: {LONGEST}.")
     pooling: Literal["keep", "mean", "weightedmean", "last", "cls"] = Field(
         "keep", description="Pooling of token states into a vector; last adds an end token to every text."
     )
-    pool_prompts: bool | None = Field(
-        None, description="Include the prompt's tokens in pooling. Default: as in the model."
-    )
-    attention: Literal["keep", "bidirectional"] = Field(
-        "keep", description="Attention of a decoder: its own, or to the complete text."
-    )
-    query_prompt: str | None = Field(
-        None, description="Prompt of queries, saved in the model. Default: the model's own."
-    )
-    document_prompt: str | None = Field(
-        None, description="Prompt of documents, saved in the model. Default: the model's own."
-    )
+    pool_prompts: bool | None = Field(None, description="Include prompts in pooling. Default: as the model.")
+    attention: Literal["keep", "bidirectional"] = Field("keep", description="Attention of a decoder.")
+    query_prompt: str | None = Field(None, description="Prompt of queries. Default: the model's own.")
+    document_prompt: str | None = Field(None, description="Prompt of documents. Default: the model's own.")
     prompts: FilePrompts = Field(
         {}, description="Prompts by data file, such as '{quora: \"Same question: \"}', or by role in a file."
     )
-    keep_zeros: bool | None = Field(
-        None, description="Keep zero weights at zero. Default: if many are zero, as after pruning."
-    )
+    keep_zeros: bool | None = Field(None, description="Keep zero weights zero. Default: if many are zero.")
     tuples: int | None = Field(None, ge=2, description="Use at most this many of the training tuples.")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto: bf16 if the hardware supports it (GPUs, AMX), otherwise fp32."
-    )
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where it is fast.")
 
 
 class ContrastPlan(Plan):
@@ -112,9 +77,8 @@ class ContrastPlan(Plan):
         times = [f"{options.minutes:g} minutes"] if options.minutes is not None else []
         length = " or ".join(([f"{steps} steps"] if steps else []) + times)
         what = f"LoRA of rank {options.rank}" if options.train == "lora" else "all weights"
-        changes = [f"pooling {options.pooling}"] if options.pooling != "keep" else []
-        changes += ["bidirectional attention"] if options.attention != "keep" else []
-        extra = f", {', '.join(changes)}" if changes else ""
+        extra = f", pooling {options.pooling}" if options.pooling != "keep" else ""
+        extra += ", bidirectional attention" if options.attention != "keep" else ""
         return (
             f"{options.objective} in batches of {options.batch_size} for {length}; "
             f"trained: {what} ({self.trained:,} of {self.of:,} weights){extra}"

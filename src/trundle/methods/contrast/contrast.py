@@ -7,13 +7,14 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from peft import LoraConfig, LoraModel
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
+from trundle.data.examples import Example
 from trundle.data.sampling import distinct, fingerprint, sample
 from trundle.embedder import LONGEST
 from trundle.errors import BadInput
@@ -29,7 +30,7 @@ from trundle.methods.training import (
     run_training,
     validation_size,
 )
-from trundle.model.cost import cost
+from trundle.model.cost import Cost, cost
 from trundle.model.heads import copy_of, with_bidirectional_attention, with_pooling
 from trundle.model.layout import layout_of
 from trundle.model.matrices import prunable
@@ -47,10 +48,6 @@ from trundle.train.blocks import (
 from trundle.train.loop import TrainSettings
 from trundle.train.trainer import linear, precision_for
 
-if TYPE_CHECKING:
-    from trundle.data.examples import Example
-    from trundle.model.cost import Cost
-
 _ADAPTER = "default"
 
 
@@ -61,9 +58,7 @@ def plan(model: SentenceTransformer, options: ContrastOptions, context: Context)
     if context.corpus is None:
         raise BadInput("contrast trains on labelled tuples; pass them with --data")
     if next(context.corpus.examples(), None) is None:
-        raise BadInput(
-            "there are no labelled tuples to train on; pass a file with a query and a positive column"
-        )
+        raise BadInput("there are no labelled tuples; pass a file with a query and a positive column")
     limit = model.max_seq_length or LONGEST
     if options.max_length is not None and options.max_length > limit:
         raise BadInput(f"the model takes at most {limit} tokens; pass a max_length up to that")
@@ -107,11 +102,7 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     adapted, keep_zeros = None, options.keep_zeros
     if options.train == "lora":
         adapted = _add_adapters(
-            student,
-            rank=options.rank,
-            dropout=options.lora_dropout,
-            seed=context.seed,
-            keep_zeros=options.keep_zeros,
+            student, rank=options.rank, dropout=options.lora_dropout, seed=context.seed, keep_zeros=keep_zeros
         )
         keep_zeros = False  # the adapters keep them
     teacher = _teacher(model, options, context)
@@ -155,7 +146,6 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
 
 
 def _prepared(model: SentenceTransformer, options: ContrastOptions) -> SentenceTransformer:
-    """The model with the pooling and attention of the options, as a copy if they change it."""
     if options.attention == "bidirectional":
         model = with_bidirectional_attention(model)
     if options.pooling == "keep" and options.pool_prompts is None:

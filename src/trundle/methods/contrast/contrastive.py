@@ -121,9 +121,7 @@ def make_contrast_task(
 ) -> TrainingTask[_TupleBatch]:
     """Makes batches of tuples from one source each, with the loss of `options`; `prompts` are by source."""
     if len(examples) < 2:
-        raise BadInput(
-            f"{len(examples)} labelled tuple is too few to train on; pass at least 2, better thousands"
-        )
+        raise BadInput(f"{len(examples)} labelled tuple is too few to train on; pass at least 2")
     size, on_gpu = options.batch_size, torch.accelerator.is_available()
     chunk = options.mini_batch or (max(size, _TEXTS_ON_GPU) if on_gpu else size)
 
@@ -148,8 +146,6 @@ def make_contrast_task(
 
 
 class _Relations(NamedTuple):
-    """Which texts of a batch belong together, before anything is tokenised."""
-
     queries: tuple[str, ...]
     documents: tuple[str, ...]
     query_of: Indices
@@ -251,9 +247,9 @@ def make_chunker(model: SentenceTransformer, size: int) -> Callable[[Sequence[st
 def _check_tokens_are_left(features: Features, unpooled: int, texts: Sequence[str]) -> None:
     left = features["attention_mask"].sum(dim=1) - unpooled
     if int(left.min()) < 1:  # its vector would be zero
+        text = texts[int(left.argmin())][:60]
         raise BadInput(
-            f"the text {texts[int(left.argmin())][:60]!r} has no tokens to pool after its prompt; "
-            "shorten the prompt, raise max_length, or leave the text out"
+            f"{text!r} has no tokens to pool after its prompt; shorten the prompt or raise max_length"
         )
 
 
@@ -291,10 +287,7 @@ def _angle(left: Tensor, right: Tensor, labels: Tensor, *, temperature: float = 
     The similarity is |cos(x, y) + Σ(bc − ad)/(‖x‖‖y‖)| with the halves as x = a + ib, y = c + id.
     """
     if left.shape[-1] % 2:
-        raise BadInput(
-            f"the angle loss splits vectors in halves, and {left.shape[-1]} is odd; "
-            "use the objective infonce or cosine"
-        )
+        raise BadInput(f"the angle loss halves vectors, and {left.shape[-1]} is odd; use infonce or cosine")
     x, y = directions(left), directions(right)
     (a, b), (c, d) = x.chunk(2, dim=-1), y.chunk(2, dim=-1)
     similarity = ((x * y).sum(dim=-1) + (b * c - a * d).sum(dim=-1)).abs()

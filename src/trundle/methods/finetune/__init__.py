@@ -26,34 +26,19 @@ class FinetuneOptions(Options):
     """The rows, the kind of label and the training."""
 
     kind: Literal["auto", "classes", "number"] = Field(
-        "auto",
-        description="Kind of the labels; auto: numbers if some label is a fraction, otherwise classes.",
+        "auto", description="Kind of labels; auto: numbers if one is a fraction, otherwise classes."
     )
-    epochs: int | None = Field(
-        None, ge=1, description=f"Passes over the rows. Default: {_EPOCHS}, or what minutes allow."
-    )
+    epochs: int | None = Field(None, ge=1, description=f"Epochs. Default: {_EPOCHS}, or what minutes allow.")
     steps: int | None = Field(None, ge=1, description="Optimizer steps, instead of epochs.")
-    minutes: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="Train for this long, or until epochs or steps are done."
-    )
+    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description="Train for at most this long.")
     rows: int | None = Field(None, ge=2, description="Use at most this many of the training rows.")
     batch_size: int = Field(32, ge=1, description="Rows per step.")
-    learning_rate: float = Field(
-        5e-5, gt=0, allow_inf_nan=False, description="Peak learning rate; it falls to zero."
-    )
-    warmup: int | None = Field(
-        None, ge=0, description="Warm-up steps of the learning rate. Default: a tenth of the run."
-    )
-    max_length: int | None = Field(
-        None, ge=2, description=f"Truncate texts to this many tokens in training. Default: up to {LONGEST}."
-    )
+    learning_rate: float = Field(5e-5, gt=0, allow_inf_nan=False, description="Peak learning rate.")
+    warmup: int | None = Field(None, ge=0, description="Warm-up steps. Default: a tenth of the run.")
+    max_length: int | None = Field(None, ge=2, description=f"Tokens per text, at most. Default: {LONGEST}.")
     dropout: bool = Field(True, description="Train with the model's dropout.")
-    keep_zeros: bool | None = Field(
-        None, description="Keep zero weights at zero. Default: if many are zero, as after pruning."
-    )
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto: bf16 if the hardware supports it (GPUs, AMX), otherwise fp32."
-    )
+    keep_zeros: bool | None = Field(None, description="Keep zero weights zero. Default: if many are zero.")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where it is fast.")
 
 
 class FinetunePlan(Plan):
@@ -79,9 +64,8 @@ class FinetunePlan(Plan):
             times.insert(0, f"{options.steps} steps")
         elif options.epochs is not None or not times:
             times.insert(0, f"{options.epochs or _EPOCHS} epochs")
-        return (
-            f"{what} for each {'pair of texts' if self.pairs else 'text'}, training for {' or '.join(times)}"
-        )
+        inputs = "pair of texts" if self.pairs else "text"
+        return f"{what} for each {inputs}, training for {' or '.join(times)}"
 
 
 FINETUNE = Method(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trundle.data.corpus import Part
+from trundle.data.examples import LabelledRow
 from trundle.data.sampling import fingerprint, sample
 from trundle.embedder import LONGEST
 from trundle.errors import BadInput
@@ -18,7 +21,7 @@ from trundle.evaluate.metrics import class_measures, number_measures
 from trundle.methods.contract import Applied, Context
 from trundle.methods.finetune import _EPOCHS, FinetuneOptions, FinetunePlan
 from trundle.methods.training import NOT_VALIDATED, VALIDATIONS, Trained, run_training, validation_size
-from trundle.model.cost import predict
+from trundle.model.cost import Cost, predict
 from trundle.model.encode import Features, check_fast_tokenizer, make_tokeniser
 from trundle.model.heads import copy_of, name_labels, rescale_head, with_new_head, without_head
 from trundle.model.save import model_digest
@@ -27,13 +30,6 @@ from trundle.progress import process_count
 from trundle.train.batches import Batches, ByLength, Indices
 from trundle.train.loop import TrainingTask, TrainSettings
 from trundle.train.trainer import linear, precision_for
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from trundle.data.corpus import Part
-    from trundle.data.examples import LabelledRow
-    from trundle.model.cost import Cost
 
 _PARTS: tuple[Part, ...] = ("train", "validation", "held_out")
 _WARMUP_SHARE, _WARMUP_STEPS = 10, 100
@@ -57,9 +53,7 @@ def plan(model: SentenceTransformer, options: FinetuneOptions, context: Context)
     transformer_of(model)
     rows = {part: list(context.corpus.labelled(part)) for part in _PARTS}
     if len(rows["train"]) < 2:
-        raise BadInput(
-            "there are fewer than two labelled rows to train on; pass a file with a text and a label"
-        )
+        raise BadInput("there are fewer than two labelled rows; pass a file with a text and a label")
     everything = [row for part in _PARTS for row in rows[part]]
     widths = {len(row.texts) for row in everything}
     if len(widths) > 1:
@@ -106,7 +100,6 @@ def apply(model: SentenceTransformer, plan: FinetunePlan, context: Context) -> A
 
 
 def _usage(plan: FinetunePlan) -> str:
-    """The lines of Python in the model card that get an answer."""
     given = '[("a text", "another text")]' if plan.pairs else '["a text", "another text"]'
     if not plan.labels:
         return f"answers = model.encode({given})[:, 0]"
@@ -248,18 +241,14 @@ def _classes_of(rows: Sequence[LabelledRow], kind: str) -> tuple[str, ...]:
     if kind == "number" or (kind == "auto" and has_decimals):
         for row, number in zip(rows, numbers, strict=True):
             if not math.isfinite(number):
-                raise BadInput(
-                    f"{row.source} has the label {row.label!r}, which is not a number; use kind: classes"
-                )
+                raise BadInput(f"{row.source} has the label {row.label!r}, not a number; use kind: classes")
         return ()
     names = {_name_of(row) for row in rows}
     if len(names) < 2:
         raise BadInput(f"every row has the label {min(names)!r}; pass rows of at least two classes")
     if len(names) > len(rows) // 2:
-        raise BadInput(
-            f"{len(rows):,} rows have {len(names):,} different labels, too many for classes; "
-            "use kind: number if they are numbers to predict"
-        )
+        count = f"{len(names):,} different labels of {len(rows):,} rows"
+        raise BadInput(f"{count} are too many for classes; use kind: number if they are numbers")
     try:
         return tuple(sorted(sorted(names), key=float))
     except ValueError:
