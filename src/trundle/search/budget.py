@@ -144,8 +144,7 @@ def _plan_time(
     labelling = (texts + validation_count(texts)) / rate
     mapped = min(texts, RIDGE_TEXTS, max(_FEWEST_MAPPED, round(_MAPPING * whole * rate)))
     mapping = mapped / rate
-    # The teacher has to encode the texts of the comparison as well.
-    proved = min(MEASURED_TEXTS, max(_FEWEST_PROVED, texts // _PROVED_SHARE)) if texts else MEASURED_TEXTS
+    proved = _proof_texts(texts)
     closing = max(_PROVING * whole, _CLOSING + _READINGS * proved / rate)
     tried = min(_TRIED, candidates)
     while tried > 1 and trying / len(_counts(tried)) / tried < shortest + mapping:
@@ -176,6 +175,10 @@ def _texts_within(seconds: float, rate: float) -> int:
     affordable = int(seconds * rate)
     found = affordable - validation_count(affordable)
     return found if found >= _ENOUGH_TEXTS else min(_ENOUGH_TEXTS, max(_FEWEST_TEXTS, 2 * found))
+
+
+def _proof_texts(texts: int) -> int:
+    return min(MEASURED_TEXTS, max(_FEWEST_PROVED, texts // _PROVED_SHARE)) if texts else MEASURED_TEXTS
 
 
 def _counts(tried: int) -> list[int]:
