@@ -89,9 +89,8 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
     assert outcome.run is not None
     large = outcome.run.original
     small = outcome.run.result if outcome.milliseconds is None else _shipped(output)
-    task = KnownItemTask(
-        name="find the documentation", pairs=[(pair.query, pair.document) for pair in measured]
-    )
+    searches = [(pair.query, pair.document) for pair in measured]
+    task = KnownItemTask(name="find the documentation", pairs=searches)
     memory = Memory(progress)
     alone = evaluate(large, [task], memory=memory, progress=progress)
     beside = evaluate(small, [task], documents=large, memory=memory, progress=progress)
@@ -103,14 +102,8 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
         all_engines=True,
         progress=progress,
     )
-    made = make_report(
-        [output],
-        teacher=str(model),
-        data=[ENVIRONMENT],
-        texts=_MEASURED_PAIRS,
-        speed=speed,
-        progress=progress,
-    )
+    data, texts = [ENVIRONMENT], _MEASURED_PAIRS
+    made = make_report([output], teacher=str(model), data=data, texts=texts, speed=speed, progress=progress)
     page, _ = write_report(made, output / "report.html")
     return DemoResult(
         outcome=outcome,
@@ -124,7 +117,6 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
 
 
 def _shipped(folder: Path) -> Embedder:
-    """The exported graph as an embedder."""
     encoder = Encoder(folder)
     return Embedder(
         name="small",

@@ -81,15 +81,18 @@ def whole_folder(
                     os.fsync(handle.fileno())
         swap_folders(scratch, path)
     except OSError as error:
-        raise WriteFailed(
-            f"{path} could not be written ({error.strerror or error}); free some space and run again"
-        ) from error
+        raise _failed(path, error) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _failed(path: Path, error: OSError) -> WriteFailed:
+    problem = error.strerror or error
+    return WriteFailed(f"{path} could not be written ({problem}); free some space and run again")
+
+
 def _usual_mode(folder: Path) -> int:
-    """How this user's files may be read and written; a scratch folder, and weights in safetensors, begin as nobody else's."""
+    """The permissions of this user's new files; scratch folders and safetensors files are created as private."""
     probe = folder / ".mode"
     probe.touch()
     mode = probe.stat().st_mode & 0o666
@@ -98,7 +101,7 @@ def _usual_mode(folder: Path) -> int:
 
 
 def swap_folders(scratch: Path, path: Path) -> None:
-    """Put `scratch` in the place of `path` by renames alone; another process may do the same, or clear it, at any moment."""
+    """Replaces `path` by `scratch` with renames only; another process may do the same, or delete it, at any moment."""
     if _exchanged(scratch, path) or _moved(scratch, path) or _exchanged(scratch, path):
         return
     old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
@@ -113,7 +116,7 @@ def swap_folders(scratch: Path, path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Make a folder vanish at once, and not file by file: another process may look at any moment, and this one be killed."""
+    """Deletes a folder with one rename first, so that another process never sees a part of it."""
     if not path.is_dir():
         return
     with suppress(OSError):
@@ -124,7 +127,6 @@ def remove_folder(path: Path) -> None:
 
 
 def _moved(scratch: Path, path: Path) -> bool:
-    """Whether the name was free."""
     try:
         scratch.rename(path)
     except OSError:
@@ -135,10 +137,7 @@ def _moved(scratch: Path, path: Path) -> bool:
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    """Give two folders each other's names in one step, so that no kill can leave a name without a folder.
-
-    Only Linux can, and not on every file system; False where it can't.
-    """
+    """Swaps the names of two folders in one system call; False where the system or file system can't."""
     if not sys.platform.startswith("linux"):
         return False
     call = getattr(ctypes.CDLL(None), "renameat2", None)
@@ -146,16 +145,14 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write one small file so that a reader never sees half of it."""
+    """Writes one small file atomically."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(path)
     except OSError as error:
-        raise WriteFailed(
-            f"{path} could not be written ({error.strerror}); free some space and run again"
-        ) from error
+        raise _failed(path, error) from error
     finally:
         with suppress(OSError):
             scratch.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from trundle.methods import METHODS
 from trundle.methods.contract import Method, Options
 
 _SHIPPED = files("trundle") / "recipes"
+_ROW = "'- depth: {keep: 3}'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +54,8 @@ class Recipe:
 
 def recipe_names() -> list[str]:
     """Returns the names of the recipes that come with trundle."""
-    return sorted(
-        file.name.removesuffix(".yaml") for file in _SHIPPED.iterdir() if file.name.endswith(".yaml")
-    )
+    names = [file.name for file in _SHIPPED.iterdir()]
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 def read_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
@@ -68,12 +68,10 @@ def read_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
             raise BadRecipe(f"the recipe {path} can't be read ({error}); check the path") from error
         return parse_recipe(text, name=path.stem, changes=changes)
     if str(name) not in recipe_names():
-        raise BadRecipe(
-            f"there is no recipe {str(name)!r}; {_instead(str(name), recipe_names())}, or pass a .yaml file"
-        )
-    return parse_recipe(
-        (_SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), name=str(name), changes=changes
-    )
+        instead = _instead(str(name), recipe_names())
+        raise BadRecipe(f"there is no recipe {str(name)!r}; {instead}, or pass a .yaml file")
+    text = (_SHIPPED / f"{name}.yaml").read_text(encoding="utf-8")
+    return parse_recipe(text, name=str(name), changes=changes)
 
 
 def parse_recipe(text: str, *, name: str, changes: Sequence[str] = ()) -> Recipe:
@@ -81,18 +79,14 @@ def parse_recipe(text: str, *, name: str, changes: Sequence[str] = ()) -> Recipe
     try:
         content = yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:
-        raise BadRecipe(
-            f"the recipe {name} is not valid YAML ({' '.join(str(error).split())}); fix that line"
-        ) from error
+        problem = " ".join(str(error).split())
+        raise BadRecipe(f"the recipe {name} is not valid YAML ({problem}); fix that line") from error
     if not isinstance(content, dict) or not isinstance(content.get("steps"), list) or not content["steps"]:
-        raise BadRecipe(
-            f"the recipe {name} has no steps; write 'steps:' with a list such as '- depth: {{keep: 3}}'"
-        )
+        raise BadRecipe(f"the recipe {name} has no steps; write 'steps:' with rows like {_ROW}")
     unknown = set(content) - {"about", "steps"}
     if unknown:
-        raise BadRecipe(
-            f"the recipe {name} has an unknown key {min(map(str, unknown))!r}; the keys are 'about' and 'steps'"
-        )
+        key = min(map(str, unknown))
+        raise BadRecipe(f"the recipe {name} has an unknown key {key!r}; the keys are 'about' and 'steps'")
     rows = [_row(row, name) for row in content["steps"]]
     for change in changes:
         _change(rows, change, name)
@@ -101,10 +95,8 @@ def parse_recipe(text: str, *, name: str, changes: Sequence[str] = ()) -> Recipe
 
 def make_recipe(rows: Iterable[tuple[str, Mapping[str, Any]]], *, name: str, about: str = "") -> Recipe:
     """Returns a recipe of methods in order, each given as its name and its options."""
-    calls = tuple(
-        Call(method=METHODS[method], options=make_options(METHODS[method], options))
-        for method, options in rows
-    )
+    methods = [(METHODS[method], options) for method, options in rows]
+    calls = tuple(Call(method=method, options=make_options(method, given)) for method, given in methods)
     _check_order(calls, name)
     return Recipe(name=name, about=about, calls=calls)
 
@@ -113,9 +105,9 @@ def _check_order(calls: Sequence[Call], name: str) -> None:
     """Rejects methods after one that gives no vectors, and methods that change vectors after the last alignment."""
     for call in calls[:-1]:
         if not call.method.gives_vectors:
+            last = call.method.name
             raise BadRecipe(
-                f"the recipe {name} has methods after {call.method.name}, which gives labels instead of vectors; "
-                f"put {call.method.name} last"
+                f"the recipe {name} has methods after {last}, which gives labels; put {last} last"
             )
     entries = [number for number, call in enumerate(calls) if call.method.enters_space(call.options)]
     for call in calls[entries[-1] + 1 :] if entries else ():
@@ -175,16 +167,13 @@ def _row(row: object, name: str) -> tuple[str, dict[str, Any]]:
     if isinstance(row, str):
         row = {row: None}
     if not isinstance(row, dict) or len(row) != 1:
-        raise BadRecipe(
-            f"each row of the recipe {name} is one method with its options, such as '- depth: {{keep: 3}}'"
-        )
+        raise BadRecipe(f"each row of the recipe {name} is one method with its options, such as {_ROW}")
     step, options = next(iter(row.items()))
     if step not in METHODS:
         raise BadRecipe(f"the recipe {name} has an unknown method {step!r}; {_instead(str(step), METHODS)}")
     if options is not None and not isinstance(options, dict):
-        raise BadRecipe(
-            f"the options of {step} in the recipe {name} must be 'option: value' pairs, not {options!r}"
-        )
+        problem = f"must be 'option: value' pairs, not {options!r}"
+        raise BadRecipe(f"the options of {step} in the recipe {name} {problem}")
     return step, dict(options or {})
 
 

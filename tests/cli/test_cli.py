@@ -260,7 +260,7 @@ def test_stopping_by_hand_is_one_sentence_and_exits_130(
     monkeypatch.setattr("trundle.model.load._folder", interrupted)
     code, out, err = run("inspect", "anything")
     assert (code, out) == (130, "")
-    assert err == "trundle: interrupted; finished work is kept. To resume, run the same command again\n"
+    assert err == "trundle: interrupted; run the same command again to resume\n"
 
 
 def test_our_own_failures_exit_1(

@@ -9,10 +9,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from trundle.cli.layers import _marks
 
 import pico
 from trundle.cli.console import _curve
+from trundle.cli.inspect import _marks
 from trundle.methods.depth.curve import LayerCurve
 from trundle.report.page import curve_page, curve_svg
 

@@ -77,11 +77,8 @@ def _flag(field: FieldInfo) -> Any:
     kind = _plain(field.annotation)
     default = "" if field.default in (None, "") or field.is_required() else f" [default: {field.default}]"
     values = "|".join(get_args(kind)) if get_origin(kind) is Literal else kind.__name__
-    option = Option(
-        help=f"{field.description}{default}",
-        show_default=False,
-        metavar=None if kind is bool else f"<{values}>",
-    )
+    metavar = None if kind is bool else f"<{values}>"
+    option = Option(help=f"{field.description}{default}", show_default=False, metavar=metavar)
     return Annotated[(bool if kind is bool else str) | None, option]
 
 
@@ -119,17 +116,13 @@ def main() -> None:
         app()
     except SystemExit as end:
         if end.code == _INTERRUPTED:
-            sys.stderr.write(
-                "trundle: interrupted; finished work is kept. To resume, run the same command again\n"
-            )
+            sys.stderr.write("trundle: interrupted; run the same command again to resume\n")
         raise
     except TrundleError as error:
         _fail(error, str(error), code=2 if isinstance(error, UserError) else 1)
     except Exception as error:
-        name = type(error).__name__
-        _fail(
-            error, f"trundle itself failed ({name}: {error}); run again with -v and report the output", code=1
-        )
+        problem = f"trundle itself failed ({type(error).__name__}: {error})"
+        _fail(error, f"{problem}; run again with -v and report the output", code=1)
 
 
 def _fail(error: Exception, message: str, *, code: int) -> NoReturn:

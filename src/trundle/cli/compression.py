@@ -10,19 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from trundle.cli import tables
 from trundle.cli.console import _show, _show_json, _show_table
 from trundle.cli.options import _CommonFlags, _Force, _Json, _Model, _RunFlags
-from trundle.cli.tables import (
-    _before_after,
-    _besides,
-    _budget_result,
-    _candidates,
-    _demo,
-    _fidelities,
-    _forecast,
-    _run,
-    _time_plan,
-)
 from trundle.errors import BadInput, UserError
 from trundle.progress import is_first
 
@@ -32,7 +22,7 @@ if TYPE_CHECKING:
     from trundle.recipe import Recipe
     from trundle.search.outcome import Outcome
 
-_REPORT = "report.html"
+_REPORT, _DEMO = "report.html", Path("demo/small")
 _SHOWN_CANDIDATES = 12
 
 
@@ -41,8 +31,7 @@ def compress(
     model: _Model,
     recipe: Annotated[str | None, Option("--recipe", "-r", help="A recipe's name, or a .yaml file.")] = None,
     budget: Annotated[
-        list[str] | None,
-        Option("--budget", "-b", help="Find the best model within 12MB, 10x, 20M-params or 5ms; repeatable."),
+        list[str] | None, Option("--budget", "-b", help="A limit: 12MB, 10x, 20M-params or 5ms; repeatable.")
     ] = None,
     change: Annotated[list[str] | None, Option("--set", help="method.option=value, for a recipe.")] = None,
     minutes: Annotated[float | None, Option(min=0.1, help="With --budget: total time; default: 30.")] = None,
@@ -73,18 +62,14 @@ def recipes(as_json: _Json = False) -> None:
     if as_json:
         _show_json({recipe.name: recipe.as_json() for recipe in found})
         return
-    rows = [("recipe", "methods", "")]
-    rows += [
-        (recipe.name, " → ".join(call.method.name for call in recipe.calls), recipe.about) for recipe in found
-    ]
-    _show_table(rows, texts=(0, 1, 2))
+    methods = [" → ".join(call.method.name for call in recipe.calls) for recipe in found]
+    rows = [(recipe.name, calls, recipe.about) for recipe, calls in zip(found, methods, strict=True)]
+    _show_table([("recipe", "methods", ""), *rows], texts=(0, 1, 2))
 
 
 def demo(
     flags: _CommonFlags,
-    output: Annotated[Path, Option("--output", "-o", help="Folder for the small model.")] = Path(
-        "demo/small"
-    ),
+    output: Annotated[Path, Option("--output", "-o", help="Folder for the small model.")] = _DEMO,
     force: _Force = False,
 ) -> None:
     """Run the complete workflow on this machine, with a real model.
@@ -99,10 +84,9 @@ def demo(
         _show_json(result.as_json())
         return
     _show_candidates(result.outcome)
-    _show_table(_demo(result), gap=True)
-    _show()
+    _show_table(tables._demo(result), gap=True)
     _show(
-        f"""The small model is in {result.output}. Use it with the index of the original model:
+        f"""\nThe small model is in {result.output}. Use it with the index of the original model:
 
     from sentence_transformers import SentenceTransformer
     model = SentenceTransformer("{result.output}")
@@ -115,7 +99,6 @@ Report: {result.page}"""
 
 
 def _run_recipe(model: str, recipe: Recipe, flags: _RunFlags) -> None:
-    """Runs a recipe and shows the result."""
     request = flags.request(model)
     from trundle.pipeline.compress import run_recipe
 
@@ -125,35 +108,25 @@ def _run_recipe(model: str, recipe: Recipe, flags: _RunFlags) -> None:
     if flags.as_json:
         _show_json(run.as_json())
         return
-    _show_table(_run(run))
+    _show_table(tables._run(run))
     if flags.dry_run:
-        _show()
-        _show(_forecast(run))
+        _show(f"\n{tables._forecast(run)}")
     _show_run(run)
     if run.output is not None and run.only_cut:
-        _show(
-            f"It is cut but not trained yet: trundle align {run.output} --teacher {run.source} --data TEXTS "
-            "-o ALIGNED"
-        )
+        command = f"trundle align {run.output} --teacher {run.source} --data TEXTS -o ALIGNED"
+        _show(f"It is cut but not trained yet: {command}")
 
 
 def _run_budget(
     model: str, budget: Sequence[str], flags: _RunFlags, *, minutes: float | None, students: Sequence[str]
 ) -> None:
-    """Searches for the best model within a budget and shows the result."""
     request = flags.request(model)
     from trundle.search.search import MINUTES, compress_to_budget
 
     outcome = compress_to_budget(request, budget, minutes=minutes or MINUTES, students=students)
     if outcome.run is not None and flags.output is not None:
-        _write_report(
-            flags.output,
-            model,
-            flags.data or [],
-            texts=outcome.proof_texts,
-            trust=flags.trust,
-            progress=request.progress,
-        )
+        data, texts, progress = flags.data or [], outcome.proof_texts, request.progress
+        _write_report(flags.output, model, data, texts=texts, trust=flags.trust, progress=progress)
     if flags.as_json:
         _show_json(outcome.record().as_json() | {"run": outcome.run.as_json() if outcome.run else None})
     else:
@@ -181,11 +154,10 @@ def _show_outcome(outcome: Outcome) -> None:
     hidden = len(outcome.tried) - _SHOWN_CANDIDATES
     if hidden > 0:
         _show(f"and {hidden} more that fit")
-    _show()
     if outcome.run is None:
-        _show(_time_plan(outcome))
+        _show(f"\n{tables._time_plan(outcome)}")
         return
-    _show_table(_budget_result(outcome))
+    _show_table(tables._budget_result(outcome), gap=True)
     for remark in outcome.remarks:
         _show(f"{remark[0].upper()}{remark[1:]}.")
     _show_run(outcome.run)
@@ -195,24 +167,21 @@ def _show_outcome(outcome: Outcome) -> None:
 
 
 def _show_candidates(outcome: Outcome) -> None:
-    _show_table(_candidates(outcome, _SHOWN_CANDIDATES), title=f"Within {outcome.budget}", texts=(0, 1))
+    rows = tables._candidates(outcome, _SHOWN_CANDIDATES)
+    _show_table(rows, title=f"Within {outcome.budget}", texts=(0, 1))
 
 
 def _show_run(run: Run) -> None:
-    """Shows what was measured and what was written."""
     from trundle.pipeline.card import how_to_open
 
     if run.fidelity is not None:
-        _show_table(_fidelities([run.fidelity], [""], run.fidelity.teacher), gap=True)
+        _show_table(tables._fidelities([run.fidelity], [""], run.fidelity.teacher), gap=True)
     if run.judged:
-        _show_table(_before_after(run.judged), gap=True)
+        _show_table(tables._before_after(run.judged), gap=True)
     if run.additional:
-        _show_table(_besides(run), gap=True)
+        _show_table(tables._besides(run), gap=True)
     if run.output is not None:
-        _show()
         call = how_to_open(str(run.output), needs_trundle=run.needs_trundle)
-        _show(f"Written to {run.output}; load it with {call}")
+        _show(f"\nWritten to {run.output}; load it with {call}")
     if run.pair is not None:
-        _show(
-            f"Written to {run.pair}; it encodes queries with the small model and documents with its teacher"
-        )
+        _show(f"Written to {run.pair}; the small model encodes queries, its teacher documents")

@@ -34,7 +34,6 @@ class _Terminal:
 
     @contextmanager
     def task(self, label: str, total: int | None) -> Iterator[Advance]:
-        """Shows a bar while the block runs."""
         columns = (
             TextColumn("  {task.description}"),
             BarColumn(bar_width=_BAR_WIDTH),
@@ -49,12 +48,10 @@ class _Terminal:
             yield lambda units: bars.advance(shown, units)
 
     def say(self, line: str) -> None:
-        """Prints a permanent line."""
         self._console.print(line, markup=False, style="dim")
 
 
 def _terminal(*, quiet: bool) -> Progress:
-    """Returns the progress display of a command."""
     return SILENT if quiet else _Terminal()
 
 
@@ -68,12 +65,10 @@ def _calm_libraries(*, verbose: bool) -> None:
 
 
 def _show_json(content: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Prints one JSON document."""
     sys.stdout.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _show(line: str = "") -> None:
-    """Prints a line of the result."""
     _stdout().print(line)
 
 
@@ -103,15 +98,12 @@ def _stdout() -> Console:
 
 
 def _bar(share: float, width: int = _BAR_WIDTH) -> str:
-    """A share between 0 and 1 as a bar."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width)
 
 
-_ROWS = 13
-_WIDEST = 3
-_COLUMNS = 96
+_ROWS, _COLUMNS, _WIDEST = 13, 96, 3
 _THIRDS = len("▔─▁")
 """Each row shows three heights."""
 

@@ -17,40 +17,32 @@ from trundle.errors import BadInput
 if TYPE_CHECKING:
     from trundle.precision import EngineName, Precision
 
+_INT4_HELP = (
+    "An eighth of the bytes, for models aligned with --rounding int4; needs --calibrate. With --int8, matmuls run "
+    "in int8: the same size, and faster."
+)
+
 
 def export(
     flags: _CommonFlags,
     model: _Model,
     to: Annotated[Literal["onnx", "openvino"], Option(help="The runtime of the graph.")] = "onnx",
     output: Annotated[
-        Path | None,
-        Option("--output", "-o", help="A new folder without torch weights; default: the model's own."),
+        Path | None, Option("--output", "-o", help="New folder without torch weights; default: the model's.")
     ] = None,
     int8: Annotated[bool, Option("--int8", help="A quarter of the bytes; needs --calibrate.")] = False,
-    int4: Annotated[
-        bool,
-        Option(
-            "--int4",
-            help="An eighth of the bytes, for models aligned with --rounding int4; needs --calibrate. "
-            "With --int8, matmuls run in int8: the same size, and faster.",
-        ),
-    ] = False,
+    int4: Annotated[bool, Option("--int4", help=_INT4_HELP)] = False,
     half: Annotated[
-        bool, Option("--half", help="Half of the bytes: float16 (onnx) or bfloat16 (openvino).")
+        bool, Option("--half", help="Half of the bytes: float16, for openvino bfloat16.")
     ] = False,
     calibrate: Annotated[
-        list[str] | None,
-        Option(help="Texts to calibrate int8 and to measure int8 or int4, as for --data; repeatable."),
+        list[str] | None, Option(help="Texts to calibrate int8 and to measure int8 or int4; repeatable.")
     ] = None,
-    max_cosine_loss: Annotated[
-        float, Option(help="Reject int8 or int4 that loses more cosine to torch.")
-    ] = 0.01,
+    max_cosine_loss: Annotated[float, Option(help="Reject int8 or int4 that loses more cosine.")] = 0.01,
     max_agreement_loss: Annotated[
-        float, Option(help="Reject int8 or int4 that loses more of the ten nearest neighbours.")
+        float, Option(help="Reject int8 or int4 that loses more neighbours.")
     ] = 0.1,
-    older_cpus: Annotated[
-        bool, Option("--older-cpus", help="int8 that can't overflow on processors without VNNI.")
-    ] = False,
+    older_cpus: Annotated[bool, Option("--older-cpus", help="int8 that is safe without VNNI.")] = False,
     try_both: Annotated[bool, Option("--try-both", help="Use both tracers, keep the faster graph.")] = False,
     force: _Force = False,
 ) -> None:
@@ -62,17 +54,15 @@ def export(
     from trundle.export.exporting import export_model
     from trundle.export.quantise import ExportOptions, Limits, calibration_texts
 
+    precision = _precision_of(to, int8=int8, int4=int4, half=half)
+    limits = Limits(cosine=max_cosine_loss, agreement=max_agreement_loss)
+    texts = calibration_texts(calibrate or [])
     exported = export_model(
         model,
         to=to,
-        precision=_precision_of(to, int8=int8, int4=int4, half=half),
+        precision=precision,
         output=output,
-        options=ExportOptions(
-            calibrate=calibration_texts(calibrate or []),
-            limits=Limits(cosine=max_cosine_loss, agreement=max_agreement_loss),
-            older_cpus=older_cpus,
-            try_both=try_both,
-        ),
+        options=ExportOptions(calibrate=texts, limits=limits, older_cpus=older_cpus, try_both=try_both),
         force=force,
         trust_remote_code=flags.trust,
         progress=progress,
@@ -91,11 +81,9 @@ def export(
 
 
 def _precision_of(to: EngineName, *, int8: bool, int4: bool, half: bool) -> Precision:
-    """The precision that the flags request together."""
     if half and (int8 or int4):
-        raise BadInput(
-            f"--{'int8' if int8 else 'int4'} and --half exclude each other; export twice to have both"
-        )
+        other = "--int8" if int8 else "--int4"
+        raise BadInput(f"{other} and --half exclude each other; export twice to have both")
     if half:
         return "float16" if to == "onnx" else "bfloat16"
     if int4:
@@ -104,6 +92,7 @@ def _precision_of(to: EngineName, *, int8: bool, int4: bool, half: bool) -> Prec
 
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
+_PAGE = Path("report.html")
 
 
 def serve(
@@ -113,9 +102,7 @@ def serve(
     host: Annotated[str, Option(help="Listen on this address; default: this machine only.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="0 chooses a free port.")] = 8080,
     name: Annotated[str | None, Option(help="Its name for clients; default: the folder's name.")] = None,
-    keys: Annotated[
-        Path | None, Option(help="A file of API keys, one per line; also $TRUNDLE_API_KEYS, comma-separated.")
-    ] = None,
+    keys: Annotated[Path | None, Option(help="File of API keys, one per line; or $TRUNDLE_API_KEYS.")] = None,
     cors: Annotated[list[str] | None, Option(help="Allow this web origin; repeatable.")] = None,
     graph: _Graph = None,
     threads: Annotated[int | None, Option(min=1, help="Threads for each model; default: all.")] = None,
@@ -170,14 +157,10 @@ def report(
     runs: Annotated[list[str], Argument(help="Folders that trundle wrote, to compare.")],
     teacher: Annotated[str | None, Option(help="The large model; default: the runs' own teacher.")] = None,
     data: _Data = None,
-    tasks: Annotated[
-        list[str] | None, Option(help="A folder of labelled tasks, or one task; repeatable.")
-    ] = None,
+    tasks: Annotated[list[str] | None, Option(help="A folder of tasks, or one task; repeatable.")] = None,
     texts: Annotated[int, Option(min=100, help="Most texts of --data to measure on.")] = 2000,
     speed: Annotated[bool, Option("--speed/--no-speed", help="Time the models if they are loaded.")] = True,
-    output: Annotated[
-        Path, Option("--output", "-o", help="The page; report.json is written next to it.")
-    ] = Path("report.html"),
+    output: Annotated[Path, Option("--output", "-o", help="The page; report.json is next to it.")] = _PAGE,
 ) -> None:
     """Write an HTML report about runs; it opens offline.
 

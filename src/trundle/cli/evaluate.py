@@ -28,24 +28,18 @@ _Models = Annotated[
 def evaluate(
     flags: _CommonFlags,
     models: _Models,
-    tasks: Annotated[
-        str | None, Option(help="Comma-separated: names or kinds under --root, paths, or mteb:NAME.")
-    ] = None,
+    tasks: Annotated[str | None, Option(help="Names or kinds in --root, paths or mteb:NAME; commas.")] = None,
     root: Annotated[Path | None, Option(envvar="TRUNDLE_TASKS", help="Folder of task files.")] = None,
-    teacher: Annotated[
-        str | None, Option(help="The large model or endpoint URL: also score queries on its documents.")
-    ] = None,
+    teacher: Annotated[str | None, Option(help="Large model or endpoint URL: also search its index.")] = None,
     teacher_model: _TeacherModel = None,
     graph: Annotated[
-        str | None, Option(help="Score a graph, such as onnx-int8 or fastest; default: the torch weights.")
+        str | None, Option(help="A graph, such as onnx-int8 or fastest; default: torch.")
     ] = None,
     data: _Data = None,
     examples: Annotated[int, Option(min=0, help="How many of the worst and best texts to show.")] = 5,
-    inherit: Annotated[
-        bool, Option("--inherit", help="Also score truncated, int8 and binary vectors.")
-    ] = False,
+    inherit: Annotated[bool, Option("--inherit", help="Also truncated, int8 and binary vectors.")] = False,
     dimensions: Annotated[
-        str | None, Option(help="For --inherit, comma-separated; default: powers of 2.")
+        str | None, Option(help="For --inherit, such as 256,64; default: powers of 2.")
     ] = None,
     split: Annotated[str, Option(help="test, or dev for choosing settings.")] = "test",
     output: Annotated[Path | None, Option("--output", "-o", help="Also write this JSON file.")] = None,
@@ -80,14 +74,11 @@ def evaluate(
     students = [name for name in dict.fromkeys(models) if not (teacher and _same(name, teacher))]
     if not students:
         students, teacher = models[:1], None
-    large = (
-        None
-        if teacher is None
-        else _open_teacher(teacher, teacher_model, trust=flags.trust, progress=progress)
-    )
+    trust, large = flags.trust, None
+    if teacher is not None:
+        large = _open_teacher(teacher, teacher_model, trust=trust, progress=progress)
     loaded = [
-        open_embedder(name, graph=graph, trust_remote_code=flags.trust, progress=progress)
-        for name in students
+        open_embedder(name, graph=graph, trust_remote_code=trust, progress=progress) for name in students
     ]
     shorten = None
     if inherit or cuts:
@@ -121,7 +112,6 @@ def _same(name: str, teacher: str) -> bool:
 def _open_teacher(
     name: str, endpoint_model: str | None, *, graph: str | None = None, trust: bool, progress: Progress
 ) -> Embedder:
-    """Opens a model or an endpoint that can embed any text."""
     from trundle.export.open import open_embedder
     from trundle.teacher import teacher_kind
 
@@ -132,8 +122,7 @@ def _open_teacher(
         return endpoint_teacher(name, endpoint_model)
     if kind != "model":
         raise BadInput(f"{name} has vectors of its own texts only; name the model or endpoint that made them")
-    model, _ = open_embedder(name, graph=graph, trust_remote_code=trust, progress=progress)
-    return model
+    return open_embedder(name, graph=graph, trust_remote_code=trust, progress=progress)[0]
 
 
 def _show_comparison(found: Comparison, teacher: str | None) -> None:
@@ -148,20 +137,17 @@ def _show_comparison(found: Comparison, teacher: str | None) -> None:
             _show_table(_compare_scores(found, [teacher_name, *names]), texts=(0, 1))
         if found.fidelity:
             students = [by_model[one.student] for one in found.fidelity]
-            rows = _fidelities(found.fidelity, students, teacher_name)
-            _show_table(rows, gap=bool(found.results))
+            _show_table(_fidelities(found.fidelity, students, teacher_name), gap=bool(found.results))
         for one in found.fidelity:
             if one.farthest:
                 _show_table(_text_errors(one, by_model[one.student]), texts=(2,), gap=True)
         for left in found.inheritance:
             name = by_model[left.student]
-            _show()
             rows = _inheritance(left, teacher_name, name)
-            _show_table(rows, title=f"{name}, {left.measure}", texts=(1,))
+            _show_table(rows, title=f"{name}, {left.measure}", texts=(1,), gap=True)
             _show(f"int8 calibrated on {left.calibration}.")
     for note in found.notes:
-        _show()
-        _show(note)
+        _show(f"\n{note}")
 
 
 def bench(

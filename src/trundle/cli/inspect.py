@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from trundle.methods.depth.curve import LayerCurve
     from trundle.progress import Progress
 
-_FIGURES = (".html", ".svg")
-
 
 def inspect(
     flags: _CommonFlags,
@@ -28,16 +26,9 @@ def inspect(
     layers: Annotated[bool, Option("--layers", help="Also plot the loss of each layer as last one.")] = False,
     vocabulary: Annotated[bool, Option("--vocabulary", help="The coverage of smaller vocabularies.")] = False,
     data: Annotated[
-        list[str] | None,
-        Option(
-            "--data",
-            "-d",
-            help="Files or folders: tuples with query and positive for --layers, texts for --vocabulary.",
-        ),
+        list[str] | None, Option("--data", "-d", help="Tuples for --layers, texts for --vocabulary.")
     ] = None,
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="Plot --layers into this .html or .svg.")
-    ] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="Plot --layers: .html or .svg.")] = None,
     seed: _Seed = 0,
 ) -> None:
     """Show the size of each part and what methods could save."""
@@ -48,9 +39,7 @@ def inspect(
     from trundle.model.load import load
 
     if vocabulary:
-        _inspect_vocabulary(
-            model, data, seed=seed, as_json=flags.as_json, trust=flags.trust, progress=progress
-        )
+        _inspect_vocabulary(model, data, flags, seed=seed, progress=progress)
         return
     loaded = load(model, trust_remote_code=flags.trust)
     family, about = _described(loaded)
@@ -64,15 +53,13 @@ def inspect(
     _show(f"{model}: {about}, vectors of {loaded.get_embedding_dimension()} dimensions")
     _show_table(_parts(now), texts=(0, 2), gap=True)
     if savings:
-        _show()
         title = f"What each method could save (FLOPs at {now.length} tokens per text)"
-        _show_table(_savings(now, savings), title=title, texts=(0, 1))
+        _show_table(_savings(now, savings), title=title, texts=(0, 1), gap=True)
     if curve is not None:
         _show_layers(loaded, curve)
 
 
 def _check_flags(*, layers: bool, vocabulary: bool, data: Sequence[str] | None, output: Path | None) -> None:
-    """Rejects flags that exclude each other, before the model is loaded."""
     if layers and vocabulary:
         raise BadInput("--layers and --vocabulary exclude each other; pass one at a time")
     if layers and not data:
@@ -83,16 +70,14 @@ def _check_flags(*, layers: bool, vocabulary: bool, data: Sequence[str] | None, 
         raise BadInput("--output is for the plot of the layers; add --layers")
     if output is None:
         return
-    if output.suffix not in _FIGURES:
-        raise BadInput(
-            f"{output} is not a supported file type; use a name that ends in {' or '.join(_FIGURES)}"
-        )
+    if output.suffix not in (".html", ".svg"):
+        raise BadInput(f"{output} is not a supported file type; use a name that ends in .html or .svg")
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise BadInput(f"{output} can't be written; pass a file in a folder that exists")
 
 
 def _inspect_vocabulary(
-    model: str, data: list[str] | None, *, seed: int, as_json: bool, trust: bool, progress: Progress
+    model: str, data: list[str] | None, flags: _CommonFlags, *, seed: int, progress: Progress
 ) -> None:
     from trundle.data.corpus import read_corpus
     from trundle.methods.contract import Context
@@ -100,18 +85,17 @@ def _inspect_vocabulary(
     from trundle.model.load import load
 
     corpus = read_corpus(data, seed=seed, progress=progress) if data else None
-    loaded = load(model, trust_remote_code=trust)
+    loaded = load(model, trust_remote_code=flags.trust)
     sizes = list_sizes(loaded, Context(original=loaded, corpus=corpus, seed=seed, progress=progress))
-    if as_json:
+    if flags.as_json:
         _show_json({"model": model, **sizes.as_json()})
         return
     _show(
         f"{model}: {sizes.rows[0].keep:,} tokens, scored on {sizes.texts:,} texts of {sizes.tokens:,} "
         f"tokens; tokens per text measured on {sizes.held_out:,} others"
     )
-    _show()
     rows = _vocabulary(sizes)
-    _show_table(rows, texts=(1, 3, len(rows[0]) - 1))
+    _show_table(rows, texts=(1, 3, len(rows[0]) - 1), gap=True)
 
 
 def _layer_curve(
@@ -123,7 +107,6 @@ def _layer_curve(
     seed: int,
     progress: Progress,
 ) -> LayerCurve:
-    """Measures the layer-loss curve, and plots it into `output` if there is one."""
     from trundle.data.corpus import read_corpus
     from trundle.folders import write_whole
     from trundle.methods.depth.curve import measure_curve
@@ -140,14 +123,12 @@ def _layer_curve(
 
 
 def _marks(curve: LayerCurve) -> dict[int, str]:
-    """Return the names of the low points by layer."""
     large = {curve.large: "large"}
     return large if curve.small is None else {curve.small: "small"} | large
 
 
 def _show_layers(model: SentenceTransformer, curve: LayerCurve) -> None:
-    _show(f"\nThe loss of each layer as the last one, before any training ({curve.tuples:,} tuples)")
-    _show()
+    _show(f"\nThe loss of each layer as the last one, before any training ({curve.tuples:,} tuples)\n")
     for line in _curve(curve.losses, _marks(curve)):
         _show(f"  {line}")
     _show_table(_layer_rows(model, curve), texts=(0, 1), gap=True)
@@ -156,7 +137,6 @@ def _show_layers(model: SentenceTransformer, curve: LayerCurve) -> None:
 
 
 def _layer_rows(model: SentenceTransformer, curve: LayerCurve) -> _Rows:
-    """The savings of each variant, with its loss."""
     from trundle.methods.depth.curve import layer_savings
     from trundle.model.cost import cost
 
@@ -178,7 +158,5 @@ def _layer_notes(curve: LayerCurve) -> list[str]:
     if curve.small is None:
         notes.append("A model of one layer has nothing to cut; depth --keep 0 makes it static.")
     else:
-        notes.append(
-            "Cut with: trundle depth MODEL --pick small --data TUPLES -o FOLDER; then train it back."
-        )
+        notes.append("Cut with: trundle depth MODEL --pick small --data TUPLES -o FOLDER; then train it.")
     return notes

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from trundle.pipeline.run import Request
     from trundle.progress import Progress
 
-_DATA = Option(
-    "--data", "-d", help="Texts: .txt .jsonl .csv .tsv .parquet, a folder, or 'environment'; repeatable."
-)
+_DATA_HELP = "Texts: .txt .jsonl .csv .tsv .parquet, a folder, or 'environment'; repeatable."
+_DATA = Option("--data", "-d", help=_DATA_HELP)
 
 _Model = Annotated[str, Argument(help="A model folder or hub name.")]
 _Data = Annotated[list[str] | None, _DATA]
@@ -61,9 +60,7 @@ class _RunFlags(_CommonFlags):
     force: _Force = False
     pair: Annotated[
         bool,
-        Option(
-            "--pair", help="Also write OUTPUT-pair: the result for queries and its teacher for documents."
-        ),
+        Option("--pair", help="Also write OUTPUT-pair: queries by the result, documents by its teacher."),
     ] = False
 
     def request(self, model: str) -> Request:

@@ -40,7 +40,6 @@ def _count(number: float) -> str:
 
 
 def _megabytes(number: float) -> str:
-    """Millions of bytes."""
     return f"{number / 1e6:,.1f} MB"
 
 
@@ -53,12 +52,10 @@ def _minutes(seconds: float) -> str:
 
 
 def _percent(share: float) -> str:
-    """A share times a hundred, without the sign."""
     return f"{100 * share:.1f}"
 
 
 def _points(score: float) -> str:
-    """A score of 1 as 100."""
     return f"{100 * score:.2f}"
 
 
@@ -89,20 +86,11 @@ def _parts(cost: Cost) -> _Rows:
     rows: _Rows = [("part", "parameters", "", "", "bytes", "FLOPs/token", "")]
     total = cost.total
     for part, figures in cost.parts.items():
-        if not figures.parameters and not figures.flops_per_token:
-            continue
-        share = figures.parameters / total.parameters
-        rows.append(
-            (
-                part,
-                _count(figures.parameters),
-                _bar(share),
-                f"{share:.1%}",
-                _megabytes(figures.bytes),
-                _count(figures.flops_per_token),
-                f"{figures.flops_per_token / total.flops_per_token:.1%}",
-            )
-        )
+        parameters, flops = figures.parameters, figures.flops_per_token
+        if parameters or flops:
+            share, size = parameters / total.parameters, _megabytes(figures.bytes)
+            shares = f"{share:.1%}", f"{flops / total.flops_per_token:.1%}"
+            rows.append((part, _count(parameters), _bar(share), shares[0], size, _count(flops), shares[1]))
     all_flops = _count(total.flops_per_token)
     return [*rows, ("all", _count(total.parameters), "", "", _megabytes(cost.file_bytes), all_flops, "")]
 
@@ -122,7 +110,6 @@ def _sizes(cost: Cost, before: Cost) -> tuple[str, ...]:
 
 
 def _vocabulary(sizes: VocabularySizes) -> _Rows:
-    """Coverage, weights and text lengths for each vocabulary size."""
     longer = any(row.lengths is not None for row in sizes.rows)
     lengths = ("tokens/text", "") if longer else ()
     rows: _Rows = [("tokens", "", "of your texts", "", "weights", "smaller", *lengths, "removed first")]
@@ -136,7 +123,6 @@ def _vocabulary(sizes: VocabularySizes) -> _Rows:
 
 
 def _run(result: Run) -> _Rows:
-    """The model before the recipe and after each of its methods."""
     before, after = result.before, result.after
     lines = [("before", before, "")]
     for step in result.steps:
@@ -181,36 +167,26 @@ def _besides(result: Run) -> _Rows:
     scored = ("cosine", "agreement@10")
     rows: _Rows = [("Also written", "parameters", "weights", "smaller", "FLOPs/token", *scored)]
     for sibling in result.additional:
-        scores = (_NOTHING, _NOTHING)
-        if sibling.fidelity is not None:
-            agreement = sibling.fidelity.agreement_asymmetric
-            scores = (f"{sibling.fidelity.cosine:.4f}", f"{agreement:.1%}")
+        found = sibling.fidelity
+        scores = (f"{found.cosine:.4f}", f"{found.agreement_asymmetric:.1%}") if found else (_NOTHING,) * 2
         rows.append((str(sibling.output), *_sizes(sibling.after, result.before), *scores))
     return rows
 
 
 def _candidates(outcome: Outcome, most: int) -> _Rows:
-    """The candidates that fit, the best or most promising first."""
     several = len({each.candidate.base for each in outcome.tried}) > 1
     rows: _Rows = [("candidate", "of" if several else "", "parameters", "file", "query", "distance", "")]
     for each in outcome.tried[:most]:
         candidate = each.candidate
-        rows.append(
-            (
-                candidate.name,
-                Path(candidate.base).name if several else "",
-                _count(candidate.cost.parameters),
-                _megabytes(candidate.bytes),
-                _milliseconds(candidate.milliseconds),
-                " → ".join(f"{distance:.3f}" for distance in each.distances),
-                "" if outcome.run is None else each.outcome,
-            )
-        )
+        base = Path(candidate.base).name if several else ""
+        sizes = _count(candidate.cost.parameters), _megabytes(candidate.bytes)
+        distances = " → ".join(f"{distance:.3f}" for distance in each.distances)
+        ended = "" if outcome.run is None else each.outcome
+        rows.append((candidate.name, base, *sizes, _milliseconds(candidate.milliseconds), distances, ended))
     return rows
 
 
 def _time_plan(outcome: Outcome) -> str:
-    """How a search would use its time."""
     times = outcome.timetable
     if outcome.chosen.candidate.untouched:
         return "Nothing was written. No training is needed: the model itself fits as a smaller graph."
@@ -228,7 +204,6 @@ def _time_plan(outcome: Outcome) -> str:
 
 
 def _budget_result(outcome: Outcome) -> _Rows:
-    """The model before, as predicted, and as measured."""
     best, before = outcome.chosen.candidate, outcome.before
     size, parameters = outcome.bytes or best.bytes, outcome.parameters or best.cost.parameters
     old, new = outcome.before_milliseconds, outcome.milliseconds
@@ -251,7 +226,6 @@ def _budget_result(outcome: Outcome) -> _Rows:
 
 
 def _demo(result: DemoResult) -> _Rows:
-    """The original and the small model as shipped."""
     outcome, ndcg, fidelity = result.outcome, result.ndcg, result.fidelity
     large, small = result.speed.models[0], result.speed.models[-1]
 
@@ -275,7 +249,6 @@ def _demo(result: DemoResult) -> _Rows:
 
 
 def _exported(result: Exported) -> _Rows:
-    """A graph compared with the torch model it was made from."""
     parity = result.closeness
     return [
         (str(result.folder / result.graph.path), ""),
@@ -302,10 +275,8 @@ def _scores(results: Sequence[Sequence[Result]], names: Sequence[str]) -> _Rows:
         label = task if mode == "standard" else f"{task}, {mode}"
         rows.append((label, main, *(_points(found[key]) if key in found else _NOTHING for found in by_key)))
     standard = [[key for key in keys if key[1] == "standard" and key in found] for found in by_key]
-    means = [
-        sum(found[key] for key in chosen) / len(chosen)
-        for found, chosen in zip(by_key, standard, strict=True)
-    ]
+    columns = zip(by_key, standard, strict=True)
+    means = [sum(found[key] for key in chosen) / len(chosen) for found, chosen in columns]
     if len(keys) > 1:
         rows.append(("mean, standard", "", *map(_points, means)))
     if len(names) > 1:
@@ -314,10 +285,7 @@ def _scores(results: Sequence[Sequence[Result]], names: Sequence[str]) -> _Rows:
 
 
 def _compare_scores(found: Comparison, names: Sequence[str]) -> _Rows:
-    """One row per task: the teacher, then each student on its own index and on the teacher's, with shares.
-
-    `names` are the headings of the teacher and of the students.
-    """
+    """One row per task: the teacher, then each student on its own index and on the teacher's, with shares."""
     teacher, *students = found.results
     modes = [_modes(row) for row in students]
     heading = ["task", "metric", names[0]]
@@ -360,7 +328,6 @@ def _mean_rows(found: Comparison, modes: Sequence[Sequence[str]]) -> Iterator[tu
 
 
 def _fidelities(found: Sequence[Fidelity], names: Sequence[str], teacher: str) -> _Rows:
-    """How close each student is to the teacher on unlabelled texts."""
     first = found[0]
     title = f"against {teacher}, {first.queries:,} queries × {first.documents:,} documents"
     asymmetric = (_share_percent(one.agreement_asymmetric) for one in found)
@@ -374,7 +341,6 @@ def _fidelities(found: Sequence[Fidelity], names: Sequence[str], teacher: str) -
 
 
 def _text_errors(found: Fidelity, name: str) -> _Rows:
-    """The texts with the largest and the smallest distance to the teacher."""
     rows: _Rows = [("ℓ2", "cosine", f"farthest from the teacher, {name}")]
     for heading, errors in ((None, found.farthest), ("closest to the teacher", found.closest)):
         if heading:

@@ -94,7 +94,7 @@ def search(
     where: Annotated[str, Argument(help="An index: a folder, or postgresql://user@host/database.")],
     queries: Annotated[list[str], Argument(help="What to search for; each query in quotes.")],
     model: Annotated[
-        str | None, Option("--model", "-m", help="Embeds the queries; default: the index's own.")
+        str | None, Option("--model", "-m", help="For queries; default: the index's own.")
     ] = None,
     results: Annotated[int, Option("--results", "-n", min=1, max=1000, help="How many to show.")] = 10,
     table: _Table = "trundle",
@@ -107,18 +107,16 @@ def search(
     store = open_store(where, table=table, progress=progress)
     encoder = open_encoder(model or store.facts.model, trust_remote_code=flags.trust, progress=progress)
     if encoder.dimensions != store.dimensions:
-        raise BadInput(
-            f"the model's vectors have {encoder.dimensions} dimensions and the index has {store.dimensions}; "
-            "search with a model in the vector space of the index"
+        widths = (
+            f"the model's vectors have {encoder.dimensions} dimensions and the index has {store.dimensions}"
         )
+        raise BadInput(f"{widths}; search with a model in the vector space of the index")
     with closing(store):
         found = store.search(encoder.encode_query(queries), results)
     if flags.as_json:
-        rows = [
-            {"query": query, "results": [{"text": one.text, "score": one.score} for one in row]}
-            for query, row in zip(queries, found, strict=True)
-        ]
-        _show_json(rows)
+        rows = [[{"text": one.text, "score": one.score} for one in row] for row in found]
+        results_by_query = zip(queries, rows, strict=True)
+        _show_json([{"query": query, "results": row} for query, row in results_by_query])
         return
     for query, row in zip(queries, found, strict=True):
         if len(queries) > 1:
@@ -158,13 +156,10 @@ def check(
     small, *_ = open_sides(student, trust_remote_code=flags.trust, progress=progress)
     large = None
     if teacher is not None:
-        large = _open_teacher(
-            absolute_name(teacher), teacher_model, graph="fastest", trust=flags.trust, progress=progress
-        )
-    readable = open_readable(
-        against, table=table, text_column=texts, vector_column=vectors, progress=progress
-    )
-    with closing(readable):
+        name, trust = absolute_name(teacher), flags.trust
+        large = _open_teacher(name, teacher_model, graph="fastest", trust=trust, progress=progress)
+    columns = {"text_column": texts, "vector_column": vectors}
+    with closing(open_readable(against, table=table, progress=progress, **columns)) as readable:
         found = check_index(
             readable,
             small.embedder(absolute_name(student)),
@@ -178,8 +173,7 @@ def check(
     if flags.as_json:
         _show_json(found.as_json())
         return
-    _show(f"agreement@10 {found.agreement:.3f}, cosine {found.cosine:.3f}")
-    _show()
+    _show(f"agreement@10 {found.agreement:.3f}, cosine {found.cosine:.3f}\n")
     for line in found.says():
         _show(line)
 
@@ -209,16 +203,14 @@ def _build_targets(
     model: Annotated[str, Argument(help="The teacher: a model folder or hub name.")],
     data: Annotated[
         list[str],
-        Option("--data", "-d", help="Texts; with --ray only parquet, also s3://… or gs://…; repeatable."),
+        Option("--data", "-d", help="Texts; with --ray only parquet, or s3://…, gs://…; repeatable."),
     ],
     output: Annotated[Path, Option("--output", "-o", help="Folder of the store; shared, if --ray.")],
     ray: Annotated[
         str | None,
         Option(_RAY, metavar="[HOST:PORT]", help="Use a Ray cluster; default: the one here, or a new one."),
     ] = None,
-    workers: Annotated[
-        int | None, Option(min=1, help="With --ray; default: one per GPU, or per core.")
-    ] = None,
+    workers: Annotated[int | None, Option(min=1, help="With --ray; default: per GPU or core.")] = None,
     runtime: Annotated[bool, Option("--runtime", help="Run the exported graph on the CPU.")] = False,
     threads: Annotated[int | None, Option(min=1, help="Cores per worker, or for --runtime.")] = None,
     dtype: Annotated[Literal["float16", "float32"], Option(help="Type of the vectors.")] = "float16",
@@ -235,9 +227,8 @@ def _build_targets(
         raise BadInput("--threads goes with --ray or --runtime; for torch, set OMP_NUM_THREADS")
     from trundle.scale.shard_writer import TeacherSpec, absolute_name, build_local
 
-    asked = TeacherSpec(
-        model=absolute_name(model), runtime=runtime, threads=threads, trust_remote_code=flags.trust
-    )
+    name, trust = absolute_name(model), flags.trust
+    asked = TeacherSpec(model=name, runtime=runtime, threads=threads, trust_remote_code=trust)
     if ray is None:
         made = build_local(data, asked, output, dtype=dtype, progress=progress)
     else:
@@ -260,6 +251,5 @@ def _build_targets(
             }
         )
         return
-    _show(f"{output}: {facts.count:,} texts, vectors of {facts.width} dimensions, {stored / 1e6:,.1f} MB.")
-    _show()
+    _show(f"{output}: {facts.count:,} texts, vectors of {facts.width} dimensions, {stored / 1e6:,.1f} MB.\n")
     _show(f"    trundle align STUDENT --teacher {output} -o SMALL")

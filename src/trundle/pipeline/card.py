@@ -24,26 +24,21 @@ queries = model.encode_query(["what is asked"])"""
 def _model_card(
     name: str, lineage: Lineage, *, similarity: str, needs_trundle: bool = False, use: str = ""
 ) -> str:
-    """A card that says what the lineage says, for people and, at its head, for the hub.
-
-    A model that gives something else than vectors says by `use` how it is asked.
-    """
-    front = _front(
-        name, [_first_source(lineage)], "finetune", _readable(lineage.scores, lineage.space), lineage.data
-    )
+    """Renders the lineage as a card; `use` is the example call of a model that gives labels instead of vectors."""
+    scores = _readable(lineage.scores, lineage.space)
+    front = _front(name, [_first_source(lineage)], "finetune", scores, lineage.data)
     return _card(
         name,
         _of_answers(front) if use else front,
         f"Made from `{Path(lineage.source).name}` with trundle{_space(lineage.space)}.",
         _sizes(lineage.before, lineage.after),
         _steps(lineage),
-        _scores(_readable(lineage.scores, lineage.space)),
+        _scores(scores),
         _use(name, use or _ENCODE, "" if use else similarity, needs_trundle=needs_trundle),
     )
 
 
 def _pair_card(name: str, lineage: Lineage, *, similarity: str) -> str:
-    """The card of two models in one folder, by the facts of the step that put them together."""
     facts = lineage.steps[-1]["facts"]
     student = lineage.parent or {}
     scores = _readable(student.get("scores", {}), student.get("space"))
@@ -73,7 +68,6 @@ def _front(
     scores: Mapping[str, float],
     data: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The hub's metadata; results only where something was measured."""
     models = list(dict.fromkeys(_hub_name(base) for base in bases))
     front: dict[str, Any] = {
         "library_name": "sentence-transformers",
@@ -85,30 +79,23 @@ def _front(
     if scores:
         sources = ", ".join(Path(str(one["source"])).name for one in data)
         dataset = {"type": "custom", "name": f"Held-out texts of {sources}" if sources else "Held-out texts"}
-        metrics = [
-            {"type": _metric(label), "name": label, "value": float(value)} for label, value in scores.items()
-        ]
-        front["model-index"] = [
-            {"name": name, "results": [{"task": dict(_TASK), "dataset": dataset, "metrics": metrics}]}
-        ]
+        metrics = [{"type": _metric(label), "name": label, "value": one} for label, one in scores.items()]
+        result = {"task": dict(_TASK), "dataset": dataset, "metrics": metrics}
+        front["model-index"] = [{"name": name, "results": [result]}]
     return front
 
 
 def _of_answers(front: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for a model that gives answers instead of vectors."""
     results = [
         one | {"results": [result | {"task": dict(_ANSWERS)} for result in one["results"]]}
         for one in front.get("model-index", ())
     ]
-    changed: dict[str, Any] = {
-        "pipeline_tag": _ANSWERS["type"],
-        "tags": [_TAGS[0], _ANSWERS["type"], *_TAGS[3:]],
-    }
-    return {**front, **changed, **({"model-index": results} if results else {})}
+    tags = [_TAGS[0], _ANSWERS["type"], *_TAGS[3:]]
+    changed = {**front, "pipeline_tag": _ANSWERS["type"], "tags": tags}
+    return changed | ({"model-index": results} if results else {})
 
 
 def _first_source(lineage: Lineage) -> str:
-    """The model that everything began from."""
     source, parent = lineage.source, lineage.parent
     while parent:
         source, parent = parent["source"], parent.get("parent")
@@ -116,27 +103,22 @@ def _first_source(lineage: Lineage) -> str:
 
 
 def _hub_name(source: str) -> str:
-    """A hub name as it is; of a folder only its own name, which says nothing of this machine."""
+    # Of a folder only the last part: its path is of no use on another machine.
     looks_like_one = re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not Path(source).exists()
     return source if looks_like_one else Path(source).name
 
 
 def _readable(scores: Mapping[str, Any], space: str | None) -> dict[str, float]:
-    """The measured figures, without the way to the teacher's folder in their names."""
-    return {
-        _without_way(label, space): float(value)
-        for label, value in scores.items()
-        if isinstance(value, int | float)
-    }
+    numbers = {label: value for label, value in scores.items() if isinstance(value, int | float)}
+    return {_without_path(label, space): float(value) for label, value in numbers.items()}
 
 
-def _without_way(text: str, space: str | None) -> str:
-    """A teacher's folder by its last part: the way there says something of this machine alone."""
+def _without_path(text: str, space: str | None) -> str:
     return text.replace(space, Path(space).name) if space else text
 
 
 def _metric(label: str) -> str:
-    """A name for machines: agreement@10, own index → agreement_at_10_own_index."""
+    # agreement@10, own index → agreement_at_10_own_index
     return re.sub(r"[^a-z0-9]+", "_", label.lower().replace("@", " at ")).strip("_")
 
 
@@ -147,15 +129,12 @@ def _space(model: str | None) -> str:
 
 
 def _sizes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    rows = [("parameters", "parameters", 1e6, "M"), ("weights on disk", "bytes", 1e6, " MB")]
-    rows += [("FLOPs per token", "flops_per_token", 1e6, "M")]
+    rows = (("parameters", "parameters", "M"), ("weights on disk", "bytes", " MB"))
     lines = ["| | before | after | ratio |", "|---|---:|---:|---:|"]
-    for label, key, unit, mark in rows:
+    for label, key, unit in (*rows, ("FLOPs per token", "flops_per_token", "M")):
         if key in before and key in after:
-            ratio = before[key] / max(after[key], 1)
-            lines.append(
-                f"| {label} | {before[key] / unit:,.1f}{mark} | {after[key] / unit:,.1f}{mark} | {ratio:.2f}× |"
-            )
+            old, new, ratio = before[key] / 1e6, after[key] / 1e6, before[key] / max(after[key], 1)
+            lines.append(f"| {label} | {old:,.1f}{unit} | {new:,.1f}{unit} | {ratio:.2f}× |")
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
@@ -163,22 +142,21 @@ def _steps(lineage: Lineage) -> str:
     if not lineage.steps:
         return ""
     lines = [
-        f"{number}. **{step['step']}**: {_without_way(str(step['says']), lineage.space)}"
+        f"{number}. **{step['step']}**: {_without_path(str(step['says']), lineage.space)}"
         for number, step in enumerate(lineage.steps, start=1)
     ]
     return "## How it was made\n\n" + "\n".join(lines) + "\n\nThe whole lineage is in `trundle.json`."
 
 
 def _scores(scores: Mapping[str, float]) -> str:
-    rows = [f"| {name} | {value:.4f} |" for name, value in scores.items()]
-    if not rows:
-        return ""
-    return "## Measured on held-out texts\n\n| | |\n|---|---:|\n" + "\n".join(rows)
+    rows = "\n".join(f"| {name} | {value:.4f} |" for name, value in scores.items())
+    return f"## Measured on held-out texts\n\n| | |\n|---|---:|\n{rows}" if rows else ""
 
 
 def how_to_open(name: str, *, needs_trundle: bool) -> str:
-    """The call that opens the folder."""
-    return f"SentenceTransformer({json.dumps(name, ensure_ascii=False)}{', trust_remote_code=True' if needs_trundle else ''})"
+    """Returns the call that loads the folder."""
+    trust = ", trust_remote_code=True" if needs_trundle else ""
+    return f"SentenceTransformer({json.dumps(name, ensure_ascii=False)}{trust})"
 
 
 def _use(name: str, lines: str, similarity: str, *, needs_trundle: bool = False) -> str:

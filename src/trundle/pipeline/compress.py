@@ -1,7 +1,4 @@
-"""Runs a recipe: loads the model, plans and applies each method, compares the result with the original, saves it.
-
-Nothing here depends on a particular method: what a method needs is said by its `Method` record.
-"""
+"""Runs a recipe: loads the model, plans and applies each method, compares the result with the original, saves it."""
 
 from __future__ import annotations
 
@@ -84,44 +81,23 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
     student = memory.remember(embedder(made.model, name="result"), "result: encoding")
     writes = is_first() and not request.dry_run
     fidelity = _compare(teacher, student, request) if request.compare and vectors and writes else None
-    judged: dict[str, tuple[float, float]] = {}
-    if made.evaluators and writes:
-        before = memory.remember(embedder(original, name=THE_ORIGINAL), "original: encoding")
-        for score in made.evaluators:
-            old, new = score(before), score(student)
-            judged |= {name: (old[name], new[name]) for name in old}
+    judged = _judge(made, original, student, memory) if made.evaluators and writes else {}
     siblings: list[Sibling] = []
     paired = None
     if request.target is not None and is_first():
-        lineage = Lineage(
-            source=request.name,
-            space=None if made.space is None or not vectors else made.space.name,
-            steps=tuple(step.as_json() for step in made.steps),
-            data=() if request.corpus is None else request.corpus.facts(),
-            seed=request.seed,
-            before=cost(original).as_json(),
-            after=made.steps[-1].after.as_json(),
-            scores=({} if fidelity is None else _headline(fidelity))
-            | _before_and_after(judged)
-            | made.scores,
-            parent=read_lineage(request.source) if isinstance(request.source, str) else None,
-        )
-        lineage = lineage.after_parent() if request.continues else lineage
-        _save(made.model, request.target, lineage, made.files, replace=request.replace, use=made.use)
+        replace = request.replace
+        lineage = _lineage(request, made, fidelity, judged, before=cost(original), vectors=vectors)
+        _save(made.model, request.target, lineage, made.files, replace=replace, use=made.use)
         siblings += [
             _write_sibling(name, made, lineage, request, memory, teacher) for name in made.additional
         ]
         if request.pair and made.partner is not None:
             paired = pair_folder(request.target)
-            own = made.partner is original or made.space is None
-            names = (str(request.output), request.name if own or made.space is None else made.space.name)
+            space = made.space
+            large = request.name if space is None or made.partner is original else space.name
+            names = (str(request.output), large)
             _save_pair(
-                made.model,
-                made.partner,
-                names=names,
-                output=paired,
-                files=made.files,
-                replace=request.replace,
+                made.model, made.partner, names=names, output=paired, files=made.files, replace=replace
             )
         if not request.hold:
             made.settle()
@@ -145,7 +121,6 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
 
 
 def _check(request: Request, recipe: Recipe) -> None:
-    """Rejects what can't work before anything is loaded."""
     read = [name for call in recipe.calls for name in call.method.reads(call.options)]
     read += [request.source] if isinstance(request.source, str) else []
     if request.pair:
@@ -213,7 +188,6 @@ def _apply_all(request: Request, recipe: Recipe, context: Context) -> _Results:
 def _apply(
     call: Call, made: _Results, request: Request, context: Context, stage: _Stage | None
 ) -> tuple[Applied, MethodRun]:
-    """One method, or what an interrupted run has left of it at its `stage`."""
     began = time.monotonic()
     found = None if stage is None else stage.find()
     plan = call.method.plan(made.model, call.options, context) if found is None else found[0]
@@ -240,6 +214,40 @@ def _apply(
         applied=not only_planned,
         seconds=time.monotonic() - began,
     )
+
+
+def _judge(
+    made: _Results, original: SentenceTransformer, student: Embedder, memory: Memory
+) -> dict[str, tuple[float, float]]:
+    before = memory.remember(embedder(original, name=THE_ORIGINAL), "original: encoding")
+    scores = [(score(before), score(student)) for score in made.evaluators]
+    return {name: (old[name], new[name]) for old, new in scores for name in old}
+
+
+def _lineage(
+    request: Request,
+    made: _Results,
+    fidelity: Fidelity | None,
+    judged: Mapping[str, tuple[float, float]],
+    *,
+    before: Cost,
+    vectors: bool,
+) -> Lineage:
+    scores = {} if fidelity is None else _headline(fidelity)
+    for name, (old, new) in judged.items():
+        scores |= {f"{name}, before": round(old, 4), f"{name}, after": round(new, 4)}
+    lineage = Lineage(
+        source=request.name,
+        space=None if made.space is None or not vectors else made.space.name,
+        steps=tuple(step.as_json() for step in made.steps),
+        data=() if request.corpus is None else request.corpus.facts(),
+        seed=request.seed,
+        before=before.as_json(),
+        after=made.steps[-1].after.as_json(),
+        scores=scores | made.scores,
+        parent=read_lineage(request.source) if isinstance(request.source, str) else None,
+    )
+    return lineage.after_parent() if request.continues else lineage
 
 
 def _write_sibling(
@@ -269,13 +277,8 @@ def _save(
     replace: bool,
     use: str = "",
 ) -> None:
-    card = _model_card(
-        output.name,
-        lineage,
-        similarity=str(model.similarity_fn_name),
-        needs_trundle=has_token_map(model),
-        use=use,
-    )
+    similarity, own_module = str(model.similarity_fn_name), has_token_map(model)
+    card = _model_card(output.name, lineage, similarity=similarity, needs_trundle=own_module, use=use)
     save(model, output, lineage=lineage, card=card, files=files, replace=replace)
 
 
@@ -283,35 +286,20 @@ def _compare(original: Embedder, result: Embedder, request: Request) -> Fidelity
     """Measures how close the result is to the original on held-out texts; None if it can't be measured."""
     if request.corpus is None:
         return None
-    texts = sample(
-        distinct(request.corpus.held_out(), key=lambda text: text.text),
-        request.measured_texts,
-        seed=request.seed,
-    )
+    held_out = distinct(request.corpus.held_out(), key=lambda text: text.text)
+    texts = sample(held_out, request.measured_texts, seed=request.seed)
     queries, documents = queries_and_documents(texts)
     if len(documents) < FEWEST_DOCUMENTS:
-        request.progress.say(
-            f"not compared with the original: {len(texts)} texts are held out and {2 * FEWEST_DOCUMENTS} are needed; "
-            "pass more with --data"
-        )
-        return None
-    if original.text(queries[:1]).shape != result.text(queries[:1]).shape:
-        request.progress.say(
-            "not compared with the original: the vectors have another width; add align to the recipe"
-        )
-        return None
-    return measure_fidelity(result, original, queries, documents, progress=request.progress)
-
-
-def _before_and_after(judged: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    scores: dict[str, float] = {}
-    for name, (old, new) in judged.items():
-        scores |= {f"{name}, before": round(old, 4), f"{name}, after": round(new, 4)}
-    return scores
+        problem = f"{len(texts)} held-out texts are too few; pass more with --data"
+    elif original.text(queries[:1]).shape != result.text(queries[:1]).shape:
+        problem = "the vectors have another width; add align to the recipe"
+    else:
+        return measure_fidelity(result, original, queries, documents, progress=request.progress)
+    request.progress.say(f"not compared with the original: {problem}")
+    return None
 
 
 def _headline(fidelity: Fidelity) -> dict[str, float]:
-    """The few figures worth keeping with the model."""
     return QualityScores(
         k=fidelity.k,
         cosine=fidelity.cosine,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +26,16 @@ from trundle.teacher import teacher_kind
 class _Pair:
     """The two models of a written pair."""
 
-    student: str
-    teacher: str
     width: int
     query_parameters: int
     document_parameters: int
+    student: str
+    teacher: str
     output: Path
 
     def as_json(self) -> dict[str, Any]:
         """Returns what `--json` prints."""
-        return self.facts() | {"student": self.student, "teacher": self.teacher, "output": str(self.output)}
-
-    def facts(self) -> dict[str, Any]:
-        """Returns what the lineage records."""
-        return {
-            "width": self.width,
-            "query_parameters": self.query_parameters,
-            "document_parameters": self.document_parameters,
-        }
+        return asdict(self) | {"output": str(self.output)}
 
 
 def pair_folder(output: str | Path) -> Path:
@@ -63,25 +55,20 @@ def pair(
 ) -> _Pair:
     """Writes two models that share a vector space as one model folder, and returns what was written."""
     if teacher_kind(teacher) != "model":
-        raise BadInput(
-            f"a pair holds both models, and {teacher} is an endpoint, a table or a store; pass the teacher's folder"
-        )
+        raise BadInput(f"a pair holds both models, and {teacher} is not a model; pass the teacher's folder")
     check_free(output, replace=replace)
     if Path(output).resolve() in {Path(student).resolve(), Path(teacher).resolve()}:
         raise BadInput(f"{output} is one of the two models; choose another folder for the pair")
     models = [load(name, trust_remote_code=trust_remote_code) for name in (student, teacher)]
     check_pairable(*models)
     if not _share_a_space(*models):
-        progress.say(
-            f"{student} is not in the vector space of {teacher}: run trundle align first, or searches return wrong results"
-        )
+        progress.say(f"{student} is not in the vector space of {teacher}; run trundle align first")
     ranges = read_ranges(student)
     files = {} if ranges is None else {CALIBRATION_FILE: ranges.as_text()}
     return _save_pair(*models, names=(student, teacher), output=output, files=files, replace=replace)
 
 
 def _share_a_space(student: SentenceTransformer, teacher: SentenceTransformer) -> bool:
-    """Whether most sentences, as queries of the student, find themselves among the documents of the teacher."""
     texts = list(SENTENCES)
     return find_themselves(student.encode_query(texts), teacher.encode_document(texts))
 
@@ -97,22 +84,19 @@ def _save_pair(
 ) -> _Pair:
     """Writes the pair with the lineage of the student; `names` are what both models are called."""
     both = paired(student, teacher)
-    made = _Pair(
-        student=names[0],
-        teacher=names[1],
-        width=both.get_embedding_dimension() or 0,
-        query_parameters=sum(weight.numel() for weight in student.parameters()),
-        document_parameters=sum(weight.numel() for weight in teacher.parameters()),
-        output=Path(output),
-    )
+    facts = {
+        "width": both.get_embedding_dimension() or 0,
+        "query_parameters": sum(weight.numel() for weight in student.parameters()),
+        "document_parameters": sum(weight.numel() for weight in teacher.parameters()),
+    }
     step = {
         "step": "pair",
         "options": {"teacher": names[1]},
         "plan": {},
         "says": f"queries by {Path(names[0]).name}, documents by {Path(names[1]).name}",
-        "facts": made.facts(),
+        "facts": facts,
     }
     lineage = Lineage(source=names[0], space=names[1], steps=(step,), parent=read_lineage(names[0]))
-    card = _pair_card(made.output.name, lineage, similarity=str(both.similarity_fn_name))
+    card = _pair_card(Path(output).name, lineage, similarity=str(both.similarity_fn_name))
     save(both, output, lineage=lineage, card=card, files=files, replace=replace)
-    return made
+    return _Pair(**facts, student=names[0], teacher=names[1], output=Path(output))

@@ -23,7 +23,7 @@ _IN_MEMORY = "model"
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to compress, and how to run it; the same for a recipe and for a budget."""
+    """What to compress, and how to run it."""
 
     source: str | SentenceTransformer
     """A model folder, a hub name, or a model in memory."""
@@ -102,8 +102,8 @@ class Sibling:
 
     def as_json(self) -> dict[str, Any]:
         """Returns what `--json` prints."""
-        near = None if self.fidelity is None else self.fidelity.as_json()
-        return {"output": str(self.output), "after": self.after.as_json(), "fidelity": near}
+        fidelity = None if self.fidelity is None else self.fidelity.as_json()
+        return {"output": str(self.output), "after": self.after.as_json(), "fidelity": fidelity}
 
 
 @dataclass(frozen=True, kw_only=True)

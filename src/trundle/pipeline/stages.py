@@ -34,7 +34,6 @@ class _Stage:
     context: Context
 
     def find(self) -> tuple[Plan, Applied] | None:
-        """Returns the plan and the result of an interrupted run, or None."""
         if self.context.fresh:
             self.forget()
         try:
@@ -66,10 +65,7 @@ class _Stage:
         return plan, self.call.method.reopen(applied, plan, self.context)
 
     def keep(self, plan: Plan, applied: Applied, *, seconds: float) -> Applied:
-        """Stores a result that took long to make, until the run has been saved.
-
-        What the method itself had kept to resume from, such as checkpoints, is deleted.
-        """
+        """Stores a result that took long to make, and deletes the method's own checkpoints."""
         if seconds < _KEPT_AFTER:
             return applied
         with whole_folder(self.folder, replace=True, marks=(_RECORD,)) as scratch:
@@ -86,7 +82,6 @@ class _Stage:
         return replace(applied, done=self.forget)
 
     def forget(self) -> None:
-        """Deletes the entry."""
         remove_folder(self.folder)
 
     def _open(self, folder: Path) -> Any:
@@ -94,7 +89,7 @@ class _Stage:
 
 
 def _stages(calls: tuple[Call, ...], context: Context) -> list[_Stage]:
-    """Returns an entry for each method, named by the model, the texts, the methods up to it, and the files it reads."""
+    """The key of an entry is the model, the texts, the methods up to this one, and the files they read."""
     facts = () if context.corpus is None else context.corpus.facts()
     led: list[Any] = [model_digest(context.original), str(facts), context.seed, context.pair, str(versions())]
     found = []

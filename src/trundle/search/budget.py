@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trundle.errors import BadInput
@@ -29,59 +29,52 @@ class _Budget:
 
     def __str__(self) -> str:
         limits = [
-            None if self.bytes is None else f"{self.bytes / 1e6:.4g} MB",
-            None if self.parameters is None else f"{self.parameters / 1e6:.4g}M parameters",
-            None if self.milliseconds is None else f"{self.milliseconds:.4g} ms a query",
+            "" if self.bytes is None else f"{self.bytes / 1e6:.4g} MB",
+            "" if self.parameters is None else f"{self.parameters / 1e6:.4g}M parameters",
+            "" if self.milliseconds is None else f"{self.milliseconds:.4g} ms a query",
         ]
-        return " and ".join(each for each in limits if each)
+        return " and ".join(filter(None, limits))
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the limits by name."""
-        return {"bytes": self.bytes, "parameters": self.parameters, "milliseconds": self.milliseconds}
+        return asdict(self)
 
     def allows(self, *, file_bytes: int, parameters: int, milliseconds: float | None = None) -> bool:
         """Whether a model of this size and speed is within all limits; an unknown speed counts as within."""
         return not self.exceeded(file_bytes=file_bytes, parameters=parameters, milliseconds=milliseconds)
 
-    def exceeded(
-        self, *, file_bytes: int, parameters: int, milliseconds: float | None = None
-    ) -> tuple[str, ...]:
+    def exceeded(self, *, file_bytes: int, parameters: int, milliseconds: float | None) -> tuple[str, ...]:
         """Returns a sentence for each limit that a model of this size and speed exceeds."""
         found = []
         if self.bytes is not None and file_bytes > self.bytes:
-            found.append(
-                f"the file has {file_bytes / 1e6:.6g} MB, over the budget of {self.bytes / 1e6:.6g} MB"
-            )
+            size, most = file_bytes / 1e6, self.bytes / 1e6
+            found.append(f"the file has {size:.6g} MB, over the budget of {most:.6g} MB")
         if self.parameters is not None and parameters > self.parameters:
             found.append(f"there are {parameters:,} parameters, over the budget of {self.parameters:,}")
         if self.milliseconds is not None and milliseconds is not None and milliseconds > self.milliseconds:
-            found.append(
-                f"a query takes {milliseconds:.4g} ms, over the budget of {self.milliseconds:.4g} ms"
-            )
+            over = f"over the budget of {self.milliseconds:.4g} ms"
+            found.append(f"a query takes {milliseconds:.4g} ms, {over}")
         return tuple(found)
 
 
 def _parse_budget(words: Sequence[str], *, whole_bytes: int) -> _Budget:
     """Parses limits; `10x` is a tenth of `whole_bytes`, the size of the model itself."""
-    found: dict[str, tuple[str, _Budget]] = {}
+    found: dict[str, str] = {}
+    whole = _Budget()
     for word in (part.strip() for each in words for part in each.split(",")):
         match = _PATTERN.fullmatch(word.lower())
         if match is None or float(match["number"]) == 0:
             raise BadInput(f"{word!r} is not a budget; pass {_EXAMPLES}, or several separated by commas")
         amount = float(match["number"]) * _UNITS[match["unit"] or ""]
-        limits = {
-            "b": _Budget(bytes=int(amount)),
-            "x": _Budget(bytes=int(whole_bytes / amount)),
-            "ms": _Budget(milliseconds=amount),
+        limits: dict[str, tuple[str, float]] = {
+            "b": ("bytes", int(amount)),
+            "x": ("bytes", int(whole_bytes / amount)),
+            "ms": ("milliseconds", amount),
         }
-        limit = limits.get(match["kind"], _Budget(parameters=int(amount)))
-        kind = next(key for key, value in limit.as_json().items() if value is not None)
+        kind, limit = limits.get(match["kind"], ("parameters", int(amount)))
         if kind in found:
-            raise BadInput(f"{found[kind][0]} and {word} both limit the {kind}; keep one of them")
-        found[kind] = (word, limit)
-    whole = _Budget()
-    for kind, (_, limit) in found.items():
-        whole = replace(whole, **{kind: limit.as_json()[kind]})
+            raise BadInput(f"{found[kind]} and {word} both limit the {kind}; keep one of them")
+        found[kind] = word
+        whole = replace(whole, **{kind: limit})
     return whole
 
 
@@ -140,9 +133,9 @@ _NOTHING_TO_LEARN = _Timetable(labelling=0.0, rungs=(), finishing=0.0)
 def _plan_time(
     minutes: float, candidates: int, *, rate: float, there: float = math.inf, on_gpu: bool = False
 ) -> _Timetable:
-    """Plans as many trials as there is time for; with time for only one, the first candidate is trained at once.
+    """Plans trials for `there` texts, of which the teacher encodes `rate` a second.
 
-    `rate` is how many texts the teacher encodes in a second, `there` how many texts there are.
+    With time for only one trial, the first candidate is trained at once.
     """
     shortest = _SHORTEST_GPU_TRIAL if on_gpu else _SHORTEST_TRIAL
     whole = 60 * minutes
@@ -179,14 +172,12 @@ def _time_left(minutes: float, gone: float, closing: float) -> float:
 
 
 def _texts_within(seconds: float, rate: float) -> int:
-    """How many training texts fit into this time, next to the validation texts."""
     affordable = int(seconds * rate)
     found = affordable - validation_count(affordable)
     return found if found >= _ENOUGH_TEXTS else min(_ENOUGH_TEXTS, max(_FEWEST_TEXTS, 2 * found))
 
 
 def _proof_texts(texts: int) -> int:
-    """How many held-out texts to compare on; the teacher has to encode these as well."""
     return min(MEASURED_TEXTS, max(_FEWEST_PROVED, texts // _PROVED_SHARE)) if texts else MEASURED_TEXTS
 
 

@@ -1,17 +1,16 @@
 """Every model that the methods could make of a model, with its predicted cost.
 
-The grid of cuts is small. A candidate that keeps no more of anything than another one that fits is dropped, so what
-remains is the edge of the budget. A static model, with no layers, is for budgets that no layer fits into. Int8 costs
-little accuracy and a quarter of the bytes, so it is the default; int4 needs training with rounded weights and halves
-the bytes again.
+A candidate that keeps no more of anything than another one that fits is dropped, so what remains is the edge of the
+budget. A static model, with no layers, is for budgets that no layer fits into.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
@@ -56,17 +55,14 @@ class _Candidate:
 
     @property
     def bytes(self) -> int:
-        """Returns the predicted size of the exported file."""
         return self.cost.graph_bytes.get(self.precision, self.cost.file_bytes)
 
     @property
     def in_int4(self) -> bool:
-        """Whether its weights are stored in int4, so that it trains with rounded weights."""
         return graph_format("onnx", self.precision).weights == "int4"
 
     @property
     def name(self) -> str:
-        """Describes what is kept."""
         sizes = self.whole.sizes
         parts = [f"{self.layers} of {self.whole.layers} layers" if self.layers else "no layers (static)"]
         if self.tokens < sizes["vocab"]:
@@ -79,7 +75,7 @@ class _Candidate:
 
     @property
     def kept(self) -> tuple[Fraction, ...]:
-        """Returns the shares that are kept; a larger share is never worse."""
+        """The shares that are kept; a larger share is never worse."""
         sizes = self.whole.sizes
         return (
             Fraction(self.layers, self.whole.layers),
@@ -90,22 +86,18 @@ class _Candidate:
         )
 
     def steps(self, *, texts: int | None = None) -> list[dict[str, Any]]:
-        """Returns the cuts as rows of a recipe, the vocabulary first, because the other methods use the new tokenizer.
-
-        A narrower model is mapped into the space of its original with the vectors of up to `texts` texts.
-        """
+        """Returns the cuts as rows of a recipe; a narrower model is mapped into its original's space on `texts` texts."""
         if self.untouched:
             return [{"depth": {"keep": self.layers}}]
         sizes = self.whole.sizes
         found: list[dict[str, Any]] = []
-        if self.tokens < sizes["vocab"]:
+        if self.tokens < sizes["vocab"]:  # first, because the other methods use the new tokenizer
             found.append({"vocabulary": {"keep": self.tokens}})
         if self.layers < self.whole.layers:
             found.append({"depth": {"keep": self.layers}})
         if self.width != 1:
-            found.append(
-                {"width": {"extract": str(self.width)} | ({} if texts is None else {"texts": texts})}
-            )
+            mapped_on = {} if texts is None else {"texts": texts}
+            found.append({"width": {"extract": str(self.width), **mapped_on}})
         if self.neurons < sizes["mlp"]:
             share = f"{sizes['mlp'] - self.neurons}/{sizes['mlp']}"
             found.append({"weights": {"structure": "neuron", "method": "magnitude", "sparsity": share}})
@@ -115,12 +107,10 @@ class _Candidate:
 def _list_candidates(
     model: SentenceTransformer, base: str, *, precision: Precision, dimensions: int, is_teacher: bool = True
 ) -> list[_Candidate]:
-    """Lists the grid of cuts of `model`, each with a linear map into `dimensions`.
-
-    The unchanged teacher needs no map. The map of a static model is multiplied into its table.
-    """
+    """Lists the grid of cuts of `model`, each with a linear map into `dimensions`; the teacher itself needs no map."""
     layout = layout_of(transformer_of(model).model)
     sizes = layout.sizes
+    candidate = partial(_Candidate, base=base, precision=precision, whole=layout)
     grid = itertools.product(
         _counts(layout.layers, _LAYERS, at_least=1),
         (token_counts := _token_counts(model, sizes["vocab"])),
@@ -128,9 +118,9 @@ def _list_candidates(
         _WIDTHS,
     )
     found = []
-    for layers, tokens, neurons, width in grid:
+    for kept in grid:
+        layers, tokens, neurons, width = kept
         hidden = sizes["hidden"] * width
-        kept = (layers, tokens, neurons, width)
         untouched = (
             is_teacher
             and graph_format("onnx", precision).weights != "int4"
@@ -149,46 +139,20 @@ def _list_candidates(
         except ImpossibleCut:
             continue
         found.append(
-            _Candidate(
-                base=base,
-                layers=layers,
-                tokens=tokens,
-                neurons=neurons,
-                width=width,
-                precision=precision,
-                cost=cost,
-                whole=layout,
-                untouched=untouched,
+            candidate(
+                layers=layers, tokens=tokens, neurons=neurons, width=width, cost=cost, untouched=untouched
             )
         )
-    for tokens, cost in _static_costs(model, token_counts, dimensions):
-        found.append(
-            _Candidate(
-                base=base,
-                layers=0,
-                tokens=tokens,
-                neurons=sizes["mlp"],
-                width=_WIDTHS[0],
-                precision=precision,
-                cost=cost,
-                whole=layout,
-            )
-        )
-    return found
-
-
-def _static_costs(
-    model: SentenceTransformer, counts: Sequence[int], dimensions: int
-) -> Iterator[tuple[int, Cost]]:
-    """Static models with these numbers of tokens; none if the tokenizer does not allow one."""
     if has_token_map(model):
-        return
+        return found
     try:
         rows, _ = static_shape(model)
-    except BadModel:
-        return
-    for tokens in counts:
-        yield tokens, predict_static(model, rows=min(rows, tokens), width=dimensions)
+    except BadModel:  # its tokenizer does not allow a static model
+        return found
+    for tokens in token_counts:  # the map is multiplied into the table, so its width is that of the teacher
+        cost = predict_static(model, rows=min(rows, tokens), width=dimensions)
+        found.append(candidate(layers=0, tokens=tokens, neurons=sizes["mlp"], width=_WIDTHS[0], cost=cost))
+    return found
 
 
 def _edge(
@@ -211,11 +175,10 @@ def _edge(
 
 
 def _promise(candidate: _Candidate, coverage: _Coverage) -> float:
-    """Estimates quality from what is kept, to decide which candidates get a trial; the trials decide the rest.
+    """Estimates quality from what is kept, to decide which candidates get a trial.
 
-    In measurements, a smaller vocabulary hurts most, by what it no longer covers: nothing at three quarters of its size,
-    a lot at a sixth. Then follow half the width and the layers; neurons hardly matter. Int4 costs little next to such
-    cuts once it is trained, but most if hardly anything else is cut. `benchmarks/planner.py regret` measures the error.
+    In measurements, a smaller vocabulary hurts most, by what it no longer covers. Then follow half the width and the
+    layers; neurons hardly matter. Int4 costs little once it is trained. `benchmarks/planner.py regret` measures the error.
     """
     layers, _, neurons, width, _ = (float(share) for share in candidate.kept)
     precision = _INT4_PROMISE if candidate.in_int4 else 1.0
@@ -223,7 +186,6 @@ def _promise(candidate: _Candidate, coverage: _Coverage) -> float:
 
 
 def _smallest(candidates: Iterable[_Candidate]) -> _Candidate:
-    """The smallest candidate of the grid."""
     return min(candidates, key=lambda each: (each.bytes, each.cost.parameters))
 
 
@@ -234,7 +196,6 @@ def _fits(candidate: _Candidate, budget: _Budget) -> bool:
 
 
 def _token_counts(model: SentenceTransformer, whole: int) -> list[int]:
-    """Numbers of tokens that `vocabulary` accepts, largest first."""
     if has_token_map(model):
         return [whole]
     try:
@@ -245,6 +206,4 @@ def _token_counts(model: SentenceTransformer, whole: int) -> list[int]:
 
 
 def _counts(whole: int, shares: Sequence[Fraction], *, at_least: int) -> list[int]:
-    """Counts for these shares, largest first, none below `at_least` unless the total is."""
-    counts = {max(int(whole * share), min(at_least, whole)) for share in shares}
-    return sorted(counts, reverse=True)
+    return sorted({max(int(whole * share), min(at_least, whole)) for share in shares}, reverse=True)

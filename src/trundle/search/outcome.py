@@ -26,11 +26,9 @@ class _Tried:
 
     @property
     def refused(self) -> bool:
-        """Whether a method rejected the candidate."""
         return self.outcome.startswith(_REFUSED)
 
     def record(self) -> CandidateRecord:
-        """Return the entry of planning.json."""
         return CandidateRecord(
             name=self.candidate.name,
             base=self.candidate.base,
@@ -83,22 +81,16 @@ class Outcome:
         return remarks
 
     def record(self) -> PlanningRecord:
-        """Return the content of planning.json."""
-        best = self.chosen.candidate
+        """Returns the content of planning.json."""
+        best, before = self.chosen.candidate, self.before
+        teacher = {"parameters": before.parameters, "bytes": before.file_bytes}
+        predicted = {"bytes": best.bytes, "parameters": best.cost.parameters}
         return PlanningRecord(
             budget=self.budget.as_json(),
-            teacher={
-                "parameters": self.before.parameters,
-                "bytes": self.before.file_bytes,
-                "milliseconds": self.before_milliseconds,
-            },
+            teacher=teacher | {"milliseconds": self.before_milliseconds},
             candidates=tuple(each.record() for each in self.tried),
             chosen=best.name,
-            predicted={
-                "bytes": best.bytes,
-                "parameters": best.cost.parameters,
-                "milliseconds": best.milliseconds,
-            },
+            predicted=predicted | {"milliseconds": best.milliseconds},
             measured={"bytes": self.bytes, "parameters": self.parameters, "milliseconds": self.milliseconds},
             remarks=self.remarks,
         )

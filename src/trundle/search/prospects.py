@@ -1,7 +1,4 @@
-"""Predictions before anything is made: the size and speed of every candidate, and which are worth a trial.
-
-A dry run prints what is computed here; a budget that can't be met is rejected here.
-"""
+"""Predictions before anything is made: the size and speed of every candidate, and which are worth a trial."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ class _Prospects:
     def promising(
         self, limits: _Budget, speeds: Mapping[tuple[str, Precision], _Speed], *, before: Cost
     ) -> list[_Candidate]:
-        """Returns the candidates worth a trial, most promising first; rejects a budget that none or the model itself meets."""
+        """Returns the candidates worth a trial, most promising first; rejects a budget that none, or the model, meets."""
         if limits.milliseconds is not None and not speeds:
             raise MissingExtra("a budget in milliseconds", "export")
         found = self.candidates(speeds, timed=limits.milliseconds is not None)
@@ -81,17 +78,14 @@ class _Prospects:
         return [each for each in promising if each.untouched] or promising
 
     def slowest(self, speeds: Mapping[tuple[str, Precision], _Speed], before: Cost) -> float | None:
-        """Predicts the milliseconds of a query with the source model."""
         speed = speeds.get((self.source, "float32"))
         return None if speed is None else speed.milliseconds(before)
 
     def candidates(
         self, speeds: Mapping[tuple[str, Precision], _Speed], *, timed: bool = False
     ) -> list[_Candidate]:
-        """Lists all cuts of the source and the students with predicted sizes and speeds.
-
-        With a limit on time (`timed`), int4 weights are multiplied in int8: twice as fast, for a little less agreement.
-        """
+        """Lists all cuts of the source and the students with predicted sizes and speeds."""
+        # If time is limited, int4 weights are multiplied in int8: twice as fast, for a little less agreement.
         grid: Precision = "int4+int8" if timed else "int4"
         dimensions = self.bases[self.source].get_embedding_dimension() or 0
         precisions: tuple[Precision, ...] = ("int8", grid) if speeds else ("float32",)
@@ -103,25 +97,19 @@ class _Prospects:
                 model, base, dimensions=dimensions, precision=precision, is_teacher=base == self.source
             )
         ]
+        if not speeds:
+            return found
+        timings = [speeds[each.base, graph_format("onnx", each.precision).matmuls] for each in found]
         return [
-            replace(
-                each,
-                milliseconds=speeds[each.base, graph_format("onnx", each.precision).matmuls].milliseconds(
-                    each.cost
-                ),
-            )
-            if speeds
-            else each
-            for each in found
+            replace(each, milliseconds=speed.milliseconds(each.cost))
+            for each, speed in zip(found, timings, strict=True)
         ]
 
     def coverages(self) -> dict[str, _Coverage]:
-        """The token coverage of each base, from the first training texts."""
         texts = [text.text for text in islice(self.corpus.train(), _COUNTED_TEXTS)]
         return {base: _coverage(model, texts) for base, model in self.bases.items()}
 
     def text_count(self) -> float:
-        """Returns the number of texts, or infinity if the corpus does not say."""
         return sum(int(fact["texts"]) for fact in self.corpus.facts()) or math.inf
 
     def reading_rate(self) -> float:
@@ -143,10 +131,7 @@ class _Prospects:
 
 
 def _of_all_lengths(texts: Sequence[str], count: int) -> list[list[str]]:
-    """Draws `count` texts in groups of similar length, from short to long.
-
-    Many texts are encoded in such groups. A few random ones would be padded to the longest and look several times slower.
-    """
+    """Draws `count` texts in groups of similar length; a few random ones would be padded to the longest."""
     ordered = sorted(texts, key=len)
     each = max(1, count // _LENGTHS)
     if len(ordered) <= each * _LENGTHS:

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,8 @@ def _ship(
         )
         if fits:
             try:
-                made = _graph(output, precision, texts, progress)
-                return made | {
-                    "no_graph": f"{refused}; the {precision} graph fits as well and is there instead"
-                }
+                instead = f"{refused}; the {precision} graph fits as well and is there instead"
+                return _graph(output, precision, texts, progress) | {"no_graph": instead}
             except UserError as error:
                 refused = f"{refused}; there is no {precision} graph: {_cause(error)}"
     left = "the weights are there without it; allow a larger --budget or more --minutes"
@@ -95,9 +94,9 @@ def _graph(output: Path, precision: Precision, texts: list[str], progress: Progr
 def _calibration_texts(corpus: Corpus) -> list[str]:
     """Validation texts, or training texts if those are few."""
     texts = [text.text for text in islice(corpus.validation(), _CALIBRATION_TEXTS)]
-    if len(texts) == _CALIBRATION_TEXTS:
-        return texts
-    return [text.text for text in islice(corpus.train(), _CALIBRATION_TEXTS)]
+    if len(texts) < _CALIBRATION_TEXTS:
+        texts = [text.text for text in islice(corpus.train(), _CALIBRATION_TEXTS)]
+    return texts
 
 
 def _cause(error: UserError) -> str:
@@ -125,12 +124,9 @@ def compress_to_budget(
     if not 0 < minutes < math.inf:
         raise BadInput(f"{minutes} minutes are no time to plan with; pass a number above 0")
     _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
-    bases = {
-        name: load(name, trust_remote_code=request.trust_remote_code) for name in (request.source, *students)
-    }
-    prospects = _Prospects(
-        source=request.source, bases=bases, corpus=request.corpus, progress=request.progress
-    )
+    trust, progress = request.trust_remote_code, request.progress
+    bases = {name: load(name, trust_remote_code=trust) for name in (request.source, *students)}
+    prospects = _Prospects(source=request.source, bases=bases, corpus=request.corpus, progress=progress)
     before = cost(bases[request.source])
     limits = _parse_budget(budget, whole_bytes=before.file_bytes)
     speeds = prospects.speeds()
@@ -138,8 +134,8 @@ def compress_to_budget(
     untouched = planned.chosen.candidate.untouched
     if request.pair and untouched:
         raise BadInput(
-            f"{request.source} is within {limits} once it is {planned.chosen.candidate.precision}, so nothing is trained "
-            "and a pair would hold the same model twice; leave --pair out, or pass a smaller budget"
+            f"{request.source} is within {limits} once it is {planned.chosen.candidate.precision}, so a pair would hold "
+            "the same model twice; leave --pair out, or pass a smaller budget"
         )
     if request.dry_run:
         return planned if untouched else _timed(planned, prospects, minutes, prospects.reading_rate())
@@ -148,27 +144,20 @@ def compress_to_budget(
     digests = {name: model_digest(model) for name, model in bases.items()}
     facts = request.corpus.facts()
     entry = cache_entry("trials", digests, list(budget), minutes, request.seed, str(facts), versions())
-
-    def if_taken() -> None:
-        request.progress.say("another process runs the same search; this one starts its own")
-
-    with locked(entry, if_taken=if_taken) as work:
+    taken = partial(progress.say, "another process runs the same search; this one starts its own")
+    with locked(entry, if_taken=taken) as work:
         resumes = _wrote(work, request.target)
         _check_outputs(request, students, own=resumes)
         if request.fresh:
             shutil.rmtree(work, ignore_errors=True)
         if not untouched:
+            # A resumed search uses the rate it measured first, so that it plans the same way again.
             rate = _once(work / _RATE_FILE, prospects.reading_rate)
             planned = _timed(planned, prospects, minutes, rate)
-        request = replace(
-            request, replace=request.replace or resumes, opened=bases, measured_texts=planned.timetable.proved
-        )
+        times, may_replace = planned.timetable, request.replace or resumes
+        request = replace(request, replace=may_replace, opened=bases, measured_texts=times.proved)
         trials = _Trials(
-            source=prospects.source,
-            request=request,
-            texts=planned.timetable.texts,
-            mapped=planned.timetable.mapped,
-            work=work,
+            source=prospects.source, request=request, texts=times.texts, mapped=times.mapped, work=work
         )
         outcome = _carried_out(planned, trials, speeds=speeds, began=began, minutes=minutes)
         shutil.rmtree(work, ignore_errors=True)
@@ -179,15 +168,13 @@ def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> N
     """Rejects an output that exists, unless it may be replaced or is this search's `own`."""
     if request.target is None:
         return
-    outputs = [request.target, *([pair_folder(request.target)] if request.pair else [])]
-    for folder in outputs:
+    for folder in (request.target, *([pair_folder(request.target)] if request.pair else [])):
         check_free(folder, replace=request.replace or own, read=[request.name, *students])
 
 
 def _planned(
     prospects: _Prospects, limits: _Budget, speeds: Mapping[tuple[str, Precision], _Speed], *, before: Cost
 ) -> Outcome:
-    """The candidates, before anything is trained or any time planned."""
     tried = [_Tried(candidate=each) for each in prospects.promising(limits, speeds, before=before)]
     return Outcome(
         budget=limits,
@@ -200,18 +187,13 @@ def _planned(
 
 
 def _timed(planned: Outcome, prospects: _Prospects, minutes: float, rate: float) -> Outcome:
-    """Adds the time plan, from how many texts the teacher encodes in a second.
-
-    A resumed search passes the rate it measured first, so that it plans the same way again.
-    """
+    """Adds the time plan, from how many texts the teacher encodes in a second."""
     there = prospects.text_count()
     times = _plan_time(minutes, len(planned.tried), rate=rate, there=there, on_gpu=torch.cuda.is_available())
     if times.texts < min(_ENOUGH_TEXTS, there):
         speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-        prospects.progress.say(
-            f"the model encodes {speed} texts a second here, so training uses {times.texts:,} texts; "
-            "more --minutes or a GPU allow more"
-        )
+        used = f"so training uses {times.texts:,} texts; more --minutes or a GPU allow more"
+        prospects.progress.say(f"the model encodes {speed} texts a second here, {used}")
     return replace(planned, timetable=times)
 
 
@@ -223,10 +205,7 @@ def _carried_out(
     began: float,
     minutes: float,
 ) -> Outcome:
-    """Runs the trials, trains the winner and exports it.
-
-    Each part writes its result before the next one starts, so an interruption loses only what comes after.
-    """
+    """Runs the trials, trains the winner and exports it; each part writes its result before the next one starts."""
     request = trials.request
     assert request.target is not None
     assert request.corpus is not None
@@ -245,15 +224,10 @@ def _carried_out(
 
     run, ranked = trials.finish_best(ranked, seconds)
     _mark_written(trials.work, request.target)
-    outcome = replace(
-        planned,
-        tried=tuple(ranked),
-        chosen=ranked[0],
-        run=run,
-        proof_texts=request.measured_texts,
-        parameters=run.after.parameters,
-    )
-    _write(outcome, request.target)  # the export may fail, and the trained model is complete
+    outcome = replace(planned, tried=tuple(ranked), chosen=ranked[0], run=run)
+    outcome = replace(outcome, proof_texts=request.measured_texts, parameters=run.after.parameters)
+    planning = request.target / PLANNING_FILE
+    write_whole(planning, outcome.record().as_text())  # the export may fail; the trained model is complete
     made = _ship(
         outcome.chosen.candidate,
         request.target,
@@ -263,10 +237,6 @@ def _carried_out(
         progress=request.progress,
     )
     outcome = replace(outcome, **made)
-    _write(outcome, request.target)
+    write_whole(planning, outcome.record().as_text())
     run.settle()
     return outcome
-
-
-def _write(outcome: Outcome, output: Path) -> None:
-    write_whole(output / PLANNING_FILE, outcome.record().as_text())

@@ -58,7 +58,6 @@ class _Speed:
     """Whether the machine was idle otherwise."""
 
     def milliseconds(self, of: Cost) -> float:
-        """Predicts the time of a query with a model of this cost."""
         if of.layers == 0 and self.static is not None:
             return self.static
         attention, mlp, layers = _work(of)
@@ -130,7 +129,6 @@ def _export_graph(
     limits: Limits | None = None,
     progress: Progress = SILENT,
 ) -> int:
-    """Exports the graph into the model's own folder and returns its size in bytes."""
     options = ExportOptions(calibrate=tuple(calibrate), limits=limits or Limits())
     return export_model(
         str(folder), to="onnx", precision=precision, options=options, force=True, progress=progress
@@ -142,9 +140,8 @@ def _fit(costs: Sequence[Cost], milliseconds: Sequence[float]) -> _Speed:
     rows = np.array([(1.0, *_work(each))[: len(costs)] for each in costs])
     scale = rows.max(axis=0)
     solved, _ = nnls(rows / scale, np.array(milliseconds))
-    return _Speed(
-        **dict(zip(("fixed", "attention", "mlp", "layer"), (solved / scale).tolist(), strict=False))
-    )
+    names = ("fixed", "attention", "mlp", "layer")
+    return _Speed(**dict(zip(names, (solved / scale).tolist(), strict=False)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +182,6 @@ def _work(of: Cost) -> tuple[float, float, float]:
 
 def _cached(model: SentenceTransformer, precision: Precision) -> Path:
     config = transformer_of(model).model.config.to_json_string()
+    machine, used = asdict(this_machine()), versions(("onnxruntime", "trundle"))
     names = [each.name for each in fields(_Speed)]
-    return cache_entry(
-        "speed", config, precision, asdict(this_machine()), versions(("onnxruntime", "trundle")), names
-    ).with_suffix(".json")
+    return cache_entry("speed", config, precision, machine, used, names).with_suffix(".json")

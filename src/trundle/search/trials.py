@@ -35,7 +35,6 @@ def _once(place: Path, measure: Callable[[], float]) -> float:
 
 
 def _mark_written(work: Path, output: str | Path) -> None:
-    """Records that this search has written `output`, until the search ends and its cache entry is deleted."""
     work.mkdir(parents=True, exist_ok=True)
     write_whole(work / _WRITTEN_FILE, _identity(output))
 
@@ -47,7 +46,6 @@ def _wrote(work: Path, output: str | Path) -> bool:
 
 
 def _any_wrote(output: str | Path) -> bool:
-    """Whether any interrupted search has written `output`."""
     works = cache_folder() / _TRIALS
     return works.is_dir() and any(_wrote(work, output) for work in works.iterdir())
 
@@ -85,10 +83,9 @@ class _Trials:
     def contest(self, tried: Sequence[_Tried], timetable: _Timetable, *, until: float) -> list[_Tried]:
         """Successive halving: the better half of each round goes on to the next. Returns all candidates, best first.
 
-        The first trial trains for its seconds and sets the pace; the others make as many steps for theirs, so that
-        neither a busy machine nor a candidate's own speed decides. A candidate that a method rejects is replaced by
-        the next one; an error is raised only if all are rejected. After `until` no trial is started, and the best one
-        so far wins; trials of an interrupted search are always used.
+        The first trial sets the pace; the others make as many steps per second planned, so that neither a busy machine
+        nor a candidate's own speed decides. A candidate that a method rejects is replaced by the next one. After
+        `until` no trial is started, but trials of an interrupted search are used.
         """
         running: list[_Tried] = list(tried)
         behind: list[_Tried] = []
@@ -149,19 +146,12 @@ class _Trials:
         raise errors[0]
 
     def finish(self, chosen: _Tried, seconds: float) -> Run:
-        """Trains the winner further from its last trial and writes it; its checkpoints stay until `Run.settle`.
-
-        A resumed search trains for as long as was planned first.
-        """
+        """Trains the winner further from its last trial, for as long as was planned first, and writes it."""
         rounds = len(chosen.distances)
         start = self._folder(chosen, rounds - 1) if rounds else None
         planned = _once(self._folder(chosen, rounds).with_suffix(".seconds"), lambda: seconds)
-        request = replace(
-            self.request,
-            source=chosen.candidate.base if start is None else str(start),
-            continues=start is not None,
-            hold=True,
-        )
+        source = chosen.candidate.base if start is None else str(start)
+        request = replace(self.request, source=source, continues=start is not None, hold=True)
         return run_recipe(request, self._recipe(chosen, rounds, {"minutes": planned / 60}))
 
     def _may_try(self, tried: _Tried, number: int, until: float) -> bool:
@@ -171,12 +161,9 @@ class _Trials:
         folder = self._folder(tried, number)
         if not folder.is_dir():
             start = self._folder(tried, number - 1) if number else None
-            length = (
-                {"minutes": seconds / 60}
-                if steps is None
-                else {"steps": steps, "minutes": _OVERTIME * seconds / 60}
-            )
-            amount = f"{seconds:.0f} s" if steps is None else f"{steps:,} steps"
+            length, amount = {"minutes": seconds / 60}, f"{seconds:.0f} s"
+            if steps is not None:
+                length, amount = {"steps": steps, "minutes": _OVERTIME * seconds / 60}, f"{steps:,} steps"
             self.request.progress.say(f"round {number + 1}, {amount}: {tried.candidate.name}")
             request = replace(
                 self.request,
@@ -188,12 +175,10 @@ class _Trials:
                 replace=False,
             )
             run_recipe(request, self._recipe(tried, number, length))
-        lineage = read_lineage(folder) or {}
-        facts = lineage["steps"][-1]["facts"]
-        distance = facts["validation"] if facts["validation"] is not None else facts["loss"]
-        return replace(
-            tried, distances=(*tried.distances, float(distance)), steps=(*tried.steps, int(facts["steps"]))
-        )
+        facts = (read_lineage(folder) or {})["steps"][-1]["facts"]
+        distance = float(facts["loss"] if facts["validation"] is None else facts["validation"])
+        steps_made = (*tried.steps, int(facts["steps"]))
+        return replace(tried, distances=(*tried.distances, distance), steps=steps_made)
 
     def _refused(self, tried: _Tried, error: UserError) -> _Tried:
         self.request.progress.say(f"{tried.candidate.name} is {_REFUSED}{error}")
@@ -222,7 +207,6 @@ class _Trials:
 
 
 def _left(tried: _Tried, *, late: bool = False) -> _Tried:
-    """A candidate that goes no further."""
     if tried.distances:
         return replace(tried, outcome=f"dropped in round {len(tried.distances)}")
     return replace(tried, outcome="no time to try it") if late else tried
