@@ -1,8 +1,7 @@
 """Make more training texts from existing ones, for a teacher to label.
 
-Each augmentation is a function from one text to new ones. Its generator is seeded by the text itself, so a
-text always gives the same pieces. Only `joins` depends on the order of reading: it joins short texts that
-follow each other.
+The generator of each augmentation is seeded by the text itself, so a text always gives the same pieces. Only
+`joins` depends on the order of reading: it joins short texts that follow each other.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def _sentences(text: Text, random: Random) -> Iterator[Text]:
     found = [part.strip() for part in _SENTENCE_END.split(text.text)]
     usable = [part for part in found if len(part.split()) in _SENTENCE_WORDS]
     if len(found) > 1:
-        for part in random.sample(usable, min(_SENTENCES_PER_TEXT, len(usable))):
-            yield Text(text=part, kind="document")
+        chosen = random.sample(usable, min(_SENTENCES_PER_TEXT, len(usable)))
+        yield from (Text(text=part, kind="document") for part in chosen)
 
 
 def _spans(text: Text, random: Random) -> Iterator[Text]:
@@ -50,8 +49,7 @@ def _prefixes(text: Text, random: Random) -> Iterator[Text]:
 
 
 def _words(text: Text, random: Random) -> Iterator[Text]:
-    found = _WORD.findall(text.text)
-    if found:
+    if found := _WORD.findall(text.text):
         yield Text(text=random.choice(found), kind="query")
 
 
@@ -92,7 +90,6 @@ def augmented(
         if _JOINS in names and len(text.text.split()) <= _SHORT:
             waiting.append(text.text)
             if len(waiting) == _JOINED:
-                joined = " ".join(waiting)
-                if allowed(joined):
+                if allowed(joined := " ".join(waiting)):
                     yield Text(text=joined, kind="document")
                 waiting = []

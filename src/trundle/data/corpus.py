@@ -1,7 +1,7 @@
 """The user's texts in three parts: to train on, to validate with, and to measure the result.
 
-A hash of the text decides its part, so equal texts never end up in two. The documentation of the packages
-installed in this Python environment is a source called `environment`; its parts consist of complete packages.
+A hash of the text decides its part, so equal texts never end up in two. The source `environment` is the
+documentation of the installed Python packages; its parts consist of complete packages.
 """
 
 from __future__ import annotations
@@ -125,7 +125,6 @@ class _CorpusReader:
                 yield from (text for text in texts if self._part_of(text.text) == part)
 
     def examples(self, part: Part) -> Iterator[Example]:
-        """The tuples whose query is in a part, without texts that this part may not use."""
         found: Iterator[Example]
         for source in self._sources:
             if source == ENVIRONMENT:
@@ -150,15 +149,10 @@ class _CorpusReader:
 
 
 class _HeldOutTexts:
-    """Collects the texts that are not trained on while they stream by, before their number is known.
-
-    The share of such texts only decreases with the number of texts, and a text within a small share is within
-    any larger one, so a text that is dropped on the way would be dropped in the end.
-    """
+    """Collects the texts that are not trained on while they stream by, before their number is known."""
 
     def __init__(self, seed: int) -> None:
-        self.count = 0
-        self._seed = seed
+        self.count, self._seed = 0, seed
         self._found: dict[str, list[tuple[float, Text]]] = {}
 
     @property
@@ -166,13 +160,12 @@ class _HeldOutTexts:
         return _share_not_trained_on(self.count)
 
     def watching(self, source: str, texts: Iterable[Text]) -> Iterator[Text]:
-        """Pass the texts of a source through."""
         found = self._found.setdefault(source, [])
         full = 2 * _ENOUGH_HELD_OUT
         for text in texts:
             self.count += 1
-            drawn = draw(text.text, self._seed)
-            if drawn < self.share:
+            # The share only decreases, so a text that is dropped here would be dropped in the end.
+            if (drawn := draw(text.text, self._seed)) < self.share:
                 found.append((drawn, text))
                 if len(found) >= full:
                     found[:] = [(drawn, text) for drawn, text in found if drawn < self.share]
@@ -189,7 +182,6 @@ def _share_not_trained_on(texts: int) -> float:
 
 
 def _part_of(text: str, share: float, seed: int) -> Part:
-    """Half of the texts that are not trained on are for validation."""
     if draw(text, seed) >= share:
         return "train"
     return "validation" if draw(text, seed + 1) < 0.5 else "held_out"
@@ -224,14 +216,12 @@ def unseen_texts(
 ) -> list[Text]:
     """Sample up to `count` texts that none of the models with these lineages was trained on."""
     trained = []
-    for lineage in lineages:
-        generation = lineage
+    for generation in lineages:
         while generation is not None:
             if generation.get("data"):
                 trained.append(generation)
             generation = generation.get("parent")
-    streams = (_unseen_in(source, trained, seed, progress) for source in sources)
-    texts = (text for stream in streams for text in stream)
+    texts = (text for source in sources for text in _unseen_in(source, trained, seed, progress))
     return sample(distinct(texts, key=lambda text: text.text), count, seed=seed)
 
 

@@ -1,8 +1,7 @@
 """Queries and documents that every machine has: the docstrings of the installed Python packages.
 
 The summary of a docstring is a query; the rest of it, after the name of what it documents, is the document to
-retrieve. Packages are read as text and never imported. The same environment always gives the same pairs in
-the same order.
+retrieve. Packages are never imported. An environment always gives the same pairs in the same order.
 """
 
 from __future__ import annotations
@@ -78,11 +77,10 @@ class Documented:
 
 @dataclass(frozen=True, kw_only=True)
 class _Package:
-    """A package on disk and its Python files, relative to `folder`."""
-
     name: str
     folder: Path
     files: tuple[PurePath, ...]
+    """Its Python files, relative to `folder`."""
 
 
 def installed_packages(path: Sequence[str] | None = None) -> list[_Package]:
@@ -108,11 +106,7 @@ def standard_library() -> _Package:
 def environment_pairs(
     *, packages: Sequence[_Package] | None = None, limit_per_package: int = 700, progress: Progress = SILENT
 ) -> list[Documented]:
-    """Read queries and documents from packages, up to `limit_per_package` of each.
-
-    The limit keeps large packages from dominating. Their files are read in the order of a hash of their
-    names, until the limit is reached.
-    """
+    """Read pairs from packages, up to a limit of each, which keeps large packages from dominating."""
     if packages is None:
         packages = [*installed_packages(), standard_library()]
     found: list[Documented] = []
@@ -128,11 +122,7 @@ def environment_pairs(
 def split_by_package(
     pairs: Sequence[Documented], share: float, seed: int
 ) -> tuple[list[Documented], list[Documented]]:
-    """Split pairs into pairs to train on and held-out pairs; no package is in both.
-
-    Packages are considered in an order that depends on the seed, and held out while they fit into the share.
-    If none fits, the smallest is held out.
-    """
+    """Split pairs into pairs to train on and held-out pairs of other packages, at least one package each."""
     sizes = Counter(pair.package for pair in pairs)
     if not 0 < share < 1:
         raise BadInput(f"a share of {share} can't be held out; pass a number between 0 and 1")
@@ -156,7 +146,6 @@ def _letters(text: str) -> str:
 
 
 def _without_duplicates(pairs: Iterable[Documented]) -> Iterator[Documented]:
-    """Drop a pair if its query or its description has occurred before."""
     seen: set[str] = set()
     for pair in pairs:
         keys = {"query " + _letters(pair.query), _letters(pair.document.partition(": ")[2])}
@@ -166,13 +155,11 @@ def _without_duplicates(pairs: Iterable[Documented]) -> Iterator[Documented]:
 
 
 def _is_public_code(file: PurePath) -> bool:
-    """Whether a file is public code of its package: not a test, not a copy of another package."""
     folders = file.parts[:-1] if file.suffix == ".py" else file.parts
     return not (any(map(_SKIPPED_FOLDER.fullmatch, folders)) or _SKIPPED_FILE.fullmatch(file.stem))
 
 
 def _package_pairs(package: _Package, uses: Counter[str]) -> Iterator[Documented]:
-    """The pairs of a package; `uses` counts every query that is read."""
     files = [file for file in package.files if _is_public_code(file)]
     for file in sorted(files, key=lambda file: _digest(file.as_posix(), 16)):
         try:
@@ -188,17 +175,13 @@ def _package_pairs(package: _Package, uses: Counter[str]) -> Iterator[Documented
 
 
 def _docstrings(source: bytes, file: PurePath) -> Iterator[tuple[str, str]]:
-    """Every public name of a source file with its docstring; a file that can't be parsed has none.
-
-    A private file in a public folder usually holds what the folder offers: `cluster/_kmeans.py` is read, and
-    its `KMeans` is called `cluster.KMeans`.
-    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
+    # A private file holds what its folder offers: KMeans in cluster/_kmeans.py is called cluster.KMeans.
     private = file.stem.startswith("_")
     module = ".".join(file.parts[:-1] if private else (*file.parts[:-1], file.stem))
     if module:
@@ -221,7 +204,6 @@ def _docstrings_inside(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _documented(package: str, name: str, docstring: str) -> Documented | None:
-    """A docstring as a pair, or None if its summary is not a good query or the rest of it is too short."""
     paragraphs = docstring.split("\n\n")
     while paragraphs and _NOT_A_SUMMARY.fullmatch(paragraphs[0].strip()):
         paragraphs.pop(0)
@@ -232,14 +214,12 @@ def _documented(package: str, name: str, docstring: str) -> Documented | None:
     too_short = len(_letters(document).split()) < _LEAST_DOCUMENT_WORDS
     if too_short or _LEGAL.search(query) or _LEGAL.search(document):
         return None
-    document = f"{name}: {document}"
-    if len(document) > _LONGEST_DOCUMENT:
+    if len(document := f"{name}: {document}") > _LONGEST_DOCUMENT:
         document = document[:_LONGEST_DOCUMENT].rpartition(" ")[0]
     return Documented(package=package, name=name, query=query, document=document)
 
 
 def _prose(text: str) -> str:
-    """The sentences of a docstring, without code, underlines, footnotes and markup."""
     prose = "\n".join(_prose_lines(text.split("\n")))
     for pattern, replacement in _MARKUP:
         prose = pattern.sub(replacement, prose)
@@ -250,8 +230,7 @@ def _prose_lines(lines: Iterable[str]) -> Iterator[str]:
     block: int | None = None
     fenced = doctest = False
     for line in lines:
-        bare = line.strip()
-        indent = len(line) - len(line.lstrip())
+        bare, indent = line.strip(), len(line) - len(line.lstrip())
         if bare.startswith("```"):
             fenced = not fenced
             continue
@@ -264,6 +243,5 @@ def _prose_lines(lines: Iterable[str]) -> Iterator[str]:
             block = indent
         elif not _UNDERLINE.fullmatch(bare) and not _HEADING.fullmatch(bare):
             if bare.endswith("::") and not bare.startswith(".."):
-                block = indent
-                bare = bare.removesuffix(":")
+                block, bare = indent, bare.removesuffix(":")
             yield _RETURNS.sub("Returns:", _FIELD.sub(r"\1:", bare.lstrip("#")))

@@ -17,10 +17,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from trundle.data.augment import _SENTENCE_END
-from trundle.data.files import _parse_sources, _read_rows, _TableRow, parse_source
+from trundle.data.files import _DataRow, _parse_sources, _read_rows, parse_source
 from trundle.data.texts import _PLAIN, Text, _checked_negatives, _negative_columns, checked_text
 from trundle.errors import BadInput
 
@@ -54,14 +55,11 @@ def _read_examples(sources: str | Sequence[str]) -> Iterator[Example]:
                 if "label" in row.columns and not _keeps_pair(row):
                     continue
                 query, positive, negatives = columns_of[row.columns]
+                lists = [_checked_negatives(row.values[column], column, row.place) for column in negatives]
                 example = Example(
                     query=checked_text(row.values[query], query, row.place),
                     positive=checked_text(row.values[positive], positive, row.place),
-                    negatives=tuple(
-                        text
-                        for column in negatives
-                        for text in _checked_negatives(row.values[column], column, row.place)
-                    ),
+                    negatives=tuple(chain.from_iterable(lists)),
                     source=str(file),
                 )
                 yield example
@@ -73,7 +71,7 @@ def _is_example_column(column: str) -> bool:
     return column in (*_QUERY, *_POSITIVE, "label") or bool(_negative_columns([column]))
 
 
-def _example_columns(row: _TableRow) -> tuple[str, str, list[str]]:
+def _example_columns(row: _DataRow) -> tuple[str, str, list[str]]:
     query, positive = _first_column(_QUERY, row), _first_column(_POSITIVE, row)
     if query is None or positive is None:
         found = {"query": query, "positive": positive}
@@ -81,18 +79,17 @@ def _example_columns(row: _TableRow) -> tuple[str, str, list[str]]:
     return query, positive, _negative_columns(row.columns)
 
 
-def _first_column(names: Sequence[str], row: _TableRow) -> str | None:
+def _first_column(names: Sequence[str], row: _DataRow) -> str | None:
     return next((column for column in names if column in row.columns), None)
 
 
-def _missing_columns(row: _TableRow, found: Mapping[str, object], example: str) -> BadInput:
+def _missing_columns(row: _DataRow, found: Mapping[str, object], example: str) -> BadInput:
     missing = " or ".join(role for role, column in found.items() if column is None)
-    there = ", ".join(row.columns) or "none"
-    what = f"has no column known as the {missing} (columns: {there})"
+    what = f"has no column known as the {missing} (columns: {', '.join(row.columns) or 'none'})"
     return BadInput(f"{row.place} {what}; name the columns, as in {example}")
 
 
-def _keeps_pair(row: _TableRow) -> bool:
+def _keeps_pair(row: _DataRow) -> bool:
     label = row.values["label"]
     if not isinstance(label, (int, float, str)) or label not in _KEEPS_PAIR:
         fix = "write 0 or 1, or name the other columns, as in FILE::query=COLUMN,positive=COLUMN"
@@ -132,7 +129,7 @@ def _read_labelled(source: str) -> Iterator[LabelledRow]:
         )
 
 
-def _label_columns(row: _TableRow) -> tuple[tuple[str, ...], str]:
+def _label_columns(row: _DataRow) -> tuple[tuple[str, ...], str]:
     label, plain = _first_column(_LABEL, row), _first_column(_PLAIN, row)
     texts = _PAIR if set(_PAIR) <= set(row.columns) else (plain,) if plain else None
     if label is None or texts is None:
@@ -173,8 +170,7 @@ def _pair_from_text(text: str) -> Example:
     lines = _FIRST_LINE.fullmatch(text)
     if lines and len(lines["title"].split()) <= _TITLE_WORDS and len(lines["body"].split()) >= _FEWEST_WORDS:
         return Example(query=lines["title"].strip(), positive=lines["body"].strip(), source=_TITLE_BODY)
-    ends = [match.span() for match in _SENTENCE_END.finditer(text)]
-    if ends:
+    if ends := [match.span() for match in _SENTENCE_END.finditer(text)]:
         end, start = min(ends, key=lambda span: abs(span[0] - len(text) / 2))
         halves = text[:end].strip(), text[start:].strip()
         if all(len(half.split()) >= _FEWEST_WORDS for half in halves):

@@ -9,8 +9,7 @@ A source is written `PATH` or `PATH::role=column,role=column`. PATH is a file or
     .gz               after any of the above except .parquet
 
 `role=column` reads `column` as if its name were `role` and hides every column that is not named. Text is
-UTF-8, with or without a byte order mark. If a table has a column `split`, only the rows of the split `train`
-are read.
+UTF-8, with or without a byte order mark. Of a table with a column `split`, only the split `train` is read.
 """
 
 from __future__ import annotations
@@ -41,20 +40,18 @@ _Wanted = Callable[[str], bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _TableRow:
-    """One row: its place, the columns of its table, and the values that were read."""
-
+class _DataRow:
     place: str
     columns: tuple[str, ...]
+    """All columns of its table."""
     values: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """A source whose files exist; `columns` maps each role to its column."""
-
     files: tuple[Path, ...]
     columns: Mapping[str, str]
+    """The column of each role."""
 
 
 def parse_source(text: str) -> _Source:
@@ -65,9 +62,7 @@ def parse_source(text: str) -> _Source:
 
 def parse_columns(text: str) -> tuple[str, dict[str, str]]:
     """Split a source into its path and its columns by role."""
-    path, separator, named = text.rpartition("::")
-    if not separator:
-        path, named = text, ""
+    path, separator, named = text.rpartition("::") if "::" in text else (text, "", "")
     columns: dict[str, str] = {}
     for part in named.split(",") if separator else ():
         role, equals, column = (piece.strip() for piece in part.partition("="))
@@ -83,7 +78,7 @@ def _parse_sources(sources: str | Sequence[str]) -> list[_Source]:
     return [parse_source(source) for source in ([sources] if isinstance(sources, str) else sources)]
 
 
-def _read_rows(source: _Source, wanted: _Wanted = lambda _column: True) -> Iterator[_TableRow]:
+def _read_rows(source: _Source, wanted: _Wanted = lambda _column: True) -> Iterator[_DataRow]:
     """Stream the rows of a source; columns that it does not name and that are not `wanted` may be skipped."""
     needed = needed_columns(source.columns, wanted)
     for file in source.files:
@@ -104,7 +99,7 @@ def needed_columns(columns: Mapping[str, str], wanted: _Wanted) -> _Wanted:
     return lambda column: column == _SPLIT or (column in named if named else wanted(column))
 
 
-def training_row(row: _TableRow, columns: Mapping[str, str]) -> _TableRow | None:
+def training_row(row: _DataRow, columns: Mapping[str, str]) -> _DataRow | None:
     """Return the row with its columns by role, or None if it is not in the training split."""
     if row.values.get(_SPLIT, _TRAIN) != _TRAIN:
         return None
@@ -114,7 +109,7 @@ def training_row(row: _TableRow, columns: Mapping[str, str]) -> _TableRow | None
         if column not in row.columns:
             raise BadInput(f"{row.place} has no column {column!r}; name one it has: {', '.join(row.columns)}")
     values = {role: row.values[column] for role, column in columns.items()}
-    return _TableRow(place=row.place, columns=tuple(columns), values=values)
+    return _DataRow(place=row.place, columns=tuple(columns), values=values)
 
 
 def no_rows(file: object) -> BadInput:
@@ -135,17 +130,11 @@ def _suffix(path: Path) -> str:
 
 
 def _files(path: Path) -> tuple[Path, ...]:
-    """The file itself, or all data files in a folder in an order that is the same on every machine."""
     known = f"{', '.join(_READERS)} (or .gz of the text formats)"
     if path.is_dir():
         below = sorted((file.relative_to(path).parts, file) for file in path.rglob("*"))
-        files = tuple(
-            file
-            for parts, file in below
-            if _suffix(file) in _READERS
-            and file.is_file()
-            and not any(part.startswith(".") for part in parts)
-        )
+        visible = (file for parts, file in below if not any(part.startswith(".") for part in parts))
+        files = tuple(file for file in visible if _suffix(file) in _READERS and file.is_file())
         if not files:
             raise BadInput(f"{path} contains no data files; add files that end in {known}")
         return files
@@ -165,9 +154,8 @@ def _lines(path: Path) -> Iterator[str]:
                 try:
                     line = raw.decode("utf-8")
                 except UnicodeDecodeError as error:
-                    where = f"{path}:{number}"
-                    byte = f"byte 0x{raw[error.start]:02x}"
-                    raise BadInput(f"{where} is not UTF-8 text ({byte}); save the file as UTF-8") from error
+                    what = f"{path}:{number} is not UTF-8 text (byte 0x{raw[error.start]:02x})"
+                    raise BadInput(f"{what}; save the file as UTF-8") from error
                 yield line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(f"{path} is damaged or not gzip ({error}); create or download it again") from error
@@ -175,14 +163,14 @@ def _lines(path: Path) -> Iterator[str]:
         raise BadInput(f"{path} can't be read ({error.strerror or error}); check the file") from error
 
 
-def _read_text(path: Path, _wanted: _Wanted) -> Iterator[_TableRow]:
+def _read_text(path: Path, _wanted: _Wanted) -> Iterator[_DataRow]:
     for number, line in enumerate(_lines(path), 1):
         if line.strip():
             text = line.removesuffix("\n").removesuffix("\r")
-            yield _TableRow(place=f"{path}:{number}", columns=("text",), values={"text": text})
+            yield _DataRow(place=f"{path}:{number}", columns=("text",), values={"text": text})
 
 
-def _read_json_lines(path: Path, _wanted: _Wanted) -> Iterator[_TableRow]:
+def _read_json_lines(path: Path, _wanted: _Wanted) -> Iterator[_DataRow]:
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
@@ -196,10 +184,10 @@ def _read_json_lines(path: Path, _wanted: _Wanted) -> Iterator[_TableRow]:
             value = {"text": value}
         if not isinstance(value, dict):
             raise BadInput(f'{place} is not a JSON object; write a line such as {{"text": "..."}}')
-        yield _TableRow(place=place, columns=tuple(value), values=value)
+        yield _DataRow(place=place, columns=tuple(value), values=value)
 
 
-def _read_separated(path: Path, _wanted: _Wanted, separator: str) -> Iterator[_TableRow]:
+def _read_separated(path: Path, _wanted: _Wanted, separator: str) -> Iterator[_DataRow]:
     csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.reader(_lines(path), delimiter=separator, strict=True)
     columns: tuple[str, ...] = ()
@@ -215,13 +203,14 @@ def _read_separated(path: Path, _wanted: _Wanted, separator: str) -> Iterator[_T
             if len(fields) != len(columns):
                 what = f"{place} has {len(fields)} fields but the header has {len(columns)}"
                 raise BadInput(f"{what}; quote a field that contains a separator or a line break")
-            yield _TableRow(place=place, columns=columns, values=dict(zip(columns, fields, strict=True)))
+            yield _DataRow(place=place, columns=columns, values=dict(zip(columns, fields, strict=True)))
     except csv.Error as error:
-        where = f"{path}:{start}"
-        raise BadInput(f"{where} is not a row ({error}); double the quotes inside a quoted field") from error
+        raise BadInput(
+            f"{path}:{start} is not a row ({error}); double the quotes in quoted fields"
+        ) from error
 
 
-def _read_parquet(path: Path, wanted: _Wanted) -> Iterator[_TableRow]:
+def _read_parquet(path: Path, wanted: _Wanted) -> Iterator[_DataRow]:
     # An empty file has no rows, but pyarrow would call it damaged.
     if path.stat().st_size:
         yield from parquet_rows(path, str(path), wanted)
@@ -229,7 +218,7 @@ def _read_parquet(path: Path, wanted: _Wanted) -> Iterator[_TableRow]:
 
 def parquet_rows(
     opened: Any, name: str, wanted: _Wanted, *, groups: Sequence[int] | None = None, before: int = 0
-) -> Iterator[_TableRow]:
+) -> Iterator[_DataRow]:
     """Stream the rows of a parquet file, or of some of its row `groups` that follow `before` other rows."""
     number = before
     try:
@@ -239,10 +228,10 @@ def parquet_rows(
             for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=used, use_threads=False):
                 for values in _values(batch):
                     number += 1
-                    yield _TableRow(place=f"{name} row {number}", columns=columns, values=values)
+                    yield _DataRow(place=f"{name} row {number}", columns=columns, values=values)
     except UnicodeDecodeError as error:
-        place = f"{name} row {number + 1}"
-        raise BadInput(f"{place} is not UTF-8 text ({error.reason}); save the file as UTF-8") from error
+        what = f"{name} row {number + 1} is not UTF-8 text ({error.reason})"
+        raise BadInput(f"{what}; save the file as UTF-8") from error
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"{name} is damaged or not parquet ({reason}); create or download it again") from error
@@ -264,7 +253,7 @@ def _check_unique(path: object, columns: tuple[str, ...]) -> tuple[str, ...]:
     return columns
 
 
-_READERS: dict[str, Callable[[Path, _Wanted], Iterator[_TableRow]]] = {
+_READERS: dict[str, Callable[[Path, _Wanted], Iterator[_DataRow]]] = {
     ".txt": _read_text,
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,

@@ -18,8 +18,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
-from sklearn.exceptions import ConvergenceWarning
 
 from trundle.errors import BadInput
 
@@ -27,10 +25,7 @@ _T = TypeVar("_T")
 
 
 def fingerprint(items: Iterable[Any]) -> str:
-    """Return a fingerprint of the content, order and boundaries of all items.
-
-    Items are strings, or records made of strings, numbers, None and sequences of them.
-    """
+    """Return a fingerprint of the content and order of strings, or of records of strings and numbers."""
     return _count_and_fingerprint(items)[1]
 
 
@@ -48,11 +43,7 @@ def _count_and_fingerprint(items: Iterable[Any]) -> tuple[int, str]:
 
 
 def sample(items: Iterable[_T], n: int, seed: int) -> list[_T]:
-    """Sample `n` items uniformly from a stream, in their order of appearance; all of them if there are fewer.
-
-    Every item gets a random number, and the n smallest are kept: this needs memory for n items only, and a
-    larger sample with the same seed contains the smaller one.
-    """
+    """Sample `n` items uniformly from a stream, in their order; a larger sample contains the smaller one."""
     if n < 0:
         raise BadInput(f"a sample of {n} is not possible; request 0 or more")
     draw = Random(seed).random
@@ -91,13 +82,16 @@ _FEW = 400
 
 def representatives(vectors: _Vectors, count: int, *, seed: int) -> _Numbers:
     """Return the positions of the vectors closest in direction to the centres of `count` clusters."""
+    from sklearn.cluster import (
+        BisectingKMeans,
+    )  # imported here, because the torch-free server imports this module
+
     directions = _directions(vectors)
     if len(vectors) <= _SMALL or count <= _FEW or count >= len(vectors):
         return np.sort(_one_per_cluster(directions, count, seed))
     groups = 2 * -(-len(vectors) // _SMALL)
-    split = BisectingKMeans(
-        groups, n_init=1, max_iter=_ROUNDS, random_state=seed, bisecting_strategy="largest_cluster"
-    )
+    options = {"n_init": 1, "max_iter": _ROUNDS, "random_state": seed}
+    split = BisectingKMeans(groups, bisecting_strategy="largest_cluster", **options)
     labels = split.fit_predict(directions)
     members = [np.flatnonzero(labels == group) for group in range(groups)]
     found = [
@@ -110,12 +104,10 @@ def representatives(vectors: _Vectors, count: int, *, seed: int) -> _Numbers:
 
 def nearest(vectors: _Vectors, targets: _Vectors) -> _Numbers:
     """Return, for each vector, the position of the target with the most similar direction."""
-    ends = _directions(targets).T
-    parts = [
-        np.argmax(_directions(vectors[start : start + _SMALL]) @ ends, axis=1)
-        for start in range(0, len(vectors), _SMALL)
-    ]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    ends, found = _directions(targets).T, np.zeros(len(vectors), np.int64)
+    for start in range(0, len(vectors), _SMALL):
+        found[start : start + _SMALL] = np.argmax(_directions(vectors[start : start + _SMALL]) @ ends, axis=1)
+    return found
 
 
 def _directions(vectors: _Vectors) -> _Vectors:
@@ -124,6 +116,9 @@ def _directions(vectors: _Vectors) -> _Vectors:
 
 
 def _one_per_cluster(vectors: _Vectors, count: int, seed: int) -> _Numbers:
+    from sklearn.cluster import KMeans, MiniBatchKMeans
+    from sklearn.exceptions import ConvergenceWarning
+
     if count >= len(vectors):
         return np.arange(len(vectors))
     method = KMeans if len(vectors) <= _SMALL else MiniBatchKMeans

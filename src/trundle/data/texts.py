@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from trundle.data.files import _parse_sources, _read_rows, _TableRow
+from trundle.data.files import _DataRow, _parse_sources, _read_rows
 from trundle.errors import BadInput
 
 Kind = Literal["query", "document", "definition"]
@@ -70,20 +70,18 @@ def checked_text(value: Any, column: str, place: str) -> str:
 
 
 def _negative_columns(columns: Sequence[str]) -> list[str]:
-    """The columns of negatives: negative, negatives, then the numbered ones by number."""
     matches = [match for match in map(_NEGATIVE.fullmatch, columns) if match]
     return [match.string for match in sorted(matches, key=lambda match: int(match["number"] or -1))]
 
 
 def _checked_negatives(value: Any, column: str, place: str) -> tuple[str, ...]:
-    """The negatives in one value: none (null or an empty field), one, or a list of them."""
     if value is None or value == "":
         return ()
     items = value if isinstance(value, list) else [value]
     return tuple(checked_text(item, column, place) for item in items)
 
 
-def texts_of(rows: Iterable[_TableRow]) -> Iterator[Text]:
+def texts_of(rows: Iterable[_DataRow]) -> Iterator[Text]:
     """Yield the texts of rows that may come from several tables."""
     kinds_of: dict[tuple[str, ...], dict[str, Kind | None]] = {}
     for row in rows:
@@ -97,8 +95,7 @@ def may_hold_texts(column: str) -> bool:
     return column in (*_IMPLIED, *_PLAIN, "kind") or _NEGATIVE.fullmatch(column) is not None
 
 
-def _text_columns(row: _TableRow) -> dict[str, Kind | None]:
-    """The columns of a table that hold texts, with the kind of each."""
+def _text_columns(row: _DataRow) -> dict[str, Kind | None]:
     found = {column: kind for column, kind in _IMPLIED.items() if column in row.columns}
     found.update(dict.fromkeys(_negative_columns(row.columns), "document"))
     if all(kind == "query" for kind in found.values()):
@@ -110,7 +107,7 @@ def _text_columns(row: _TableRow) -> dict[str, Kind | None]:
     return found
 
 
-def _row_texts(row: _TableRow, kinds: dict[str, Kind | None]) -> Iterator[Text]:
+def _row_texts(row: _DataRow, kinds: dict[str, Kind | None]) -> Iterator[Text]:
     stated = row.values.get("kind") or None
     if stated is not None and stated not in KINDS:
         fix = f"write one of {', '.join(KINDS)}, or name only the text column, as in FILE::text=COLUMN"
