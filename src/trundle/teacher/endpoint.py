@@ -1,8 +1,8 @@
 """A teacher behind an OpenAI-style embeddings endpoint.
 
-Endpoints charge per token and limit requests per minute: each text is sent once, in batches, failed requests
-are retried with growing delays, and every response is validated. The API key is read from the environment for
-each request and never stored, so no record, log or traceback can show it.
+Each text is sent once, in batches; failed requests are retried with growing delays, and every response is
+validated. The API key is read from the environment for each request and never stored, so no record, log or
+traceback can show it.
 """
 
 from __future__ import annotations
@@ -40,29 +40,6 @@ _ROLES = ("text", "query", "document")
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "trundle"}
 
 
-class _Pace:
-    """Spaces requests so that at most `per_minute` start in a minute."""
-
-    def __init__(
-        self,
-        per_minute: float | None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._interval = 60.0 / per_minute if per_minute else 0.0
-        self._clock = clock
-        self._sleep = sleep
-        self._next = clock()
-
-    def wait(self) -> None:
-        """Return when the next request may start."""
-        now = self._clock()
-        if now < self._next:
-            self._sleep(self._next - now)
-        self._next = max(now, self._next) + self._interval
-
-
 class _Retry(Exception):
     """A failure that may pass; `refused` means that nothing listens at the address."""
 
@@ -86,7 +63,6 @@ class _Poster:
     key_variable: str | None
     retries: int
     timeout: float
-    pace: _Pace
     sleep: Callable[[float], None] = time.sleep
     _random: Random = field(default_factory=Random, repr=False)
     _answered: Event = field(default_factory=Event, repr=False)
@@ -97,23 +73,19 @@ class _Poster:
         """Return the response to a JSON body, at most `limit` bytes."""
         tries = 0
         while True:
-            self.pace.wait()
+            tries += 1
             try:
                 return self._once(body, limit)
             except _Retry as failed:
-                tries += 1
+                problem = None
                 if failed.refused and not self._answered.is_set():
-                    raise BadModel(
-                        f"no server responds at {self.url} ({failed}); start the server, or check the address"
-                    ) from failed
-                if tries > self.retries:
-                    raise BadModel(
-                        f"{self.url} failed {tries} times (last: {failed}); check the server, then run again"
-                    ) from failed
-                if failed.wait > _LONGEST_REQUESTED_WAIT:
-                    raise BadModel(
-                        f"{self.url} asks to wait {failed.wait:.0f} seconds ({failed}); run again after that"
-                    ) from failed
+                    problem = f"no server responds at {self.url} ({failed}); start the server"
+                elif tries > self.retries:
+                    problem = f"{self.url} failed {tries} times (last: {failed}); run again later"
+                elif failed.wait > _LONGEST_REQUESTED_WAIT:
+                    problem = f"{self.url} asks to wait {failed.wait:.0f} seconds ({failed}); run again then"
+                if problem:
+                    raise BadModel(problem) from failed
                 longest = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (tries - 1))
                 self.sleep(max(failed.wait, longest * self._random.uniform(0.5, 1.0)))
 
@@ -131,9 +103,7 @@ class _Poster:
                 for part in response.iter_bytes():
                     content += part
                     if len(content) > limit:
-                        raise BadModel(
-                            f"{self.url} sent more than {limit} bytes; is it an embeddings endpoint?"
-                        )
+                        raise BadModel(f"{self.url} sent more than {limit} bytes; check the address")
                     if time.monotonic() > deadline:
                         raise httpx2.ReadTimeout("deadline")
         except httpx2.RequestError as error:
@@ -149,9 +119,7 @@ class _Poster:
         if self.key_variable is None:
             return ""
         if not re.fullmatch(r"[\x21-\x7e]*", os.environ.get(self.key_variable, "").strip()):
-            raise BadInput(
-                f"{self.key_variable} holds spaces or odd characters; set it to the key and nothing else"
-            )
+            raise BadInput(f"{self.key_variable} holds spaces or odd characters; set it to the key only")
         return os.environ.get(self.key_variable, "").strip()
 
     def _connection_error(self, error: httpx2.RequestError) -> Exception:
@@ -167,7 +135,6 @@ class _Poster:
         return _Retry(f"{type(error).__name__}: {error}", refused=isinstance(reason, ConnectionRefusedError))
 
     def _rejection(self, response: httpx2.Response) -> Exception:
-        """Return the error for a status other than 2xx."""
         status, quoted = response.status_code, self._quoted(response)
         if status in {408, 425, 429} or status >= 500:
             return _Retry(quoted, _requested_wait(response.headers.get("Retry-After", "")))
@@ -181,9 +148,7 @@ class _Poster:
             return BadModel(f"{self.url} has no such model or address ({quoted}); check both names")
         if 300 <= status < 400:
             return BadInput(f"{self.url} redirects to another address ({status}); pass the final one")
-        return BadInput(
-            f"{self.url} rejects the request ({quoted}); fix what it names, or try a smaller batch size"
-        )
+        return BadInput(f"{self.url} rejects the request ({quoted}); fix what it names")
 
     def _quoted(self, response: httpx2.Response) -> str:
         """Return the status and the start of the server's message, without the key."""
@@ -215,7 +180,6 @@ def endpoint_teacher(
     *,
     key_variable: str | None = "OPENAI_API_KEY",
     batch_size: int = 64,
-    requests_per_minute: float | None = None,
     retries: int = 6,
     timeout: float = 60.0,
     dimensions: int | None = None,
@@ -232,24 +196,10 @@ def endpoint_teacher(
     prompted = dict(prompts or {})
     if unknown := sorted(set(prompted) - set(_ROLES)):
         raise BadInput(f"there is no role {unknown[0]!r} to prompt for; write one of {', '.join(_ROLES)}")
-    for name, value, least in (
-        ("batch size", batch_size, 1),
-        ("number of retries", retries, 0),
-        ("number of dimensions", 1 if dimensions is None else dimensions, 1),
-    ):
-        if value < least:
-            raise BadInput(f"the {name} is {value}; pass {least} or more")
-    if timeout <= 0 or (requests_per_minute is not None and requests_per_minute <= 0):
-        raise BadInput(
-            "the timeout and the requests per minute must be above 0; leave them out for the defaults"
-        )
-    poster = _Poster(
-        url=f"{address}/embeddings",
-        key_variable=key_variable,
-        retries=retries,
-        timeout=timeout,
-        pace=_Pace(requests_per_minute),
-    )
+    if batch_size < 1 or retries < 0 or timeout <= 0 or (dimensions is not None and dimensions < 1):
+        raise BadInput("pass a batch size, timeout and dimensions above 0, and 0 retries or more")
+    url = f"{address}/embeddings"
+    poster = _Poster(url=url, key_variable=key_variable, retries=retries, timeout=timeout)
     client = _EmbeddingsClient(poster, model, batch_size, dimensions)
 
     def role(name: str) -> Encode:
@@ -280,10 +230,8 @@ class _EmbeddingsClient:
         self._width = dimensions
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        parts = [
-            self._batch(texts[start : start + self._batch_size])
-            for start in range(0, len(texts), self._batch_size)
-        ]
+        size = self._batch_size
+        parts = [self._batch(texts[start : start + size]) for start in range(0, len(texts), size)]
         return np.concatenate(parts) if parts else np.zeros((0, self._width or 0), dtype=np.float32)
 
     def _batch(self, texts: Sequence[str]) -> Vectors:
@@ -291,12 +239,9 @@ class _EmbeddingsClient:
         answer = self._poster.post(body, limit=len(texts) * _RESPONSE_BYTES_PER_TEXT)
         vectors = _read_answer(answer, texts, self._poster.url)
         width = vectors.shape[1]
-        if self._width is None:
-            self._width = width
+        self._width = self._width or width
         if width != self._width:
-            raise BadModel(
-                f"{self._poster.url} returned vectors of width {width}, not {self._width}; check its model"
-            )
+            raise BadModel(f"{self._poster.url} returned width {width}, not {self._width}; check its model")
         return vectors
 
 
@@ -316,12 +261,8 @@ def _read_answer(raw: bytes, texts: Sequence[str], url: str) -> Vectors:
     if by_index.keys() != set(range(len(texts))):
         raise BadModel(f"{url} did not number its vectors from 0 to {len(texts) - 1}; check the server")
     rows = [_vector(by_index[number], text, url) for number, text in enumerate(texts)]
-    for row, text in zip(rows, texts, strict=True):
-        if len(row) != len(rows[0]):
-            raise BadModel(
-                f"{url} returned vectors of width {len(rows[0])} and {len(row)} in one response "
-                f"(at {text[:60]!r}); check the server"
-            )
+    if len({len(row) for row in rows}) > 1:
+        raise BadModel(f"{url} returned vectors of several widths in one response; check the server")
     return np.stack(rows)
 
 
@@ -332,9 +273,7 @@ def _vector(value: object, text: str, url: str) -> Vectors:
     except ValueError:
         numbers = np.asarray(None)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iuf" or not numbers.size:
-        raise BadModel(
-            f"{url} returned no list of numbers for {text[:60]!r}; check that it can return floats"
-        )
+        raise BadModel(f"{url} returned no list of numbers for {text[:60]!r}; check the server")
     with np.errstate(over="ignore"):
         vector = numbers.astype(np.float32)
     if not np.isfinite(vector).all():
@@ -353,8 +292,5 @@ def _checked_url(url: str) -> str:
     if not re.fullmatch(r"[\x21-\x7e]+", url) or parts.scheme not in {"http", "https"} or not parts.host:
         raise BadInput("the endpoint's address is not a valid URL; write it as https://server/v1")
     if parts.userinfo or parts.query or parts.fragment:
-        raise BadInput(
-            "the endpoint's address must hold no key or query; write https://server/v1 and keep the key in "
-            "an environment variable"
-        )
+        raise BadInput("the endpoint's address must hold no key or query; put the key into the environment")
     return url.rstrip("/").removesuffix("/embeddings")
