@@ -18,8 +18,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
-from sklearn.exceptions import ConvergenceWarning
 
 from trundle.errors import BadInput
 
@@ -94,6 +92,8 @@ def representatives(vectors: _Vectors, count: int, *, seed: int) -> _Numbers:
     directions = _directions(vectors)
     if len(vectors) <= _SMALL or count <= _FEW or count >= len(vectors):
         return np.sort(_one_per_cluster(directions, count, seed))
+    from sklearn.cluster import BisectingKMeans  # the server imports this file without sklearn
+
     groups = 2 * -(-len(vectors) // _SMALL)
     split = BisectingKMeans(
         groups, n_init=1, max_iter=_ROUNDS, random_state=seed, bisecting_strategy="largest_cluster"
@@ -126,6 +126,9 @@ def _directions(vectors: _Vectors) -> _Vectors:
 def _one_per_cluster(vectors: _Vectors, count: int, seed: int) -> _Numbers:
     if count >= len(vectors):
         return np.arange(len(vectors))
+    from sklearn.cluster import KMeans, MiniBatchKMeans
+    from sklearn.exceptions import ConvergenceWarning
+
     method = KMeans if len(vectors) <= _SMALL else MiniBatchKMeans
     with warnings.catch_warnings():
         # Equal vectors leave clusters empty; other vectors take their places below.
