@@ -28,10 +28,11 @@ from trundle.bench.results import (
     _of_samples,
     _rotated,
 )
-from trundle.bench.workload import _mean_words, _usable_cores, _Workload, this_machine, workload
+from trundle.bench.workload import _mean_words, _Workload, this_machine, workload
 from trundle.errors import BadInput, BadModel, TrundleError, UserError
 from trundle.progress import SILENT, Progress
 from trundle.records import versions
+from trundle.runtime.description import usable_cores
 
 _COMMAND = (sys.executable, "-P", "-m", "trundle.bench.child")
 """-P: a file in the user's folder must not shadow a library of the same name."""
@@ -96,7 +97,7 @@ def bench(
             raise BadInput(f"{name} is {value}; pass a number above zero")
     work = workload(texts)
     settings = _BenchSettings(
-        **asdict(options) | {"threads": options.threads or _usable_cores()},
+        **asdict(options) | {"threads": options.threads or usable_cores()},
         pause=_PAUSE,
         texts_given=texts is not None,
         texts_fingerprint=work.fingerprint(),

@@ -19,6 +19,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from trundle.errors import BadInput
+from trundle.runtime.description import usable_cores
 
 _SHORT_WORDS = range(6, 10)
 _LONG_WORDS = range(165, 196, 5)
@@ -135,15 +136,10 @@ def this_machine() -> _Machine:
     return _Machine(
         cpu=_cpu_name(),
         cores=os.cpu_count() or 1,
-        usable_cores=_usable_cores(),
+        usable_cores=usable_cores(),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         system=platform.platform(),
     )
-
-
-def _usable_cores() -> int:
-    """The cores this process may run on, which in a container can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, kw_only=True)
