@@ -32,8 +32,7 @@ from tokenizers import Tokenizer
 import harness
 from harness import Json
 from trundle.bench.child import _engines_of, _loader
-from trundle.bench.results import _rotated
-from trundle.bench.rounds import _PAUSE, _Worker
+from trundle.bench.rounds import _PAUSE, _rotated, _Worker
 from trundle.bench.workload import _cpu_clock, _other_cores, this_machine, workload
 from trundle.errors import UserError
 from trundle.evaluate.scoring import evaluate, find_tasks
