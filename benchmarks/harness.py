@@ -20,7 +20,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from trundle.bench.child import _private_streams
-from trundle.bench.results import _rotated
+from trundle.bench.rounds import _rotated
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.data.examples import LabelledRow
 from trundle.data.texts import Text

@@ -32,9 +32,8 @@ from tokenizers import Tokenizer
 import harness
 from harness import Json
 from trundle.bench.child import _engines_of, _loader
-from trundle.bench.results import _rotated
-from trundle.bench.rounds import _PAUSE, _Worker
-from trundle.bench.workload import _cpu_clock, _other_cores, _usable_cores, this_machine, workload
+from trundle.bench.rounds import _PAUSE, _rotated, _Worker
+from trundle.bench.workload import _cpu_clock, _other_cores, this_machine, workload
 from trundle.errors import UserError
 from trundle.evaluate.scoring import evaluate, find_tasks
 from trundle.evaluate.tasks import _read_columns, _texts_of
@@ -45,6 +44,7 @@ from trundle.model.cost import cost
 from trundle.model.encode import embedder
 from trundle.model.load import load
 from trundle.precision import EngineName, Precision, graph_format
+from trundle.runtime.description import usable_cores
 from trundle.runtime.encoder import Encoder
 
 Found = dict[str, dict[str, list[float]]]
@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--texts", help="batches: folder of a retrieval task")
     parser.add_argument("--own-time", action="store_true", help="batches: CPU time, with --threads 1")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=_usable_cores())
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("-o", "--output", help="batches")
     options = parser.parse_args()
     if options.own_time and options.threads != 1:

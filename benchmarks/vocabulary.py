@@ -45,7 +45,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLMRobertaConfi
 import harness
 from harness import Json, names
 from trundle.bench.rounds import _Worker
-from trundle.bench.workload import _cpu_clock, _other_cores, _usable_cores, _Workload, workload
+from trundle.bench.workload import _cpu_clock, _other_cores, _Workload, workload
 from trundle.data.corpus import Corpus
 from trundle.data.examples import LabelledRow
 from trundle.data.sampling import fingerprint, sample
@@ -69,6 +69,7 @@ from trundle.model.token_map import read_vocabulary
 from trundle.model.tokenizer import _backend_of
 from trundle.recipe import make_options
 from trundle.records import Lineage
+from trundle.runtime.description import usable_cores
 
 DOMAINS = "Banking77,SciFact,STSBenchmark,finance"
 MEASURES = {"CoLA": "matthews", "STSBenchmark": "pearson"}
@@ -347,7 +348,7 @@ def cost(options: argparse.Namespace) -> None:
     for row in rows:
         times = {kind: harness.ratio_of(row[kind], rows[0][kind]) for kind in TIMES}
         harness.show(row | times)
-    conditions = {"removed": removed, "cores": _usable_cores(), "torch": torch.__version__}
+    conditions = {"removed": removed, "cores": usable_cores(), "torch": torch.__version__}
     conditions["other_cores"] = None if others is None else round(others, 2)
     harness.write_json(options.output, {"rows": rows, "conditions": conditions})
 

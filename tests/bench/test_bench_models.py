@@ -110,7 +110,7 @@ def test_the_result_is_json_with_what_is_needed_to_repeat_it(result: BenchResult
 def test_the_table_has_a_column_per_model(result: BenchResult) -> None:
     heading, *lines = rows(result)
     assert heading == ("", "2-layers", "1-layers")
-    assert [line[0] for line in lines] == [row.label for row in _TABLE]
+    assert [line[0] for line in lines] == list(_TABLE)
     assert {len(line) for line in lines} == {3}
     parameters = lines[0]
     assert parameters[1] == f"{result.models[0].parameters:,}"

@@ -22,15 +22,13 @@ from importlib import import_module
 from itertools import cycle
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from trundle.bench.workload import _cpu_clock, _other_cores
+from trundle.embedder import Embedder
 from trundle.errors import BadModel, UserError
 from trundle.precision import FORMATS
 from trundle.runtime.description import installed, is_exported, read_description, side_folders
-
-if TYPE_CHECKING:
-    from trundle.embedder import Embedder
 
 _Vectorise = Callable[[Sequence[str]], object]
 
@@ -42,10 +40,7 @@ _WEIGHT_FILES = {_TORCH: "*.safetensors"} | {
 
 
 def _engines_of(model: str) -> list[str]:
-    """All engines that can run a model here: torch if it has torch weights, and each of its exported graphs.
-
-    In a pair, only graphs that both of its models have.
-    """
+    """Torch if the model has torch weights, and each of its exported graphs; in a pair, those that both models have."""
     folder = Path(model).expanduser()
     if not is_exported(folder):
         return [_TORCH]
@@ -87,13 +82,12 @@ def _loader(engine: str) -> _LoadModel:
 
 
 def _load_torch(model: str, *, threads: int, batch_size: int) -> _LoadedModel:
-    """Load a folder or hub name with torch, which does not always follow the environment's threads."""
     import torch
 
     from trundle.model.encode import embedder
     from trundle.model.load import load
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(threads)  # torch does not always follow the environment's threads
     loaded = load(model)
     limit = loaded.max_seq_length
     places = (Path(model).expanduser(), Path(str(getattr(loaded.transformers_model, "name_or_path", ""))))
@@ -125,11 +119,8 @@ def _bytes_on_disk(folder: Path, pattern: str) -> int:
 
 
 def _peak_memory() -> int:
-    """The largest resident memory of this process, in bytes.
-
-    On Linux VmHWM, because ru_maxrss of a new process starts at its parent's value.
-    """
-    status = Path("/proc/self/status")
+    """The largest resident memory of this process, in bytes."""
+    status = Path("/proc/self/status")  # first choice, because ru_maxrss starts at the parent's value
     found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.is_file() else None
     if found:
         return int(found[1]) * 1024
@@ -198,7 +189,6 @@ class _RequestHandler:
         raise ValueError(f"unknown request {request!r}")
 
     def _load(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Import the engine, load the model, encode the first text."""
         engine = request["engine"]
         self._batch_size = request["batch_size"]
         self._texts = json.loads(Path(request["texts"]).read_text(encoding="utf-8"))
@@ -231,14 +221,9 @@ def _serve(requests: TextIO, replies: TextIO, find_loader: Callable[[str], _Load
             reply = handler.answer(json.loads(line))
         except Exception as error:
             traceback.print_exc()
-            said = str(error) if isinstance(error, UserError) else traceback.format_exception_only(error)[-1]
-            kind = (
-                "model"
-                if isinstance(error, BadModel)
-                else "user"
-                if isinstance(error, UserError)
-                else "crash"
-            )
+            known = isinstance(error, UserError)
+            said = str(error) if known else traceback.format_exception_only(error)[-1]
+            kind = "model" if isinstance(error, BadModel) else "user" if known else "crash"
             reply = {"error": " ".join(said.split())[:500], "kind": kind}
         replies.write(json.dumps(reply) + "\n")
         replies.flush()

@@ -40,16 +40,8 @@ def _of_rounds(rounds: Sequence[float]) -> Measurement:
 
 
 def _of_samples(rounds: Sequence[Sequence[float]], percent: float) -> Measurement:
-    """Many samples per round: the median of the rounds' percentiles.
-
-    A percentile of all samples together would give more weight to fast rounds, which have more samples.
-    """
+    # A percentile of all samples together would give more weight to fast rounds, which have more samples.
     return _of_rounds([_percentile(samples, percent) for samples in rounds])
-
-
-def _rotated(count: int, turn: int) -> list[int]:
-    """The order in this round; over the rounds every model is first, second and last equally often."""
-    return [(turn + place) % count for place in range(count)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,21 +108,13 @@ class BenchResult:
         for entry, figures in zip(result["models"], self.models, strict=True):
             entry["own_memory_bytes"] = figures.own_memory_bytes
             entry["ratios_to_first"] = {
-                row.label: _ratio(row.get(figures), row.get(self.models[0])) for row in _TABLE
+                label: _ratio(figures, self.models[0], field) for label, (field, _) in _TABLE.items()
             }
         return result
 
 
 _Figure = Measurement | int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TableRow:
-    """One row of the table: what it shows and how its figures are formatted."""
-
-    label: str
-    get: Callable[[_ModelFigures], _Figure]
-    write: Callable[[float], str]
+_Write = Callable[[float], str]
 
 
 def _short_number(value: float) -> str:
@@ -140,39 +124,31 @@ def _short_number(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _megabytes(value: float) -> str:
-    return f"{_short_number(value / 1e6)} MB"
-
-
 def _millions(value: float) -> str:
     return f"{_short_number(value / 1e6)} M" if value >= 1e6 else f"{value:,.0f}"
 
 
-def _milliseconds(value: float) -> str:
-    return f"{_short_number(value * 1e3)} ms"
+def _in_units(per_one: float, unit: str) -> _Write:
+    return lambda value: f"{_short_number(value * per_one)} {unit}"
 
 
-def _seconds(value: float) -> str:
-    return f"{_short_number(value)} s"
-
-
-_TABLE = (
-    _TableRow(label="parameters", get=lambda figures: figures.parameters, write=_millions),
-    _TableRow(label="weights on disk", get=lambda figures: figures.weights_bytes, write=_megabytes),
-    _TableRow(label="folder on disk", get=lambda figures: figures.folder_bytes, write=_megabytes),
-    _TableRow(label="short texts/s", get=lambda figures: figures.short_texts_per_second, write=_short_number),
-    _TableRow(label="long texts/s", get=lambda figures: figures.long_texts_per_second, write=_short_number),
-    _TableRow(label="short latency p50", get=lambda figures: figures.short_latency_p50, write=_milliseconds),
-    _TableRow(label="short latency p95", get=lambda figures: figures.short_latency_p95, write=_milliseconds),
-    _TableRow(label="long latency p50", get=lambda figures: figures.long_latency_p50, write=_milliseconds),
-    _TableRow(label="long latency p95", get=lambda figures: figures.long_latency_p95, write=_milliseconds),
-    _TableRow(label="peak memory", get=lambda figures: figures.peak_memory_bytes, write=_megabytes),
-    _TableRow(
-        label="peak beyond bare Python", get=lambda figures: figures.own_memory_bytes, write=_megabytes
-    ),
-    _TableRow(label="load the model", get=lambda figures: figures.load_seconds, write=_seconds),
-    _TableRow(label="start to first vector", get=lambda figures: figures.start_seconds, write=_seconds),
-)
+_MEGABYTES, _MILLISECONDS, _SECONDS = _in_units(1e-6, "MB"), _in_units(1e3, "ms"), _in_units(1, "s")
+_TABLE: Mapping[str, tuple[str, _Write]] = {
+    "parameters": ("parameters", _millions),
+    "weights on disk": ("weights_bytes", _MEGABYTES),
+    "folder on disk": ("folder_bytes", _MEGABYTES),
+    "short texts/s": ("short_texts_per_second", _short_number),
+    "long texts/s": ("long_texts_per_second", _short_number),
+    "short latency p50": ("short_latency_p50", _MILLISECONDS),
+    "short latency p95": ("short_latency_p95", _MILLISECONDS),
+    "long latency p50": ("long_latency_p50", _MILLISECONDS),
+    "long latency p95": ("long_latency_p95", _MILLISECONDS),
+    "peak memory": ("peak_memory_bytes", _MEGABYTES),
+    "peak beyond bare Python": ("own_memory_bytes", _MEGABYTES),
+    "load the model": ("load_seconds", _SECONDS),
+    "start to first vector": ("start_seconds", _SECONDS),
+}
+"""The field of each row, and how its figures are formatted."""
 
 
 def rows(result: BenchResult) -> list[tuple[str, ...]]:
@@ -181,12 +157,14 @@ def rows(result: BenchResult) -> list[tuple[str, ...]]:
     engines = ["" if figures.engine == "torch" else f" {figures.engine}" for figures in result.models]
     names = _names([figures.model for figures in result.models])
     table = [("", *(name + engine for name, engine in zip(names, engines, strict=True)))]
-    for row in _TABLE:
-        cells = [_cell(row, first)]
+    for label, (field, write) in _TABLE.items():
+        cells = [_cell(getattr(first, field), write)]
         for figures in result.models[1:]:
-            times = _ratio(row.get(figures), row.get(first))
-            cells.append(_cell(row, figures) + ("" if times is None else f" ({times:.2f}×)"))
-        table.append((row.label, *cells))
+            times = _ratio(figures, first, field)
+            cells.append(
+                _cell(getattr(figures, field), write) + ("" if times is None else f" ({times:.2f}×)")
+            )
+        table.append((label, *cells))
     return table
 
 
@@ -195,10 +173,8 @@ def caution(result: BenchResult) -> str | None:
     spare = result.machine.cores - result.settings.threads
     if result.other_cores is None or result.other_cores - spare < _NOTICEABLE_CORES:
         return None
-    return (
-        f"other programs kept {result.other_cores:.1f} of {result.machine.cores} cores busy during the benchmark; "
-        "stop them and run it again for reliable figures"
-    )
+    busy = f"{result.other_cores:.1f} of {result.machine.cores} cores"
+    return f"other programs kept {busy} busy; stop them and run it again for reliable figures"
 
 
 def _names(models: list[str]) -> list[str]:
@@ -212,17 +188,13 @@ def _number(figure: Measurement | int) -> float:
     return figure.value if isinstance(figure, Measurement) else figure
 
 
-def _ratio(mine: _Figure, first: _Figure) -> float | None:
-    if mine is None or first is None or not _number(first):
-        return None
-    return _number(mine) / _number(first)
+def _ratio(figures: _ModelFigures, first: _ModelFigures, field: str) -> float | None:
+    mine, base = getattr(figures, field), getattr(first, field)
+    return None if mine is None or base is None or not _number(base) else _number(mine) / _number(base)
 
 
-def _cell(row: _TableRow, figures: _ModelFigures) -> str:
-    figure = row.get(figures)
+def _cell(figure: _Figure, write: _Write) -> str:
     if figure is None:
         return "–"
-    spread = ""
-    if isinstance(figure, Measurement) and len(figure.rounds) > 1:
-        spread = f" ±{row.write(figure.spread).split()[0]}"
-    return row.write(_number(figure)) + spread
+    many = isinstance(figure, Measurement) and len(figure.rounds) > 1
+    return write(_number(figure)) + (f" ±{write(figure.spread).split()[0]}" if many else "")

@@ -20,18 +20,12 @@ from statistics import fmean
 from typing import IO, Any, Self
 
 from trundle.bench.child import _engines_of
-from trundle.bench.results import (
-    BenchResult,
-    _BenchSettings,
-    _ModelFigures,
-    _of_rounds,
-    _of_samples,
-    _rotated,
-)
-from trundle.bench.workload import _mean_words, _usable_cores, _Workload, this_machine, workload
+from trundle.bench.results import BenchResult, _BenchSettings, _ModelFigures, _of_rounds, _of_samples
+from trundle.bench.workload import _mean_words, _Workload, this_machine, workload
 from trundle.errors import BadInput, BadModel, TrundleError, UserError
 from trundle.progress import SILENT, Progress
 from trundle.records import versions
+from trundle.runtime.description import usable_cores
 
 _COMMAND = (sys.executable, "-P", "-m", "trundle.bench.child")
 """-P: a file in the user's folder must not shadow a library of the same name."""
@@ -96,7 +90,7 @@ def bench(
             raise BadInput(f"{name} is {value}; pass a number above zero")
     work = workload(texts)
     settings = _BenchSettings(
-        **asdict(options) | {"threads": options.threads or _usable_cores()},
+        **asdict(options) | {"threads": options.threads or usable_cores()},
         pause=_PAUSE,
         texts_given=texts is not None,
         texts_fingerprint=work.fingerprint(),
@@ -122,6 +116,11 @@ def bench(
     )
 
 
+def _rotated(count: int, turn: int) -> list[int]:
+    """The order in this round; over the rounds every model is first, second and last equally often."""
+    return [(turn + place) % count for place in range(count)]
+
+
 def _measure(
     entries: Sequence[_BenchedModel], work: _Workload, settings: _BenchSettings, progress: Progress
 ) -> None:
@@ -136,8 +135,13 @@ def _measure(
         texts.write_text(work.as_json(), encoding="utf-8")
         for engine in dict.fromkeys(entry.engine for entry in entries):
             same = [entry for entry in entries if entry.engine == engine]
-            _warm_disk(same, texts, settings)
-            advance(len(same))
+            # Times here do not count: no model must pay for reading libraries from disk or for a download.
+            # A model that can't be loaded fails before time is spent on the others.
+            with _worker(same[0], settings) as worker:
+                for entry in same:
+                    worker.label = entry.label
+                    worker.ask(_load_request(entry, texts, settings))
+                    advance(1)
         workers: dict[int, _Worker] = {}
         for start in range(settings.starts):
             for index in _rotated(len(entries), start):
@@ -162,18 +166,6 @@ def _measure(
                     advance(1)
         for index, entry in enumerate(entries):
             entry.memory = workers[index].ask({"ask": "memory"})
-
-
-def _warm_disk(entries: Sequence[_BenchedModel], texts: Path, settings: _BenchSettings) -> None:
-    """Load each model once in a worker whose times do not count.
-
-    Otherwise the first model would pay for reading the libraries from disk, or for a download. It also finds a model
-    that can't be loaded before time is spent on the others.
-    """
-    with _worker(entries[0], settings) as worker:
-        for entry in entries:
-            worker.label = entry.label
-            worker.ask(_load_request(entry, texts, settings))
 
 
 def _worker(entry: _BenchedModel, settings: _BenchSettings) -> _Worker:
@@ -256,19 +248,15 @@ class _Worker:
         try:
             line = self._answers.get(timeout=self._timeout)
         except Empty:
-            raise TrundleError(
-                f"{self.label} gave no answer within {self._timeout:g} s; "
-                "allow it more time, or leave it out of the benchmark"
-            ) from None
+            waited = f"gave no answer within {self._timeout:g} s"
+            raise TrundleError(f"{self.label} {waited}; allow it more time, or leave it out") from None
         if not line:
             raise self._died()
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
             sentence, kind = str(reply["error"]), reply["kind"]
             if kind == "crash":
-                sentence = (
-                    f"{self.label} failed in the benchmark ({sentence}); try the model alone to see why"
-                )
+                sentence = f"{self.label} failed in the benchmark ({sentence}); try the model alone"
             raise {"model": BadModel, "user": UserError}.get(kind, TrundleError)(sentence)
         return reply
 
@@ -283,17 +271,13 @@ class _Worker:
                     stream.close()
 
     def _died(self) -> TrundleError:
-        """How the process ended: its signal, or the last line it printed."""
-        code = self._process.wait()
+        code, name = self._process.wait(), f"the process of {self.label}"
         if code == -signal.SIGKILL:
-            return TrundleError(
-                f"the process of {self.label} was killed from outside; "
-                "free some memory, or benchmark fewer models at once"
-            )
+            return TrundleError(f"{name} was killed from outside; free some memory, or bench fewer models")
         self._stderr.seek(0)
         said = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
         last = said[-1].strip() if said else signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return TrundleError(f"the process of {self.label} died ({last}); try the model alone to see why")
+        return TrundleError(f"{name} died ({last}); try the model alone to see why")
 
     def __enter__(self) -> Self:
         return self
@@ -303,11 +287,8 @@ class _Worker:
 
 
 def _read(pipe: IO[str], answers: SimpleQueue[str]) -> None:
-    """Collect answers, in a thread so that the parent can time out; an empty answer is the end.
-
-    Other lines (printed while the interpreter starts, or truncated) are skipped.
-    """
-    for line in pipe:
+    """Collect answers, in a thread so that the parent can time out; an empty answer is the end."""
+    for line in pipe:  # other lines are printed while the interpreter starts, or truncated
         if line.startswith("{") and line.endswith("\n"):
             answers.put(line)
     answers.put("")

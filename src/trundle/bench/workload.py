@@ -19,6 +19,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from trundle.errors import BadInput
+from trundle.runtime.description import usable_cores
 
 _SHORT_WORDS = range(6, 10)
 _LONG_WORDS = range(165, 196, 5)
@@ -94,9 +95,7 @@ def _given_words(texts: Iterable[str]) -> Iterator[str]:
     enough = _SHORT_TEXTS * max(_SHORT_WORDS) + _LONG_TEXTS * max(_LONG_WORDS)
     words = list(islice((word for text in texts for word in _split(text)), enough))
     if not words:
-        raise BadInput(
-            "the texts hold no words; pass at least one sentence, or no texts to use generated ones"
-        )
+        raise BadInput("the texts hold no words; pass at least one sentence, or no texts at all")
     return cycle(words)
 
 
@@ -135,41 +134,30 @@ def this_machine() -> _Machine:
     return _Machine(
         cpu=_cpu_name(),
         cores=os.cpu_count() or 1,
-        usable_cores=_usable_cores(),
+        usable_cores=usable_cores(),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         system=platform.platform(),
     )
 
 
-def _usable_cores() -> int:
-    """The cores this process may run on, which in a container can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class _CpuClock:
-    """CPU seconds so far, of this process and of the full machine (None if it does not report them)."""
-
-    wall: float
-    own: float
-    machine: float | None
+_CpuClock = tuple[float, float, float | None]
+"""Wall time, CPU seconds of this process, and CPU seconds of the full machine if it reports them."""
 
 
 def _cpu_clock() -> _CpuClock:
-    stat = Path("/proc/stat")
-    if not stat.is_file():
-        return _CpuClock(wall=time.perf_counter(), own=time.process_time(), machine=None)
-    user, nice, system, _idle, _waiting, *rest = map(int, stat.read_text().split("\n", 1)[0].split()[1:9])
-    busy = (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
-    return _CpuClock(wall=time.perf_counter(), own=time.process_time(), machine=busy)
+    stat, busy = Path("/proc/stat"), None
+    if stat.is_file():
+        user, nice, system, _idle, _waiting, *rest = map(int, stat.read_text().split("\n", 1)[0].split()[1:9])
+        busy = (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+    return time.perf_counter(), time.process_time(), busy
 
 
 def _other_cores(before: _CpuClock, after: _CpuClock) -> float | None:
     """Cores that other programs kept busy between two readings."""
-    if before.machine is None or after.machine is None:
+    (wall, own, machine), (later, later_own, later_machine) = before, after
+    if machine is None or later_machine is None:
         return None
-    others = (after.machine - before.machine) - (after.own - before.own)
-    return max(0.0, others / (after.wall - before.wall))
+    return max(0.0, ((later_machine - machine) - (later_own - own)) / (later - wall))
 
 
 def _cpu_name() -> str:

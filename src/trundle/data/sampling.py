@@ -89,6 +89,8 @@ def representatives(vectors: _Vectors, count: int, *, seed: int) -> _Numbers:
     directions = _directions(vectors)
     if len(vectors) <= _SMALL or count <= _FEW or count >= len(vectors):
         return np.sort(_one_per_cluster(directions, count, seed))
+    from sklearn.cluster import BisectingKMeans  # the server imports this file without sklearn
+
     groups = 2 * -(-len(vectors) // _SMALL)
     options = {"n_init": 1, "max_iter": _ROUNDS, "random_state": seed}
     split = BisectingKMeans(groups, bisecting_strategy="largest_cluster", **options)
@@ -121,6 +123,9 @@ def _one_per_cluster(vectors: _Vectors, count: int, seed: int) -> _Numbers:
 
     if count >= len(vectors):
         return np.arange(len(vectors))
+    from sklearn.cluster import KMeans, MiniBatchKMeans
+    from sklearn.exceptions import ConvergenceWarning
+
     method = KMeans if len(vectors) <= _SMALL else MiniBatchKMeans
     with warnings.catch_warnings():
         # Equal vectors leave clusters empty; other vectors take their places below.

@@ -33,7 +33,7 @@ from trundle.progress import SILENT, Progress
 from trundle.records import keep_records
 from trundle.runtime.description import FILE, SIDES, Description, Graph, read_description
 from trundle.runtime.engines import is_x86
-from trundle.runtime.tokens import Reader
+from trundle.runtime.model import Reader
 
 _TOKENIZER = "tokenizer.json"
 _OWN_TOKENIZER = "encoder_tokenizer.json"

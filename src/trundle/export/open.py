@@ -1,27 +1,23 @@
 """Load any model to encode with, by torch or as a torch-free encoder.
 
-A folder with graphs is loaded without torch. A model without graphs is exported once, into the cache.
+A folder with graphs is loaded without importing torch. A model without graphs is exported once, into the cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Module
+from typing import TYPE_CHECKING, Any
 
 from trundle.cache import cache_entry, file_state
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
-from trundle.export.exporting import export_model
-from trundle.model.encode import embedder
-from trundle.model.load import load
 from trundle.progress import SILENT, Progress
 from trundle.runtime.description import is_exported, side_folders
 from trundle.runtime.encoder import Encoder
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 _FASTEST = "fastest"
 """The name of the graph that the runtime prefers."""
@@ -36,6 +32,9 @@ def open_embedder(
     """
     home = Path(name).expanduser()
     if graph is None and (not is_exported(home) or any(home.rglob("*.safetensors"))):
+        from trundle.model.encode import embedder
+        from trundle.model.load import load
+
         return embedder(load(name, trust_remote_code=trust_remote_code), name=name), "torch"
     wanted = None if graph == _FASTEST else graph
     encoder = open_encoder(name, graph=wanted, trust_remote_code=trust_remote_code, progress=progress)
@@ -76,6 +75,8 @@ def _exported(name: str, *, trust_remote_code: bool, progress: Progress) -> Path
         return home
     place = cache_entry("graphs", file_state(name))
     if not is_exported(place):
+        from trundle.export.exporting import export_model
+
         if home.is_dir():
             progress.say(f"{name} has no graph yet: it is exported once, into {place}")
         export_model(
@@ -86,32 +87,32 @@ def _exported(name: str, *, trust_remote_code: bool, progress: Progress) -> Path
 
 def as_sentence_transformer(folder: str | Path, *, graph: str | None = None) -> SentenceTransformer:
     """The graph in `folder` behind the interface of sentence-transformers, with the model's own prompts."""
-    module = _GraphModule(folder, graph)
-    prompts, default = module.encoder.prompts, module.encoder.default_prompt
-    return SentenceTransformer(modules=[module], device="cpu", prompts=prompts, default_prompt_name=default)
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Module
 
+    encoder = Encoder(folder, graph=graph)
 
-class _GraphModule(Module):
-    """An exported model as the only module of a SentenceTransformer."""
+    class GraphModule(Module):
+        max_seq_length = encoder.max_tokens
 
-    def __init__(self, folder: str | Path, graph: str | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.encoder = Encoder(folder, graph=graph)
-        self.max_seq_length = self.encoder.max_tokens
+        def preprocess(
+            self, inputs: Sequence[str], prompt: str | None = None, **_options: Any
+        ) -> dict[str, Any]:
+            return {"texts": [(prompt or "") + text for text in inputs]}  # the runtime tokenises
 
-    def preprocess(self, inputs: Sequence[str], prompt: str | None = None, **_options: Any) -> dict[str, Any]:
-        """Add the prompt; the runtime tokenises."""
-        return {"texts": [(prompt or "") + text for text in inputs]}
+        tokenize = preprocess
 
-    tokenize = preprocess
+        def forward(self, features: dict[str, Any], **_options: Any) -> dict[str, Any]:
+            vectors = encoder.encode(features["texts"], prompt="")
+            return {**features, "sentence_embedding": torch.from_numpy(vectors)}
 
-    def forward(self, features: dict[str, Any], **_options: Any) -> dict[str, Any]:
-        vectors = self.encoder.encode(features["texts"], prompt="")
-        return {**features, "sentence_embedding": torch.from_numpy(vectors)}
+        def get_embedding_dimension(self) -> int:
+            return encoder.dimensions
 
-    def get_embedding_dimension(self) -> int:
-        return self.encoder.dimensions
+        def save(self, output_path: str, *_args: Any, **_options: Any) -> None:
+            raise BadInput(f"a graph can't be saved to {output_path}; copy the folder it was loaded from")
 
-    def save(self, output_path: str, *_args: Any, **_options: Any) -> None:
-        """Not supported: the exported folder is the saved form."""
-        raise BadInput(f"a graph can't be saved to {output_path}; copy the folder it was loaded from")
+    prompts, default = encoder.prompts, encoder.default_prompt
+    modules = [GraphModule()]  # type: ignore[no-untyped-call]
+    return SentenceTransformer(modules=modules, device="cpu", prompts=prompts, default_prompt_name=default)

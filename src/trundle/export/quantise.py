@@ -28,7 +28,7 @@ from trundle.model.matrices import token_rows
 from trundle.precision import GraphFormat, graph_format
 from trundle.runtime.description import FILE, Graph
 from trundle.runtime.encoder import Encoder
-from trundle.runtime.tokens import padded
+from trundle.runtime.model import padded
 
 _CALIBRATED_ON = 48
 _MEASURED_ON = 96

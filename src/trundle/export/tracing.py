@@ -33,7 +33,7 @@ from trundle.model.surgery import transformer_of
 from trundle.progress import Progress
 from trundle.runtime.description import Description, Graph
 from trundle.runtime.engines import OnnxSession
-from trundle.runtime.tokens import Reader, padded
+from trundle.runtime.model import Reader, padded
 
 try:
     import onnx as onnx

@@ -6,6 +6,7 @@ A pair (queries by a student, documents by its teacher) is a folder with two suc
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
@@ -86,6 +87,11 @@ def side_folders(folder: Path) -> dict[_Side, Path]:
 def installed(engine: EngineName) -> bool:
     """Whether the library that runs graphs of this engine is installed."""
     return find_spec(_PACKAGES[engine]) is not None
+
+
+def usable_cores() -> int:
+    """The cores this process may run on, which in a container can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read_description(folder: Path) -> Description:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,8 +14,7 @@ from numpy.typing import NDArray
 
 from trundle.embedder import Embedder, Vectors, check_texts
 from trundle.errors import BadInput, BadModel
-from trundle.runtime.description import SIDES, _Side, side_folders
-from trundle.runtime.engines import _usable_cores
+from trundle.runtime.description import SIDES, _Side, side_folders, usable_cores
 from trundle.runtime.model import _OneModel
 
 Output = Literal["float32", "int8", "binary"]
@@ -46,19 +46,13 @@ class Encoder:
         places = side_folders(self.folder)
         loaded: dict[Path, _OneModel] = {}
         for place in dict.fromkeys(places.values()):
-            loaded[place] = _OneModel(
-                place,
-                graph=graph,
-                threads=threads or _usable_cores(),
-                warn=lambda line: warnings.warn(line, stacklevel=5),
-            )
+            warn = partial(warnings.warn, stacklevel=4)
+            loaded[place] = _OneModel(place, graph=graph, threads=threads or usable_cores(), warn=warn)
         self._queries, self._documents = (loaded[places[side]] for side in SIDES)
         widths = [model.description.dimensions for model in (self._queries, self._documents)]
         if len(set(widths)) > 1:
-            raise BadModel(
-                f"{self.folder} has vectors of {widths[0]} dimensions for queries and {widths[1]} for documents; "
-                "pair two models of one vector space"
-            )
+            found = f"{widths[0]} dimensions for queries and {widths[1]} for documents"
+            raise BadModel(f"{self.folder} has {found}; pair two models of one vector space")
         description = self._documents.description
         self.graph, self.threads = self._documents.graph, self._documents.threads
         self.dimensions, self.max_tokens = description.dimensions, description.max_tokens
@@ -72,7 +66,7 @@ class Encoder:
 
     def read(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of texts that already carry their prompt."""
-        return self._documents.read(texts)
+        return self._documents.reader.read(texts)
 
     def vectors_of(self, rows: Sequence[Sequence[int]], *, together: bool = True) -> Vectors:
         """Full vectors of the token ids that `read` returned; no row may be empty.
@@ -139,12 +133,8 @@ class Encoder:
 
     def embedder(self, name: str | None = None) -> Embedder:
         """The three roles as evaluation sees them."""
-        return Embedder(
-            name=name or str(self.folder),
-            text=self.encode,
-            query=self.encode_query,
-            document=self.encode_document,
-        )
+        name = name or str(self.folder)
+        return Embedder(name=name, text=self.encode, query=self.encode_query, document=self.encode_document)
 
     def _model(self, side: str | None) -> _OneModel:
         if side not in (None, *SIDES):
@@ -190,7 +180,5 @@ def _truncated(vectors: Vectors, dimensions: int | None, *, normalise: bool) -> 
     if not 1 <= dimensions < vectors.shape[1]:
         raise BadInput(f"dimensions is {dimensions}; choose 1 to {vectors.shape[1]}")
     short = np.ascontiguousarray(vectors[:, :dimensions])
-    if not normalise:
-        return short
-    lengths = np.maximum(np.linalg.norm(short, axis=1, keepdims=True), _TINY)
+    lengths = np.maximum(np.linalg.norm(short, axis=1, keepdims=True), _TINY) if normalise else 1
     return np.asarray(short / lengths, dtype=np.float32)

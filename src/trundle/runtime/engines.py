@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import LifoQueue
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, BadModel, MissingExtra
 from trundle.precision import EngineName, graph_format, preference
 from trundle.runtime.description import Graph, installed
-from trundle.runtime.tokens import _Ids
+
+_Ids = NDArray[np.int64]
+_GraphSession = Callable[[_Ids, _Ids], Vectors]
+"""A loaded graph: ids and mask of a padded batch to vectors. Several threads may call it at once."""
 
 _OUTPUT = "sentence_embedding"
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
-
-
-class _GraphSession(Protocol):
-    """A loaded graph. Several threads may call it at once."""
-
-    def __call__(self, ids: _Ids, mask: _Ids) -> Vectors:
-        """The vectors of one padded batch."""
-        ...
-
-
-def _usable_cores() -> int:
-    """The cores this process may run on, which in a container can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_x86(machine: str) -> bool:
@@ -56,8 +46,7 @@ def _may_overflow(graph: Graph, processor: str) -> bool:
 def _choose(graphs: Sequence[Graph], wanted: str | None, folder: Path, warn: Callable[[str], None]) -> Graph:
     """The requested graph, or the fastest that can run here.
 
-    `wanted` is an engine (`onnx`), a precision (`int8`), both (`onnx-int8`), or None. int8 comes first because export
-    writes it only if its loss is small; then the engine that is faster on this kind of processor.
+    int8 comes first because export writes it only if its loss is small; then the engine that is faster here.
     """
     if not graphs:
         raise BadModel(f"{folder} names no graph to run; run: trundle export {folder} --to onnx")
@@ -76,11 +65,11 @@ def _choose(graphs: Sequence[Graph], wanted: str | None, folder: Path, warn: Cal
             if _may_overflow(graph, flags.read_text() if flags.is_file() else ""):
                 warn(f"{graph.path} can be wrong on this processor; export it again with --older-cpus")
             return graph
-    extra = "openvino" if fitting[0].engine == "openvino" else "runtime"
-    raise MissingExtra(f"running {fitting[0].path}", extra)
+    best = fitting[0]
+    raise MissingExtra(f"running {best.path}", "openvino" if best.engine == "openvino" else "runtime")
 
 
-def _load_graph(graph: Graph, folder: Path, *, threads: int, streams: int) -> _GraphSession:
+def _load_graph(graph: Graph, folder: Path, threads: int, streams: int) -> _GraphSession:
     """A graph ready for `streams` calls at once, each on `threads` threads."""
     path = folder / graph.path
     if not path.is_file():
@@ -104,14 +93,12 @@ class OnnxSession:
         # Matrices stored in int8 whose matmul is in float: dequantised once, never fused with rounded inputs.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         try:
-            self._session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
-            )
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has a class per failure and no base but Exception
             raise _damaged(path, error) from error
         _release_memory()
-        self._inputs = [each.name for each in self._session.get_inputs()]
-        _check_graph(path, self._inputs, [each.name for each in self._session.get_outputs()])
+        self._session, self._inputs = session, [each.name for each in session.get_inputs()]
+        _check_graph(path, self._inputs, [each.name for each in session.get_outputs()])
 
     def __call__(self, ids: _Ids, mask: _Ids) -> Vectors:
         """The vectors of one padded batch."""
@@ -145,7 +132,6 @@ class _OpenVinoSession:
             self._free.put(compiled.create_infer_request())
 
     def __call__(self, ids: _Ids, mask: _Ids) -> Vectors:
-        """The vectors of one padded batch."""
         request = self._free.get()
         try:
             inputs = _named_inputs(self._inputs, ids, mask)

@@ -15,12 +15,12 @@ from pathlib import Path
 from threading import Lock
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from trundle.embedder import Vectors, check_vectors
-from trundle.errors import BadInput
-from trundle.runtime.description import read_description
-from trundle.runtime.engines import _choose, _GraphSession, _load_graph
-from trundle.runtime.tokens import Reader, padded
+from trundle.errors import BadInput, BadModel
+from trundle.runtime.description import Description, read_description
+from trundle.runtime.engines import _choose, _GraphSession, _Ids, _load_graph
 
 _STEPS = ((32, 4), (64, 8))
 """Pairs of a number of tokens and the multiple that shorter texts are padded to."""
@@ -38,16 +38,56 @@ _FEWEST_TOKENS, _BATCHES_EACH = 512, 2
 """Batches get smaller if a thread would otherwise have none, but not smaller than this."""
 
 
+class Reader:
+    """A tokenizer with the model's settings. It has no state, so threads can share it."""
+
+    def __init__(self, folder: Path, description: Description) -> None:
+        path = folder / description.tokenizer
+        if not path.is_file():
+            raise BadModel(f"{path} is missing; export the model again")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more specific
+            raise BadModel(f"{path} can't be read ({error}); export the model again") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(description.max_tokens)
+        self._description = description
+        self._end = self._tokenizer.encode(description.after, add_special_tokens=False).ids
+
+    def read(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text, truncated to the model's limit, special tokens included."""
+        about, end = self._description, self._end
+        framed = bool(about.before or about.after)
+        given = [about.before + text + about.after for text in texts] if framed else list(texts)
+        special = about.special_tokens and not framed
+        read = self._tokenizer.encode_batch_fast(given, add_special_tokens=special)
+        # sentence-transformers keeps the end of the template when it truncates a text.
+        return [
+            [*each.ids[: -len(end)], *end] if end and len(each.ids) == about.max_tokens else each.ids
+            for each in read
+        ]
+
+
+def padded(rows: Sequence[Sequence[int]], width: int, pad_id: int) -> tuple[_Ids, _Ids]:
+    """Ids and attention mask of rows padded on the right.
+
+    The right side, whatever side the model was trained with: positions then start at 0 for every text, and a text's
+    vector does not depend on the length of the others.
+    """
+    ids = np.full((len(rows), width), pad_id, dtype=np.int64)
+    mask = np.zeros((len(rows), width), dtype=np.int64)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = row
+        mask[place, : len(row)] = 1
+    return ids, mask
+
+
 def _longest_first(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))
 
 
 def _batches(lengths: Sequence[int], *, tokens: int, texts: int) -> list[list[int]]:
-    """Groups of places; a group padded to its longest text has at most `tokens` tokens and `texts` texts.
-
-    Texts of similar length share a group, so that little padding is computed. A text longer than `tokens` is a group
-    of its own.
-    """
+    """Groups of places of similar length; padded, a group has at most `tokens` tokens, unless it is one long text."""
     groups: list[list[int]] = []
     width = 0
     for place in _longest_first(lengths):
@@ -61,10 +101,7 @@ def _batches(lengths: Sequence[int], *, tokens: int, texts: int) -> list[list[in
 
 
 def _in_few_heights(group: Sequence[int], width: int) -> list[tuple[list[int], int]]:
-    """A group divided into parts, each with the number of rows it runs as, one of `_HEIGHTS`.
-
-    A part may have fewer members than rows if the empty rows cost less than another run.
-    """
+    """Parts of a group with the number of rows each runs as; empty rows may cost less than another run."""
     parts, start = [], 0
     while start < len(group):
         left = len(group) - start
@@ -81,10 +118,7 @@ def _largest_height(count: int) -> int:
 
 
 def _rounded_up(length: int, limit: int) -> int:
-    """The padded width for texts of this length: a multiple of 4 for short texts, of 16 for long ones.
-
-    It does not exceed `limit` unless the length does.
-    """
+    """The padded width for texts of this length; it does not exceed `limit` unless the length does."""
     step = next((step for most, step in _STEPS if length <= most), _COARSE_STEP)
     return max(length, min(limit, -(-length // step) * step))
 
@@ -117,14 +151,11 @@ class _OneModel:
         self.folder, self.threads = folder, threads
         self.description = read_description(folder)
         self.graph = _choose(self.description.graphs, graph, folder, warn)
-        self._reader = Reader(folder, self.description)
+        self.reader = Reader(folder, self.description)
         self._sessions: dict[int, _GraphSession] = {}
         self._loading = Lock()
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix="trundle")
         self._session(threads)
-
-    def read(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._reader.read(texts)
 
     def vectors_of(self, rows: Sequence[Sequence[int]], *, together: bool) -> Vectors:
         """Full vectors of token ids, by all threads `together` or by the calling thread alone."""
@@ -162,11 +193,7 @@ class _OneModel:
     def _fill_in_parallel(
         self, vectors: Vectors, texts: Sequence[str], waves: Sequence[Sequence[int]]
     ) -> None:
-        """Each thread takes the next piece of work: texts to tokenise or a batch to run.
-
-        The threads tokenise a wave while the last batches of the wave before still run, so that no thread waits and at
-        most two waves of tokens are in memory.
-        """
+        # A wave is tokenised while the last batches of the wave before still run, so that no thread waits.
         session = self._session(1)
         running: list[Future[None]] = []
         try:
@@ -186,7 +213,7 @@ class _OneModel:
                 each.cancel()
 
     def _rows(self, texts: Sequence[str], places: Sequence[int]) -> list[list[int]]:
-        rows = self._reader.read([texts[place] for place in places])
+        rows = self.reader.read([texts[place] for place in places])
         for place, row in zip(places, rows, strict=True):
             if not row:
                 raise BadInput(f"text {place + 1} ({texts[place][:60]!r}) has nothing to embed; leave it out")
@@ -232,7 +259,5 @@ class _OneModel:
         with self._loading:
             if threads not in self._sessions:
                 streams = self.threads // threads
-                self._sessions[threads] = _load_graph(
-                    self.graph, self.folder, threads=threads, streams=streams
-                )
+                self._sessions[threads] = _load_graph(self.graph, self.folder, threads, streams)
             return self._sessions[threads]
