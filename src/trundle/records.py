@@ -21,27 +21,16 @@ from typing import Any, TypeVar
 from trundle.errors import BadInput
 
 LINEAGE_FILE = "trundle.json"
-_LINEAGE_FORMAT = 1
 THE_ORIGINAL = "the original"
 """The name of the teacher in a lineage if the teacher is the source model."""
 CALIBRATION_FILE = "calibration.json"
-_RECORDS = (LINEAGE_FILE, CALIBRATION_FILE)
-"""The files that stay valid when a model is exported to another format."""
-
-VERSIONED = (
-    "trundle",
-    "torch",
-    "transformers",
-    "sentence-transformers",
-    "tokenizers",
-    "numpy",
-    "scikit-learn",
-)
+TRACKED = ("trundle", "torch", "transformers", "sentence-transformers", "tokenizers", "numpy", "scikit-learn")
+"""The packages whose versions a lineage records."""
 
 _T = TypeVar("_T")
 
 
-def versions(packages: Sequence[str] = VERSIONED) -> dict[str, str]:
+def versions(packages: Sequence[str] = TRACKED) -> dict[str, str]:
     """Return the versions of Python and of those `packages` that are installed."""
     found = {"python": platform.python_version()}
     for package in packages:
@@ -68,7 +57,7 @@ class Lineage:
     scores: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=versions)
     parent: Mapping[str, Any] | None = None
-    format: int = _LINEAGE_FORMAT
+    format: int = 1
 
     def after_parent(self) -> Lineage:
         """Merge the parent's lineage into this one, for a source that was an intermediate result."""
@@ -95,20 +84,15 @@ def read_lineage(folder: str | Path) -> dict[str, Any] | None:
     path = Path(folder) / LINEAGE_FILE
     if not path.is_file():
         return None
-    try:
-        lineage = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(f"{path} is damaged ({error}); delete it, or make the folder again") from error
-    if not isinstance(lineage, dict) or lineage.get("format") != _LINEAGE_FORMAT:
-        raise BadInput(
-            f"{path} was written by another version of trundle; make the folder again with this one"
-        )
+    lineage = _read(path, json.loads)
+    if not isinstance(lineage, dict) or lineage.get("format") != Lineage.format:
+        raise BadInput(f"{path} was written by another version of trundle; make the folder again")
     return lineage
 
 
 def keep_records(source: Path, folder: Path) -> None:
     """Copy the lineage and the calibration of the model in `source` to its export in `folder`."""
-    for name in _RECORDS:
+    for name in (LINEAGE_FILE, CALIBRATION_FILE):
         if (source / name).is_file():
             shutil.copy(source / name, folder / name)
 
@@ -160,8 +144,7 @@ class QualityScores:
     @classmethod
     def from_scores(cls, scores: Mapping[str, Any]) -> QualityScores | None:
         """Find these scores among all scores of a lineage; None if it has none of them."""
-        found: dict[str, float] = {}
-        k = cls.k
+        found, k = dict[str, float](), cls.k
         for name, value in scores.items():
             if match := re.match(r"agreement@(\d+), (searching the index|own index)", name):
                 k = int(match[1])
@@ -180,15 +163,12 @@ def _known(record: type, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path, parse: Callable[[str], _T]) -> _T | None:
-    """Return what `parse` makes of a file's text, or None if there is no such file."""
     if not path.is_file():
         return None
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(
-            f"{path} is damaged ({type(error).__name__}: {error}); delete it, or make the folder again"
-        ) from error
+        raise BadInput(f"{path} is damaged ({error!r}); delete it, or make the folder again") from error
 
 
 TRAINING_LOG_FILE = "metrics.jsonl"
@@ -254,8 +234,6 @@ def training_log_up_to(text: str, step: int) -> str:
 
 
 PLANNING_FILE = "planning.json"
-_CHOSEN = "chosen"
-"""The outcome of the candidate that was trained to the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,10 +291,9 @@ class PlanningRecord:
         for row in content["candidates"]:
             name = f"{row['name']}, of {Path(row['base']).name}" if several else row["name"]
             rungs = tuple(TrialRecord(**_known(TrialRecord, rung)) for rung in row["rungs"])
-            candidates.append(
-                CandidateRecord(**_known(CandidateRecord, row) | {"name": name, "rungs": rungs})
-            )
-        trained = next((one.name for one in candidates if one.outcome == _CHOSEN), None)
+            known = _known(CandidateRecord, row) | {"name": name, "rungs": rungs}
+            candidates.append(CandidateRecord(**known))
+        trained = next((one.name for one in candidates if one.outcome == "chosen"), None)
         changed = {
             "candidates": tuple(candidates),
             "chosen": trained or content["chosen"],

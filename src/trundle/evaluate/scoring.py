@@ -22,12 +22,12 @@ from trundle.evaluate.tasks import (
     _SimilarityTask,
 )
 from trundle.progress import SILENT, Progress
-from trundle.records import VERSIONED, versions
+from trundle.records import TRACKED, versions
 
 _Mode = Literal["standard", "asymmetric"]
 
 _SEED = 42  # mteb's, so that figures are comparable
-_USED = (*VERSIONED, "scipy", "mteb")
+_USED = (*TRACKED, "scipy", "mteb")
 _TEXTS_AT_ONCE = 2048
 
 

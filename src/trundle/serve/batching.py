@@ -13,7 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Condition, Thread
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, BadModel
 from trundle.runtime.encoder import Encoder
+from trundle.serve.settings import ServerSettings
 from trundle.serve.wire import _RequestError
 
 _SHARE = 32
@@ -38,12 +39,8 @@ class _Busy(_RequestError):
     """The queue is full."""
 
     def __init__(self, seconds: int) -> None:
-        super().__init__(
-            429,
-            f"the queue is full; try again in {seconds} s",
-            code="too_many_requests",
-            headers={"Retry-After": str(seconds)},
-        )
+        full, headers = f"the queue is full; try again in {seconds} s", {"Retry-After": str(seconds)}
+        super().__init__(429, full, code="too_many_requests", headers=headers)
         self.seconds = seconds
 
 
@@ -68,7 +65,6 @@ class _Pending:
 
     @property
     def ready(self) -> bool:
-        """Whether the request can be answered."""
         return self.failure is not None or self.done == len(self.texts)
 
 
@@ -78,23 +74,20 @@ class _Slice:
 
     pending: _Pending
     start: int
-    texts: Sequence[str] = field(repr=False)
+    texts: Sequence[str]
 
 
 class _Batcher:
     """One encoder, shared by all requests. Must be created and called inside a running event loop."""
 
     def __init__(
-        self, encoder: Encoder, *, waiting: int, most_tokens: int, watch: Callable[[int, float], None]
+        self, encoder: Encoder, settings: ServerSettings, watch: Callable[[int, float], None]
     ) -> None:
         """`watch` is called after every batch with its number of texts and its seconds."""
-        self._encoder = encoder
-        self._limit = waiting
-        self._most_tokens = most_tokens
-        self._watch = watch
+        self._encoder, self._settings, self._watch = encoder, settings, watch
         self._queue: deque[_Pending] = deque()
         self._changed = Condition()
-        self._waiting = 0
+        self.waiting = 0  # texts that no worker has taken yet
         self._closing = False
         self._busy = 0
         self._rate = 0.0
@@ -106,13 +99,7 @@ class _Batcher:
             thread.start()
 
     @property
-    def waiting(self) -> int:
-        """Texts that no worker has taken yet."""
-        return self._waiting
-
-    @property
     def works(self) -> bool:
-        """Whether all workers are alive."""
         return all(thread.is_alive() for thread in self._threads)
 
     def submit(self, texts: Sequence[str]) -> _Pending:
@@ -125,10 +112,10 @@ class _Batcher:
         with self._changed:
             if self._closing:
                 raise _RequestError(503, "the server is shutting down; use another one", code="closing")
-            if self._waiting + len(texts) > self._limit:
-                seconds = self._waiting / self._rate if self._rate else 1.0
+            if self.waiting + len(texts) > self._settings.waiting:
+                seconds = self.waiting / self._rate if self._rate else 1.0
                 raise _Busy(max(1, min(_LONGEST_RETRY, math.ceil(seconds))))
-            self._waiting += len(texts)
+            self.waiting += len(texts)
             self._queue.append(pending)
             self._changed.notify()
         return pending
@@ -139,10 +126,9 @@ class _Batcher:
             pending.dropped = True
             if pending in self._queue:
                 self._queue.remove(pending)
-                self._waiting -= len(pending.texts) - pending.taken
+                self.waiting -= len(pending.texts) - pending.taken
 
     async def encode(self, texts: Sequence[str]) -> _Pending:
-        """Queues texts and waits for the vectors."""
         pending = self.submit(texts)
         try:
             return await pending.answer
@@ -179,7 +165,7 @@ class _Batcher:
                 while not self._queue and not self._closing:
                     self._changed.wait()
                 free = len(self._threads) - self._busy
-                batch = self._gather(min(_BATCH_TEXTS, max(_LEAST_BATCH, -(-self._waiting // free))))
+                batch = self._gather(min(_BATCH_TEXTS, max(_LEAST_BATCH, -(-self.waiting // free))))
                 if batch:
                     self._busy += 1
                 if self._queue:
@@ -198,12 +184,12 @@ class _Batcher:
             pending = self._queue.popleft()
             left = len(pending.texts) - pending.taken
             if pending.over:
-                self._waiting -= left
+                self.waiting -= left
                 continue
             share = pending.texts[pending.taken : pending.taken + min(_SHARE, most - texts)]
             batch.append(_Slice(pending=pending, start=pending.taken, texts=share))
             pending.taken += len(share)
-            self._waiting -= len(share)
+            self.waiting -= len(share)
             texts += len(share)
             characters += sum(map(len, share))
             if len(share) < left:
@@ -229,9 +215,8 @@ class _Batcher:
             own = [next(rows) for _ in part.texts]
             if [] in own:
                 self._fail(part.pending, BadInput("a text has nothing to embed; leave it out"))
-            elif part.pending.tokens + sum(map(len, own)) > self._most_tokens:
-                limit = f"the request has more than {self._most_tokens:,} tokens; send fewer texts at once"
-                self._fail(part.pending, BadInput(limit))
+            elif part.pending.tokens + sum(map(len, own)) > (most := self._settings.most_tokens):
+                self._fail(part.pending, BadInput(f"there are more than {most:,} tokens; send fewer texts"))
             elif not part.pending.over:
                 good.append((part, own))
         if not good:
@@ -249,8 +234,7 @@ class _Batcher:
                     part.pending.done += len(own)
                     part.pending.tokens += sum(map(len, own))
             else:
-                problem = BadModel("the model returns NaN or infinity for a text; export it again")
-                self._fail(part.pending, problem)
+                self._fail(part.pending, BadModel("the model returns NaN or infinity; export it again"))
 
     def _fail(self, pending: _Pending, error: Exception) -> None:
         with self._changed:

@@ -9,6 +9,7 @@ import hmac
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from traceback import extract_tb
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -21,34 +22,24 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 _LOG = logging.getLogger("trundle.serve")
-_OPEN = frozenset(("/", "/health"))
+_OPEN = ("/", "/health")
 """Routes that need no key: the page without its data, and the health check."""
 
 
 class _Metrics:
-    """The metrics of a server."""
-
     def __init__(self) -> None:
-        self._all = everything = CollectorRegistry()
-        self.requests = Counter(
-            "trundle_requests", "Answers by route and status.", ("route", "status"), registry=everything
-        )
+        self._all = CollectorRegistry()
+        counter, histogram = partial(Counter, registry=self._all), partial(Histogram, registry=self._all)
+        self.requests = counter("trundle_requests", "Answers by route and status.", ("route", "status"))
         about = "From the first byte of the request to the last byte of the answer."
-        self.seconds = Histogram(
-            "trundle_request_seconds", about, ("route",), buckets=_SECONDS, registry=everything
-        )
-        about = "Texts embedded, by model and role."
-        self.texts = Counter("trundle_texts", about, ("model", "role"), registry=everything)
-        self.tokens = Counter("trundle_tokens", "Tokens encoded, by model.", ("model",), registry=everything)
-        self._batch_texts = Histogram(
-            "trundle_batch_texts", "Texts per batch.", ("model",), buckets=_TEXTS, registry=everything
-        )
+        self.seconds = histogram("trundle_request_seconds", about, ("route",), buckets=_SECONDS)
+        self.texts = counter("trundle_texts", "Texts embedded, by model and role.", ("model", "role"))
+        self.tokens = counter("trundle_tokens", "Tokens encoded, by model.", ("model",))
+        self._batch_texts = histogram("trundle_batch_texts", "Texts per batch.", ("model",), buckets=_TEXTS)
         about = "Time to tokenise and run a batch."
-        self._batch_seconds = Histogram(
-            "trundle_batch_seconds", about, ("model",), buckets=_SECONDS, registry=everything
-        )
+        self._batch_seconds = histogram("trundle_batch_seconds", about, ("model",), buckets=_SECONDS)
         about = "Texts waiting for a worker."
-        self._waiting = Gauge("trundle_waiting_texts", about, ("model",), registry=everything)
+        self._waiting = Gauge("trundle_waiting_texts", about, ("model",), registry=self._all)
 
     def watch_batches(self, model: str) -> Callable[[int, float], None]:
         """Returns the function that a model's batcher calls after each batch."""
@@ -61,7 +52,6 @@ class _Metrics:
         return watch
 
     def watch_waiting(self, model: str, batcher: _Batcher) -> None:
-        """Reads the length of the queue whenever the metrics are requested."""
         self._waiting.labels(model).set_function(lambda: batcher.waiting)
 
     def text(self) -> bytes:
@@ -71,23 +61,16 @@ class _Metrics:
 class _Guard:
     """Middleware around the app: checks the API key, counts, and answers failures."""
 
-    def __init__(
-        self, app: ASGIApp, *, keys: Sequence[str], metrics: _Metrics, routes: frozenset[str]
-    ) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, *, keys: Sequence[str], metrics: _Metrics, routes: set[str]) -> None:
+        self._app, self._metrics, self._routes = app, metrics, routes
         self._keys = [key.encode() for key in keys]
-        self._metrics = metrics
-        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes an authorised request on, and counts the answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"]
+        path, started, status = scope["path"], time.perf_counter(), 0
         route = path if path in self._routes else "other"
-        started = time.perf_counter()
-        status = 0
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -125,9 +108,7 @@ class _FastRoute:
     """Middleware that answers one route without FastAPI, whose overhead costs as much as a short text."""
 
     def __init__(self, app: ASGIApp, *, path: str, handler: ASGIApp) -> None:
-        self._app = app
-        self._path = path
-        self._handler = handler
+        self._app, self._path, self._handler = app, path, handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fast = scope["type"] == "http" and scope["path"] == self._path and scope["method"] == "POST"

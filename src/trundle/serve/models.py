@@ -21,7 +21,6 @@ class _Model:
     encoder: Encoder
 
     def card(self) -> dict[str, Any]:
-        """Returns the facts that the page shows."""
         graph = self.encoder.graph
         weights = self.encoder.folder / graph.path
         patterns = (weights.name, f"{weights.stem}.bin", f"{weights.name}*data")
@@ -45,15 +44,11 @@ class _Served:
 
     @property
     def models(self) -> tuple[_Model, ...]:
-        """All models, the student first."""
         return (self.student,) if self.teacher is None else (self.student, self.teacher)
 
     def answering(self, name: str | None, role: Literal["query", "document"] | None) -> _Model | None:
-        """Returns the model that answers a request for `name` in a role, or None for an unknown name.
-
-        The student's name stands for both: the teacher encodes its documents, so that clients need one name
-        only. The teacher's own name always means the teacher.
-        """
+        """Returns the model that answers a request for `name` in a role, or None for an unknown name."""
+        # The student's name stands for both, so that clients need one name only.
         if name in (None, self.student.name):
             return self.teacher if self.teacher is not None and role == "document" else self.student
         return self.teacher if self.teacher is not None and name == self.teacher.name else None
@@ -85,15 +80,11 @@ def open_served(
         large = open_encoder(teacher, threads=threads, trust_remote_code=trust_remote_code, progress=progress)
         large_name = _name(teacher)
     if small.dimensions != large.dimensions:
-        raise BadInput(
-            f"the vectors of {student.name} have {small.dimensions} dimensions and those of {large_name} "
-            f"{large.dimensions}; align the student with its teacher by trundle align"
-        )
+        sizes = f"{student.name} has {small.dimensions} dimensions and {large_name} has {large.dimensions}"
+        raise BadInput(f"{sizes}; align the student with trundle align")
     if not find_themselves(small.encode_query(SENTENCES), large.encode_document(SENTENCES)):
-        progress.say(
-            f"{student.name} does not retrieve {large_name}'s vectors of the same sentences, so searches "
-            "will fail; align it first with trundle align"
-        )
+        problem = f"{student.name} does not retrieve {large_name}'s vectors of the same sentences"
+        progress.say(f"{problem}, so searches will fail; align it first with trundle align")
     if large_name == student.name:
         large_name += "-teacher"
     return _Served(student=student, teacher=_Model(name=large_name, encoder=large))

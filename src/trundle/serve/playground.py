@@ -1,8 +1,7 @@
 """The page at / that compares searches, and its routes.
 
 It searches the documentation found in the environment and files that users drop. Both models embed the
-passages in the background, a few at a time so that clients are not delayed; passages that are ready can be
-searched at once. Everything stays in memory and small; `trundle index` is for larger collections.
+passages in the background, a few at a time so that clients are not delayed. Everything stays in memory.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import count, islice
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field
 from pydantic_core import to_json
 
 from trundle.data.environment import environment_pairs, installed_packages, standard_library
@@ -28,7 +27,7 @@ from trundle.evaluate.retrieval import unit
 from trundle.serve.batching import _Batcher, _Busy
 from trundle.serve.models import _Served
 from trundle.serve.settings import ServerSettings
-from trundle.serve.wire import _JSON, _invalid_body, _read_body, _RequestError
+from trundle.serve.wire import _JSON, _Body, _parse, _read_body, _RequestError
 
 _ENVIRONMENT = "environment"
 _ENVIRONMENT_PASSAGES = 400
@@ -52,25 +51,20 @@ _PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-_T = TypeVar("_T", bound=BaseModel)
 
 
-class _SearchBody(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class _SearchBody(BaseModel, strict=True):
     query: Annotated[str, Field(min_length=1, max_length=_LONGEST_QUERY)]
     corpus: str
 
 
-class _DroppedFile(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class _DroppedFile(BaseModel, strict=True):
     name: Annotated[str, Field(min_length=1, max_length=200)]
     text: str
 
 
 @dataclass(kw_only=True, eq=False)
-class _Collection:
+class _PassageSet:
     """Passages, and the vectors of those that each model has embedded."""
 
     key: str
@@ -99,16 +93,15 @@ class _Playground:
     """The collections that can be searched on the page."""
 
     def __init__(self, served: _Served, batchers: dict[str, _Batcher]) -> None:
-        self._served = served
-        self._batchers = batchers
+        self._served, self._batchers = served, batchers
         self._numbers = count(1)
-        documentation = _Collection(key=_ENVIRONMENT, name="Documentation found here")
-        self._found: dict[str, _Collection] = {_ENVIRONMENT: documentation}
+        documentation = _PassageSet(key=_ENVIRONMENT, name="Documentation found here")
+        self._found: dict[str, _PassageSet] = {_ENVIRONMENT: documentation}
 
     def list(self) -> list[dict[str, Any]]:
         return [collection.as_json() for collection in self._found.values()]
 
-    def get(self, key: str) -> _Collection:
+    def get(self, key: str) -> _PassageSet:
         """Returns a collection; the documentation is read on first use."""
         collection = self._found.get(key)
         if collection is None:
@@ -117,11 +110,10 @@ class _Playground:
             collection.work = asyncio.create_task(self._read_environment(collection))
         return collection
 
-    def add(self, name: str, passages: Sequence[str]) -> _Collection:
+    def add(self, name: str, passages: Sequence[str]) -> _PassageSet:
         """Adds a dropped file; the oldest one is removed if there are too many."""
-        collection = _Collection(key=f"file-{next(self._numbers)}", name=name)
-        collection.passages = list(passages[:_MOST_PASSAGES])
-        collection.cut = max(0, len(passages) - _MOST_PASSAGES)
+        kept, cut = list(passages[:_MOST_PASSAGES]), max(0, len(passages) - _MOST_PASSAGES)
+        collection = _PassageSet(key=f"file-{next(self._numbers)}", name=name, passages=kept, cut=cut)
         collection.work = asyncio.create_task(self._embed(collection))
         self._found[collection.key] = collection
         dropped = [key for key in self._found if key != _ENVIRONMENT]
@@ -137,7 +129,7 @@ class _Playground:
                 collection.work.cancel()
                 await asyncio.gather(collection.work, return_exceptions=True)
 
-    async def search(self, collection: _Collection, query: str) -> dict[str, Any]:
+    async def search(self, collection: _PassageSet, query: str) -> dict[str, Any]:
         """Runs a query by the teacher, by the student on the teacher's vectors, and by the student alone."""
         student, teacher = self._served.student, self._served.teacher
         encoded: dict[str, tuple[Vectors, float]] = {}
@@ -148,20 +140,18 @@ class _Playground:
         ways = [("student", student, student)]
         if teacher is not None:
             ways = [("teacher", teacher, teacher), ("asymmetric", student, teacher), *ways]
-        ready = collection.ready
-        columns = []
+        ready, columns = collection.ready, []
         for way, queries, documents in ways:
             vector, milliseconds = encoded[queries.name]
             started = time.perf_counter()
             nearest = _nearest_passages(vector, collection.vectors.get(documents.name, []), ready)
-            searched = 1000 * (time.perf_counter() - started)
             columns.append(
                 {
                     "way": way,
                     "queries": queries.name,
                     "documents": documents.name,
                     "encode_ms": milliseconds,
-                    "search_ms": searched,
+                    "search_ms": 1000 * (time.perf_counter() - started),
                     "results": [
                         {"place": place, "text": collection.passages[place], "score": score}
                         for place, score in nearest
@@ -170,7 +160,7 @@ class _Playground:
             )
         return {"corpus": collection.as_json(), "searched": ready, "columns": _with_overlap(columns)}
 
-    async def _read_environment(self, collection: _Collection) -> None:
+    async def _read_environment(self, collection: _PassageSet) -> None:
         def documentation() -> Any:
             some = sample(installed_packages(), _PACKAGES, seed=0)  # all of them would take too long
             pairs = environment_pairs(packages=some, limit_per_package=_PER_PACKAGE)
@@ -184,15 +174,13 @@ class _Playground:
         collection.passages = [pair.document for pair in pairs]
         await self._embed(collection)
 
-    async def _embed(self, collection: _Collection) -> None:
+    async def _embed(self, collection: _PassageSet) -> None:
         """Embeds the passages by every model, a few at a time; clients go first."""
         for start in range(0, len(collection.passages), _AT_ONCE):
             part = collection.passages[start : start + _AT_ONCE]
             for model in self._served.models:
-                prompt = model.encoder.prompt_for("document")
-                vectors = await _encode_when_free(
-                    self._batchers[model.name], [prompt + text for text in part]
-                )
+                batcher, prompt = self._batchers[model.name], model.encoder.prompt_for("document")
+                vectors = await _encode_when_free(batcher, [prompt + text for text in part])
                 collection.vectors.setdefault(model.name, []).append(vectors)
             collection.ready = start + len(part)
 
@@ -206,7 +194,6 @@ async def _encode_when_free(batcher: _Batcher, texts: Sequence[str]) -> Vectors:
 
 
 def _nearest_passages(query: Vectors, blocks: Sequence[Vectors], ready: int) -> list[tuple[int, float]]:
-    """Returns place and cosine of the nearest passages among the first `ready`."""
     if not ready:
         return []
     scores = unit(np.vstack(blocks)[:ready]) @ unit(query[None])[0]
@@ -226,10 +213,7 @@ def _with_overlap(columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _split_passages(text: str) -> list[str]:
-    """Splits a file into paragraphs, or into lines if it has none; long ones are split between sentences.
-
-    Short and duplicate passages are left out.
-    """
+    """Splits a file into paragraphs, or into lines if it has none, without short and duplicate ones."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     parts = _PARAGRAPH.split(text.strip())
     if len(parts) < 3:
@@ -288,15 +272,12 @@ def _add_page(app: FastAPI, served: _Served, playground: _Playground, settings: 
         return _answer(await playground.search(playground.get(body.corpus), body.query))
 
 
-async def _parse_body(request: Request, kind: type[_T], settings: ServerSettings) -> _T:
+async def _parse_body(request: Request, kind: type[_Body], settings: ServerSettings) -> _Body:
     """Parses a JSON body. Other types are rejected: pages of other sites could send them freely."""
     if request.headers.get("content-type", "").split(";")[0].strip() != _JSON:
         raise _RequestError(415, f"send the body as {_JSON}")
     raw = await _read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
-    try:
-        return kind.model_validate_json(raw)
-    except ValidationError as error:
-        raise _invalid_body(error) from error
+    return _parse(kind, raw)
 
 
 def _answer(content: Any) -> Response:

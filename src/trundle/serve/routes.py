@@ -3,53 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from trundle.embedder import check_texts
 from trundle.errors import BadInput, UserError
 from trundle.records import versions
+from trundle.runtime.encoder import Output
+from trundle.serve import wire
 from trundle.serve.batching import _Batcher, _Pending
 from trundle.serve.guard import _CONTENT_TYPE, _FastRoute, _Guard, _Metrics
 from trundle.serve.models import _Model, _Served
 from trundle.serve.playground import _add_page, _Playground
 from trundle.serve.settings import ServerSettings, uvicorn
-from trundle.serve.wire import (
-    _DISCONNECTED,
-    _JSON,
-    _OUTPUTS,
-    EmbeddingsAnswer,
-    EmbeddingsRequest,
-    ErrorAnswer,
-    _parse_embeddings,
-    _read_body,
-    _RequestError,
-    _wait_for_disconnect,
-    _write_embeddings,
-)
+from trundle.serve.wire import _JSON, EmbeddingsRequest, _RequestError
 
 _LARGE = 1 << 16
 """Bodies and answers of more bytes than this are parsed and written in a thread."""
 _WATCHED_AFTER = 0.2
-"""Seconds after which the server checks whether a waiting client is still connected."""
+"""Seconds until the check for a disconnect, which costs as much as the rest of a short request."""
 _SWITCH_SECONDS = 0.001
 """Seconds after which a busy worker yields to the event loop."""
 _SHUTDOWN_SECONDS = 5.0
 """Time for open answers at shutdown, in addition to a request's own timeout."""
+_OUTPUTS: dict[str, Output] = {"float": "float32", "int8": "int8", "binary": "binary"}
 _EMBEDDINGS = "/v1/embeddings"
-_ROUTES = frozenset((_EMBEDDINGS, "/v1/models", "/health", "/metrics", "/"))
+_ROUTES = {_EMBEDDINGS, "/v1/models", "/health", "/metrics", "/"}
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": description}
+    status: {"model": wire.ErrorAnswer, "description": description}
     for status, description in (
         (400, "The body is invalid."),
         (401, "The API key is missing or wrong."),
@@ -73,9 +67,8 @@ def open_socket(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listening.close()
         reason = getattr(error, "strerror", None) or error
-        raise BadInput(
-            f"can't listen on {host}:{port} ({reason}); choose another --port or --host"
-        ) from error
+        problem = f"can't listen on {host}:{port} ({reason})"
+        raise BadInput(f"{problem}; choose another --port or --host") from error
     return listening
 
 
@@ -104,20 +97,6 @@ class _ServerState:
     metrics: _Metrics = field(default_factory=_Metrics)
     batchers: dict[str, _Batcher] = field(default_factory=dict)
 
-    def open(self) -> None:
-        for model in self.served.models:
-            self.batchers[model.name] = batcher = _Batcher(
-                model.encoder,
-                waiting=self.settings.waiting,
-                most_tokens=self.settings.most_tokens,
-                watch=self.metrics.watch_batches(model.name),
-            )
-            self.metrics.watch_waiting(model.name, batcher)
-
-    async def close(self) -> None:
-        for batcher in self.batchers.values():
-            await batcher.close()
-
 
 def _make_app(served: _Served, settings: ServerSettings | None = None) -> FastAPI:
     """Returns the server as an ASGI app."""
@@ -127,10 +106,14 @@ def _make_app(served: _Served, settings: ServerSettings | None = None) -> FastAP
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        state.open()
+        for model in served.models:
+            batcher = _Batcher(model.encoder, settings, state.metrics.watch_batches(model.name))
+            state.batchers[model.name] = batcher
+            state.metrics.watch_waiting(model.name, batcher)
         yield
         await playground.close()
-        await state.close()
+        for batcher in state.batchers.values():
+            await batcher.close()
 
     app = FastAPI(
         title="trundle",
@@ -167,7 +150,7 @@ def _add_embeddings(app: FastAPI, state: _ServerState) -> None:
 
     @app.post(
         _EMBEDDINGS,
-        responses={200: {"model": EmbeddingsAnswer}, **_ERRORS},
+        responses={200: {"model": wire.EmbeddingsAnswer}, **_ERRORS},
         openapi_extra={"requestBody": body},
         summary="Vectors of one or more texts",
     )
@@ -186,8 +169,9 @@ def _add_embeddings(app: FastAPI, state: _ServerState) -> None:
 
 async def _answer_embeddings(state: _ServerState, request: Request) -> Response:
     settings = state.settings
-    raw = await _read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
-    asked = await asyncio.to_thread(_parse_embeddings, raw) if len(raw) > _LARGE else _parse_embeddings(raw)
+    raw = await wire._read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
+    parse = partial(wire._parse, EmbeddingsRequest, raw)
+    asked = await asyncio.to_thread(parse) if len(raw) > _LARGE else parse()
     model = state.served.answering(asked.model, asked.input_type)
     if model is None:
         known = ", ".join(each.name for each in state.served.models)
@@ -210,16 +194,13 @@ async def _answer_embeddings(state: _ServerState, request: Request) -> Response:
         raise _RequestError(400, str(error), param="input") from error
     state.metrics.texts.labels(model.name, asked.input_type or "text").inc(len(texts))
     state.metrics.tokens.labels(model.name).inc(encoded.tokens)
-    if len(texts) * width * 8 > _LARGE:
-        return Response(await asyncio.to_thread(_written, model, asked, encoded), media_type=_JSON)
-    return Response(_written(model, asked, encoded), media_type=_JSON)
+    write = partial(_written, model, asked, encoded)
+    large = len(texts) * width * 8 > _LARGE
+    return Response(await asyncio.to_thread(write) if large else write(), media_type=_JSON)
 
 
 async def _encode(request: Request, batcher: _Batcher, texts: list[str], timeout: float) -> _Pending:
-    """Waits for the vectors, the client's disconnect, or the timeout, whichever comes first.
-
-    A disconnect is checked for only after a while: the check costs as much as the rest of a short request.
-    """
+    """Waits for the vectors, the client's disconnect, or the timeout, whichever comes first."""
     pending = batcher.submit(texts)
     loop = asyncio.get_running_loop()
     watches: list[asyncio.Task[None]] = []
@@ -230,8 +211,9 @@ async def _encode(request: Request, batcher: _Batcher, texts: list[str], timeout
             pending.answer.set_exception(error)
 
     async def watch() -> None:
-        await _wait_for_disconnect(request)
-        give_up(_RequestError(_DISCONNECTED, "the client disconnected"))
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        give_up(_RequestError(wire._DISCONNECTED, "the client disconnected"))
 
     late = f"the vectors were not ready after {timeout:g} s; send fewer texts, or try again later"
     timers = (
@@ -251,11 +233,14 @@ async def _encode(request: Request, batcher: _Batcher, texts: list[str], timeout
 
 
 def _written(model: _Model, asked: EmbeddingsRequest, encoded: _Pending) -> bytes:
-    vectors = model.encoder.finished(
-        encoded.vectors, dimensions=asked.dimensions, output=_OUTPUTS[asked.output_dtype]
-    )
+    """Returns the body of an answer."""
+    output = _OUTPUTS[asked.output_dtype]
+    vectors = model.encoder.finished(encoded.vectors, dimensions=asked.dimensions, output=output)
     in_base64 = asked.encoding_format == "base64"
-    return _write_embeddings(vectors, model=model.name, tokens=encoded.tokens, in_base64=in_base64)
+    rows = (base64.b64encode(row.tobytes()).decode() for row in vectors) if in_base64 else vectors.tolist()
+    data = [{"object": "embedding", "index": place, "embedding": row} for place, row in enumerate(rows)]
+    usage = {"prompt_tokens": encoded.tokens, "total_tokens": encoded.tokens}
+    return to_json({"object": "list", "data": data, "model": model.name, "usage": usage})
 
 
 def _add_status_routes(app: FastAPI, state: _ServerState) -> None:

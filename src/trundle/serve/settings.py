@@ -46,10 +46,8 @@ class ServerSettings:
             if getattr(self, name) <= 0:
                 raise BadInput(f"{name.replace('_', ' ')} must be above 0; leave it out for the default")
         if self.waiting < self.most_texts:
-            raise BadInput(
-                f"a request may have {self.most_texts} texts, but the queue holds {self.waiting}; "
-                "let more texts wait, or allow fewer in a request"
-            )
+            sizes = f"a request may have {self.most_texts} texts, but the queue holds {self.waiting}"
+            raise BadInput(f"{sizes}; let more texts wait, or allow fewer in a request")
         for key in self.keys:
             if len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
                 raise BadInput(f"an API key needs {_SHORTEST_KEY} or more ASCII characters without spaces")

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeVar
 
 from fastapi import Request, Response
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+from pydantic import BaseModel, Field, StrictInt, ValidationError
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
-from trundle.runtime.encoder import Output
-
+_Body = TypeVar("_Body", bound=BaseModel)
 _JSON = "application/json"
-_OUTPUTS: Mapping[str, Output] = {"float": "float32", "int8": "int8", "binary": "binary"}
 _MOST_IGNORED = 64 << 20
 _DISCONNECTED = 499
 """The usual status for a client that disconnected; no client receives it."""
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(BaseModel, strict=True):
     """The body of a request for vectors. Unknown fields are ignored."""
-
-    model_config = ConfigDict(strict=True)
 
     input: Annotated[
         str | Annotated[list[str], Field(min_length=1)], Field(description="One text, or a list of texts.")
@@ -108,52 +102,27 @@ class _RequestError(Exception):
         return Response(body, status_code=self._status, media_type=_JSON, headers=self._headers)
 
 
-def _parse_embeddings(body: bytes) -> EmbeddingsRequest:
+def _parse(kind: type[_Body], body: bytes) -> _Body:
+    """Parses a JSON body; the error names the first invalid field."""
     try:
-        return EmbeddingsRequest.model_validate_json(body)
+        return kind.model_validate_json(body)
     except ValidationError as error:
-        raise _invalid_body(error) from error
-
-
-def _invalid_body(error: ValidationError) -> _RequestError:
-    """Returns an answer that names the first invalid field."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    if not first["loc"]:
-        return _RequestError(
-            400, f"the body is not a JSON object ({first['msg']}); send one", code="bad_json"
-        )
-    field = str(first["loc"][0])
-    if field == "input":
-        said = "input must be a text or a list of one or more texts, not token ids or anything else"
-        return _RequestError(400, f"{said}; in LangChain set check_embedding_ctx_length=False", param=field)
-    return _RequestError(
-        400, f"{field} is invalid: {first['msg'].lower()}; correct it or leave it out", param=field
-    )
-
-
-def _write_embeddings(vectors: NDArray[Any], *, model: str, tokens: int, in_base64: bool) -> bytes:
-    """Returns the body of an answer."""
-    rows = (base64.b64encode(row.tobytes()).decode() for row in vectors) if in_base64 else vectors.tolist()
-    return to_json(
-        {
-            "object": "list",
-            "data": [
-                {"object": "embedding", "index": place, "embedding": row} for place, row in enumerate(rows)
-            ],
-            "model": model,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
-    )
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        if not first["loc"]:
+            message = f"the body is not a JSON object ({first['msg']}); send one"
+            raise _RequestError(400, message, code="bad_json") from error
+        field = str(first["loc"][0])
+        message = f"{field} is invalid: {first['msg'].lower()}; correct it or leave it out"
+        if field == "input":
+            message = "input must be a text or a list of one or more texts, not token ids or anything else"
+            message += "; in LangChain set check_embedding_ctx_length=False"
+        raise _RequestError(400, message, param=field) from error
 
 
 async def _read_body(request: Request, *, most_bytes: int, seconds: float) -> bytes:
-    """Returns the body, or rejects one that is too large or too slow.
-
-    A body that is too large is read to its end and ignored, up to a limit: most clients read an answer only
-    after they have sent everything.
-    """
-    parts: list[bytes] = []
-    size = 0
+    """Returns the body, or rejects one that is too large or too slow."""
+    # A body that is too large is read to its end: most clients read an answer only after sending everything.
+    parts, size = list[bytes](), 0
     try:
         async with asyncio.timeout(seconds):
             async for part in request.stream():
@@ -174,9 +143,3 @@ async def _read_body(request: Request, *, most_bytes: int, seconds: float) -> by
         large = f"the body has more than {most_bytes:,} bytes; send fewer texts at once"
         raise _RequestError(413, large, code="body_too_large", headers={"Connection": "close"})
     return b"".join(parts)
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    """Returns when the client has disconnected; the body must have been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
