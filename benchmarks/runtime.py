@@ -192,7 +192,7 @@ def serve_model(name: str, threads: int) -> None:
         before = _cpu_clock()
         encode[asked["kind"]](asked["texts"])
         after = _cpu_clock()
-        found = {"clock": after.wall - before.wall, "own": after.own - before.own, "runs": engine}
+        found = {"clock": after[0] - before[0], "own": after[1] - before[1], "runs": engine}
         return found | {"other_cores": _other_cores(before, after)}
 
     harness.reply_to_requests(answer)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import json
 import multiprocessing
 import os
@@ -35,7 +36,7 @@ from trundle.bench.results import _percentile
 from trundle.bench.workload import workload
 from trundle.runtime.description import read_description
 from trundle.runtime.encoder import Encoder
-from trundle.serve.wire import _parse_embeddings, _write_embeddings
+from trundle.serve.wire import EmbeddingsRequest, _parse
 
 ADDRESS = "127.0.0.1"
 HEAD = (
@@ -104,12 +105,15 @@ def plain_server(model: str) -> None:
 
     @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
-        asked = _parse_embeddings(await request.body())
+        asked = _parse(EmbeddingsRequest, await request.body())
         texts = [asked.input] if isinstance(asked.input, str) else asked.input
         vectors = await asyncio.to_thread(encode, texts)
         in_base64 = asked.encoding_format == "base64"
-        body = _write_embeddings(vectors, model="model", tokens=0, in_base64=in_base64)
-        return Response(body, media_type="application/json")
+        rows = [base64.b64encode(row.tobytes()).decode() if in_base64 else row.tolist() for row in vectors]
+        data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
+        usage = {"prompt_tokens": 0, "total_tokens": 0}
+        body = {"object": "list", "data": data, "model": "model", "usage": usage}
+        return Response(json.dumps(body), media_type="application/json")
 
     listening = socket.create_server((ADDRESS, 0))
     print(f"http://{ADDRESS}:{listening.getsockname()[1]}/v1", flush=True)

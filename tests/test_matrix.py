@@ -148,13 +148,14 @@ def test_contract(
     assert tool.forecast(given, plan).as_json() == cost(result).as_json()
     assert (cost(result).parameters < cost(given).parameters) is case.shrinks
 
+    folder = save(result, tmp_path / "one", lineage=Lineage(source=family), card="")
+
     # what keeps its size has changed all the same, and the given model is as it was
     vectors = result.encode(pico.TEXTS)
     assert case.shrinks or not np.array_equal(vectors, given.encode(pico.TEXTS))
     assert all((weight == untouched[name]).all() for name, weight in given.state_dict().items())
 
     # save → plain load → same vectors
-    folder = save(result, tmp_path / "one", lineage=Lineage(source=family), card="")
     reloaded = SentenceTransformer(str(folder), device="cpu")
     np.testing.assert_allclose(reloaded.encode(pico.TEXTS), vectors, atol=1e-6)
 

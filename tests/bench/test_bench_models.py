@@ -135,7 +135,7 @@ def test_names_are_short_unless_they_would_be_mistaken() -> None:
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     """What a worker does with such an error is tested with the other errors of workers."""
-    with pytest.raises(BadModel, match="not a model folder"):
+    with pytest.raises(BadModel, match="pass a model folder"):
         _load_torch(str(tmp_path), threads=1, batch_size=1)
 
 

@@ -136,9 +136,9 @@ def test_caching_changes_no_gradient_in_half_precision(pico_model: PicoModel, lo
     model, examples = copy.deepcopy(pico_model("llama")), some_examples(6, 1)
     if lora:
         _add_adapters(model, rank=4, seed=3)
-    task = contrast(model, examples, mini_batch=4)
+    task = contrast(model, examples, mini_batch=2)
     kept = without_caching(task)
-    batch = task.batches.load(np.asarray([0, 2, 4, 6, 8, 10]))
+    batch = task.batches.load(np.asarray([0, 2, 4]))
 
     def loss(way: TrainingTask[Any]) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):

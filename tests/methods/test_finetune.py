@@ -162,8 +162,8 @@ def test_no_text_of_a_kept_back_row_is_learned_from(tmp_path: Path):
 
 
 REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
-    "no label": ([{"text": "a"}], {}, r"no column known as the label \(columns: text\); say which"),
-    "empty label": ([{"text": "a", "label": None}], {}, "has no label in column 'label'; give a word"),
+    "no label": ([{"text": "a"}], {}, r"no column known as the label \(columns: text\); name the columns"),
+    "empty label": ([{"text": "a", "label": None}], {}, "has no label in column 'label'; write a word"),
     "one class": ([{"text": f"a {n}", "label": 1} for n in range(30)], {}, "every row has the label '1'"),
     "too many classes": (
         [{"text": f"a {n}", "label": f"c{n}"} for n in range(30)],
@@ -205,7 +205,7 @@ def test_pairs_and_single_texts_are_not_mixed(pico_model: PicoModel, tmp_path: P
 
 
 def test_it_comes_last_in_a_recipe_and_makes_no_pair(tmp_path: Path):
-    with pytest.raises(BadRecipe, match=r"goes on after finetune.*put finetune last"):
+    with pytest.raises(BadRecipe, match=r"has methods after finetune.*put finetune last"):
         parse_recipe("steps: [finetune, align]", name="x")
     recipe = parse_recipe("steps: [align, finetune]", name="x")
     with pytest.raises(BadInput, match="--pair needs a model"):

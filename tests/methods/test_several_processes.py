@@ -27,7 +27,8 @@ from recorded_progress import RecordedProgress
 from trundle.data.corpus import read_corpus
 from trundle.methods import METHODS
 from trundle.methods.align.teacher_vectors import _ALONE_BY_RANK
-from trundle.pipeline.compress import compress
+from trundle.pipeline.compress import run_recipe
+from trundle.pipeline.run import Request
 from trundle.recipe import single
 from trundle.records import CALIBRATION_FILE
 from trundle.scale.shard_writer import TeacherSpec, build_local
@@ -72,7 +73,7 @@ class Together:
         """The folder that one process writes."""
         output = self.folder / name / "alone"
         recipe = single(METHODS["align"], self.commands[name].options | options.pop("more", {}))
-        compress(str(self.student), recipe, output=output, **options)
+        run_recipe(Request(source=str(self.student), output=output, **options), recipe)
         return output
 
 

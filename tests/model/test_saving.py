@@ -43,7 +43,7 @@ def test_nothing_is_overwritten_unless_asked(
     (tmp_path / "out" / "mine.txt").write_text("precious")
     with pytest.raises(BadInput, match="already exists"):
         save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="")
-    with pytest.raises(BadInput, match="--force won't replace it"):
+    with pytest.raises(BadInput, match="--force does not replace it"):
         save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="", replace=True)
     assert (tmp_path / "out" / "mine.txt").read_text() == "precious"
     (tmp_path / "out" / "modules.json").write_text("[]")
@@ -148,7 +148,7 @@ def test_a_target_that_can_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "file").write_text("x")
     with pytest.raises(BadInput, match="is a file"):
         check_free(tmp_path / "file")
-    with pytest.raises(BadInput, match="nothing can be written below it"):
+    with pytest.raises(BadInput, match="no folder can be created in it"):
         check_free(tmp_path / "file" / "below")
     monkeypatch.chdir(tmp_path)
     for here in ("", ".", ".."):

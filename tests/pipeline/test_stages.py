@@ -186,7 +186,7 @@ def test_the_same_training_twice_at_once_is_two_trainings(
             run(tmp_path / "second", recipe)
         return alone(*args, **more)
 
-    monkeypatch.setattr(loop, "train", joined)
+    monkeypatch.setattr("trundle.methods.training.train", joined)
     run(tmp_path / "first", recipe)
     assert len(set(begun)) == 2
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))

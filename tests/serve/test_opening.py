@@ -22,7 +22,7 @@ def test_a_folder_without_a_graph_is_exported_once(pico_folders: Callable[[str],
     before = sorted(folder.rglob("*"))
     for _ in range(2):
         found = open_encoder(str(folder), progress=progress).encode(pico.TEXTS)
-    assert len([line for line in progress.lines if "this once" in line]) == 1
+    assert len([line for line in progress.lines if "is exported once" in line]) == 1
     truth = SentenceTransformer(str(folder), device="cpu").encode(pico.TEXTS)
     np.testing.assert_allclose(found, truth, atol=1e-5)
     assert sorted(folder.rglob("*")) == before

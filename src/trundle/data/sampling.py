@@ -82,10 +82,6 @@ _FEW = 400
 
 def representatives(vectors: _Vectors, count: int, *, seed: int) -> _Numbers:
     """Return the positions of the vectors closest in direction to the centres of `count` clusters."""
-    from sklearn.cluster import (
-        BisectingKMeans,
-    )  # imported here, because the torch-free server imports this module
-
     directions = _directions(vectors)
     if len(vectors) <= _SMALL or count <= _FEW or count >= len(vectors):
         return np.sort(_one_per_cluster(directions, count, seed))
@@ -118,9 +114,6 @@ def _directions(vectors: _Vectors) -> _Vectors:
 
 
 def _one_per_cluster(vectors: _Vectors, count: int, seed: int) -> _Numbers:
-    from sklearn.cluster import KMeans, MiniBatchKMeans
-    from sklearn.exceptions import ConvergenceWarning
-
     if count >= len(vectors):
         return np.arange(len(vectors))
     from sklearn.cluster import KMeans, MiniBatchKMeans

@@ -114,5 +114,5 @@ def as_sentence_transformer(folder: str | Path, *, graph: str | None = None) -> 
             raise BadInput(f"a graph can't be saved to {output_path}; copy the folder it was loaded from")
 
     prompts, default = encoder.prompts, encoder.default_prompt
-    modules = [GraphModule()]  # type: ignore[no-untyped-call]
+    modules: list[Any] = [GraphModule()]  # type: ignore[no-untyped-call]
     return SentenceTransformer(modules=modules, device="cpu", prompts=prompts, default_prompt_name=default)

@@ -283,7 +283,7 @@ def _usage_of(report: _Report, run: _RunRecord) -> str:
         )
     if any(form.engine != "torch" for form in run.forms):
         encoder = f'Encoder({run.folder!r}).encode_query(["how do I undo a commit?"])'
-        code = _code(f"from trundle.runtime.encoder import Encoder\n\n{encoder}\n")
+        code = _code(f"from trundle import Encoder\n\n{encoder}\n")
         return _code(plain) + _paragraph("Without torch:") + code
     if run.needs_trundle:
         return _code(plain)
