@@ -153,7 +153,7 @@ def test_what_makes_no_pair_is_refused(pico_folders: Callable[[str], Path], tmp_
     with pytest.raises(BadInput, match="32 dimensions and the teacher's 64"):
         pair(bert, str(tmp_path / "wide"), output=out)
     for black_box in ("https://server/v1", "vectors.parquet"):
-        with pytest.raises(BadInput, match="endpoint, a table or a store"):
+        with pytest.raises(BadInput, match="is not a model; pass the teacher"):
             pair(bert, black_box, output=out)
     with pytest.raises(BadInput, match="one of the two"):
         pair(bert, str(tmp_path / "wide"), output=bert, replace=True)
