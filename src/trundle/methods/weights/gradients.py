@@ -142,10 +142,9 @@ def _measure_gradients(
     finally:
         for weight, needs in zip(model.parameters(), wanted, strict=True):
             weight.requires_grad_(needs)
-    return _Gradients(
-        fisher={name: total.div_(len(samples)) for name, total in sums.squares.items()},
-        mean={name: total.div_(len(samples)) for name, total in sums.totals.items()},
-    )
+    for total in (*sums.squares.values(), *sums.totals.values()):
+        total.div_(len(samples))
+    return _Gradients(fisher=sums.squares, mean=sums.totals)
 
 
 def _measure_norms(
