@@ -239,8 +239,8 @@ def test_a_teacher_that_changes_its_width_is_refused(tmp_path: Path, kinds: Any)
 
     teacher = Embedder(name="odd", text=encode, query=encode, document=encode)
     texts = [Text(text=f"{i}", kind=kinds[i // 2]) for i in range(4)]
+    shard_size = 2 if kinds[0] == kinds[1] else 4
     with pytest.raises(BadModel, match="width 8 before and 9 now"):
-        shard_size = 2 if kinds[0] == kinds[1] else 4
         build_targets(texts, teacher, Manifest(teacher="odd", shard_size=shard_size), tmp_path)
 
 

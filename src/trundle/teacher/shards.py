@@ -241,7 +241,7 @@ def _with_recorded(folder: Path, manifest: Manifest) -> Manifest:
 def drop_records(folder: Path) -> None:
     """Remove the records of a finished folder, and temporary files of killed runs."""
     for pattern in (f".*{_RECORD}", f".*{_SCRATCH}"):
-    (pattern):
+        for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
 
 
