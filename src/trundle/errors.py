@@ -1,28 +1,28 @@
-"""Every way trundle says no.
+"""The errors that trundle raises.
 
-    TrundleError                 anything trundle raises on purpose
-    ├── UserError                something to mend on the caller's side: the command line exits with 2
+    TrundleError                 the base of all of them
+    ├── UserError                the caller can fix it; the command line exits with code 2
     │   ├── BadInput             a text, file, row or option that can't be used
-    │   │   └── OtherTexts       a folder of vectors that other texts were begun in
-    │   ├── BadModel             a folder or name that is not a model trundle can open
+    │   │   └── OtherTexts       a store of vectors that was started with other texts
+    │   ├── BadModel             a folder or name that is not a model trundle can load
     │   │   └── UnknownFamily    a model whose architecture has no row in the anatomy
-    │   ├── BadRecipe            a recipe that does not say what to do
-    │   ├── ImpossibleCut        a cut the model can't take
+    │   ├── BadRecipe            an invalid recipe
+    │   ├── ImpossibleCut        a cut that the model does not allow
     │   └── MissingExtra         a feature whose optional packages are not installed
-    └── WriteFailed              the result could not be stored; what was there before is untouched (exits with 1)
+    └── WriteFailed              the result could not be written; earlier files are untouched (exit code 1)
 
-A message is one sentence that names what is wrong and, after a semicolon or colon, what to do about it.
+A message is one sentence: what is wrong and, after a semicolon or colon, how to fix it.
 """
 
 from __future__ import annotations
 
 
 class TrundleError(Exception):
-    """Anything trundle raises on purpose."""
+    """The base of all errors that trundle raises."""
 
 
 class UserError(TrundleError):
-    """Something the caller can mend."""
+    """An error that the caller can fix."""
 
 
 class BadInput(UserError):
@@ -30,11 +30,11 @@ class BadInput(UserError):
 
 
 class OtherTexts(BadInput):
-    """A folder of vectors that other texts were begun in: trying again is no use."""
+    """A store of vectors that was started with other texts; trying again does not help."""
 
 
 class BadModel(UserError):
-    """A folder or name that is not a model trundle can open."""
+    """A folder or name that is not a model trundle can load."""
 
 
 class UnknownFamily(BadModel):
@@ -42,11 +42,11 @@ class UnknownFamily(BadModel):
 
 
 class BadRecipe(UserError):
-    """A recipe that does not say what to do."""
+    """An invalid recipe."""
 
 
 class ImpossibleCut(UserError):
-    """A cut the model can't take."""
+    """A cut that the model does not allow."""
 
 
 class MissingExtra(UserError):
@@ -57,4 +57,4 @@ class MissingExtra(UserError):
 
 
 class WriteFailed(TrundleError):
-    """The result could not be stored; what was there before is untouched."""
+    """The result could not be written; earlier files are untouched."""

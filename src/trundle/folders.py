@@ -56,7 +56,7 @@ def check_free(
 
 
 @contextmanager
-def whole_folder(
+def atomic_folder(
     target: str | Path, *, replace: bool = False, marks: Sequence[str] = _MODEL_MARKS
 ) -> Iterator[Path]:
     """Yields a scratch folder that becomes `target` when the block ends, and is deleted if the block fails.
@@ -144,7 +144,7 @@ def _exchanged(one: Path, other: Path) -> bool:
     return call is not None and not call(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Writes one small file atomically."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

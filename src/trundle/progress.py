@@ -1,4 +1,4 @@
-"""How long work tells a person where it stands, without knowing what a terminal is."""
+"""Progress of long work, and which of several processes reports it."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ Advance = Callable[[int], None]
 
 
 class Progress(Protocol):
-    """Something that can show how far a piece of work has come."""
+    """Shows the progress of a piece of work."""
 
     def task(self, label: str, total: int | None) -> AbstractContextManager[Advance]:
-        """Show `label` while the block runs; the block calls what it is given with the units just done."""
+        """Shows `label` while the block runs; the block calls the yielded function with the units it has done."""
         ...
 
     def say(self, line: str) -> None:
-        """One line worth reading later."""
+        """Prints a line."""
         ...
 
 
 class _Silent:
-    """Shows nothing: the default for library use."""
+    """Shows nothing; the default for library use."""
 
     @contextmanager
     def task(self, label: str, total: int | None) -> Iterator[Advance]:  # noqa: ARG002
-        """Run the block."""
+        """Runs the block."""
         yield lambda _units: None
 
     def say(self, line: str) -> None:
-        """Drop the line."""
+        """Drops the line."""
 
 
 SILENT = _Silent()
 
 
 def own_rank() -> int:
-    """The number of this process, from 0."""
+    """Returns the rank of this process, as torchrun and accelerate set it."""
     return int(os.environ.get("RANK", "0"))
 
 
 def process_count() -> int:
-    """How many processes work together; alone, 1."""
+    """Returns the number of processes that work together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_first() -> bool:
-    """Whether this process is the one that asks, writes and reports; alone, it always is."""
+    """Whether this process has rank 0, the one that labels, writes and reports."""
     return own_rank() == 0

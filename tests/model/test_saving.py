@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 
 from trundle import folders
 from trundle.errors import BadInput, WriteFailed
-from trundle.folders import _exchanged, check_free, whole_folder
+from trundle.folders import _exchanged, atomic_folder, check_free
 from trundle.model.save import save, weight_bytes
 from trundle.records import Lineage, read_lineage
 
@@ -58,7 +58,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     (tmp_path / "out" / "config.json").write_text("{}")
 
     def write() -> None:
-        with whole_folder(tmp_path / "out", replace=True) as scratch:
+        with atomic_folder(tmp_path / "out", replace=True) as scratch:
             (scratch / "half").write_text("half")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -91,8 +91,8 @@ def test_a_really_full_device(pico_model: Callable[[str], SentenceTransformer], 
 def test_a_kill_while_saving_leaves_no_result(tmp_path: Path) -> None:
     """SIGKILL in the middle: the target is absent, and a later save of the same name works."""
     script = (
-        "import sys, time\nfrom pathlib import Path\nfrom trundle.folders import whole_folder\n"
-        f"with whole_folder({str(tmp_path / 'out')!r}) as scratch:\n"
+        "import sys, time\nfrom pathlib import Path\nfrom trundle.folders import atomic_folder\n"
+        f"with atomic_folder({str(tmp_path / 'out')!r}) as scratch:\n"
         "    (scratch / 'half').write_text('half')\n    print('writing', flush=True)\n    time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -102,7 +102,7 @@ def test_a_kill_while_saving_leaves_no_result(tmp_path: Path) -> None:
     process.wait()
     process.stdout.close()
     assert not (tmp_path / "out").exists()
-    with whole_folder(tmp_path / "out") as scratch:
+    with atomic_folder(tmp_path / "out") as scratch:
         (scratch / "whole").write_text("whole")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["whole"]
 
@@ -122,7 +122,7 @@ def test_a_folder_is_replaced_whole(
         monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("two renames where one exchange would do"))
     else:
         monkeypatch.setattr(folders, "_exchanged", lambda *_: False)
-    with whole_folder(tmp_path / "out", replace=True) as scratch:
+    with atomic_folder(tmp_path / "out", replace=True) as scratch:
         (scratch / "new").write_text("new")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
@@ -134,7 +134,7 @@ def test_a_result_is_as_open_as_any_other_file_of_its_user(
 ) -> None:
     before = os.umask(mask)
     try:
-        with whole_folder(tmp_path / "out") as scratch:
+        with atomic_folder(tmp_path / "out") as scratch:
             pico_model("bert").save_pretrained(str(scratch))
     finally:
         os.umask(before)

@@ -56,7 +56,7 @@ def evaluate(
     from trundle.evaluate.scoring import find_tasks
     from trundle.evaluate.shortening import read_ranges
     from trundle.export.open import open_embedder
-    from trundle.folders import write_whole
+    from trundle.folders import write_atomic
     from trundle.records import read_lineage
 
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
@@ -98,7 +98,7 @@ def evaluate(
     run_by = tuple(f"{model.name} is run by {engine}." for model, engine in loaded if engine != _TORCH)
     found = replace(found, notes=(*found.notes, *run_by))
     if output is not None:
-        write_whole(output, json.dumps(found.as_json(), indent=2, ensure_ascii=False) + "\n")
+        write_atomic(output, json.dumps(found.as_json(), indent=2, ensure_ascii=False) + "\n")
     if flags.as_json:
         _show_json(found.as_json())
     else:

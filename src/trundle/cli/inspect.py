@@ -108,7 +108,7 @@ def _layer_curve(
     progress: Progress,
 ) -> LayerCurve:
     from trundle.data.corpus import read_corpus
-    from trundle.folders import write_whole
+    from trundle.folders import write_atomic
     from trundle.methods.depth.curve import measure_curve
     from trundle.report.page import curve_page, curve_svg
 
@@ -118,7 +118,7 @@ def _layer_curve(
         title = f"{Path(name).name}: the loss of each layer as the last one, {curve.tuples:,} tuples"
         drawn = curve.losses, _marks(curve), title
         page = curve_svg(*drawn) if output.suffix == ".svg" else None
-        write_whole(output, page or curve_page(*drawn, _layer_rows(model, curve), _layer_notes(curve)))
+        write_atomic(output, page or curve_page(*drawn, _layer_rows(model, curve), _layer_notes(curve)))
     return curve
 
 

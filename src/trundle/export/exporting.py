@@ -24,7 +24,7 @@ from trundle.errors import BadInput, BadModel, WriteFailed
 from trundle.export.closeness import _PROBES, _check_tokens, _Closeness, _torch_vectors
 from trundle.export.quantise import ExportOptions, _make_float, _make_quantised
 from trundle.export.tracing import _OPSET, _GraphJob, _trace
-from trundle.folders import check_free, swap_folders, whole_folder, write_whole
+from trundle.folders import atomic_folder, check_free, swap_folders, write_atomic
 from trundle.model.heads import is_pair, normalises, one_route
 from trundle.model.load import load
 from trundle.model.static import static_table
@@ -107,7 +107,7 @@ def export_model(
     export_into = _export_sides if is_pair(model) else _export_into
     if output is None:
         return export_into(home, model, row, options, progress)
-    with whole_folder(output, replace=force) as scratch:
+    with atomic_folder(output, replace=force) as scratch:
         if not is_pair(model):
             _write_standalone(model, scratch)
         exported = export_into(scratch, model, row, options, progress)
@@ -206,7 +206,7 @@ def _put_in_place(home: Path, made: Path, description: Description, graph: Graph
     if older is not None and replace(older, graphs=()) == description:
         graphs = tuple(each for each in older.graphs if (home / each.path).is_file())
         description = replace(description, graphs=graphs)
-    write_whole(home / FILE, description.with_graph(graph).as_text())
+    write_atomic(home / FILE, description.with_graph(graph).as_text())
 
 
 def _describe(model: SentenceTransformer) -> Description:

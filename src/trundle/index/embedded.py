@@ -25,7 +25,7 @@ import numpy as np
 
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, WriteFailed
-from trundle.folders import check_free, write_whole
+from trundle.folders import check_free, write_atomic
 from trundle.index.base import _EXACT_UP_TO, _OVERSAMPLE, Wanted, _agreed, _Facts, _Hit, _key_of, _Sample
 from trundle.index.codes import (
     _code_width,
@@ -54,7 +54,7 @@ def _create_embedded(folder: Path, wanted: Wanted) -> None:
         _agreed(_read_facts(folder), wanted, str(folder))
         return
     check_free(folder)
-    write_whole(folder / _MARK, json.dumps(asdict(wanted.facts) | {"format": _FORMAT}, indent=2) + "\n")
+    write_atomic(folder / _MARK, json.dumps(asdict(wanted.facts) | {"format": _FORMAT}, indent=2) + "\n")
 
 
 def _read_facts(folder: Path) -> _Facts:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trundle.embedder import Encode
 from trundle.errors import BadInput
-from trundle.folders import whole_folder
+from trundle.folders import atomic_folder
 from trundle.index.base import Wanted, _Readable, _Store
 from trundle.index.connection import _ForeignTable
 from trundle.index.embedded import _MARK, _create_embedded, _EmbeddedStore
@@ -37,7 +37,7 @@ def create_store(
             return
         folder = Path(where).expanduser()
         if force and (folder / _MARK).is_file():
-            folder = stack.enter_context(whole_folder(folder, replace=True, marks=(_MARK,)))
+            folder = stack.enter_context(atomic_folder(folder, replace=True, marks=(_MARK,)))
         _create_embedded(folder, wanted)
         yield stack.enter_context(closing(_EmbeddedStore(folder, progress=progress)))
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from trundle.errors import WriteFailed
-from trundle.folders import whole_folder
+from trundle.folders import atomic_folder
 from trundle.records import Lineage
 
 _DIGEST_BYTES = 16
@@ -33,7 +33,7 @@ def save(
 ) -> Path:
     """Write the folder layout of sentence-transformers, with the lineage, the card and additional `files`."""
     target = Path(folder)
-    with whole_folder(target, replace=replace) as scratch:
+    with atomic_folder(target, replace=replace) as scratch:
         try:
             model.save_pretrained(str(scratch), create_model_card=False, safe_serialization=True)
         except SafetensorError as error:

@@ -290,7 +290,7 @@ def _compare(original: Embedder, result: Embedder, request: Request) -> Fidelity
     texts = sample(held_out, request.measured_texts, seed=request.seed)
     queries, documents = queries_and_documents(texts)
     if len(documents) < FEWEST_DOCUMENTS:
-        problem = f"{len(texts)} held-out texts are too few; pass more with --data"
+        problem = f"{len(texts)} texts are held out, {2 * FEWEST_DOCUMENTS} are needed; pass more with --data"
     elif original.text(queries[:1]).shape != result.text(queries[:1]).shape:
         problem = "the vectors have another width; add align to the recipe"
     else:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trundle.cache import cache_entry, file_state
-from trundle.folders import remove_folder, whole_folder
+from trundle.folders import atomic_folder, remove_folder
 from trundle.methods.contract import AdditionalModel, Applied, Context, Plan
 from trundle.model.load import load
 from trundle.model.save import model_digest
@@ -68,7 +68,7 @@ class _Stage:
         """Stores a result that took long to make, and deletes the method's own checkpoints."""
         if seconds < _KEPT_AFTER:
             return applied
-        with whole_folder(self.folder, replace=True, marks=(_RECORD,)) as scratch:
+        with atomic_folder(self.folder, replace=True, marks=(_RECORD,)) as scratch:
             _write(AdditionalModel(model=applied.model, files=applied.files), scratch)
             for name, extra in applied.additional.items():
                 _write(extra, scratch / _ADDITIONAL / name)

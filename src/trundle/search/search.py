@@ -21,7 +21,7 @@ import torch
 from trundle.cache import cache_entry, locked
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput, UserError
-from trundle.folders import check_free, write_whole
+from trundle.folders import check_free, write_atomic
 from trundle.model.cost import Cost, cost
 from trundle.model.load import load
 from trundle.model.save import model_digest, weight_bytes
@@ -227,7 +227,7 @@ def _carried_out(
     outcome = replace(planned, tried=tuple(ranked), chosen=ranked[0], run=run)
     outcome = replace(outcome, proof_texts=request.measured_texts, parameters=run.after.parameters)
     planning = request.target / PLANNING_FILE
-    write_whole(planning, outcome.record().as_text())  # the export may fail; the trained model is complete
+    write_atomic(planning, outcome.record().as_text())  # the export may fail; the trained model is complete
     made = _ship(
         outcome.chosen.candidate,
         request.target,
@@ -237,6 +237,6 @@ def _carried_out(
         progress=request.progress,
     )
     outcome = replace(outcome, **made)
-    write_whole(planning, outcome.record().as_text())
+    write_atomic(planning, outcome.record().as_text())
     run.settle()
     return outcome

@@ -26,7 +26,7 @@ from trundle.cache import cache_entry
 from trundle.errors import BadModel, ImpossibleCut
 from trundle.export.exporting import export_model
 from trundle.export.quantise import ExportOptions, Limits
-from trundle.folders import write_whole
+from trundle.folders import write_atomic
 from trundle.model.cost import Cost, cost
 from trundle.model.layout import Layout, layout_of
 from trundle.model.static import static_shape, static_with
@@ -88,7 +88,7 @@ def _measure_speed(
     if static:
         speed = replace(speed, static=taken[-1])
     if all(each.undisturbed for each in timed):
-        write_whole(kept, json.dumps(asdict(speed)))
+        write_atomic(kept, json.dumps(asdict(speed)))
         return speed
     return replace(speed, undisturbed=False)
 

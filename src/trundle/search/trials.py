@@ -14,7 +14,7 @@ import torch
 
 from trundle.cache import cache_folder
 from trundle.errors import BadInput, BadModel, ImpossibleCut, UserError
-from trundle.folders import write_whole
+from trundle.folders import write_atomic
 from trundle.pipeline.compress import run_recipe
 from trundle.pipeline.run import Request, Run
 from trundle.recipe import Recipe, make_recipe
@@ -30,13 +30,13 @@ def _once(place: Path, measure: Callable[[], float]) -> float:
     """Returns the number stored in `place`, measured and stored the first time."""
     if not place.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(place, repr(measure()))
+        write_atomic(place, repr(measure()))
     return float(place.read_text())
 
 
 def _mark_written(work: Path, output: str | Path) -> None:
     work.mkdir(parents=True, exist_ok=True)
-    write_whole(work / _WRITTEN_FILE, _identity(output))
+    write_atomic(work / _WRITTEN_FILE, _identity(output))
 
 
 def _wrote(work: Path, output: str | Path) -> bool:

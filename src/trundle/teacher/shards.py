@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 from trundle.data.texts import Kind, Text
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, WriteFailed
-from trundle.folders import write_whole
+from trundle.folders import write_atomic
 from trundle.teacher import MANIFEST
 
 SHARD_SIZE = 8192
@@ -97,7 +97,7 @@ class Manifest(BaseModel, frozen=True, extra="forbid"):
 
     def write(self, folder: Path) -> None:
         """Write the manifest into `folder`."""
-        write_whole(folder / MANIFEST, self.model_dump_json(indent=1) + "\n")
+        write_atomic(folder / MANIFEST, self.model_dump_json(indent=1) + "\n")
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -212,7 +212,7 @@ class Record(BaseModel, frozen=True, extra="forbid", strict=True):
 
 def write_record(folder: Path, number: int, record: Record) -> None:
     """Record a shard whose files are written."""
-    write_whole(_record_path(folder, number), record.model_dump_json() + "\n")
+    write_atomic(_record_path(folder, number), record.model_dump_json() + "\n")
 
 
 def read_record(folder: Path, number: int) -> Record | None:

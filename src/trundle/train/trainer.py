@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from trundle.errors import BadInput
-from trundle.folders import whole_folder, write_whole
+from trundle.folders import atomic_folder, write_atomic
 from trundle.model.encode import free_gpu_memory, multiplies_bf16, sound_gradients
 from trundle.records import TRAINING_LOG_FILE, TrainingRecord, training_log_up_to
 from trundle.train.batches import Batches, BatchSplitter, _load_part, _LoadedPart
@@ -286,7 +286,7 @@ def has_checkpoint(folder: Path) -> bool:
 def _write_checkpoint(folder: Path, step: int, content: Mapping[str, Any]) -> None:
     """Writes a checkpoint, then deletes the older ones, so that there is always a complete one."""
     place = folder / _CHECKPOINTS / f"step-{step:09d}"
-    with whole_folder(place, replace=True, marks=(_STATE_FILE,)) as scratch:
+    with atomic_folder(place, replace=True, marks=(_STATE_FILE,)) as scratch:
         try:
             torch.save(dict(content), scratch / _STATE_FILE)
         except RuntimeError as error:  # raised by torch's writer if the disk is full
@@ -318,7 +318,7 @@ def _keep_metrics(folder: Path, *, up_to: int) -> None:
     """Drop the lines after step `up_to`, and one a kill cut short: the resumed run writes them again."""
     path = folder / TRAINING_LOG_FILE
     if path.is_file():
-        write_whole(path, training_log_up_to(path.read_text(encoding="utf-8"), up_to))
+        write_atomic(path, training_log_up_to(path.read_text(encoding="utf-8"), up_to))
 
 
 def _add_metrics(folder: Path, record: TrainingRecord) -> None:
