@@ -65,7 +65,7 @@ def _parse_budget(words: Sequence[str], *, whole_bytes: int) -> _Budget:
         if match is None or float(match["number"]) == 0:
             raise BadInput(f"{word!r} is not a budget; pass {_EXAMPLES}, or several separated by commas")
         amount = float(match["number"]) * _UNITS[match["unit"] or ""]
-        limits: dict[str, tuple[str, float]] = {
+        limits: dict[str, tuple[str, Any]] = {
             "b": ("bytes", int(amount)),
             "x": ("bytes", int(whole_bytes / amount)),
             "ms": ("milliseconds", amount),
