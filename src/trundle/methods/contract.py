@@ -169,7 +169,6 @@ Given = str | dict[Literal["query", "document"], str]
 
 
 def _read_mapping(value: object) -> object:
-    """Parse a mapping from the command line: YAML in braces."""
     try:
         return yaml.safe_load(value) if isinstance(value, str) else value
     except yaml.YAMLError as error:

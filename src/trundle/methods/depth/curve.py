@@ -44,10 +44,8 @@ _WEIGHTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "lasttoken": lambda places, count: (places == count).float(),
     "cls": lambda places, _count: (places == 1).float(),
 }
-"""The weight of each token, given its place 1..n among the pooled tokens of its text (0: not pooled) and n.
-
-The weighted mean of sentence-transformers also counts a prompt that is not pooled (6.0: and left padding).
-"""
+"""The weight of each token, given its place 1..n among the pooled tokens of its text (0: not pooled) and n."""
+# The weighted mean of sentence-transformers also counts a prompt that is not pooled (6.0: and left padding).
 _MAXIMUM = "max"
 _POOLINGS = (*_WEIGHTS, _MAXIMUM)
 _SHALLOW = 10
@@ -250,7 +248,6 @@ def _pooling_modes(model: SentenceTransformer) -> tuple[str, ...]:
 
 
 def _tokens_of(model: SentenceTransformer, texts: list[str], prompt: str = "") -> dict[str, Any]:
-    """The model's inputs for texts with a prompt, truncated to what the model takes."""
     limit = int(min(model.max_seq_length or LONGEST, LONGEST))
     features: dict[str, Any] = model.preprocess(texts, prompt=prompt or None, max_length=limit)
     return batch_to_device(features, model.device)

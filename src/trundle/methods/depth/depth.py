@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from trundle.data.sampling import sample
@@ -54,15 +52,14 @@ def plan(model: SentenceTransformer, options: DepthOptions, context: Context) ->
 
 
 def _count(options: DepthOptions, layers: int) -> int:
-    if options.keep is not None:
-        keep = options.keep
-    else:
-        assert options.fraction is not None
+    keep = options.keep
+    if options.fraction is not None:
         if not 0 <= options.fraction < 1:
             raise ImpossibleCut(f"fraction must be at least 0 and under 1, not {options.fraction}")
         keep = _layers_left(layers, options.fraction)
         if keep == 0:
             raise ImpossibleCut(f"fraction {options.fraction} leaves none; use keep: 0 for a static model")
+    assert keep is not None
     if not 0 <= keep <= layers:
         raise ImpossibleCut(f"the model has {layers} layers, so it can't keep {keep}; pass 0 to {layers}")
     if keep == 0 and options.order == "spread":
@@ -91,18 +88,14 @@ def apply(model: SentenceTransformer, plan: DepthPlan, context: Context) -> Appl
     """Cut the layers, or build the static model."""
     if plan.blocks:
         return Applied(model=cut(model, Cut(blocks=plan.blocks)))
-    shares = _token_shares(model, plan, context)
-    return Applied(model=static_model(model, shares, progress=context.progress))
-
-
-def _token_shares(model: SentenceTransformer, plan: DepthPlan, context: Context) -> NDArray[np.float64]:
     if plan.frequencies == "rank":
-        return shares_by_rank(static_shape(model)[0])
-    if context.corpus is None:
+        shares = shares_by_rank(static_shape(model)[0])
+    elif context.corpus is None:
         raise BadInput("this plan weights tokens by their frequency; pass the texts with --data")
-    texts = sample(context.corpus.train(), _COUNTED_TEXTS, seed=context.seed)
-    counts = token_counts(model, (text.text for text in texts))
-    if not counts.any():
-        raise BadInput("there are no texts to count tokens in; pass more with --data, or leave --data out")
-    shares: NDArray[np.float64] = counts / counts.sum()
-    return shares
+    else:
+        texts = sample(context.corpus.train(), _COUNTED_TEXTS, seed=context.seed)
+        counts = token_counts(model, (text.text for text in texts))
+        if not counts.any():
+            raise BadInput("there are no texts to count tokens in; pass more with --data, or leave it out")
+        shares = counts / counts.sum()
+    return Applied(model=static_model(model, shares, progress=context.progress))

@@ -79,7 +79,6 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
 
 
 def _wanted(model: SentenceTransformer, vocabulary: Vocabulary, options: VocabularyOptions) -> int | None:
-    """How many tokens to keep; None for all that occur."""
     ways = [way for way in _WAYS if getattr(options, way) is not None]
     if options.score == "seen":
         if ways:
@@ -137,19 +136,16 @@ def apply(model: SentenceTransformer, plan: VocabularyPlan, context: Context) ->
         backend, unknown = read_vocabulary(small).backend, vocabulary.unknown_token
         compare = partial(_compare_lengths, vocabulary.backend, backend, unknown=unknown)
         return Applied(model=small, facts=_measured(context, compare))
-    kept = set(plan.kept)
-    removed = sorted(vocabulary.tokens.keys() - kept)
-    token_map = [  # an id without a token never occurs, but has an entry
-        number if number in kept else plan.kept[0] for number in range(max(vocabulary.tokens) + 1)
-    ]
+    removed = sorted(vocabulary.tokens.keys() - set(plan.kept))
     if plan.oov == "unk":
         assert vocabulary.unknown is not None
         ends = [vocabulary.unknown] * len(removed)
     else:
         found = sampling.nearest(token_vectors(model, removed), token_vectors(model, plan.representatives))
         ends = [plan.representatives[place] for place in found]
-    for number, end in zip(removed, ends, strict=True):
-        token_map[number] = end
+    becomes = dict(zip(removed, ends, strict=True)) | {number: number for number in plan.kept}
+    # An id without a token never occurs, but has an entry.
+    token_map = [becomes.get(number, plan.kept[0]) for number in range(max(vocabulary.tokens) + 1)]
     small = mapping.cut_with_map(model, plan.kept, token_map)
     compare = partial(
         _lengths_when_mapped, vocabulary.backend, token_map=token_map, unknown=vocabulary.unknown

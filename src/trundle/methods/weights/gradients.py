@@ -142,10 +142,9 @@ def _measure_gradients(
     finally:
         for weight, needs in zip(model.parameters(), wanted, strict=True):
             weight.requires_grad_(needs)
-    return _Gradients(
-        fisher={name: total.div_(len(samples)) for name, total in sums.squares.items()},
-        mean={name: total.div_(len(samples)) for name, total in sums.totals.items()},
-    )
+    for total in (*sums.squares.values(), *sums.totals.values()):
+        total.div_(len(samples))
+    return _Gradients(fisher=sums.squares, mean=sums.totals)
 
 
 def _measure_norms(
@@ -187,7 +186,6 @@ def _measure_norms(
 
 
 def _own_losses(batch: _SampleBatch, queries: Tensor, documents: Tensor) -> Tensor:
-    """The loss of each sample; the documents of other samples are constants."""
     device = queries.device
     samples = torch.arange(len(queries), device=device)
     own = batch.documents.owners.to(device)[None, :] == samples[:, None]

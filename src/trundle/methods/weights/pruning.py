@@ -51,7 +51,6 @@ def _alignment(general: Tensor, domain: Tensor, by: _AlignedBy = "row") -> Tenso
 
 
 def _on_one_scale(fisher: Tensor, scale: _FisherScale) -> Tensor:
-    """A Fisher matrix divided by its mean or its maximum, or unchanged."""
     if scale == "raw":
         return fisher
     return fisher / (fisher.mean() if scale == "mean" else fisher.max()).clamp_min(_TINY)
@@ -84,7 +83,6 @@ def _random_scores(weights: Mapping[str, Tensor], *, seed: int) -> dict[str, Ten
 
 
 def _wanda(weight: Tensor, norms: Tensor) -> Tensor:
-    """|θ| times the norm of the input feature of its column over all tokens."""
     return weight.abs() * norms
 
 
@@ -110,7 +108,6 @@ def _lowest_in_rows(scores: Tensor, count: int) -> Tensor:
 
 
 def _two_of_four(scores: Tensor) -> Tensor:
-    """True at the two lowest of each four consecutive weights of a row."""
     return _lowest_in_rows(scores.reshape(-1, 4), 2).view(scores.shape)
 
 

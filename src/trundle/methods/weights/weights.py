@@ -55,13 +55,9 @@ def plan(model: SentenceTransformer, options: WeightsOptions, context: Context) 
         if odd:
             raise ImpossibleCut(f"the row length of {odd[0]} is not a multiple of 4; use another structure")
         return WeightsPlan(options=options, zeros=weights // 2, weights=weights)
-    selection = _selection_of(options)
-    if selection == "global":
-        zeros = pruning._how_many(weights, share)
-    elif selection == "tensor":
-        zeros = sum(pruning._how_many(rows * columns, share) for rows, columns in sizes)
-    else:
-        zeros = sum(rows * pruning._how_many(columns, share) for rows, columns in sizes)
+    each = [(1, rows * columns) for rows, columns in sizes]
+    groups = {"global": [(1, weights)], "tensor": each, "row": sizes}[_selection_of(options)]
+    zeros = sum(count * pruning._how_many(size, share) for count, size in groups)
     return WeightsPlan(options=options, zeros=zeros, weights=weights)
 
 
@@ -205,15 +201,9 @@ def _moments_of_group(
     backbone = transformer_of(model).model
     sums: dict[str, Tensor] = {}
     masks: list[Tensor] = []
-    tokens = 0
-
-    def start_batch(real: Tensor) -> None:
-        nonlocal tokens
-        masks[:] = [real]
-        tokens += int(real.sum())
 
     def add(name: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        states = inputs[0].flatten(0, -2)[masks[0]].float()
+        states = inputs[0].flatten(0, -2)[masks[-1]].float()
         states = torch.cat([states, states.new_ones(len(states), 1)], dim=1)
         found = states.T @ states
         found = found.cpu().double() if found.device.type == "mps" else found.double()
@@ -222,6 +212,7 @@ def _moments_of_group(
     with ExitStack() as hooks:
         for name in modules:
             hooks.enter_context(backbone.get_submodule(name).register_forward_pre_hook(partial(add, name)))
-        read_through(model, texts, start_batch, label="reconstruction", progress=progress)
+        read_through(model, texts, masks.append, label="reconstruction", progress=progress)
+    tokens = sum(int(mask.sum()) for mask in masks)
     for name in modules:
         yield name, sums.pop(name).div_(tokens)

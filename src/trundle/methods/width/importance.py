@@ -87,15 +87,12 @@ def _measure_importance(
     sums: dict[_Place, Tensor] = {}
     masks: list[Tensor] = []
 
-    def start_batch(real: Tensor) -> None:
-        masks[:] = [real]
-
     def add(key: _Place, states: Tensor) -> None:
-        size = states.flatten(0, -2)[masks[0]].float().abs().sum(dim=0).cpu().double()
+        size = states.flatten(0, -2)[masks[-1]].float().abs().sum(dim=0).cpu().double()
         sums[key] = sums[key] + size if key in sums else size
 
     with _hooked(backbone, layout, add):
-        read_through(model, texts, start_batch, label="importance", progress=progress)
+        read_through(model, texts, masks.append, label="importance", progress=progress)
     return _importance(backbone, layout, sums)
 
 

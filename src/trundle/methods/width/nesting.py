@@ -44,6 +44,7 @@ from trundle.train.trainer import leaf_cycles, linear
 
 _Weighted = tuple[Any, tuple[float, ...]]
 """A batch and the weight of each model's loss on it, the wide model's first."""
+_Cuts = Mapping[Fraction, Cut]
 _MEASURED_BATCHES = 32
 _SHARED = ("steps", "minutes", "learning_rate", "warmup", "precision")
 """Options that are passed to `align` or `contrast` unchanged."""
@@ -145,11 +146,10 @@ def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context
     wide = copy_of(wide).float()
     longest = wide.max_seq_length
     cuts = {width: _cut_for(wide, width, how) for width in plan.widths}
-    training = (
-        _align_training(wide, cuts, plan, teacher, context)
-        if plan.objective == "align"
-        else _contrast_training(wide, cuts, plan, context)
-    )
+    if plan.objective == "align":
+        training = _align_training(wide, cuts, plan, teacher, context)
+    else:
+        training = _contrast_training(wide, cuts, plan, context)
     widths = (Fraction(1), *plan.widths)
     sizes: dict[str, dict[str, float]] = {str(width): {} for width in widths}
     for width, cosine in training.starts.items():
@@ -225,11 +225,7 @@ def _fitted_map(wide: SentenceTransformer, cut: Cut, targets: Targets, context: 
 
 
 def _align_training(
-    wide: SentenceTransformer,
-    cuts: Mapping[Fraction, Cut],
-    plan: WidthPlan,
-    teacher: Teacher,
-    context: Context,
+    wide: SentenceTransformer, cuts: _Cuts, plan: WidthPlan, teacher: Teacher, context: Context
 ) -> _NestedTraining:
     """Imitate the original model; each size starts from its linear map in closed form."""
     shared = plan.options.model_dump(include={*_SHARED, "texts", "augment"})
@@ -262,7 +258,7 @@ def _align_training(
 
 
 def _contrast_training(
-    wide: SentenceTransformer, cuts: Mapping[Fraction, Cut], plan: WidthPlan, context: Context
+    wide: SentenceTransformer, cuts: _Cuts, plan: WidthPlan, context: Context
 ) -> _NestedTraining:
     """Train on labelled tuples: in-batch ranking, and the order of correct and incorrect pairs."""
     given = plan.options
