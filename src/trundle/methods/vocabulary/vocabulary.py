@@ -79,7 +79,6 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
 
 
 def _wanted(model: SentenceTransformer, vocabulary: Vocabulary, options: VocabularyOptions) -> int | None:
-    """How many tokens to keep; None for all that occur."""
     ways = [way for way in _WAYS if getattr(options, way) is not None]
     if options.score == "seen":
         if ways:

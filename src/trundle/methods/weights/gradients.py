@@ -186,7 +186,6 @@ def _measure_norms(
 
 
 def _own_losses(batch: _SampleBatch, queries: Tensor, documents: Tensor) -> Tensor:
-    """The loss of each sample; the documents of other samples are constants."""
     device = queries.device
     samples = torch.arange(len(queries), device=device)
     own = batch.documents.owners.to(device)[None, :] == samples[:, None]

@@ -83,7 +83,6 @@ def _random_scores(weights: Mapping[str, Tensor], *, seed: int) -> dict[str, Ten
 
 
 def _wanda(weight: Tensor, norms: Tensor) -> Tensor:
-    """|θ| times the norm of the input feature of its column over all tokens."""
     return weight.abs() * norms
 
 
