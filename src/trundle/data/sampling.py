@@ -82,9 +82,7 @@ _FEW = 400
 
 def representatives(vectors: _Vectors, count: int, *, seed: int) -> _Numbers:
     """Return the positions of the vectors closest in direction to the centres of `count` clusters."""
-    from sklearn.cluster import (
-        BisectingKMeans,
-    )  # imported here, because the torch-free server imports this module
+    from sklearn.cluster import BisectingKMeans  # not at the top: a server without torch imports this module
 
     directions = _directions(vectors)
     if len(vectors) <= _SMALL or count <= _FEW or count >= len(vectors):

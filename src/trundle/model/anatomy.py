@@ -1,8 +1,7 @@
 """The parameters of each model family: one table, one row per family.
 
-A row names every parameter of the family and the *axes* it lies along. This determines all cuts (slice every
-parameter along the axis that shrinks), all sizes (multiply the axes), and all tied tensors (those that share
-an axis).
+A row names every parameter of the family and the *axes* it lies along. This determines all cuts (slice along
+the axis that shrinks), all sizes (multiply the axes), and all tied tensors (those that share an axis).
 
     vocab, position, type, bucket   rows of lookup tables
     hidden                          the width of the residual stream
@@ -13,8 +12,7 @@ an axis).
     mlp                             the neurons between the two matrices of an MLP
     a+b                             two axes concatenated in a fused matrix
 
-To add a family, write its row and add a pico config to the tests' table; the contract matrix then checks the
-row.
+To add a family, write its row and add a pico config to the tests' table.
 """
 
 from __future__ import annotations
@@ -68,7 +66,6 @@ _Member = Linear | Conv1D | Norm | _Table
 
 
 def _axes_of(member: _Member, parameter: str) -> _Axes:
-    """The axes of a member's `weight` or `bias`, in the order it is stored."""
     if isinstance(member, Norm):
         return (member.along,)
     if parameter == "bias":
@@ -112,9 +109,9 @@ class _Family:
     """Axis → config entry, for axes that only this family has."""
 
 
-def _attention(query: str, key: str, value: str, output: str) -> dict[str, _Member]:
+def _attention(prefix: str, query: str, key: str, value: str, output: str) -> dict[str, _Member]:
     axes = {query: ("q", "hidden"), key: ("k", "hidden"), value: ("v", "hidden"), output: ("hidden", "o")}
-    return {name: Linear(rows, columns, "attention") for name, (rows, columns) in axes.items()}
+    return {prefix + name: Linear(rows, columns, "attention") for name, (rows, columns) in axes.items()}
 
 
 def _mlp(*into: str, out: str) -> dict[str, _Member]:
@@ -139,16 +136,14 @@ _BERT = _Family(
     model_types=("bert",),
     blocks="encoder.layer",
     outside=_BERT_EMBEDDINGS | _POOLER | {"embeddings.token_type_embeddings": _Table("type", "hidden")},
-    inside=_attention(
-        "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"
-    )
+    inside=_attention("attention.", "self.query", "self.key", "self.value", "output.dense")
     | _norms("attention.output.LayerNorm")
     | _BERT_MLP,
     extra_axes={"type": "type_vocab_size"},
 )
 
 _LLAMA_BLOCK = (
-    _attention("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+    _attention("self_attn.", "q_proj", "k_proj", "v_proj", "o_proj")
     | _mlp("mlp.gate_proj", "mlp.up_proj", out="mlp.down_proj")
     | _norms("input_layernorm", "post_attention_layernorm")
 )
@@ -182,9 +177,7 @@ _FAMILIES: tuple[_Family, ...] = (
         outside=_BERT_EMBEDDINGS
         | _POOLER
         | {"encoder.relative_attention_bias": _Table("bucket", "heads", "attention")},
-        inside=_attention("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o")
-        | _norms("attention.LayerNorm")
-        | _BERT_MLP,
+        inside=_attention("attention.attn.", "q", "k", "v", "o") | _norms("attention.LayerNorm") | _BERT_MLP,
         positions_after_pad=True,
         extra_axes={"bucket": "relative_attention_num_buckets"},
     ),
@@ -197,7 +190,7 @@ _FAMILIES: tuple[_Family, ...] = (
         heads="n_heads",
         mlp="hidden_dim",
         outside=_BERT_EMBEDDINGS,
-        inside=_attention("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin")
+        inside=_attention("attention.", "q_lin", "k_lin", "v_lin", "out_lin")
         | _mlp("ffn.lin1", out="ffn.lin2")
         | _norms("sa_layer_norm", "output_layer_norm"),
     ),
@@ -278,8 +271,7 @@ def family_of(model_type: str) -> _Family:
     """Return the row of a `config.model_type`; the error for an unknown one says what a row needs."""
     if model_type not in _BY_MODEL_TYPE:
         known = ", ".join(sorted(_BY_MODEL_TYPE))
-        what = f"trundle has no anatomy row for model type {model_type!r} (known: {known})"
-        raise UnknownFamily(f"{what}; add a Family to trundle/model/anatomy.py, or use a known model type")
+        raise UnknownFamily(f"trundle/model/anatomy.py has no row for {model_type!r}; use one of {known}")
     return _BY_MODEL_TYPE[model_type]
 
 

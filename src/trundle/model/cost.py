@@ -1,9 +1,8 @@
 """The cost of a model by part, now or after a cut that has not been made.
 
-FLOPs count a multiply and an add as two, for every matrix a token is multiplied with, at a stated text
-length: attention between tokens grows with it, and the work done once per text (pooler, Dense) is divided by
-the text's tokens. Sliding windows count as full attention, which is how they run. A static model does one
-addition per dimension.
+FLOPs count a multiply and an add as two, at a stated text length: attention between tokens grows with it, and
+the work done once per text (pooler, Dense) is divided by the text's tokens. Sliding windows count as full
+attention, which is how they run. A static model does one addition per dimension.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def predict(
 ) -> Cost:
     """Predict the cost after a cut to these sizes, and with a Dense (in, out) as the new linear head."""
     body = model if dense is None else without_head(model)
-    itemsize = _itemsize(model)
+    itemsize = next(model.parameters()).element_size()
     new = []
     if dense is not None:
         shapes = {"linear.weight": (dense[1], dense[0]), "linear.bias": (dense[1],)}
@@ -127,11 +126,8 @@ def predict_static(
 ) -> Cost:
     """Predict the cost of a static model made from this one; the default is all its tokens and its width."""
     all_rows, full_width = static_shape(model)
-    return _static_cost(rows or all_rows, width or full_width, _itemsize(model), [], length)
-
-
-def _itemsize(model: SentenceTransformer) -> int:
-    return next(model.parameters()).element_size()
+    itemsize = next(model.parameters()).element_size()
+    return _static_cost(rows or all_rows, width or full_width, itemsize, [], length)
 
 
 @dataclass(frozen=True)
@@ -150,10 +146,6 @@ class _Tensor:
     @property
     def matmul(self) -> bool:
         return len(self.shape) == 2 and not self.looked_up
-
-    @property
-    def outputs_first(self) -> tuple[int, ...]:
-        return self.shape[::-1] if self.transposed else self.shape
 
 
 def _head_tensors(model: SentenceTransformer) -> list[_Tensor]:
@@ -189,9 +181,8 @@ def _layout_cost(layout: Layout, heads: Sequence[_Tensor], length: int) -> Cost:
         )
         for parameter in layout.parameters
     ]
-    between_tokens = 4.0 * length * layout.sizes["q"] * layout.layers
-    extra: tuple[_Part, float] = ("attention", between_tokens)
-    return _cost([*backbone, *heads], extra, layout.layers, layout.sizes["hidden"], length)
+    between_tokens: tuple[_Part, float] = ("attention", 4.0 * length * layout.sizes["q"] * layout.layers)
+    return _cost([*backbone, *heads], between_tokens, layout.layers, layout.sizes["hidden"], length)
 
 
 def _static_cost(rows: int, width: int, itemsize: int, heads: Sequence[_Tensor], length: int) -> Cost:
@@ -227,27 +218,18 @@ def _cost(
 
 
 def _graph_bytes(tensor: _Tensor, row: GraphFormat) -> int:
+    count = math.prod(tensor.shape)
     if row.weights == "int4" and (tensor.matmul or tensor.token_table):
-        # An int8 matmul has a scale and a zero point per output.
-        scales = 5 * tensor.outputs_first[0] if row.matmuls == "int8" and tensor.matmul else 0
-        return _int4_bytes(tensor.outputs_first) + scales
-    return _int8_bytes(tensor.shape, 5 if tensor.matmul and row.weights == "int8" else 4)
-
-
-def _int4_bytes(shape: tuple[int, ...]) -> int:
-    """Half a byte per value and two bytes per block; small matrices stay float."""
-    count = math.prod(shape)
-    return count // 2 + 2 * count // BLOCK if len(shape) == 2 and fits_grid(*shape) else 4 * count
-
-
-def _int8_bytes(shape: tuple[int, ...], bytes_per_row: int) -> int:
-    """One byte per value and a scale (for matmuls also a zero point) per row; small tensors stay float."""
-    count = math.prod(shape)
-    return 4 * count if len(shape) < 2 or count < _SMALLEST_INT8 else count + bytes_per_row * shape[0]
+        rows, columns = tensor.shape[::-1] if tensor.transposed else tensor.shape
+        # An int8 matmul has a scale and a zero point per output; int4 has two bytes per block.
+        scales = 5 * rows if row.matmuls == "int8" and tensor.matmul else 0
+        return scales + (count // 2 + 2 * count // BLOCK if fits_grid(rows, columns) else 4 * count)
+    if len(tensor.shape) < 2 or count < _SMALLEST_INT8:
+        return 4 * count
+    return count + (5 if tensor.matmul and row.weights == "int8" else 4) * tensor.shape[0]
 
 
 def _header_bytes(tensors: Sequence[_Tensor], *, has_format: bool) -> int:
-    """The size of the JSON header of a safetensors file, padded."""
     table: dict[str, object] = {"__metadata__": {"format": "pt"}} if has_format else {}
     offset = 0
     for tensor in sorted(tensors, key=lambda tensor: tensor.name):

@@ -56,19 +56,12 @@ def explain_out_of_memory(what: str, fix: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise _out_of_memory(what, fix) from error
-
-
-def _out_of_memory(what: str, fix: str) -> BadInput:
-    return BadInput(f"{what} needs more memory than the GPU has left; {fix}")
+        raise BadInput(f"{what} needs more memory than the GPU has left; {fix}") from error
 
 
 @contextmanager
 def sound_gradients() -> Iterator[None]:
-    """Disable cuDNN's attention kernels: with a mask, their gradients are NaN for some lengths.
-
-    Seen with Qwen2.5 and texts of 64 tokens on an H200, torch 2.11 (pytorch/pytorch issue 196678).
-    """
+    """Disable cuDNN's attention kernels: with a mask, gradients may be NaN (pytorch/pytorch issue 196678)."""
     before: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
@@ -166,8 +159,7 @@ def embedder(
 ) -> Embedder:
     """Return the model as an Embedder with three roles, each with the model's own prompt for it.
 
-    `half_on_gpu` computes in half precision on a GPU, for vectors that are stored in half precision anyway.
-    From the first chunk that overflows, it computes in full precision.
+    `half_on_gpu` computes in half precision on a GPU, and in full precision from the first overflow on.
     """
     on_gpu = _on_gpu(model)
     half = half_on_gpu and on_gpu and model.dtype == torch.float32
@@ -203,7 +195,12 @@ def embedder(
                 advance(len(chunk))
         if not parts:
             return np.zeros((0, model.get_embedding_dimension() or 0), dtype=np.float32)
-        return _check_embeddings(np.concatenate(parts), texts, name)
+        found = np.concatenate(parts)
+        check_vectors(found, texts, name)
+        if (empty := ~found.any(axis=1)).any():
+            number = int(np.argmax(empty))
+            raise BadInput(f"text {number + 1} ({texts[number][:60]!r}) has nothing to embed; remove it")
+        return found
 
     roles = {role: partial(encode, role) for role in prompts}
     return Embedder(name=name, text=roles["text"], query=roles["query"], document=roles["document"])
@@ -228,10 +225,7 @@ def _encode(
     on_gpu: bool,
     batch_size: int,
 ) -> Vectors:
-    """The vectors of the library's encode, without waiting for the GPU until the end.
-
-    After an out-of-memory error, this batch and the limit for all later ones are halved.
-    """
+    """The vectors of the library's encode, without waiting for the GPU until the end."""
     model.eval()
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]), reverse=True)
     found: list[Tensor] = []
@@ -245,24 +239,15 @@ def _encode(
             outputs = model(batch_to_device(features, model.device))
         except torch.OutOfMemoryError as error:
             if len(rows) == 1:
-                fix = "shorten it, or hide the GPU with CUDA_VISIBLE_DEVICES= before the command"
-                raise _out_of_memory(f"a text of {longest:,} characters", fix) from error
-            most_characters = longest * (len(rows) // 2)
+                what = f"a text of {longest:,} characters needs more memory than the GPU has left"
+                raise BadInput(f"{what}; shorten it, or hide the GPU with CUDA_VISIBLE_DEVICES=") from error
+            most_characters = longest * (len(rows) // 2)  # halves this batch and limits all later ones
             free_gpu_memory()
             continue
         found.append(outputs["sentence_embedding"].float())
         start += len(rows)
     vectors = np.empty((len(texts), found[0].shape[1]), dtype=np.float32)
     vectors[order] = torch.cat(found).cpu().numpy()
-    return vectors
-
-
-def _check_embeddings(vectors: Vectors, texts: Sequence[str], name: str) -> Vectors:
-    check_vectors(vectors, texts, name)
-    empty = ~vectors.any(axis=1)
-    if empty.any():
-        number = int(np.argmax(empty))
-        raise BadInput(f"text {number + 1} ({texts[number][:60]!r}) has nothing to embed; remove it")
     return vectors
 
 
@@ -275,10 +260,7 @@ def read_through(
     label: str,
     progress: Progress = SILENT,
 ) -> None:
-    """Run texts of similar length through the model, truncated to 512 tokens, for hooks that observe it.
-
-    `before` each batch gets a mask of the positions that are tokens, not padding.
-    """
+    """Run texts of up to 512 tokens, for hooks on the model; `before` gets the token mask of each batch."""
     ordered, limit = sorted(texts, key=len), model.max_seq_length
     model.max_seq_length = min(limit or LONGEST, LONGEST)
     try:

@@ -22,7 +22,7 @@ from trundle.model.static import _with_mapped_table, static_table
 from trundle.model.surgery import (
     Cut,
     _cut_backbone,
-    _drop_pooler_unless_in,
+    _match_pooler,
     _shallow_copy,
     transformer_of,
     with_modules,
@@ -114,13 +114,8 @@ def linear_head(
 ) -> list[nn.Module]:
     """Return a linear map as the modules after pooling."""
     rows, columns = weight.shape
-    dense = Dense(
-        columns,
-        rows,
-        activation_function=nn.Identity(),
-        init_weight=torch.tensor(weight),
-        init_bias=torch.tensor(bias),
-    )
+    matrix, offset = torch.tensor(weight), torch.tensor(bias)
+    dense = Dense(columns, rows, activation_function=nn.Identity(), init_weight=matrix, init_bias=offset)
     return [dense, Normalize()] if normalise else [dense]
 
 
@@ -149,14 +144,12 @@ def reinitialised(model: SentenceTransformer, *, seed: int) -> SentenceTransform
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         fresh = type(backbone)(copy.deepcopy(backbone.config))
-    _drop_pooler_unless_in(backbone, fresh)
+    _match_pooler(backbone, fresh)
     twin.model = nn.Module.to(fresh.train(backbone.training), backbone.device, backbone.dtype)
     return with_modules(model, [twin, *list(model)[1:]])
 
 
 _PoolingMode = Literal["mean", "weightedmean", "last", "cls"]
-_PROBE_TEXTS = ["a", "one two three"]
-_PROBE_LENGTH = 6
 
 
 def with_pooling(
@@ -164,8 +157,7 @@ def with_pooling(
 ) -> SentenceTransformer:
     """Return the model with another pooling; None keeps a setting.
 
-    With `last`, the tokenizer adds its end token to every text. Otherwise the last token of a decoder is
-    often part of a word. Without `include_prompt`, a prompt is encoded but its tokens are not pooled.
+    With `last`, the tokenizer adds its end token. Without `include_prompt`, a prompt's tokens are not pooled.
     """
     modules = list(model)
     places = [place for place, module in enumerate(modules) if isinstance(module, Pooling)]
@@ -187,14 +179,12 @@ def _ending_tokenizer(tokenizer: Any) -> Any:
     """The tokenizer, or if it does not end texts with a special token, one that adds its end token."""
     if _ends_with(tokenizer, tokenizer.all_special_ids):
         return tokenizer
-    if tokenizer.eos_token is None:
+    if (end := tokenizer.eos_token) is None:
         raise BadModel("the tokenizer has no end token for last-token pooling; choose another pooling")
     ending = copy.deepcopy(tokenizer)
-    end, backend = f"{tokenizer.eos_token}:0", ending.backend_tokenizer
+    backend, special = ending.backend_tokenizer, [(end, tokenizer.eos_token_id)]
     adding = processors.TemplateProcessing(
-        single=f"$A:0 {end}",
-        pair=f"$A:0 {end} $B:1 {tokenizer.eos_token}:1",
-        special_tokens=[(tokenizer.eos_token, tokenizer.eos_token_id)],
+        single=f"$A:0 {end}:0", pair=f"$A:0 {end}:0 $B:1 {end}:1", special_tokens=special
     )
     before = backend.post_processor
     backend.post_processor = adding if before is None else processors.Sequence([before, adding])
@@ -207,7 +197,7 @@ def _ending_tokenizer(tokenizer: Any) -> Any:
 
 
 def _ends_with(tokenizer: Any, ends: Sequence[int]) -> bool:
-    return all(ids and ids[-1] in ends for ids in tokenizer(_PROBE_TEXTS)["input_ids"])
+    return all(ids and ids[-1] in ends for ids in tokenizer(["a", "one two three"])["input_ids"])
 
 
 def with_bidirectional_attention(model: SentenceTransformer) -> SentenceTransformer:
@@ -228,7 +218,7 @@ def with_bidirectional_attention(model: SentenceTransformer) -> SentenceTransfor
 
 def _attends_both_ways(backbone: PreTrainedModel) -> bool:
     """Whether the first token's state depends on a later token, with and without padding."""
-    one = torch.ones(2, _PROBE_LENGTH, dtype=torch.long, device=backbone.device)
+    one = torch.ones(2, 6, dtype=torch.long, device=backbone.device)
     other = one.clone()
     other[:, -2] = 0
     padded = torch.ones_like(one)
@@ -245,14 +235,14 @@ def _attends_both_ways(backbone: PreTrainedModel) -> bool:
 
 
 _Role = Literal["text", "query", "document"]
-_DOCUMENT_NAMES = ("document", "passage", "corpus")
 
 
 def prompts_by_role(model: SentenceTransformer) -> dict[_Role, str]:
     """Return the prompt of each of the roles text, query and document; empty if there is none."""
     prompts = model.prompts
     default = prompts.get(model.default_prompt_name or "") or ""
-    document = next((prompts[name] for name in _DOCUMENT_NAMES if name in prompts), default)
+    names = ("document", "passage", "corpus")
+    document = next((prompts[name] for name in names if name in prompts), default)
     return {"text": default, "query": prompts.get("query", default) or "", "document": document or ""}
 
 
@@ -266,15 +256,13 @@ def check_prompts_are_pooled(model: SentenceTransformer, prompts: Mapping[str, s
         raise BadModel("align can't train a model that does not pool its prompts; set include_prompt to true")
 
 
-_TEXT_PROMPT = "text"
-
-
 def check_pairable(student: SentenceTransformer, teacher: SentenceTransformer) -> None:
     """Reject two models whose vectors can't be compared."""
     ours, theirs = student.get_embedding_dimension(), teacher.get_embedding_dimension()
     if ours != theirs:
-        what = f"the student's vectors have {ours} dimensions and the teacher's {theirs}"
-        raise BadInput(f"{what}, so they can't be paired; align the student with trundle align first")
+        raise BadInput(
+            f"student vectors have {ours} dimensions, the teacher's {theirs}; align the student first"
+        )
 
 
 def paired(student: SentenceTransformer, teacher: SentenceTransformer) -> SentenceTransformer:
@@ -285,8 +273,7 @@ def paired(student: SentenceTransformer, teacher: SentenceTransformer) -> Senten
     prompts |= {"query": prompts_by_role(student)["query"], "document": theirs["document"]}
     default = teacher.default_prompt_name
     if default is not None and prompts.get(default) != theirs["text"]:
-        default = _TEXT_PROMPT
-        prompts[default] = theirs["text"]
+        default, prompts["text"] = "text", theirs["text"]
     router = Router.for_query_document(
         query_modules=cast("list[Module]", list(student)),
         document_modules=cast("list[Module]", list(teacher)),

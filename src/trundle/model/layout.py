@@ -61,7 +61,6 @@ class Layout:
 
 
 def _read_sizes(family: _Family, config: PreTrainedConfig) -> dict[str, int]:
-    """The length of every axis, according to the config."""
     hidden, heads = int(getattr(config, family.hidden)), int(getattr(config, family.heads))
     head = (getattr(config, family.head, None) if family.head else None) or hidden // heads
     sizes = {
@@ -96,8 +95,7 @@ def layout_of(backbone: PreTrainedModel) -> Layout:
     for parameter in layout.parameters:
         expected, found = layout.shape(parameter), tuple(weights[parameter.name].shape)
         if expected != found:
-            what = f"{parameter.name} has shape {found}, but the config implies {expected}"
-            raise BadModel(f"{what}; download the model again")
+            raise BadModel(f"{parameter.name} has shape {found}, not {expected}; download the model again")
     return layout
 
 
@@ -123,7 +121,6 @@ def _shrunk(
     mlp: int | None = None,
     vocab: int | None = None,
 ) -> Layout:
-    """The layout after a cut to these sizes, if the family's config can express it."""
     family, sizes = layout.family, dict(layout.sizes)
     for axis, count in {"hidden": hidden, "head": head, "mlp": mlp, "vocab": vocab}.items():
         if count is None:
@@ -133,10 +130,8 @@ def _shrunk(
         sizes[axis] = count
     sizes = _with_attention_sizes(sizes)
     if family.head is None and sizes["q"] != sizes["hidden"]:
-        what = f"hidden width {sizes['hidden']} is not {sizes['heads']} heads × {sizes['head']}"
-        raise ImpossibleCut(
-            f"{what}, as a {family.name} model needs; cut hidden and head widths by the same share"
-        )
+        heads = f"{sizes['heads']} heads × {sizes['head']}"
+        raise ImpossibleCut(f"{heads} is not the hidden width {sizes['hidden']}; cut both by the same share")
     if family.rotary and sizes["head"] % 2:
         raise ImpossibleCut(f"rotary positions need an even head width, not {sizes['head']}")
     kept = check_blocks(layout, range(layout.layers) if blocks is None else blocks)

@@ -94,12 +94,8 @@ def _narrowed(model: SentenceTransformer, folder: Path, width: str | Fraction) -
 
 
 def _load_embedder(folder: Path, trust_remote_code: bool, device: str | None) -> SentenceTransformer:
-    settings: dict[str, Any] = {
-        "device": device,
-        "trust_remote_code": trust_remote_code,
-        "local_files_only": True,
-        "model_kwargs": {"use_safetensors": True},
-    }
+    settings: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
+    settings |= {"local_files_only": True, "model_kwargs": {"use_safetensors": True}}
     if any(module.get("type") == _MAPPED_TYPE for module in _read_json(folder / "modules.json")):
         classes = {_MAPPED_TYPE: MappedTransformer}
         return SentenceTransformer._load_with_module_classes(str(folder), classes, **settings)
@@ -113,17 +109,10 @@ def _with_pooling(
     trust_remote_code: bool,
     device: str | None,
 ) -> SentenceTransformer:
-    """Make an embedder from a bare encoder or a decoder LLM."""
     if pooling is None:
         pooling = "weightedmean" if family_of(str(config.get("model_type"))).causal else "mean"
-    transformer = Transformer(
-        str(folder),
-        model_kwargs={
-            "use_safetensors": True,
-            "trust_remote_code": trust_remote_code,
-            "local_files_only": True,
-        },
-    )
+    settings = {"use_safetensors": True, "trust_remote_code": trust_remote_code, "local_files_only": True}
+    transformer = Transformer(str(folder), model_kwargs=settings)
     tokenizer = transformer.tokenizer
     if tokenizer is None:
         raise BadModel(f"{folder} has no tokenizer; add its tokenizer.json")
@@ -157,9 +146,7 @@ def _check_complete(backbone: PreTrainedModel, folder: Path | None) -> None:
         for parts in (name.split(".") for name in names):
             endings.update(".".join(parts[start:]) for start in range(len(parts)))
     for name, _ in backbone.named_parameters():
-        old_name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-            "LayerNorm.bias", "LayerNorm.beta"
-        )
+        old_name = name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
         if not name.startswith("pooler.") and not {name, old_name} & endings:
             raise BadModel(f"{folder} holds no weights for {name}; download the full model")
 
@@ -175,9 +162,8 @@ def _folder(name: str, trust_remote_code: bool) -> Path:
     patterns = [*_DOWNLOADED, "*.py"] if trust_remote_code else _DOWNLOADED
     for candidate in [name] if "/" in name else [f"sentence-transformers/{name}", name]:
         try:
-            return Path(
-                snapshot_download(candidate, allow_patterns=patterns, ignore_patterns=_NOT_DOWNLOADED)
-            )
+            found = snapshot_download(candidate, allow_patterns=patterns, ignore_patterns=_NOT_DOWNLOADED)
+            return Path(found)
         except (hub.RepositoryNotFoundError, hub.HFValidationError):
             continue
         except (hub.LocalEntryNotFoundError, hub.HfHubHTTPError, OSError) as error:

@@ -61,17 +61,12 @@ def prunable(layout: Layout, *, attention: bool = False) -> tuple[Matrix, ...]:
             continue
         transposed = isinstance(parameter.member, Conv1D)
         rows, columns = reversed(parameter.axes) if transposed else parameter.axes
-        name = parameter.name.removesuffix(".weight")
-        found.append(
-            Matrix(
-                name=name,
-                block=parameter.block,
-                inside=name.removeprefix(f"{layout.family.blocks}.{parameter.block}."),
-                rows=rows,
-                columns=columns,
-                transposed=transposed,
-            )
+        name, block = parameter.name.removesuffix(".weight"), parameter.block
+        inside = name.removeprefix(f"{layout.family.blocks}.{block}.")
+        matrix = Matrix(
+            name=name, block=block, inside=inside, rows=rows, columns=columns, transposed=transposed
         )
+        found.append(matrix)
     if not any("mlp" in (*terms(matrix.rows), *terms(matrix.columns)) for matrix in found):
         raise ImpossibleCut(f"the {layout.family.name} row in trundle/model/anatomy.py has no MLP; add it")
     return tuple(found)

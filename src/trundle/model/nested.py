@@ -66,8 +66,7 @@ def narrow_cut(layout: Layout, config: Any, share: Fraction, how: Selection) -> 
     neurons = _size_at(layout, "mlp", share) if how.mlp else 0
     sizes, rotary = layout.sizes, layout.family.rotary
     if rotary and head % 2:
-        what = f"{share} of a head's {sizes['head']} dimensions is {head}, odd for rotary positions"
-        raise ImpossibleCut(f"{what}; pass a larger width")
+        raise ImpossibleCut(f"{share} of a head is {head}, odd for rotary positions; pass a larger width")
 
     def kept(axis: str, count: int) -> Indices:
         return _spaced(sizes[axis], count) if how.select == "uniform" else tuple(range(count))
@@ -92,8 +91,7 @@ def _size_at(layout: Layout, axis: str, share: Fraction) -> int:
     if (size * share).denominator > 1:
         names = {"hidden": "hidden width", "head": "head width", "mlp": "MLP width"}
         possible = Fraction(max(1, round(size * share)), size)
-        what = f"{share} of the {names[axis]} {size} is not a whole number"
-        raise ImpossibleCut(f"{what}; pass widths that divide it, such as {possible}")
+        raise ImpossibleCut(f"{share} of the {names[axis]} {size} is not a whole number; pass {possible}")
     return int(size * share)
 
 
@@ -143,15 +141,13 @@ class Nested:
 
 
 def _read_nested(folder: str | Path) -> Nested | None:
-    """The sizes inside a folder's model, or None if it is not nested."""
     path = Path(folder) / NESTED_FILE
     if not path.is_file():
         return None
     try:
         with safe_open(str(path), framework="np") as file:
             about = json.loads(file.metadata()["nested"])
-            names = list(file.keys())
-            tensors = {name: file.get_tensor(name) for name in names}
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
         order = tuple(tensors["hidden_order"].tolist()) if "hidden_order" in tensors else ()
         widths = tuple(map(Fraction, about["widths"]))
         return Nested(

@@ -50,13 +50,10 @@ def static_shape(model: SentenceTransformer) -> tuple[int, int]:
 def static_model(
     model: SentenceTransformer, shares: NDArray[np.float64], *, progress: Progress = SILENT
 ) -> SentenceTransformer:
-    """Return a static model of the model's vectors for single tokens, given each token's share of all text.
-
-    The mean common to all texts is subtracted first: it is large in a single token and small in a complete
-    text.
-    """
+    """Return a static model of the model's vectors for single tokens, given their shares of all text."""
     vectors = _token_vectors(model, progress=progress).double()
     weights = torch.from_numpy(_frequency_weights(shares))
+    # The mean common to all texts is subtracted: it is large in a single token and small in a complete text.
     table = (vectors - (torch.from_numpy(shares) * weights) @ vectors) * weights[:, None]
     return static_with(model, table)
 
@@ -80,11 +77,8 @@ def _with_mapped_table(
 
 
 def _token_vectors(model: SentenceTransformer, *, progress: Progress = SILENT) -> Tensor:
-    """The model's vector for every token alone, between the special tokens of a text.
-
-    They are not normalised, because the length of a token's vector is its weight in the mean.
-    """
     rows, width = static_shape(model)
+    # Vectors are not normalised, because the length of a token's vector is its weight in the mean.
     bare = with_modules(model, [module for module in model if not isinstance(module, Normalize)])
     before, after = _surroundings(model)
     like = model.preprocess([_PROBE])
@@ -136,10 +130,8 @@ def _tokenizer(model: SentenceTransformer) -> Tokenizer:
     """A copy of the model's tokenizer that truncates at the same number of text tokens."""
     tokenizer: Any = transformer_of(model).tokenizer
     special = _backend_of(tokenizer).num_special_tokens_to_add(False)
-    limit = model.max_seq_length
-    return _bare_backend(
-        tokenizer, _NO_LIMIT if limit is None or limit >= _NO_LIMIT else int(limit) - special
-    )
+    limit = _NO_LIMIT if model.max_seq_length is None else int(model.max_seq_length)
+    return _bare_backend(tokenizer, limit - special if limit < _NO_LIMIT else limit)
 
 
 def _surroundings(model: SentenceTransformer) -> tuple[list[int], list[int]]:

@@ -14,15 +14,8 @@ from typing import Any, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import (
-    Dense,
-    Dropout,
-    LayerNorm,
-    Normalize,
-    Pooling,
-    StaticEmbedding,
-    Transformer,
-)
+from sentence_transformers.sentence_transformer import modules as library
+from sentence_transformers.sentence_transformer.modules import Dense, StaticEmbedding, Transformer
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -76,10 +69,8 @@ def cut(model: SentenceTransformer, what: Cut) -> SentenceTransformer:
     transformer = transformer_of(model)
     twin = _shallow_copy(transformer)
     twin.model = _cut_backbone(transformer.model, what)
-    if what.vocab is None:
-        twin.processor = copy.deepcopy(transformer.processor)
-    else:
-        twin.processor = _with_tokens(transformer.processor, what.vocab)
+    processor = transformer.processor
+    twin.processor = copy.deepcopy(processor) if what.vocab is None else _with_tokens(processor, what.vocab)
     rest = [copy.deepcopy(module) for module in list(model)[1:]]
     if what.hidden is not None:
         narrow_modules(rest, what.hidden)
@@ -142,14 +133,13 @@ def _cut_backbone(backbone: PreTrainedModel, what: Cut) -> PreTrainedModel:
 
 def unfilled_backbone(backbone: PreTrainedModel, after: Layout, what: Cut) -> PreTrainedModel:
     """Return the backbone after a cut, built from its config but with uninitialised weights."""
-    config = _new_config(backbone.config, after, what)
     with no_init_weights():
-        small = type(backbone)(config)
-    _drop_pooler_unless_in(backbone, small)
+        small = type(backbone)(_new_config(backbone.config, after, what))
+    _match_pooler(backbone, small)
     return small
 
 
-def _drop_pooler_unless_in(backbone: PreTrainedModel, new: PreTrainedModel) -> None:
+def _match_pooler(backbone: PreTrainedModel, new: PreTrainedModel) -> None:
     if getattr(backbone, "pooler", new) is None:
         del new.pooler
         new.register_module("pooler", None)
@@ -226,13 +216,10 @@ def _renumber(config: PreTrainedConfig, family: _Family, kept: Indices) -> None:
 
 
 def narrow_modules(modules: Sequence[nn.Module], hidden: Indices) -> Tensor:
-    """Narrow the modules after the backbone in place, up to the first one that fixes its own output width.
-
-    Returns the kept positions of the pooled vector.
-    """
+    """Narrow the modules after the backbone in place, up to the first Dense; return the kept positions."""
     kept = torch.tensor(hidden)
     for module in modules:
-        if isinstance(module, Pooling):
+        if isinstance(module, library.Pooling):
             modes = module.pooling_output_dimension // module.embedding_dimension
             old_width = module.embedding_dimension
             kept = torch.cat([mode * old_width + kept for mode in range(modes)])
@@ -244,11 +231,11 @@ def narrow_modules(modules: Sequence[nn.Module], hidden: Indices) -> Tensor:
             module.linear.weight = nn.Parameter(module.linear.weight.detach()[:, kept].clone())
             module.linear.in_features = module.in_features = len(kept)
             return kept
-        elif isinstance(module, LayerNorm):
+        elif isinstance(module, library.LayerNorm):
             narrow = nn.LayerNorm(len(kept), eps=module.norm.eps)
             narrow.weight = nn.Parameter(module.norm.weight.detach()[kept].clone())
             narrow.bias = nn.Parameter(module.norm.bias.detach()[kept].clone())
             module.norm, module.dimension = narrow, len(kept)
-        elif not isinstance(module, Normalize | Dropout):
+        elif not isinstance(module, library.Normalize | library.Dropout):
             raise ImpossibleCut(f"a {type(module).__name__} module can't be narrowed; keep the width")
     return kept

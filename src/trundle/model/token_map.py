@@ -22,21 +22,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from trundle.errors import BadModel, ImpossibleCut
+from trundle.model import tokenizer as tokenizer_file
 from trundle.model.anatomy import _pinned_ids, family_of
 from trundle.model.surgery import Cut, _cut_backbone, _shallow_copy, transformer_of, with_modules
-from trundle.model.tokenizer import (
-    MergeTree,
-    _backend_of,
-    _basic_ids,
-    _knows_bytes,
-    _least_likely,
-    _named_ids,
-    _single_characters,
-    _tokenizer_content,
-    _tokens_by_id,
-    _unknown_id,
-    _with_tokens,
-)
 
 _MAP_FILE = "token_map.npy"
 
@@ -56,7 +44,7 @@ class Vocabulary:
     characters: Mapping[int, str]
     """The basic tokens that are characters, which can be removed if no text contains them."""
     unknown: int | None
-    tree: MergeTree
+    tree: tokenizer_file.MergeTree
 
     @property
     def unknown_token(self) -> str | None:
@@ -72,29 +60,27 @@ def read_vocabulary(model: SentenceTransformer) -> Vocabulary:
     """Return the vocabulary of a model."""
     transformer = transformer_of(model)
     tokenizer, config = transformer.tokenizer, transformer.model.config
-    backend, content = _backend_of(tokenizer), _tokenizer_content(tokenizer)
+    backend, content = tokenizer_file._backend_of(tokenizer), tokenizer_file._tokenizer_content(tokenizer)
     assert tokenizer is not None
-    tokens, size = _tokens_by_id(content), len(_embedding(model))
+    tokens, size = tokenizer_file._tokens_by_id(content), len(_embedding(model))
     if beyond := [token for number, token in tokens.items() if number >= size]:
-        raise BadModel(
-            f"token {beyond[0]!r} is not among the {size} embeddings; use the model's own tokenizer"
-        )
-    named = _named_ids(content) | set(tokenizer.all_special_ids)
+        raise BadModel(f"token {beyond[0]!r} has no embedding; use the model's own tokenizer")
+    named = tokenizer_file._named_ids(content) | set(tokenizer.all_special_ids)
     named.update(_pinned_ids(family_of(config.model_type), config))
     for prompt in model.prompts.values():
         if prompt:
             named.update(backend.encode(prompt, add_special_tokens=False).ids)
-    characters = {} if _knows_bytes(content) else _single_characters(content)
-    least = _least_likely(content)
+    characters = {} if tokenizer_file._knows_bytes(content) else tokenizer_file._single_characters(content)
+    least = tokenizer_file._least_likely(content)
     return Vocabulary(
         backend=backend,
         size=size,
         tokens=tokens,
         named=frozenset(named & tokens.keys()),
-        basic=frozenset(_basic_ids(content)),
+        basic=frozenset(tokenizer_file._basic_ids(content)),
         characters={number: text for number, text in characters.items() if number != least},
-        unknown=_unknown_id(content, tokenizer.unk_token),
-        tree=MergeTree(content),
+        unknown=tokenizer_file._unknown_id(content, tokenizer.unk_token),
+        tree=tokenizer_file.MergeTree(content),
     )
 
 
@@ -114,7 +100,7 @@ def rebuilt_backend(model: SentenceTransformer, kept: Sequence[int]) -> Tokenize
     """Return the model's tokenizer with only the kept tokens, without cutting the model."""
     tokenizer = transformer_of(model).tokenizer
     assert tokenizer is not None
-    return _backend_of(_with_tokens(tokenizer, kept))
+    return tokenizer_file._backend_of(tokenizer_file._with_tokens(tokenizer, kept))
 
 
 class MappedTransformer(Transformer):
@@ -156,13 +142,8 @@ class MappedTransformer(Transformer):
         **kwargs: Any,
     ) -> Self:
         """Load the transformer and its map. The library inspects this signature."""
-        hub: dict[str, Any] = {
-            "subfolder": subfolder,
-            "token": token,
-            "cache_folder": cache_folder,
-            "revision": revision,
-            "local_files_only": local_files_only,
-        }
+        hub: dict[str, Any] = {"subfolder": subfolder, "token": token, "cache_folder": cache_folder}
+        hub |= {"revision": revision, "local_files_only": local_files_only}
         transformer = Transformer.load(model_name_or_path, **hub, **kwargs)
         path = cls.load_file_path(model_name_or_path, filename=_MAP_FILE, **hub)
         if path is None:

@@ -35,7 +35,6 @@ def _model_type(content: _Content) -> str:
 
 
 def _tokens_by_id(content: _Content) -> dict[int, str]:
-    """Every token of the file, including added tokens."""
     own = {number: token for token, number in _own_ids(content).items()}
     return own | {added["id"]: added["content"] for added in content["added_tokens"]}
 
@@ -43,8 +42,7 @@ def _tokens_by_id(content: _Content) -> dict[int, str]:
 def _named_ids(content: _Content) -> set[int]:
     """The ids that the file itself needs: added tokens, the unknown token, and tokens added around a text."""
     ids = {int(added["id"]) for added in content["added_tokens"]}
-    unknown = _unknown_id(content, None)
-    if unknown is not None:
+    if (unknown := _unknown_id(content, None)) is not None:
         ids.add(unknown)
     if content.get("padding"):
         ids.add(int(content["padding"]["pad_id"]))
@@ -80,9 +78,8 @@ def _single_characters(content: _Content) -> dict[int, str]:
     """The tokens of one character, at the start of a word or inside it."""
     prefix = content["model"].get("continuing_subword_prefix") or ""
     suffix = content["model"].get("end_of_word_suffix") or ""
-    bare = {
-        number: token.removeprefix(prefix).removesuffix(suffix) for token, number in _own_ids(content).items()
-    }
+    own = _own_ids(content).items()
+    bare = {number: token.removeprefix(prefix).removesuffix(suffix) for token, number in own}
     return {number: text for number, text in bare.items() if len(text) == 1}
 
 
@@ -135,39 +132,25 @@ def _cut_file(content: _Content, kept: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _merge_parts(merge: str | Sequence[str]) -> tuple[str, str]:
-    """The two halves of a merge, in the format of old or new files."""
+def _read_merge(merge: str | Sequence[str], model: _Content) -> tuple[str, str, str]:
+    """The two halves of a merge, in the format of old or new files, and what they make."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
-    return left, right
-
-
-def _merged(left: str, right: str, model: _Content) -> str:
-    return left + right.removeprefix(model.get("continuing_subword_prefix") or "")
+    return left, right, left + right.removeprefix(model.get("continuing_subword_prefix") or "")
 
 
 def _new_model(model: _Content, kind: str, new: Mapping[int, int]) -> dict[str, Any]:
     if kind == "Unigram":
-        pieces = [(new[number], piece) for number, piece in enumerate(model["vocab"]) if number in new]
-        unknown = model.get("unk_id")
-        return {
-            **model,
-            "vocab": [piece for _, piece in sorted(pieces, key=lambda pair: pair[0])],
-            "unk_id": None if unknown is None else new[unknown],
-        }
+        pieces, unknown = model["vocab"], model.get("unk_id")
+        kept = [pieces[old] for old in sorted(new, key=new.__getitem__) if old < len(pieces)]
+        return {**model, "vocab": kept, "unk_id": None if unknown is None else new[unknown]}
     vocab = {token: new[number] for token, number in model["vocab"].items() if number in new}
     small = {**model, "vocab": dict(sorted(vocab.items(), key=lambda pair: pair[1]))}
     if kind == "BPE":
-        small["merges"] = [
-            merge
-            for merge in model["merges"]
-            for left, right in [_merge_parts(merge)]
-            if left in vocab and right in vocab and _merged(left, right, model) in vocab
-        ]
+        small["merges"] = [merge for merge in model["merges"] if vocab.keys() >= {*_read_merge(merge, model)}]
     return small
 
 
 def _processors(processor: _Content | None) -> list[_Content]:
-    """A post-processor as a flat list."""
     if processor is None:
         return []
     if processor["type"] == "Sequence":
@@ -216,13 +199,11 @@ def _bare_backend(tokenizer: Any, limit: int) -> Tokenizer:
 
 
 def _with_tokens(tokenizer: PreTrainedTokenizerBase, kept: Sequence[int]) -> PreTrainedTokenizerBase:
-    """The tokenizer with only the kept ids, renumbered in their order."""
     small = _cut_file(_tokenizer_content(tokenizer), kept)
     backend = Tokenizer.from_str(json.dumps(small))
     # The library numbers added tokens by its own rule, which may differ from the file.
-    if backend.get_vocab(with_added_tokens=True) != {
-        token: number for number, token in _tokens_by_id(small).items()
-    }:
+    expected = {token: number for number, token in _tokens_by_id(small).items()}
+    if backend.get_vocab(with_added_tokens=True) != expected:
         raise BadModel("the tokenizer's added tokens can't be renumbered; keep all tokens")
     # Everything is copied except the backend, which the new one replaces.
     new = copy.deepcopy(tokenizer, {id(_backend_of(tokenizer)): backend})
@@ -271,9 +252,9 @@ class MergeTree:
         """Most vocabularies have one merge per token; those from sentencepiece list every possible one."""
         vocab = self._vocab
         for rank, merge in enumerate(self._model["merges"]):
-            left, right = _merge_parts(merge)
+            left, right, merged = _read_merge(merge, self._model)
             self._ranks.setdefault((left, right), rank)
-            made = vocab.get(_merged(left, right, self._model))
+            made = vocab.get(merged)
             if made is None or left not in vocab or right not in vocab:
                 continue
             if made in self._halves:
@@ -285,11 +266,8 @@ class MergeTree:
         """Merge the characters of a token in the tokenizer's order to find its last merge."""
         pieces, last = list(text), None
         while len(pieces) > 1:
-            ranked = [
-                (self._ranks[pair], place)
-                for place, pair in enumerate(itertools.pairwise(pieces))
-                if pair in self._ranks
-            ]
+            pairs = enumerate(itertools.pairwise(pieces))
+            ranked = [(self._ranks[pair], place) for place, pair in pairs if pair in self._ranks]
             if not ranked:
                 return self._halves.get(self._vocab[text])
             _, place = min(ranked)
