@@ -325,7 +325,7 @@ def test_maps_say_how_much_of_held_out_texts_is_misread(oov: str, pico_model: Mo
     assert facts["unknown_share_before"] == pytest.approx(unknown, abs=1e-6)
     assert facts["unknown_share_after"] == pytest.approx(unknown + gone * (oov == "unk"), abs=1e-6)
     assert facts["stand_in_share"] == pytest.approx(gone * (oov == "cluster"), abs=1e-6)
-    assert f"{gone if oov == 'cluster' else 0:.2%} of them replaced" in told.lines[-1]
+    assert f"{gone if oov == 'cluster' else 0:.2%} replaced" in told.lines[-1]
 
 
 def test_a_traced_graph_contains_the_map(pico_model: Models) -> None:

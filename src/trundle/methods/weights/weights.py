@@ -45,7 +45,7 @@ def plan(model: SentenceTransformer, options: WeightsOptions, context: Context) 
         return WeightsPlan(options=options, zeros=0, weights=weights)
     sources = _open_sources(options, context)
     if len(sources) == 2 and samples._same_data(*sources):
-        context.progress.say("domain and general are the same data, so alignment has no effect")
+        context.progress.say("domain and general are the same data: every alignment is 1")
     if options.structure == "neuron":
         of = layout.sizes["mlp"]
         left = of - pruning._how_many(of, share)
