@@ -47,8 +47,8 @@ from trundle.scale.file_parts import _PART_ROWS
 from trundle.scale.on_ray import _HERE, _QUIET, build_on_ray
 from trundle.scale.shard_plan import _ShardPlanner
 from trundle.scale.shard_writer import TeacherSpec, build_local
-from trundle.teacher.labelling import SHARD_SIZE, build_targets
-from trundle.teacher.shards import recorded
+from trundle.teacher.labelling import build_targets
+from trundle.teacher.shards import SHARD_SIZE, Manifest, recorded
 from trundle.teacher.targets import Targets, _TargetsPart, open_share, open_targets
 from trundle.train.loop import TrainSettings, train
 
@@ -246,7 +246,7 @@ def work(job: str, count: int, folder: Path) -> Json:
         with TemporaryDirectory() as scratch:
             survey(count, Path(scratch))
     else:
-        build_targets(synthetic_texts(count), _plain("made up", encode), teacher_id="made up", folder=folder)
+        build_targets(synthetic_texts(count), _plain("made up", encode), Manifest(teacher="made up"), folder)
     seconds = time.perf_counter() - began
     return {"seconds": seconds, "growth": harness.memory() - before, "asked": asked[0]}
 

@@ -11,7 +11,9 @@ import numpy as np
 
 from trundle.data.texts import Kind, Text
 from trundle.embedder import Embedder, Vectors
+from trundle.progress import SILENT, Progress
 from trundle.teacher.labelling import build_targets
+from trundle.teacher.shards import Manifest
 from trundle.teacher.targets import Targets
 
 WIDTH = 8
@@ -47,9 +49,17 @@ class Teacher:
         return encode
 
 
-def build(folder: Path, texts: Any, teacher: Teacher | None = None, **options: Any) -> Targets:
-    given_options = {"teacher_id": "fake 1", "shard_size": 4, **options}
-    return build_targets(texts, (teacher or Teacher()).embedder, folder=folder, **given_options)
+def build(
+    folder: Path,
+    texts: Any,
+    teacher: Teacher | None = None,
+    *,
+    teacher_id: str = "fake 1",
+    progress: Progress = SILENT,
+    **options: Any,
+) -> Targets:
+    wanted = Manifest(teacher=teacher_id, **{"shard_size": 4, **options})
+    return build_targets(texts, (teacher or Teacher()).embedder, wanted, folder, progress=progress)
 
 
 def make_texts(count: int) -> list[Text]:

@@ -26,6 +26,7 @@ from trundle.errors import BadInput, BadModel, TrundleError, UserError
 from trundle.teacher import endpoint
 from trundle.teacher.endpoint import _endpoint_id, _Poster, _read_answer, endpoint_teacher
 from trundle.teacher.labelling import build_targets
+from trundle.teacher.shards import Manifest
 
 KEY = "sk-very-secret-0123456789"
 VARIABLE = "TEST_EMBEDDINGS_KEY"
@@ -378,7 +379,8 @@ def test_the_key_is_seen_nowhere(
     big = teacher(server, retries=1)
     poster = _Poster(url=server.url, key_variable=VARIABLE, retries=1, timeout=5.0)
     texts = [Text(text=f"text {i}", kind="query") for i in range(5)]
-    build_targets(texts, big, teacher_id=_endpoint_id(server.url, "big"), folder=tmp_path / "t", shard_size=2)
+    wanted = Manifest(teacher=_endpoint_id(server.url, "big"), shard_size=2)
+    build_targets(texts, big, wanted, tmp_path / "t")
     seen = [
         repr(big),
         repr(poster),
@@ -470,19 +472,15 @@ def test_identity_follows_what_is_asked_for() -> None:
 def test_finished_shards_survive_a_server_that_dies(server: Server, tmp_path: Path) -> None:
     texts = [Text(text=f"text {i}") for i in range(7)]
     server.script = [good, good, *([status(500)] * 2)]
-    options: dict[str, Any] = {
-        "teacher_id": _endpoint_id(server.url, "big"),
-        "folder": tmp_path,
-        "shard_size": 2,
-    }
+    wanted = Manifest(teacher=_endpoint_id(server.url, "big"), shard_size=2)
     with pytest.raises(BadModel, match="failed 2 times"):
-        build_targets(texts, teacher(server, retries=1), **options)
+        build_targets(texts, teacher(server, retries=1), wanted, tmp_path)
     server.requests.clear()
-    targets = build_targets(texts, teacher(server), **options)
+    targets = build_targets(texts, teacher(server), wanted, tmp_path)
     assert [body["input"] for _, _, body in server.requests] == [["text 4", "text 5"], ["text 6"]]
     np.testing.assert_array_equal(
         targets.vectors(range(7)), np.array([embedding(text.text) for text in texts], dtype=np.float32)
     )
     server.requests.clear()
-    build_targets(texts, teacher(server), **options)
+    build_targets(texts, teacher(server), wanted, tmp_path)
     assert server.requests == []

@@ -21,7 +21,7 @@ from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput, BadModel, UserError
 from trundle.teacher import MANIFEST, labelling
 from trundle.teacher.labelling import _Seen, build_targets
-from trundle.teacher.shards import read_manifest
+from trundle.teacher.shards import Manifest, read_manifest
 from trundle.teacher.targets import open_share, open_targets
 
 words = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6).filter(str.strip)
@@ -227,7 +227,7 @@ def test_an_answer_of_the_wrong_shape_is_refused(tmp_path: Path, answer: Any) ->
     teacher = Embedder(name="odd", text=lambda _: answer, query=lambda _: answer, document=lambda _: answer)
     texts = [Text(text=f"{i}", kind="query") for i in range(4)]
     with pytest.raises(BadModel, match="one row per text"):
-        build_targets(texts, teacher, teacher_id="odd", folder=tmp_path)
+        build_targets(texts, teacher, Manifest(teacher="odd"), tmp_path)
 
 
 @pytest.mark.parametrize("kinds", [("query", "query"), ("query", "document")])
@@ -239,10 +239,9 @@ def test_a_teacher_that_changes_its_width_is_refused(tmp_path: Path, kinds: Any)
 
     teacher = Embedder(name="odd", text=encode, query=encode, document=encode)
     texts = [Text(text=f"{i}", kind=kinds[i // 2]) for i in range(4)]
+    shard_size = 2 if kinds[0] == kinds[1] else 4
     with pytest.raises(BadModel, match="width 8 before and 9 now"):
-        build_targets(
-            texts, teacher, teacher_id="odd", folder=tmp_path, shard_size=2 if kinds[0] == kinds[1] else 4
-        )
+        build_targets(texts, teacher, Manifest(teacher="odd", shard_size=shard_size), tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", " \n", "half \ud800", 3, None])

@@ -14,6 +14,7 @@ from trundle.embedder import Embedder, Vectors
 from trundle.progress import _Silent
 from trundle.teacher import labelling
 from trundle.teacher.labelling import build_targets
+from trundle.teacher.shards import Manifest
 from trundle.teacher.targets import Targets
 
 TEXTS = [Text(text=f"text number {number}", kind="query") for number in range(40)]
@@ -32,7 +33,7 @@ class Waiting(_Silent):
 
 
 def build(folder: Path, teacher: Embedder, progress: _Silent) -> Targets:
-    return build_targets(TEXTS, teacher, teacher_id="a", folder=folder, shard_size=10, progress=progress)
+    return build_targets(TEXTS, teacher, Manifest(teacher="a", shard_size=10), folder, progress=progress)
 
 
 def test_no_text_is_asked_for_twice_and_nothing_is_left(tmp_path: Path) -> None:

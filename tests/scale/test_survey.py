@@ -16,6 +16,7 @@ from trundle.scale import shard_plan
 from trundle.scale.shard_plan import _bits_between, _range_length, _ShardPlanner
 from trundle.teacher import labelling
 from trundle.teacher.labelling import build_targets, text_key
+from trundle.teacher.shards import Manifest
 
 texts = st.builds(Text, text=st.text("ab", min_size=1, max_size=7), kind=st.sampled_from(["query", None]))
 
@@ -37,7 +38,7 @@ def test_shards_are_those_of_one_process(pieces, shard_size, characters, random)
         patch.object(shard_plan, "_BUCKET_TEXTS", 7),
     ):
         teacher = _plain("ones", lambda asked: np.ones((len(asked), 2), dtype=np.float32))
-        targets = build_targets(everything, teacher, teacher_id="ones", folder=one, shard_size=shard_size)
+        targets = build_targets(everything, teacher, Manifest(teacher="ones", shard_size=shard_size), one)
         survey = _ShardPlanner(Path(scratch), parts=len(pieces), rows=len(everything))
         order = list(range(len(pieces)))
         random.shuffle(order)

@@ -15,6 +15,7 @@ from trundle.embedder import _plain
 from trundle.methods.align import leaf
 from trundle.methods.align.leaf import _fits, _loader, _make_resident, _Resident, make_align_task
 from trundle.teacher.labelling import build_targets
+from trundle.teacher.shards import Manifest
 
 KINDS = ("query", "document", None)
 
@@ -32,7 +33,7 @@ def make_targets(folder: Path, *, scale: float = 1.0, dtype: str = "float16"):
     teacher = _plain(
         "teacher", lambda asked: (scale * random.normal(size=(len(asked), 16))).astype(np.float32)
     )
-    return build_targets(texts, teacher, teacher_id="random", folder=folder, dtype=dtype)
+    return build_targets(texts, teacher, Manifest(teacher="random", dtype=dtype), folder)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "qwen2", "gpt2"])

@@ -38,8 +38,17 @@ from trundle.scale.shard_writer import (
     _WorkerResult,
     _WorkerSettings,
 )
-from trundle.teacher.labelling import SHARD_SIZE, other_texts_error, other_width_error, start_or_resume
-from trundle.teacher.shards import Dtype, Manifest, Record, drop_records, read_record, recorded, write_record
+from trundle.teacher.labelling import other_texts_error, other_width_error, start_or_resume
+from trundle.teacher.shards import (
+    SHARD_SIZE,
+    Dtype,
+    Manifest,
+    Record,
+    drop_records,
+    read_record,
+    recorded,
+    write_record,
+)
 from trundle.teacher.targets import Targets, open_targets
 
 try:
@@ -209,15 +218,7 @@ def _divide(workers: int | None, threads: int | None, *, may_use_gpus: bool) -> 
 
 def _started(path: Path, spec: TeacherSpec, dtype: Dtype, shard_size: int) -> Manifest:
     """Return the manifest of a new or resumed folder, and write a record of each shard in it."""
-    teacher = _open_teacher(spec)
-    wanted = Manifest(
-        teacher=teacher.identity(),
-        prompts=teacher.used_prompts,
-        dtype=dtype,
-        shard_size=shard_size,
-        default_prompt=teacher.default_prompt_name,
-    )
-    manifest = start_or_resume(path, wanted)
+    manifest = start_or_resume(path, _open_teacher(spec).manifest(dtype, shard_size))
     for number, shard in enumerate(manifest.shards):
         write_record(path, number, Record(width=manifest.width, shard=shard))
     return manifest

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +24,9 @@ from trundle.progress import SILENT, Progress
 from trundle.scale.file_parts import _FilePart, _is_remote, _list_parts, _read_part, _read_parts
 from trundle.scale.shard_plan import _shard_texts, _ShardRange
 from trundle.teacher import teacher_kind
-from trundle.teacher.labelling import (
-    SHARD_SIZE,
-    build_targets,
-    encode_by_role,
-    fingerprint,
-    other_texts_error,
-    text_key,
-)
+from trundle.teacher.labelling import build_targets, encode_by_role, fingerprint, other_texts_error, text_key
 from trundle.teacher.shards import (
+    SHARD_SIZE,
     Dtype,
     Record,
     is_intact,
@@ -87,17 +82,8 @@ def build_local(
     streams = [_texts(source, progress) for source in sources]
     teacher = _open_teacher(spec)
     assert teacher.embedder is not None
-    targets = build_targets(
-        (text for stream in streams for text in stream),
-        teacher.embedder,
-        teacher_id=teacher.identity(),
-        folder=folder,
-        dtype=dtype,
-        shard_size=shard_size,
-        prompts=teacher.used_prompts,
-        default_prompt=teacher.default_prompt_name,
-        progress=progress,
-    )
+    texts, wanted = chain.from_iterable(streams), teacher.manifest(dtype, shard_size)
+    targets = build_targets(texts, teacher.embedder, wanted, folder, progress=progress)
     _reset_failures(targets.folder)
     return targets
 

@@ -1,16 +1,15 @@
 """Compute a teacher's vectors of many texts and store them, one shard at a time.
 
-Duplicate texts are left out, and each shard is written before the next one starts: memory holds one shard and
-a table of hashes (at most 48 bytes per text), and a killed run loses at most one shard. Running again reads
-the texts again, checks the finished shards against them, and computes only what is missing or damaged. One
-process writes a folder at a time; another that needs the same vectors waits for them. `trundle.scale` fills
-one folder with many workers.
+Duplicate texts are left out. Memory holds one shard and a table of hashes (at most 48 bytes per text), and a
+killed run loses at most one shard: running again checks the finished shards against the texts and computes
+only what is missing or damaged. One process writes a folder at a time; others wait. `trundle.scale` fills one
+folder with many workers.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,11 +21,10 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from trundle.data.texts import Kind, Text
-from trundle.embedder import Embedder, Encode, Vectors, check_vectors
+from trundle.embedder import Embedder, Vectors, check_vectors
 from trundle.errors import BadInput, BadModel, OtherTexts, TrundleError, WriteFailed
 from trundle.progress import SILENT, Advance, Progress
 from trundle.teacher.shards import (
-    Dtype,
     Manifest,
     _with_recorded,
     drop_records,
@@ -36,7 +34,6 @@ from trundle.teacher.shards import (
 )
 from trundle.teacher.targets import Targets, open_targets
 
-SHARD_SIZE = 8192
 SHARD_CHARACTERS = 1 << 25
 """A shard ends early when its texts have this many characters, so that long texts do not fill the memory."""
 _TEXTS_PER_CALL = 2048
@@ -117,26 +114,15 @@ class _Seen:
 def build_targets(
     texts: Iterable[Text],
     teacher: Embedder,
-    *,
-    teacher_id: str,
+    wanted: Manifest,
     folder: str | Path,
-    dtype: Dtype = "float16",
-    shard_size: int = SHARD_SIZE,
-    prompts: Mapping[str, str] | None = None,
-    default_prompt: str | None = None,
+    *,
     progress: Progress = SILENT,
 ) -> Targets:
     """Store the teacher's vector of every distinct text, each encoded in the role of its kind.
 
-    `teacher_id` and `prompts` are recorded; they must be the same for the folder to be resumed or reused.
+    The settings of `wanted` are recorded; they must be the same for the folder to be resumed or reused.
     """
-    wanted = Manifest(
-        teacher=teacher_id,
-        prompts=None if prompts is None else dict(prompts),
-        dtype=dtype,
-        shard_size=shard_size,
-        default_prompt=default_prompt,
-    )
 
     def label(items: Sequence[_LabelItem], advance: Advance) -> Vectors:
         return encode_by_role(teacher, [text for text, _ in items], advance)
@@ -168,10 +154,8 @@ def _store(
                     else:
                         vectors = label(pending.items, advance)
                         manifest = _add_shard(path, manifest, number, pending, vectors)
-        except OtherTexts:
-            raise
-        except TrundleError:
-            if manifest.shards:
+        except TrundleError as error:
+            if manifest.shards and not isinstance(error, OtherTexts):
                 progress.say(f"{manifest.count} texts have their vectors in {path}; run again to resume")
             raise
         if number < 0:
@@ -216,12 +200,7 @@ def encode_by_role(
 ) -> Vectors:
     """Return the teacher's vectors in the order of the texts; they are encoded by role, longest first."""
     vectors: Vectors | None = None
-    encoders: dict[_Role, Encode] = {
-        "text": teacher.text,
-        "query": teacher.query,
-        "document": teacher.document,
-    }
-    for role, encode in encoders.items():
+    for role, encode in (("text", teacher.text), ("query", teacher.query), ("document", teacher.document)):
         rows = [row for row, text in enumerate(texts) if role_of(text.kind) == role]
         rows.sort(key=lambda row: len(texts[row].text), reverse=True)
         for start in range(0, len(rows), _TEXTS_PER_CALL):
@@ -322,12 +301,9 @@ def start_or_resume(path: Path, wanted: Manifest) -> Manifest:
     for name in ("teacher", "prompts", "dtype", "shard_size"):
         old, new = getattr(there, name), getattr(wanted, name)
         if old != new:
-            # A teacher's identity is a checksum, which tells a reader nothing.
-            how = (
-                "by another teacher"
-                if name == "teacher"
-                else f"with {name.replace('_', ' ')} {old!r}, not {new!r}"
-            )
+            how = f"with {name.replace('_', ' ')} {old!r}, not {new!r}"
+            if name == "teacher":  # its identity is a checksum, which tells a reader nothing
+                how = "by another teacher"
             raise BadInput(f"{path} was made {how}; choose another folder or delete it")
     return there
 
@@ -357,8 +333,7 @@ def _add_shard(
         raise other_width_error(manifest.width, width)
     texts = [text for text, _ in pending.items]
     shard = write_shard(path, number, texts, vectors, dtype=manifest.dtype, fingerprint=pending.fingerprint)
-    shards = (*manifest.shards[:number], shard, *manifest.shards[number + 1 :])
-    manifest = manifest.with_shards(shards, width)
+    manifest = manifest.with_shards((*manifest.shards[:number], shard, *manifest.shards[number + 1 :]), width)
     manifest.write(path)
     return manifest
 
@@ -370,6 +345,4 @@ def other_texts_error(path: Path) -> OtherTexts:
 
 def other_width_error(before: int, now: int) -> BadModel:
     """Return the error for a teacher whose vectors change their width."""
-    return BadModel(
-        f"the teacher returned vectors of width {before} before and {now} now; use one teacher throughout"
-    )
+    return BadModel(f"the teacher returned vectors of width {before} before and {now} now; use one teacher")

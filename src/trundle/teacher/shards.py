@@ -5,8 +5,8 @@
     00000.texts.bin      the texts one after another, UTF-8
     00000.index.npy      for each text: its end in texts.bin, its number of characters, its kind
 
-Each file is written under a temporary name and renamed, and the manifest names a shard only after its files
-are written. So a killed run leaves no shard that looks finished but is not.
+Files are written under temporary names and renamed, and the manifest names a shard after its files are written:
+a killed run leaves no shard that seems finished.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from trundle.errors import BadInput, WriteFailed
 from trundle.folders import write_whole
 from trundle.teacher import MANIFEST
 
+SHARD_SIZE = 8192
 _DIGEST_BYTES = 16
 _FORMAT = 1
 _SCRATCH = ".part"
@@ -50,8 +51,6 @@ class _StoredFile(BaseModel, frozen=True, extra="forbid", strict=True):
 
 
 class _Shard(BaseModel, frozen=True, extra="forbid", strict=True):
-    """One finished shard."""
-
     count: int
     kinds: dict[str, int]
     texts_fingerprint: str
@@ -62,7 +61,6 @@ class _Shard(BaseModel, frozen=True, extra="forbid", strict=True):
 
     @property
     def files(self) -> dict[_Part, _StoredFile]:
-        """All files of the shard."""
         return {"vectors": self.vectors, "texts": self.texts, "index": self.index}
 
 
@@ -71,9 +69,9 @@ class Manifest(BaseModel, frozen=True, extra="forbid"):
 
     format: int = _FORMAT
     teacher: str
-    prompts: dict[str, str] | None
-    dtype: Dtype
-    shard_size: int
+    prompts: dict[str, str] | None = None
+    dtype: Dtype = "float16"
+    shard_size: int = SHARD_SIZE
     default_prompt: str | None = None
     """The name of the prompt that the teacher puts before texts without a role, if it has one."""
     width: int = 0
@@ -110,15 +108,11 @@ def read_manifest(folder: Path) -> Manifest | None:
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise BadInput(
-            f"{path} is damaged or not of teacher vectors; choose another folder or delete it"
-        ) from error
+        raise BadInput(f"{path} is damaged; choose another folder or delete it") from error
     except OSError as error:
         raise BadInput(f"{path} can't be read ({error.strerror}); choose another folder") from error
     if manifest.format != _FORMAT:
-        raise BadInput(
-            f"{path} was written by another version of trundle; choose another folder or delete it"
-        )
+        raise BadInput(f"{path} is of another version of trundle; choose another folder or delete it")
     return manifest
 
 
@@ -151,11 +145,8 @@ def write_shard(
 
 def is_intact(folder: Path, number: int, shard: _Shard) -> bool:
     """Return whether all files of a shard exist and match their checksums."""
-    for part, stored in shard.files.items():
-        path = _part_path(folder, number, part)
-        if not _has_size(path, stored) or _content_digest(path) != stored.checksum:
-            return False
-    return True
+    files = ((_part_path(folder, number, part), stored) for part, stored in shard.files.items())
+    return all(_has_size(path, stored) and _content_digest(path) == stored.checksum for path, stored in files)
 
 
 def _part_path(folder: Path, number: int, part: _Part) -> Path:
@@ -208,9 +199,7 @@ def _write(path: Path, content: bytes) -> _StoredFile:
         scratch.replace(path)
     except OSError as error:
         scratch.unlink(missing_ok=True)
-        raise WriteFailed(
-            f"{path} could not be written ({error.strerror}); free some space and run again"
-        ) from error
+        raise WriteFailed(f"{path} can't be written ({error.strerror}); free space, run again") from error
     return _StoredFile(size=len(content), checksum=blake2b(content, digest_size=_DIGEST_BYTES).hexdigest())
 
 

@@ -21,8 +21,8 @@ from trundle.data.texts import KINDS, Text, checked_text
 from trundle.embedder import Vectors
 from trundle.errors import BadInput
 from trundle.progress import SILENT, Advance, Progress
-from trundle.teacher.labelling import SHARD_SIZE, _LabelItem, _store
-from trundle.teacher.shards import Manifest, _content_digest
+from trundle.teacher.labelling import _LabelItem, _store
+from trundle.teacher.shards import SHARD_SIZE, Manifest, _content_digest
 from trundle.teacher.targets import Targets
 
 _VECTOR_COLUMNS = ("vector", "embedding")
@@ -42,13 +42,12 @@ class _TableTeacher:
         self, folder: str | Path, *, shard_size: int = SHARD_SIZE, progress: Progress = SILENT
     ) -> Targets:
         """Copy the table into a folder of targets."""
-        wanted = Manifest(teacher=self.teacher_id, prompts=None, dtype="float16", shard_size=shard_size)
+        wanted = Manifest(teacher=self.teacher_id, shard_size=shard_size)
         return _store(self.items(), _known, wanted, folder, total=self.rows, progress=progress)
 
     def items(self) -> Iterator[_LabelItem]:
         """Yield the rows; an invalid one is an error that names it."""
-        width = 0
-        first = 1
+        width, first = 0, 1
         try:
             with pq.ParquetFile(self.path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
                 batches = file.iter_batches(
@@ -74,13 +73,10 @@ def _teacher_from_parquet(path: str | Path) -> _TableTeacher:
     vector = next((name for name in _VECTOR_COLUMNS if name in schema.names), None)
     if "text" not in schema.names or vector is None:
         there = ", ".join(schema.names)
-        raise BadInput(
-            f"{file} has the columns {there}; a table of vectors needs 'text' and 'vector' or 'embedding'"
-        )
-    listed = schema.field(vector).type
-    if not (
-        pa.types.is_list(listed) or pa.types.is_large_list(listed) or pa.types.is_fixed_size_list(listed)
-    ) or not (pa.types.is_floating(listed.value_type) or pa.types.is_integer(listed.value_type)):
+        raise BadInput(f"{file} has the columns {there}; it needs 'text' and 'vector' or 'embedding'")
+    listed, is_a = schema.field(vector).type, pa.types
+    is_list = is_a.is_list(listed) or is_a.is_large_list(listed) or is_a.is_fixed_size_list(listed)
+    if not is_list or not (is_a.is_floating(listed.value_type) or is_a.is_integer(listed.value_type)):
         raise BadInput(f"{file} column {vector!r} holds {listed}; it must hold lists of numbers")
     columns = ("text", vector, "kind") if "kind" in schema.names else ("text", vector)
     return _TableTeacher(path=file, rows=rows, columns=columns, teacher_id=f"table {_content_digest(file)}")
@@ -104,16 +100,12 @@ def _vectors(column: Any, place: str, first: int, width: int) -> Vectors:
     widths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     width = width or int(widths[0])
     _reject(widths == 0, place, first, "has no vector; fill it in or delete the row")
-    _reject(
-        widths != width, place, first, f"has a vector of another width than the {width} numbers before it"
-    )
+    _reject(widths != width, place, first, f"has a vector of another width than {width} before it")
     with np.errstate(over="ignore"):
-        vectors: Vectors = (
-            column.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, width)
-        )
-    _reject(
-        ~np.isfinite(vectors).all(axis=1), place, first, "has a vector with NaN or infinity; delete the row"
-    )
+        numbers = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
+    vectors: Vectors = numbers.reshape(-1, width)
+    finite = np.isfinite(vectors).all(axis=1)
+    _reject(~finite, place, first, "has a vector with NaN or infinity; delete the row")
     _reject(~vectors.any(axis=1), place, first, "has a vector of zeros; delete the row")
     return vectors
 

@@ -1,8 +1,7 @@
 """Stored teacher vectors, read from disk by position.
 
-Memory holds 13 bytes per text: its end, length and kind. The files are not memory-mapped: a kernel that
-caches files in large pages counts up to 2 MB to the process for each row read, so that one pass in random
-order would seem to hold the complete folder; reading by position is also faster.
+Memory holds 13 bytes per text. The files are not memory-mapped: kernels that cache files in large pages count
+up to 2 MB to the process for each row read; reading by position is also faster.
 """
 
 from __future__ import annotations
@@ -154,9 +153,8 @@ def find_targets(folder: str | Path) -> Targets | None:
     manifest = read_manifest(path)
     if manifest is None or not manifest.complete:
         return None
-    if not all(is_intact(path, number, shard) for number, shard in enumerate(manifest.shards)):
-        return None
-    return Targets(path, manifest)
+    intact = all(is_intact(path, number, shard) for number, shard in enumerate(manifest.shards))
+    return Targets(path, manifest) if intact else None
 
 
 def wait_for_targets(folder: str | Path, *, seconds: float = 0.5) -> Targets:
@@ -202,8 +200,5 @@ def _finished_manifest(folder: Path) -> Manifest:
     if manifest is None:
         raise BadInput(f"{folder} holds no teacher vectors; build them with trundle targets build")
     if not manifest.complete:
-        raise BadInput(
-            f"{folder} is not finished ({manifest.count} texts are done); build it again with the same "
-            "teacher and texts to resume"
-        )
+        raise BadInput(f"{folder} is not finished ({manifest.count} texts); run the same build to resume")
     return manifest

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from sentence_transformers import SentenceTransformer
 
+from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput
 from trundle.model.encode import labelling_embedder
 from trundle.model.heads import normalises
@@ -22,15 +24,9 @@ from trundle.records import THE_ORIGINAL
 from trundle.runtime.description import read_description
 from trundle.runtime.encoder import Encoder
 from trundle.teacher import MANIFEST, teacher_kind
-from trundle.teacher.shards import _DIGEST_BYTES, _UNIT_TOLERANCE, _content_digest
-from trundle.teacher.table import _teacher_from_parquet
+from trundle.teacher.shards import _DIGEST_BYTES, _UNIT_TOLERANCE, Dtype, Manifest, _content_digest
+from trundle.teacher.table import _TableTeacher, _teacher_from_parquet
 from trundle.teacher.targets import _finished_manifest
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from trundle.embedder import Embedder, Vectors
-    from trundle.teacher.table import _TableTeacher
 
 _PROBE = "What does the teacher's vector of a text look like?"
 
@@ -44,7 +40,7 @@ class Teacher:
     """Computes what distinguishes it from other teachers: a checksum, or the address of an endpoint."""
     width: int
     normalises: bool
-    prompts: Mapping[str, str | None]
+    prompts: Mapping[str, str | None] = field(default_factory=dict)
     """The prompts that a student needs to be called the same way."""
     default_prompt_name: str | None = None
     model: SentenceTransformer | None = None
@@ -65,8 +61,18 @@ class Teacher:
         """The prompts that are not empty, as a store records them."""
         return {name: prompt for name, prompt in self.prompts.items() if prompt}
 
+    def manifest(self, dtype: Dtype, shard_size: int) -> Manifest:
+        """Return the manifest of a new store of its vectors."""
+        return Manifest(
+            teacher=self.identity(),
+            prompts=self.used_prompts,
+            dtype=dtype,
+            shard_size=shard_size,
+            default_prompt=self.default_prompt_name,
+        )
 
-class _Context(Protocol):
+
+class _TeacherContext(Protocol):
     """What `find_teacher` needs of the context that a method runs in."""
 
     @property
@@ -82,38 +88,32 @@ class _Context(Protocol):
 
 
 def find_teacher(
-    student: SentenceTransformer, name: str | None, endpoint_model: str | None, context: _Context
+    student: SentenceTransformer, name: str | None, endpoint_model: str | None, context: _TeacherContext
 ) -> Teacher:
     """Return the named teacher, opened once per context, or the original model if `name` is None."""
     if name is None:
         if context.original is student:
-            raise BadInput(
-                "a student needs another model as its teacher; name the large model with --teacher"
-            )
+            raise BadInput("a student needs another model as its teacher; name it with --teacher")
         return original_teacher(context)
     if name in context.models:
         return _model_teacher(context.models[name], name, progress=context.progress)
     key = f"teacher {name} {endpoint_model}"
     if key not in context.opened:
-        context.opened[key] = open_teacher(
-            name,
-            endpoint_model=endpoint_model,
-            trust_remote_code=context.trust_remote_code,
-            progress=context.progress,
-        )
+        trust, progress = context.trust_remote_code, context.progress
+        context.opened[key] = open_teacher(name, endpoint_model, trust_remote_code=trust, progress=progress)
     found: Teacher = context.opened[key]
     return found
 
 
-def original_teacher(context: _Context) -> Teacher:
+def original_teacher(context: _TeacherContext) -> Teacher:
     """Return the original model as a teacher."""
     return _model_teacher(context.original, THE_ORIGINAL, progress=context.progress)
 
 
 def open_teacher(
     name: str,
-    *,
     endpoint_model: str | None = None,
+    *,
     trust_remote_code: bool = False,
     progress: Progress = SILENT,
 ) -> Teacher:
@@ -129,13 +129,9 @@ def open_teacher(
             vector = next((vector for _, vector in table.items()), None)
             if vector is None:
                 raise BadInput(f"{name} has no rows; pass a table that holds vectors")
+            width, unit = len(vector), _is_unit(vector)
             return Teacher(
-                name=name,
-                identity=lambda: table.teacher_id,
-                width=len(vector),
-                normalises=_is_unit(vector),
-                prompts={},
-                table=table,
+                name=name, identity=lambda: table.teacher_id, width=width, normalises=unit, table=table
             )
         case "store":
             folder = Path(name)
@@ -154,7 +150,6 @@ def open_teacher(
 
 
 def _model_teacher(model: SentenceTransformer, name: str, *, progress: Progress = SILENT) -> Teacher:
-    """Return a loaded model as a teacher."""
     return Teacher(
         name=name,
         identity=cache(lambda: model_digest(model)),
@@ -205,7 +200,6 @@ def _endpoint_teacher(url: str, model: str | None) -> Teacher:
         identity=lambda: _endpoint_id(url, str(model)),
         width=len(probe),
         normalises=_is_unit(probe),
-        prompts={},
         embedder=embedder,
     )
 

@@ -17,6 +17,7 @@ from trundle.model.encode import embedder
 from trundle.progress import is_first, own_rank, process_count
 from trundle.records import CALIBRATION_FILE
 from trundle.teacher.labelling import build_targets
+from trundle.teacher.shards import Manifest
 from trundle.teacher.targets import find_targets, open_share, open_targets, wait_for_targets
 from trundle.train.batches import gather_rows
 
@@ -91,14 +92,10 @@ def _build(label: str, texts: Callable[[], Iterable[Text]], teacher: Teacher, co
     folder = _store(context, label, teacher)
     if not is_first():
         return wait_for_targets(folder)
-    return find_targets(folder) or build_targets(
-        texts(),
-        teacher.embedder,
-        teacher_id=teacher.identity(),
-        folder=folder,
-        prompts={role: prompt for role, prompt in teacher.prompts.items() if prompt},
-        progress=context.progress,
-    )
+    if (found := find_targets(folder)) is not None:
+        return found
+    wanted = Manifest(teacher=teacher.identity(), prompts=teacher.used_prompts)
+    return build_targets(texts(), teacher.embedder, wanted, folder, progress=context.progress)
 
 
 def _open_shard(folder: Path) -> Targets:
