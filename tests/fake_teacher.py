@@ -50,9 +50,15 @@ class Teacher:
 
 
 def build(
-    folder: Path, texts: Any, teacher: Teacher | None = None, *, progress: Progress = SILENT, **options: Any
+    folder: Path,
+    texts: Any,
+    teacher: Teacher | None = None,
+    *,
+    teacher_id: str = "fake 1",
+    progress: Progress = SILENT,
+    **options: Any,
 ) -> Targets:
-    wanted = Manifest(**{"teacher": "fake 1", "shard_size": 4, **options})
+    wanted = Manifest(teacher=teacher_id, **{"shard_size": 4, **options})
     return build_targets(texts, (teacher or Teacher()).embedder, wanted, folder, progress=progress)
 
 

@@ -103,10 +103,8 @@ def _agreed(there: _Facts, wanted: Wanted, name: str) -> _Facts:
     """Return the settings of an existing index; two models' vectors in one index are an error."""
     same = there.model == wanted.model and there.dimensions == wanted.dimensions
     if not same or wanted.precision not in (None, there.precision):
-        raise BadInput(
-            f"{name} was built by {there.model} with {there.dimensions} dimensions as {there.precision}; "
-            "pass --force to rebuild it, or choose another place"
-        )
+        built = f"by {there.model} with {there.dimensions} dimensions as {there.precision}"
+        raise BadInput(f"{name} was built {built}; pass --force to rebuild it, or choose another place")
     return there
 
 

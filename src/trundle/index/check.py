@@ -17,7 +17,7 @@ import numpy as np
 from trundle.embedder import Embedder, Vectors, check_vectors, top_agreement
 from trundle.errors import BadInput
 from trundle.evaluate.retrieval import nearest, unit
-from trundle.index.base import _Readable, _Sample
+from trundle.index.base import _Readable
 from trundle.progress import SILENT, Progress
 
 _AT = 10
@@ -66,15 +66,9 @@ class _Check:
         if self.agreement >= _GOOD:
             lines.append("It can encode the queries of this index without embedding any text again.")
         elif self.agreement >= _FAIR:
-            lines.append(
-                "It works on this index, with some different results; aligning it longer on texts like these "
-                "brings it closer, without embedding any text again."
-            )
+            lines.append("It works on this index, with some different results; longer alignment helps.")
         else:
-            lines.append(
-                "It is not in the vector space of this index, or not close enough: align it with trundle "
-                "align on texts like these before you use it."
-            )
+            lines.append("It is not in this index's vector space: align it on such texts with trundle align.")
         if self.built_by_teacher is not None and self.built_by_teacher < _SAME_MODEL:
             lines.append(
                 f"Warning: the vectors of {self.teacher} differ from the stored ones (cosine "
@@ -103,10 +97,7 @@ def check_index(
         raise BadInput("your own queries need the teacher; name it with --teacher")
     drawn = index.sample(texts, seed)
     if len(drawn.texts) < _LEAST_TEXTS:
-        raise BadInput(
-            f"{index.name} holds {len(drawn.texts)} texts, and the agreement needs at least {_LEAST_TEXTS}; "
-            "check a larger index"
-        )
+        raise BadInput(f"{index.name} holds {len(drawn.texts)} texts; the check needs {_LEAST_TEXTS} or more")
     if teacher is None:
         asked = list(drawn.texts[:most_queries])
         ours = _vectors(student, "document", asked, progress)
@@ -121,10 +112,12 @@ def check_index(
         source = "yours" if queries else "the first sentences of its texts"
     for name, vectors in ((student.name, ours), ("the teacher", theirs)):
         if vectors.shape[1] != drawn.vectors.shape[1]:
-            raise BadInput(
-                f"{name} returns vectors of width {vectors.shape[1]} and {index.name} stores "
-                f"{drawn.vectors.shape[1]}; bring the student into the teacher's space with trundle align"
-            )
+            stored = f"{index.name} stores {drawn.vectors.shape[1]}"
+            raise BadInput(f"{name} returns vectors of width {vectors.shape[1]} and {stored}; align it first")
+    built_by_teacher = None
+    if teacher is not None:
+        some = list(drawn.texts[:_COMPARED])
+        built_by_teacher = _cosine(_vectors(teacher, "document", some, progress), drawn.vectors[: len(some)])
     truth = nearest(theirs, drawn.vectors, _AT, left_out=own)
     found = nearest(ours, drawn.vectors, _AT, left_out=own)
     return _Check(
@@ -138,12 +131,11 @@ def check_index(
         agreement=top_agreement(truth, found),
         first=float(np.mean((found == truth[:, :1]).any(axis=1))),
         cosine=_cosine(ours, theirs),
-        built_by_teacher=None if teacher is None else _built_by(teacher, drawn, progress),
+        built_by_teacher=built_by_teacher,
     )
 
 
 def _opening_words(texts: Sequence[str]) -> list[str]:
-    """Return the first sentence of each text, shortened to the length of a typed query."""
     found = []
     for text in texts:
         sentence = _SENTENCE_END.split(text.strip(), maxsplit=1)[0]
@@ -151,11 +143,6 @@ def _opening_words(texts: Sequence[str]) -> list[str]:
             sentence = sentence[:_LONGEST_QUERY].rsplit(" ", 1)[0]
         found.append(sentence)
     return list(dict.fromkeys(words for words in found if words))
-
-
-def _built_by(teacher: Embedder, drawn: _Sample, progress: Progress) -> float:
-    some = list(drawn.texts[:_COMPARED])
-    return _cosine(_vectors(teacher, "document", some, progress), drawn.vectors[: len(some)])
 
 
 def _cosine(ours: Vectors, theirs: Vectors) -> float:

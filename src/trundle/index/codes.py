@@ -39,12 +39,9 @@ _LEAST_EXPANSION = 128
 
 def _code_width(dimensions: int, precision: _Precision) -> int:
     """Return the bytes per vector in the file that is scanned first."""
-    match precision:
-        case "int8":
-            return dimensions
-        case "binary":
-            return -(-dimensions // (8 * _WORD)) * _WORD  # full words, for fast counting
-    return 4 * dimensions
+    if precision == "binary":
+        return -(-dimensions // (8 * _WORD)) * _WORD  # full words, for fast counting
+    return dimensions if precision == "int8" else 4 * dimensions
 
 
 def _encode_codes(vectors: Vectors, precision: _Precision) -> _Codes:
@@ -60,15 +57,12 @@ def _encode_codes(vectors: Vectors, precision: _Precision) -> _Codes:
 
 def _scores(query: _Codes, codes: _Codes, precision: _Precision) -> NDArray[np.float32]:
     """Return the cosine of one query with every row, or for binary minus the number of differing signs."""
-    scores: NDArray[np.float32]
     if precision == "binary":
         differing = np.bitwise_count(codes.view(np.uint64) ^ query.view(np.uint64)[None]).sum(axis=1)
-        scores = -differing.astype(np.float32)
-        return scores
+        return np.asarray(-differing.astype(np.float32))
     vectors, one = codes.astype(np.float32, copy=False), query.astype(np.float32, copy=False)
     lengths = np.maximum(np.sqrt(np.einsum("ij,ij->i", vectors, vectors)) * np.linalg.norm(one), _TINY)
-    scores = (vectors @ one) / lengths
-    return scores
+    return np.asarray((vectors @ one) / lengths)
 
 
 def _scan(query: _Codes, codes: _Codes, precision: _Precision, count: int, first: int = 0) -> _Rows:
@@ -96,7 +90,6 @@ def _rescored(query: Vectors, vectors: Vectors, rows: _Rows, k: int) -> list[tup
 def _write_graph(
     path: Path, codes: _Codes, precision: _Precision, dimensions: int, progress: Progress = SILENT
 ) -> None:
-    """Build the graph and write it atomically."""
     metric, dtype = _GRAPH_KINDS[precision]
     index = Index(ndim=_graph_width(codes, precision, dimensions), metric=metric, dtype=dtype)
     with progress.task("building the graph", len(codes)) as advance:

@@ -73,15 +73,11 @@ class _Database:
             except psycopg.OperationalError as error:
                 self.close()
                 if isinstance(error, psycopg.errors.DiskFull | psycopg.errors.OutOfMemory):
-                    raise WriteFailed(
-                        f"{self.name} is full ({_first_line(error)}); free some space and run the same "
-                        "command again: what was stored is kept"
-                    ) from error
+                    problem = f"is full ({_first_line(error)}); free some space and run again"
+                    raise WriteFailed(f"{self.name} {problem}: what was stored is kept") from error
                 if time.monotonic() + wait > end:
-                    raise WriteFailed(
-                        f"{self.name} can't be reached ({_first_line(error)}); start the server or fix the "
-                        "address and run the same command again: what was stored is kept"
-                    ) from error
+                    problem = f"can't be reached ({_first_line(error)}); start the server and run again"
+                    raise WriteFailed(f"{self.name} {problem}: what was stored is kept") from error
                 self._progress.say(f"{self.name} does not respond; retrying in {wait:.1f} s")
                 time.sleep(wait * random.uniform(0.8, 1.2))
                 wait = min(2 * wait, _LONGEST_WAIT)
@@ -90,9 +86,7 @@ class _Database:
                 raise
             except psycopg.Error as error:
                 self.close()
-                raise BadInput(
-                    f"{self.name} rejects this ({_first_line(error)}); fix it and run again"
-                ) from error
+                raise BadInput(f"{self.name} rejects this ({_first_line(error)}); fix it") from error
 
     def close(self) -> None:
         if self._open is not None:
@@ -148,16 +142,12 @@ def _find_columns(
 
 
 def _text_column(there: Sequence[str], wanted: str | None, table: str) -> str:
-    if wanted is not None:
-        if wanted not in there:
-            raise BadInput(f"{table} has no column of texts {wanted!r}; pass one of: {_listed(there)}")
-        return wanted
-    usual = [name for name in _TEXT_NAMES if name in there]
+    if wanted is not None and wanted not in there:
+        raise BadInput(f"{table} has no column of texts {wanted!r}; pass one of: {_listed(there)}")
+    usual = [name for name in ((wanted,) if wanted else _TEXT_NAMES) if name in there]
     if usual or len(there) == 1:
-        return (usual or list(there))[0]
-    raise BadInput(
-        f"it is not clear which column of {table} holds the texts; name it with --texts: {_listed(there)}"
-    )
+        return (usual or there)[0]
+    raise BadInput(f"{table} may hold texts in several columns; name it with --texts: {_listed(there)}")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -43,9 +43,7 @@ _MARK = "index.json"
 _FORMAT = 1
 _TEXTS, _VECTORS, _GRAPH = "texts.sqlite", "vectors.f32", "graph.usearch"
 _LOOKUP_BATCH = 500
-_TABLE = (
-    "CREATE TABLE IF NOT EXISTS texts (id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, text TEXT NOT NULL)"
-)
+_COLUMNS = "id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, text TEXT NOT NULL"
 
 
 def _create_embedded(folder: Path, wanted: Wanted) -> None:
@@ -84,7 +82,7 @@ class _EmbeddedStore:
             self._texts = sqlite3.connect(folder / _TEXTS, isolation_level=None, timeout=5)
             self._texts.execute("PRAGMA journal_mode=WAL")
             self._texts.execute("PRAGMA synchronous=FULL")
-            self._texts.execute(_TABLE)
+            self._texts.execute(f"CREATE TABLE IF NOT EXISTS texts ({_COLUMNS})")
         self._load()
 
     def count(self) -> int:
@@ -118,10 +116,9 @@ class _EmbeddedStore:
         self._load()
         total = len(self._codes)
         if total > self._exact_up_to and (self._graph is None or self._graph[0] < total):
+            path, precision = self._folder / _GRAPH, self.facts.precision
             with self._explained():
-                _write_graph(
-                    self._folder / _GRAPH, self._codes, self.facts.precision, self.dimensions, self._progress
-                )
+                _write_graph(path, self._codes, precision, self.dimensions, self._progress)
             self._load()
 
     def search(self, queries: Vectors, k: int) -> list[list[_Hit]]:
@@ -135,12 +132,9 @@ class _EmbeddedStore:
     def sample(self, count: int, seed: int) -> _Sample:
         total = len(self._vectors)
         rows = np.sort(np.random.default_rng(seed).permutation(total)[:count])
-        texts = dict(self._lookup("id, text", "id", rows.tolist()))
-        return _Sample(
-            texts=tuple(texts[row] for row in rows.tolist()),
-            vectors=np.array(self._vectors[rows]),
-            total=total,
-        )
+        found = dict(self._lookup("id, text", "id", rows.tolist()))
+        texts = tuple(found[row] for row in rows.tolist())
+        return _Sample(texts=texts, vectors=np.array(self._vectors[rows]), total=total)
 
     def close(self) -> None:
         self._texts.close()
@@ -161,13 +155,12 @@ class _EmbeddedStore:
             self._graph = _open_graph(self._folder / _GRAPH, self.facts.precision, self._codes, width)
 
     def _candidates(self, query: Vectors, k: int) -> _Rows:
-        """Return the rows to rescore; those that the graph does not cover yet are scanned."""
         precision = self.facts.precision
         code = query if precision == "float" else _encode_codes(query[None], precision)[0]
         count = k if precision == "float" else _OVERSAMPLE * k
         if self._graph is None:
             return _scan(code, self._codes, precision, count)
-        covered, nearest = self._graph
+        covered, nearest = self._graph  # rows that the graph does not cover yet are scanned
         return np.concatenate([nearest(code, count), _scan(code, self._codes, precision, count, covered)])
 
     def _lookup(self, columns: str, key: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -180,19 +173,14 @@ class _EmbeddedStore:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn an error of SQLite or a file into one sentence."""
         try:
             yield
         except (sqlite3.OperationalError, OSError) as error:
             if "locked" in str(error):
-                raise BadInput(
-                    f"{self._folder} is being added to by another process; wait until that is done"
-                ) from error
+                raise BadInput(f"{self._folder} is being added to by another process; try later") from error
             reason = getattr(error, "strerror", None) or error
-            raise WriteFailed(
-                f"{self._folder} could not be written ({reason}); free some space and run the same "
-                "command again: what was stored is kept"
-            ) from error
+            problem = f"can't be written ({reason}); free some space and run again"
+            raise WriteFailed(f"{self._folder} {problem}: what was stored is kept") from error
         except sqlite3.DatabaseError as error:
             raise BadInput(f"{self._folder / _TEXTS} is damaged ({error}); build the index again") from error
 

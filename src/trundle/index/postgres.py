@@ -77,8 +77,7 @@ class _PostgresStore:
             _make_table(connection, built, facts)
             return facts
 
-        settled = database.do(make, first=True)
-        becomes = table if force else None
+        settled, becomes = database.do(make, first=True), table if force else None
         return cls(database, built, settled, becomes=becomes, exact_up_to=exact_up_to, progress=progress)
 
     @classmethod
@@ -108,14 +107,12 @@ class _PostgresStore:
         return list(keys.values())
 
     def add(self, texts: Sequence[str], vectors: Vectors) -> None:
-        clean = [text.replace("\x00", "") for text in texts]  # Postgres stores no NUL
         query = sql.SQL(
             "INSERT INTO {} (key, text, embedding) VALUES (%s, %s, %s) ON CONFLICT (key) DO NOTHING"
         ).format(self._table)
-        rows = [
-            (_key_of(text), stored, Vector(vector))
-            for text, stored, vector in zip(texts, clean, vectors, strict=True)
-        ]
+        pairs = zip(texts, vectors, strict=True)
+        # Postgres stores no NUL.
+        rows = [(_key_of(text), text.replace("\x00", ""), Vector(vector)) for text, vector in pairs]
 
         def insert(connection: _Connection) -> None:
             register_vector(connection)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any
@@ -120,17 +120,13 @@ def _parts_of(storage: str, path: str, columns: dict[str, str]) -> list[_FilePar
         raise _unreadable(path, error) from error
     if not metadata.num_rows:
         raise no_rows(path)
+    part = partial(_FilePart, storage=storage, path=path, columns=columns)
     found: list[_FilePart] = []
     first = before = rows = 0
     for number in range(metadata.num_row_groups):
         rows += metadata.row_group(number).num_rows
         if rows >= _PART_ROWS or number + 1 == metadata.num_row_groups:
-            groups = tuple(range(first, number + 1))
-            found.append(
-                _FilePart(
-                    storage=storage, path=path, groups=groups, before=before, rows=rows, columns=columns
-                )
-            )
+            found.append(part(groups=tuple(range(first, number + 1)), before=before, rows=rows))
             first, before, rows = number + 1, before + rows, 0
     return found
 

@@ -1,12 +1,9 @@
 """A store of teacher vectors built by the workers of a Ray cluster, with the same bytes as by one process.
 
 Ray Data makes two passes over the file parts. In the first, tasks hash the texts, and the driver finds
-duplicates and where shards end. In the second, actors that hold the teacher read the texts of their shards,
-encode them and write the files. Only hashes and short results are sent between driver and workers, never
-texts or vectors.
-
-A worker that dies is restarted and resumes its range after the last finished shard; a driver that is run
-again, too.
+duplicates and where shards end. In the second, actors that hold the teacher encode the texts of their shards
+and write the files. Only hashes and short results are sent, never texts or vectors. A worker that dies is
+restarted and resumes after its last finished shard; so does a driver that is run again.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ import logging
 import os
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -143,9 +141,7 @@ def _connected(address: str) -> Iterator[None]:
             )
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadInput(
-            f"there is no usable Ray cluster at {address} ({reason}); start one with ray start"
-        ) from error
+        raise BadInput(f"there is no Ray cluster at {address} ({reason}); start one: ray start") from error
     try:
         yield
     finally:
@@ -172,15 +168,11 @@ def _check_responds(address: str) -> None:
         return
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or "/" in host:
-        raise BadInput(
-            f"{address!r} is not the address of a Ray cluster; write HOST:PORT as ray start shows it, or auto"
-        )
+        raise BadInput(f"{address!r} is not the address of a Ray cluster; write HOST:PORT, or auto")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise BadInput(
-            f"no cluster responds at {address}; start one with ray start --head, or leave the address out"
-        ) from error
+        raise BadInput(f"no cluster responds at {address}; start one with ray start --head") from error
 
 
 @contextmanager
@@ -210,9 +202,7 @@ def _divide(workers: int | None, threads: int | None, *, may_use_gpus: bool) -> 
         each = _Workers(count=workers or most, cores=threads or 1, gpus=0)
         what = f"{cores} cores, {threads or 1} for each worker"
     if not 0 < each.count <= most:
-        raise BadInput(
-            f"the cluster has {what}, too few for {max(1, each.count)} workers; request fewer or add nodes"
-        )
+        raise BadInput(f"the cluster has {what}, too few for {max(1, each.count)} workers; add nodes")
     return each
 
 
@@ -230,9 +220,7 @@ def _scratch(path: Path) -> TemporaryDirectory[str]:
     try:
         return TemporaryDirectory(prefix=_PLAN, dir=path)
     except OSError as error:
-        raise WriteFailed(
-            f"{path} can't be written to ({error.strerror}); free some space and run again"
-        ) from error
+        raise WriteFailed(f"{path} can't be written ({error.strerror}); free space, run again") from error
 
 
 def _dataset(items: Sequence[Mapping[str, Any]]) -> Any:
@@ -246,9 +234,7 @@ def _rows(dataset: Any) -> Iterator[tuple[Mapping[str, Any], _WorkerResult]]:
             yield row, _WorkerResult.model_validate_json(row["result"]).checked()
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[0]
-        raise WriteFailed(
-            f"the cluster gave up ({reason}); check its nodes, then run again to resume"
-        ) from error
+        raise WriteFailed(f"the cluster failed ({reason}); check its nodes, then run again") from error
 
 
 def _hash_parts(parts: Sequence[_FilePart], scratch: Path, progress: Progress) -> _ShardPlanner:
@@ -259,10 +245,9 @@ def _hash_parts(parts: Sequence[_FilePart], scratch: Path, progress: Progress) -
         for row, _ in _rows(_dataset(items).map_batches(_hash_row, batch_size=1)):
             planner.add(int(row["number"]), row["hashes"], row["lengths"])
             advance(1)
-    texts_of: dict[tuple[str, str], int] = {}
+    texts_of: Counter[tuple[str, str]] = Counter()
     for part, count in zip(parts, planner.counts.tolist(), strict=True):
-        file = (part.storage, part.path)
-        texts_of[file] = texts_of.get(file, 0) + count
+        texts_of[part.storage, part.path] += count
     for (_, path), count in texts_of.items():
         if not count:
             raise no_training_rows(path)
@@ -276,12 +261,8 @@ def _hash_row(batch: Mapping[str, Any]) -> dict[str, Any]:
         hashes, lengths = _hash_texts(part)
     except Exception as error:
         result = _failed(error, "can't read its texts")
-    return {
-        "number": batch["number"],
-        "hashes": [hashes],
-        "lengths": [lengths],
-        "result": [result.model_dump_json()],
-    }
+    encoded = [result.model_dump_json()]
+    return {"number": batch["number"], "hashes": [hashes], "lengths": [lengths], "result": encoded}
 
 
 def _check_same_texts(path: Path, manifest: Manifest, shards: int, work: _Work) -> None:

@@ -1,9 +1,8 @@
 """Finds the duplicates among very many texts and where shards end, without holding texts or hashes in memory.
 
-Workers hash the texts of each file part. The hashes are written to buckets by value, so that equal ones are
-in the same bucket, and each bucket is sorted separately. Memory holds one bit per text: whether it is a
-duplicate of an earlier one. The result is that of `trundle.teacher.labelling`, which reads the texts one by
-one.
+Workers hash the texts of each file part. The hashes are written to buckets by value, and each bucket is sorted
+separately. Memory holds one bit per text: whether it is a duplicate of an earlier one. The result is that of
+`trundle.teacher.labelling`, which reads the texts one by one.
 """
 
 from __future__ import annotations
@@ -162,7 +161,5 @@ def _shard_texts(shards: _ShardRange, duplicates: bytes) -> Iterator[list[Text]]
     for size in shards.sizes:
         texts = list(islice(kept, size))
         if len(texts) < size:
-            raise BadInput(
-                f"{shards.parts[-1].path} changed while it was read; build again when it is stable"
-            )
+            raise BadInput(f"{shards.parts[-1].path} changed while it was read; build again")
         yield texts

@@ -54,9 +54,7 @@ class TeacherSpec(BaseModel, frozen=True, extra="forbid"):
 
 def _open_teacher(spec: TeacherSpec) -> Teacher:
     if teacher_kind(spec.model) != "model":
-        raise BadInput(
-            f"{spec.model} is not a model; pass a model folder or hub name, or pass it to align as --teacher"
-        )
+        raise BadInput(f"{spec.model} is not a model; pass a model folder or hub name")
     if spec.runtime:
         return graph_teacher(spec.model, threads=spec.threads)
     return open_teacher(spec.model, trust_remote_code=spec.trust_remote_code)
@@ -105,10 +103,7 @@ def _count_failures(folder: Path, what: str, *, at_once: int = 1) -> Iterator[No
     started, ended = (folder / f".{what}{ending}" for ending in (_STARTED, _ENDED))
     failures = _append(started) - (ended.stat().st_size if ended.is_file() else 0) - at_once
     if failures >= _MAX_FAILURES:
-        raise BadInput(
-            f"{failures} workers died one after the other at this task; check that their nodes have enough "
-            "memory, then run again"
-        )
+        raise BadInput(f"{failures} workers died one after the other; check their memory, then run again")
     yield
     _append(ended)
 
@@ -152,9 +147,8 @@ def _failed(error: Exception, doing: str) -> _WorkerResult:
     if isinstance(error, TrundleError) and not isinstance(error, MissingExtra):
         return _WorkerResult(error=type(error).__name__, message=f"a worker on {node} {doing}: {error}")
     reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return _WorkerResult(
-        error="BadModel", message=f"a worker on {node} {doing} ({reason}); fix that node, or leave it out"
-    )
+    message = f"a worker on {node} {doing} ({reason}); fix that node, or leave it out"
+    return _WorkerResult(error="BadModel", message=message)
 
 
 def _hash_texts(part: _FilePart) -> tuple[bytes, bytes]:

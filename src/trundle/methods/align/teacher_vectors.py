@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
-from sentence_transformers import SentenceTransformer
+from typing import TYPE_CHECKING
 
 from trundle.cache import cache_entry, cache_key
 from trundle.data.augment import augmented
 from trundle.data.sampling import distinct, sample
-from trundle.data.texts import Text
 from trundle.evaluate import fidelity
 from trundle.evaluate.shortening import measure_ranges
-from trundle.methods.align import AlignOptions
 from trundle.methods.contract import Context
 from trundle.methods.training import NOT_VALIDATED
 from trundle.model.encode import embedder
@@ -23,9 +18,18 @@ from trundle.progress import is_first, own_rank, process_count
 from trundle.records import CALIBRATION_FILE
 from trundle.teacher.labelling import build_targets
 from trundle.teacher.shards import Manifest
-from trundle.teacher.targets import Targets, find_targets, open_share, open_targets, wait_for_targets
-from trundle.teacher.teacher import Teacher
+from trundle.teacher.targets import find_targets, open_share, open_targets, wait_for_targets
 from trundle.train.batches import gather_rows
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from sentence_transformers import SentenceTransformer
+
+    from trundle.data.texts import Text
+    from trundle.methods.align import AlignOptions
+    from trundle.teacher.targets import Targets
+    from trundle.teacher.teacher import Teacher
 
 RIDGE_TEXTS = 8192
 """Texts for the closed-form start; with `steps: 0` the teacher encodes no others."""
@@ -33,7 +37,10 @@ _VALIDATION_TEXTS = 128 * 32
 _FEWEST_VALIDATED, _VALIDATED_SHARE = 512, 8
 _CALIBRATION_TEXTS = 8192
 _MARGIN_TEXTS = 2048
-_ALONE_BY_RANK = "this is the only process, so --by-rank loads all vectors; start several with torchrun"
+_ALONE_BY_RANK = (
+    "this is the only process, so --by-rank loads all vectors; start several with torchrun "
+    "(accelerate launch starts several on GPUs only)"
+)
 
 
 def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tuple[Targets, Targets | None]:
@@ -49,8 +56,12 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
             held_out = min(_VALIDATION_TEXTS // process_count(), smallest // 10)
         return (stored, None) if options.steps == 0 else stored.split(held_out, seed=context.seed)
     if teacher.table is not None:
-        folder, table = _store(context, "table", teacher), teacher.table
-        stored = table.targets(folder, progress=context.progress) if is_first() else wait_for_targets(folder)
+        folder = _store(context, "table", teacher)
+        stored = (
+            teacher.table.targets(folder, progress=context.progress)
+            if is_first()
+            else wait_for_targets(folder)
+        )
         return (stored, None) if options.steps == 0 else stored.split(_VALIDATION_TEXTS, seed=context.seed)
     assert context.corpus is not None
     corpus, names = context.corpus, _augmentations(options.augment)
@@ -103,10 +114,11 @@ def _joined(targets: Targets, rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _counts(targets: Targets, validation: Targets | None) -> dict[str, int]:
     """The number of training and validation texts over all processes."""
-    training, validated, split_off = len(targets), 0 if validation is None else len(validation), 0
+    training, validated = len(targets), 0 if validation is None else len(validation)
     if validation is not None and validation.is_share:
-        split_off = validated = validated * process_count()
+        validated *= process_count()
     if targets.is_share:
+        split_off = validated if validation is not None and validation.is_share else 0
         training = targets.manifest.count - split_off
     return {"texts": training, "validation_texts": validated}
 
@@ -136,6 +148,7 @@ def _calibration(targets: Targets, teacher: str, seed: int) -> dict[str, str]:
 def _watch_margin(
     student: SentenceTransformer, validation: Targets | None, context: Context
 ) -> Callable[[int, float], dict[str, float]] | None:
+    """What `on_validation` measures with `margin`; None if there are too few texts for it."""
     if validation is None:
         return None
     positions = sample(range(len(validation)), _MARGIN_TEXTS, seed=context.seed)
