@@ -294,12 +294,8 @@ class PlanningRecord:
             known = _known(CandidateRecord, row) | {"name": name, "rungs": rungs}
             candidates.append(CandidateRecord(**known))
         trained = next((one.name for one in candidates if one.outcome == "chosen"), None)
-        changed = {
-            "candidates": tuple(candidates),
-            "chosen": trained or content["chosen"],
-            "remarks": tuple(content.get("remarks", ())),
-        }
-        return cls(**_known(cls, content) | changed)
+        changed = {"candidates": tuple(candidates), "chosen": trained or content["chosen"]}
+        return cls(**_known(cls, content) | changed | {"remarks": tuple(content.get("remarks", ()))})
 
 
 def read_planning(folder: Path) -> PlanningRecord | None:

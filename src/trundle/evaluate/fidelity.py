@@ -27,7 +27,7 @@ _QUERY_SHARE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TextError:
+class TextError:
     """A text, and the distance of the student's vector from the teacher's."""
 
     text: str
@@ -52,8 +52,8 @@ class Fidelity:
     k: int
     agreement_asymmetric: float
     agreement_standard: float
-    closest: tuple[_TextError, ...]
-    farthest: tuple[_TextError, ...]
+    closest: tuple[TextError, ...]
+    farthest: tuple[TextError, ...]
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -68,11 +68,11 @@ def _distances(student: Vectors, teacher: Vectors) -> NDArray[np.float64]:
 
 def _errors_by_text(
     texts: Sequence[str], student: Vectors, teacher: Vectors, count: int
-) -> tuple[tuple[_TextError, ...], tuple[_TextError, ...]]:
+) -> tuple[tuple[TextError, ...], tuple[TextError, ...]]:
     """The texts with the smallest and with the largest distance, each with the most extreme first."""
     distances, cosines = _distances(student, teacher), _paired_cosines(student, teacher)
     ranked = [
-        _TextError(text=texts[place], distance=float(distances[place]), cosine=float(cosines[place]))
+        TextError(text=texts[place], distance=float(distances[place]), cosine=float(cosines[place]))
         for place in np.argsort(distances, kind="stable")
     ]
     return tuple(ranked[:count]), tuple(ranked[::-1][:count])

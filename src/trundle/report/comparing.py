@@ -10,24 +10,17 @@ from typing import Any
 
 import yaml
 
-from trundle.report.contents import (
-    _ComparedText,
-    _Projection,
-    _Report,
-    _RunRecord,
-    _SampleSearch,
-    _Shortened,
-    _TopDocuments,
-)
+from trundle.evaluate.fidelity import TextError
+from trundle.report.contents import _Projection, _Report, _RunRecord, _SampleSearch, _Shortened, _TopDocuments
 from trundle.report.markup import (
     _choice,
     _code,
     _count,
     _figure,
+    _grid,
     _one_line,
     _paragraph,
     _percent,
-    _side_by_side,
     _table,
 )
 from trundle.report.plot import _around, _Axis, _colour, _Plot, _room_for
@@ -42,7 +35,6 @@ _PRECISIONS = ("float32", "int8", "binary")
 
 
 def _task_scores(report: _Report) -> str:
-    """List each labelled task with the scores of the teacher and of each run in both modes."""
     runs = [run for run in report.runs if report.of(run).tasks]
     if not runs:
         return ""
@@ -69,17 +61,13 @@ def _task_scores(report: _Report) -> str:
 
 
 def _shortened_vectors(report: _Report) -> str:
-    """Plot the scores of teacher and student with truncated and quantised vectors."""
     several = any(len(report.of(run).shortened) > 1 for run in report.runs)
     blocks = [
         (f"{run.name}, by {one.measure}" if several else run.name, _precisions(number, run.name, one))
         for number, run in enumerate(report.runs)
         for one in sorted(report.of(run).shortened, key=lambda one: not one.measure.startswith("agreement"))
     ]
-    lead = (
-        "Both models' vectors, truncated to their first dimensions and stored in fewer bits, without further "
-        "training. A student whose line follows its teacher's tolerates truncation as well as its teacher."
-    )
+    lead = "Both models' vectors, truncated to their first dimensions and stored in fewer bits."
     return _paragraph(lead) + _choice("Run", blocks) if blocks else ""
 
 
@@ -93,18 +81,16 @@ def _precisions(number: int, name: str, found: _Shortened) -> str:
     if all(row.scores["asymmetric"] == row.scores["student"] for row in found.rows):
         del kinds["asymmetric"]  # without documents, both modes are the same
     for precision in _PRECISIONS:
-        rows = sorted(
-            (row for row in found.rows if row.precision == precision), key=lambda row: row.dimensions
-        )
+        matching = (row for row in found.rows if row.precision == precision)
+        rows = sorted(matching, key=lambda row: row.dimensions)
         if not rows:
             continue
         ends = [
             (rows[-1].scores[who], f"{_MODES[who][0]} {100 * rows[-1].scores[who]:.0f}", kind.split()[0])
             for who, kind in kinds.items()
         ]
-        plot = _Plot(
-            f"{name}: {found.measure}, {precision}", across, up, right=_room_for([one[1] for one in ends])
-        )
+        right = _room_for([says for _, says, _ in ends])
+        plot = _Plot(f"{name}: {found.measure}, {precision}", across, up, right=right)
         for who, kind in kinds.items():
             points = [(float(row.dimensions), row.scores[who]) for row in rows]
             plot.line(points, kind)
@@ -114,7 +100,7 @@ def _precisions(number: int, name: str, found: _Shortened) -> str:
                 plot.dot(point, kind.split()[0], size=3, says=says, stop=False)
         plot.names_at_the_end(ends)
         figures.append(_figure(plot.svg(), heading=precision))
-    return _paragraph(f"Score: {found.measure}, in percent.", "note") + _side_by_side(figures)
+    return _paragraph(f"Score: {found.measure}, in percent.", "note") + _grid(figures)
 
 
 def _projections(report: _Report) -> str:
@@ -128,12 +114,11 @@ def _projections(report: _Report) -> str:
         return ""
     first = found[0][2]
     lead = (
-        "Vectors of the same texts by teacher (ring) and student (dot), joined by a line: the shorter the "
-        f"lines, the closer the two. Point at a dot to read its text. {len(first.texts)} texts; the two "
-        f"dimensions show {_percent(first.shown)} of the variance of the teacher's vectors, so vectors that "
-        "are close here can be distant in the full space."
+        "Vectors of the same texts by teacher (ring) and student (dot), joined by a line. Point at a dot to "
+        f"read its text. {len(first.texts)} texts; the two dimensions show {_percent(first.shown)} of the "
+        "variance of the teacher's vectors, so close vectors here can be distant in the full space."
     )
-    return _paragraph(lead) + _side_by_side([_two_dimensions(*each) for each in found])
+    return _paragraph(lead) + _grid([_two_dimensions(*each) for each in found])
 
 
 def _two_dimensions(number: int, name: str, found: _Projection) -> str:
@@ -155,9 +140,7 @@ def _two_dimensions(number: int, name: str, found: _Projection) -> str:
 
 
 def _extreme_texts(report: _Report) -> str:
-    """List the texts with the largest and the smallest distance to the teacher."""
-
-    def listed(heading: str, texts: Sequence[_ComparedText]) -> str:
+    def listed(heading: str, texts: Sequence[TextError]) -> str:
         items = "".join(
             f'<li><span class="figure">{one.cosine:.2f}</span><span>{escape(one.text)}</span></li>'
             for one in texts
@@ -170,7 +153,7 @@ def _extreme_texts(report: _Report) -> str:
         found = report.of(run)
         if found.farthest:
             lists = listed("Largest distance", found.farthest), listed("Smallest distance", found.nearest)
-            blocks.append((run.name, _side_by_side(lists)))
+            blocks.append((run.name, _grid(lists)))
     return _choice("Run", blocks)
 
 
@@ -211,7 +194,6 @@ def _search_results(report: _Report, one: _SampleSearch) -> str:
 
 
 def _recipes(report: _Report) -> str:
-    """Show the methods, data and versions that made each run."""
     return _choice("Run", [(run.name, _recipe(run)) for run in report.runs])
 
 
@@ -229,13 +211,11 @@ def _recipe(run: _RunRecord) -> str:
     yaml_text = yaml.safe_dump({"steps": json.loads(json.dumps(steps))}, sort_keys=False, allow_unicode=True)
     more = ""
     if run.data:
-        rows = [
-            (str(one.get("source", "")), f"{int(one.get('texts', 0)):,}", str(one.get("fingerprint", "")))
-            for one in run.data
-        ]
-        more += _paragraph("Training data") + _table(
-            [("source", "texts", "fingerprint"), *rows], texts=(0, 2)
-        )
+        rows = [("source", "texts", "fingerprint")]
+        for one in run.data:
+            source, fingerprint = str(one.get("source", "")), str(one.get("fingerprint", ""))
+            rows.append((source, f"{int(one.get('texts', 0)):,}", fingerprint))
+        more += _paragraph("Training data") + _table(rows, texts=(0, 2))
     if run.scores:
         scores = [(name, f"{value:.4f}") for name, value in run.scores.items()]
         more += _paragraph("Scores stored with the model") + _table([("metric", ""), *scores])
@@ -260,7 +240,6 @@ def _facts(facts: Mapping[str, Any]) -> str:
 
 
 def _usage(report: _Report) -> str:
-    """Show code that uses each run."""
     return _choice("Run", [(run.name, _usage_of(report, run)) for run in report.runs])
 
 

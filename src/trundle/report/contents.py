@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trundle.records import GradientAlignment, PlanningRecord, PrunedMatrix
+from trundle.evaluate.fidelity import TextError
+from trundle.records import GradientAlignment, PlanningRecord, PrunedMatrix, QualityScores
 
 _Point = tuple[float, float]
 
@@ -23,18 +24,11 @@ class _Form:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Quality:
+class _Quality(QualityScores):
     """How close a model is to its teacher."""
 
     measured: str
     """The texts or tasks it was measured on: two runs may have been measured on different ones."""
-    k: int = 10
-    agreement_asymmetric: float | None = None
-    """Share of the teacher's top k that the model's queries retrieve from the teacher's index."""
-    agreement_standard: float | None = None
-    """The same for an index of the model's own vectors."""
-    cosine: float | None = None
-    distance: float | None = None
     share_standard: float | None = None
     """Share of the teacher's mean score over labelled tasks."""
     share_asymmetric: float | None = None
@@ -172,15 +166,6 @@ class _TaskScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ComparedText:
-    """A text and the distance between the teacher's and the student's vector of it."""
-
-    text: str
-    distance: float
-    cosine: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class _TopDocuments:
     """The first documents of a search: positions among the report's documents, with their cosines."""
 
@@ -217,8 +202,8 @@ class _RunMeasurements:
     speed: _SpeedFigures | None = None
     tasks: tuple[_TaskScore, ...] = ()
     shortened: tuple[_Shortened, ...] = ()
-    nearest: tuple[_ComparedText, ...] = ()
-    farthest: tuple[_ComparedText, ...] = ()
+    nearest: tuple[TextError, ...] = ()
+    farthest: tuple[TextError, ...] = ()
     searches: tuple[_SampleSearch, ...] = ()
     projection: _Projection | None = None
 
@@ -253,9 +238,7 @@ class _Report:
         return self.measured.get(run.name, _RunMeasurements())
 
     def quality(self, run: _RunRecord) -> _Quality | None:
-        """Return the quality that was measured now, or else the one stored with the model."""
         return self.of(run).quality or run.quality
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of report.json."""
         return asdict(self) | {"documents": {str(place): text for place, text in self.documents.items()}}

@@ -11,6 +11,7 @@ from trundle.report.markup import (
     _choice,
     _count,
     _figure,
+    _grid,
     _megabytes,
     _milliseconds,
     _numbered,
@@ -18,7 +19,6 @@ from trundle.report.markup import (
     _paragraph,
     _percent,
     _plain,
-    _side_by_side,
     _table,
     _thousandths,
 )
@@ -29,7 +29,6 @@ _CANDIDATE_NAME, _RUN_NAME = 44, 14
 
 
 def _planning(report: _Report) -> str:
-    """Draw the search of each run that was made for a budget."""
     runs = enumerate(report.runs)
     return _choice("Run", [(run.name, _search(number, run.planning)) for number, run in runs if run.planning])
 
@@ -52,7 +51,7 @@ def _search(number: int, plan: PlanningRecord) -> str:
         picture = _figure(_halving(number, plan, tried), caption, heading="Successive halving")
     remarks = [f"{remark[:1].upper()}{remark[1:]}." for remark in plan.remarks]
     text = "".join(map(_paragraph, [f"{lead}{plan.chosen} was chosen.", *remarks]))
-    return text + _side_by_side([picture, f"<div>{_forecast(plan)}</div>"]) + _candidates(plan)
+    return text + _grid([picture, f"<div>{_forecast(plan)}</div>"]) + _candidates(plan)
 
 
 def _candidates(plan: PlanningRecord) -> str:
@@ -117,7 +116,6 @@ def _forecast(plan: PlanningRecord) -> str:
 
 
 def _layer_curves(report: _Report) -> str:
-    """Draw the layer losses that the method depth measured."""
     figures = []
     for number, run in enumerate(report.runs):
         if (found := run.layer_losses) is not None:
@@ -125,11 +123,8 @@ def _layer_curves(report: _Report) -> str:
             title = f"{run.name}: loss of each layer as the last one"
             picture = _layer_curve(found.losses, names if found.kept else {}, title, _colour(number)).svg()
             figures.append(_figure(picture, heading=run.name if len(report.runs) > 1 else ""))
-    lead = (
-        "The loss of the model if it ended after each of its layers, before any training. "
-        "A cut costs least at the lowest point of either half."
-    )
-    return _paragraph(lead) + _side_by_side(figures) if figures else ""
+    lead = "The loss of the model if it ended after each layer, before any training."
+    return _paragraph(lead) + _grid(figures) if figures else ""
 
 
 def _layer_curve(losses: Sequence[float], names: Mapping[int, str], title: str, kind: str) -> _Plot:
@@ -150,7 +145,6 @@ def _layer_curve(losses: Sequence[float], names: Mapping[int, str], title: str, 
 
 
 def _coverage(report: _Report) -> str:
-    """Show how much of the texts each reduced vocabulary covers."""
     runs = [(number, run, run.coverage) for number, run in enumerate(report.runs) if run.coverage is not None]
     if not runs:
         return ""
@@ -161,7 +155,7 @@ def _coverage(report: _Report) -> str:
             lead = f"Most frequent removed tokens, now split into subword pieces ({run.name})"
             body += _paragraph(f"{lead}: {' '.join(kept.lost)}", "note")
     if report.tokens is not None:
-        return _side_by_side([_coverage_curve(report.tokens, runs), f"<div>{body}</div>"])
+        return _grid([_coverage_curve(report.tokens, runs), f"<div>{body}</div>"])
     return body + _paragraph("Pass --data TEXTS to see the full curve.", "note")
 
 
@@ -180,14 +174,11 @@ def _coverage_curve(curve: _TokenCurve, runs: Sequence[tuple[int, _RunRecord, _C
         says = f"{run.name} keeps {tokens}, {_percent(kept.coverage)} of all tokens in the texts"
         plot.dot((kept.kept, kept.coverage), _colour(number), size=7, says=says)
     for number, run, kept in runs:
-        plot.name(
-            (kept.kept, kept.coverage), _one_line(run.name, 28), _colour(number), where=("above", "below")
-        )
-    caption = (
-        f"Line: the most frequent tokens of {curve.tokenizer} in {curve.texts:,} texts of this report. "
-        "Dots: the vocabulary of each run, on the texts it was chosen with."
-    )
-    return _figure(plot.svg(), caption)
+        place, name = (kept.kept, kept.coverage), _one_line(run.name, 28)
+        plot.name(place, name, _colour(number), where=("above", "below"))
+    line = f"Line: the most frequent tokens of {curve.tokenizer} in {curve.texts:,} texts of this report."
+    dots = "Dots: the vocabulary of each run, on the texts it was chosen with."
+    return _figure(plot.svg(), f"{line} {dots}")
 
 
 _CELL_WIDTH, _CELL_HEIGHT, _LEFT, _LINE = 78, 24, 60, 14
@@ -196,7 +187,6 @@ _LIGHT_TEXT = 0.55
 
 
 def _pruned_weights(report: _Report) -> str:
-    """Show the share of each matrix that pruning kept."""
     return _choice("Run", [(run.name, _pruned(run)) for run in report.runs if run.pruned])
 
 
@@ -209,7 +199,6 @@ def _pruned(run: _RunRecord) -> str:
 
 
 def _gradient_bars(found: GradientAlignment) -> str:
-    """Draw the share of the weights at each cosine between domain and general gradient."""
     bins, total = len(found.counts), sum(found.counts) or 1
     shares = [count / total for count in found.counts]
     shared, conflicting, specific = _colour(0), _colour(1), "quiet"
@@ -283,7 +272,7 @@ def _training_curves(report: _Report) -> str:
         for measure in sorted({name for *_, training in found for name in training.watched}):
             watched = [(n, run, True, training.watched.get(measure, ())) for n, run, training in found]
             figures.append(_figure(_training(measure, watched), heading=f"{step}: {measure}"))
-    return _side_by_side(figures) if figures else ""
+    return _grid(figures) if figures else ""
 
 
 def _training(title: str, lines: Sequence[tuple[int, _RunRecord, bool, tuple[_Point, ...]]]) -> str:

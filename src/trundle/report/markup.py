@@ -45,7 +45,7 @@ def _figure(picture: str, caption: str = "", *, heading: str = "") -> str:
     return f"<figure>{above}{picture}{below}</figure>"
 
 
-def _side_by_side(parts: Sequence[str]) -> str:
+def _grid(parts: Sequence[str]) -> str:
     """Place parts in columns if the screen is wide enough."""
     return f'<div class="grid">{"".join(parts)}</div>'
 

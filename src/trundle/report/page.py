@@ -29,13 +29,13 @@ from trundle.report.markup import (
     _choice,
     _count,
     _figure,
+    _grid,
     _megabytes,
     _milliseconds,
     _one_line,
     _paragraph,
     _percent,
     _short,
-    _side_by_side,
     _table,
     _thousandths,
     _tick_bytes,
@@ -104,11 +104,11 @@ def _overview(report: _Report) -> str:
             if (plot := _scatter(report, metric, by_size=what == "size")) is not None
         ]
         if any(_value(report, run, metric) is not None for run in report.runs):
-            blocks.append((label, _side_by_side(plots) if len(plots) > 1 else "".join(plots)))
+            blocks.append((label, _grid(plots) if len(plots) > 1 else "".join(plots)))
     pictures = _choice("Quality", blocks)
     figures = _figures(report) + _notes(report)
     two_plots = any(_time(report, run) for run in report.runs)
-    return pictures + figures if two_plots else _side_by_side([pictures, f"<div>{figures}</div>"])
+    return pictures + figures if two_plots else _grid([pictures, f"<div>{figures}</div>"])
 
 
 def _figures(report: _Report) -> str:

@@ -49,7 +49,6 @@ class _Axis:
         return (place - low) / (high - low) if high > low else 0.5
 
     def ticks(self) -> list[float]:
-        """Return round values within the axis."""
         if self.at is not None:
             return list(self.at)
         inside: list[float] = []
@@ -67,7 +66,6 @@ class _Axis:
 
 
 def _round_step(span: float) -> float:
-    """Return a round distance between ticks."""
     rough = (span or 1.0) / _TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     return next(step * power for step in _STEPS if step * power >= rough * 0.999)
@@ -102,11 +100,9 @@ class _Plot:
     _taken: list[tuple[float, float, float, float]] = field(default_factory=list)
 
     def x(self, value: float) -> float:
-        """Return the horizontal position of a value in the SVG."""
         return _LEFT + (_WIDTH - _LEFT - self.right) * self.across.share(value)
 
     def y(self, value: float) -> float:
-        """Return the vertical position of a value in the SVG."""
         return self._top + (self.height - self._top - _BOTTOM) * (1 - self.up.share(value))
 
     @property
@@ -119,7 +115,6 @@ class _Plot:
         self._marks.append(f'<polyline class="line {kind}" points="{places}"/>')
 
     def link(self, begin: _Point, end: _Point, kind: str) -> None:
-        """Draw a straight line between two points."""
         (x1, y1), (x2, y2) = begin, end
         places = f'x1="{self.x(x1):.1f}" y1="{self.y(y1):.1f}" x2="{self.x(x2):.1f}" y2="{self.y(y2):.1f}"'
         self._marks.append(f'<line class="{kind}" {places}/>')
@@ -155,7 +150,6 @@ class _Plot:
         self._text(x - 5 if left else x + 5, top, says, "limit-name", "end" if left else "start")
 
     def level(self, value: float, kind: str) -> None:
-        """Draw a horizontal line."""
         self.link((self.across.low, value), (self.across.high, value), kind)
 
     def name(
@@ -190,7 +184,6 @@ class _Plot:
             self._text(_WIDTH - self.right + 6, top + 5, says, kind, "start")
 
     def svg(self) -> str:
-        """Return the plot."""
         wide, base = _WIDTH - self.right, self.height - _BOTTOM
         frame = []
 
@@ -254,7 +247,6 @@ def _spread(places: Sequence[float], gap: float) -> list[float]:
 
 
 def _room_for(names: Sequence[str]) -> int:
-    """Return the space that names at the ends of lines need."""
     return math.ceil(_RIGHT + _LETTER * max(map(len, names), default=0))
 
 

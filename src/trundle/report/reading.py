@@ -10,28 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trundle import records
 from trundle.errors import BadInput
 from trundle.precision import FORMATS, preference
-from trundle.records import (
-    LINEAGE_FILE,
-    THE_ORIGINAL,
-    MethodRecord,
-    QualityScores,
-    read_lineage,
-    read_planning,
-    read_training_log,
-    read_weight_map,
-)
-from trundle.report.contents import (
-    _Coverage,
-    _Form,
-    _LayerLosses,
-    _Point,
-    _Quality,
-    _RunRecord,
-    _StepTaken,
-    _Training,
-)
+from trundle.records import LINEAGE_FILE, THE_ORIGINAL, MethodRecord, QualityScores
+from trundle.report import contents
+from trundle.report.contents import _Form, _Point, _Quality, _RunRecord, _Training
 from trundle.runtime.description import FILE as GRAPHS_FILE
 from trundle.runtime.description import installed, read_description
 from trundle.runtime.engines import faster_engine
@@ -55,7 +39,7 @@ def _read_runs(folders: Sequence[str | Path]) -> tuple[_RunRecord, ...]:
     for folder, name in zip(places, short_names([str(place) for place in places]), strict=True):
         if not folder.is_dir():
             raise BadInput(f"there is no folder {str(folder)!r}; name a model folder that trundle wrote")
-        lineage = read_lineage(folder)
+        lineage = records.read_lineage(folder)
         if lineage is None:
             raise BadInput(f"{folder} has no {LINEAGE_FILE}; name a folder that trundle wrote")
         try:
@@ -71,7 +55,7 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _RunRecord:
     after: Mapping[str, Any] = next((age["after"] for age in ages[::-1] if age["after"]), {})
     methods = [(age["source"], MethodRecord.from_json(row)) for age in ages for row in age["steps"]]
     steps = tuple(
-        _StepTaken(
+        contents._StepTaken(
             begins_from=Path(source).name or source,
             step=method.step,
             says=method.says,
@@ -87,7 +71,7 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _RunRecord:
 
     forms = _forms(folder, after)
     modules = folder / "modules.json"
-    weights = read_weight_map(folder)
+    weights = records.read_weight_map(folder)
     return _RunRecord(
         name=name,
         folder=str(folder),
@@ -115,7 +99,7 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _RunRecord:
         coverage=_coverage(last_plan("vocabulary", "coverage")),
         pruned=weights.matrices if weights else (),
         alignment=weights.alignment if weights else None,
-        planning=read_planning(folder),
+        planning=records.read_planning(folder),
     )
 
 
@@ -191,14 +175,13 @@ def _weigh(folder: Path) -> tuple[int, int]:
 
 def _stored_quality(scores: Mapping[str, Any]) -> _Quality | None:
     found = QualityScores.from_scores(scores)
-    if found is None:
-        return None
-    return _Quality(measured="texts that were held out when the run was made", **asdict(found))
+    measured = "texts that were held out when the run was made"
+    return None if found is None else _Quality(measured=measured, **asdict(found))
 
 
 def _read_training(folder: Path, method: str) -> _Training | None:
     """Return the curves of a method's training log; None if there is no log."""
-    log = read_training_log(folder, method)
+    log = records.read_training_log(folder, method)
 
     def points(values: Sequence[float | None]) -> tuple[_Point, ...]:
         found = zip((float(record.step) for record in log), values, strict=True)
@@ -223,18 +206,18 @@ def _thinned(points: Sequence[_T], most: int) -> tuple[_T, ...]:
     return tuple(points[round(place * (len(points) - 1) / (most - 1))] for place in range(most))
 
 
-def _layer_losses(plan: Mapping[str, Any] | None) -> _LayerLosses | None:
+def _layer_losses(plan: Mapping[str, Any] | None) -> contents._LayerLosses | None:
     if plan is None:
         return None
     losses = tuple(float(loss) for loss in plan["losses"])
-    return _LayerLosses(losses=losses, kept=len(plan["blocks"]), pick=str(plan["pick"]))
+    return contents._LayerLosses(losses=losses, kept=len(plan["blocks"]), pick=str(plan["pick"]))
 
 
-def _coverage(plan: Mapping[str, Any] | None) -> _Coverage | None:
+def _coverage(plan: Mapping[str, Any] | None) -> contents._Coverage | None:
     if plan is None:
         return None
     kept, of, coverage = _count_ids(plan["kept"]), int(plan["of"]), float(plan["coverage"])
-    return _Coverage(kept=kept, of=of, coverage=coverage, lost=tuple(plan["lost"]))
+    return contents._Coverage(kept=kept, of=of, coverage=coverage, lost=tuple(plan["lost"]))
 
 
 def _count_ids(ranges: str) -> int:

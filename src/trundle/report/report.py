@@ -9,14 +9,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from trundle.bench.results import caution
+from trundle.bench.results import BenchResult, caution
 from trundle.bench.rounds import BenchOptions, bench
 from trundle.data.corpus import unseen_texts
 from trundle.errors import BadInput
 from trundle.evaluate.fidelity import MEASURED_TEXTS, queries_and_documents
 from trundle.evaluate.scoring import find_tasks
+from trundle.evaluate.tasks import Task
 from trundle.folders import write_whole
 from trundle.progress import SILENT, Progress
 from trundle.records import read_lineage
@@ -25,10 +25,6 @@ from trundle.report.markup import _numbered
 from trundle.report.page import _page
 from trundle.report.reading import _TORCH, _read_runs, _weigh
 from trundle.teacher import teacher_kind
-
-if TYPE_CHECKING:
-    from trundle.bench.results import BenchResult
-    from trundle.evaluate.tasks import Task
 
 _KINDS = ("sts", "retrieval", "classification", "clustering", "pairs")
 
@@ -140,7 +136,6 @@ def _check_teacher(teachers: Sequence[str]) -> str:
 
 
 def _teacher_model(name: str, runs: Sequence[_RunRecord]) -> _TeacherModel:
-    """Describe the teacher from its files, or else from a lineage."""
     known = next((run.origin for run in runs if run.source == name), {})
     size, parameters = _weigh(Path(name)) if Path(name).is_dir() else (0, 0)
     return _TeacherModel(
