@@ -61,8 +61,7 @@ def _compare(vectors: Vectors, reference: Vectors, texts: Sequence[str]) -> _Clo
     """A graph's vectors of texts compared with torch's; two equal vectors agree even if they are zero."""
     if vectors.shape != reference.shape:
         raise BadModel(
-            f"the graph gives vectors of {vectors.shape[1]} dimensions and torch of {reference.shape[1]}; "
-            "report this model"
+            f"the graph's vectors are {vectors.shape}, torch's {reference.shape}; report this model"
         )
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
     dots = np.einsum("ij,ij->i", vectors, reference)
@@ -97,11 +96,7 @@ def _check_tokens(
     for text, ids in zip(texts, read(texts), strict=True):
         wanted = model.preprocess([text])["input_ids"].flatten().tolist()
         if ids != wanted:
-            first = next(
-                (place for place, pair in enumerate(zip(ids, wanted, strict=False)) if pair[0] != pair[1]),
-                min(len(ids), len(wanted)),
-            )
             raise BadModel(
-                f"the model's tokenizer file gives other tokens than the model (first difference at token "
-                f"{first} of {text[:40]!r}); save the model with sentence-transformers and export that"
+                f"tokenizer.json and the model disagree on the tokens of {text[:40]!r}; "
+                "save the model with sentence-transformers and export that"
             )

@@ -92,9 +92,7 @@ def export_model(
     row = graph_format(to, precision)
     home = Path(source).expanduser()
     if row.x86_only and not is_x86(platform.machine()):
-        raise BadInput(
-            f"{row.name} graphs fail on this kind of processor; use --to onnx, which is faster here, or export on x86"
-        )
+        raise BadInput(f"{row.name} graphs fail on this kind of processor; use --to onnx, or export on x86")
     if row.is_quantised and not options.calibrate:
         raise BadInput(f"{precision} is measured on texts like yours; pass them with --calibrate texts.txt")
     if output is None:
@@ -145,8 +143,7 @@ def _export_into(
             progress=progress,
         )
         job.path.parent.mkdir()
-        facts = _trace(job, probes, _torch_vectors(model, probes), try_both=options.try_both)
-        job = job.with_facts(facts)
+        job = job.with_facts(_trace(job, probes, _torch_vectors(model, probes), try_both=options.try_both))
         graph, closeness = _make_quantised(job, options) if row.is_quantised else _make_float(job, probes)
         size = sum(file.stat().st_size for file in job.path.parent.iterdir())
         _put_in_place(home, job.path.parent, description, graph)
@@ -184,23 +181,18 @@ def _scratch(home: Path) -> Iterator[Path]:
         with TemporaryDirectory(prefix=".export.", suffix=".part", dir=home) as scratch:
             yield Path(scratch)
     except OSError as error:
-        raise WriteFailed(
-            f"{home} could not be written ({error.strerror or error}); free some space, or choose another folder"
-        ) from error
+        reason = error.strerror or error
+        raise WriteFailed(f"{home} can't be written ({reason}); free some space, or use -o") from error
 
 
 def _write_standalone(model: SentenceTransformer, folder: Path) -> None:
-    """Write the standard folder without torch weights."""
     model.save_pretrained(str(folder), create_model_card=False, safe_serialization=True)
     for weights in folder.rglob("*.safetensors*"):
         weights.unlink()
 
 
 def _put_in_place(home: Path, made: Path, description: Description, graph: Graph) -> None:
-    """Swap the folder of graphs for one with the new graph, then add the graph to the description.
-
-    Graphs that were exported before stay, unless the model has changed since.
-    """
+    """Swap the folder of graphs; graphs exported before stay, unless the model has changed since."""
     there = home / made.name
     if there.is_dir():
         for file in there.iterdir():
@@ -218,27 +210,19 @@ def _put_in_place(home: Path, made: Path, description: Description, graph: Graph
 
 
 def _describe(model: SentenceTransformer) -> Description:
-    """The description of a model without its graphs."""
     has_prompts = any(model.prompts.values())
     if has_prompts and any(isinstance(module, Pooling) and not module.include_prompt for module in model):
-        raise BadModel(
-            "the model excludes its prompts from pooling, which a graph of token ids can't do; "
-            "set include_prompt to true"
-        )
+        raise BadModel("graphs can't exclude prompts from pooling; set the model's include_prompt to true")
     static = static_table(model)
     width = model.get_embedding_dimension()
-    longest = (
-        model.max_seq_length
-        if static is None
-        else (static.tokenizer.truncation or {}).get("max_length", _UNLIMITED)
-    )
+    longest = model.max_seq_length
+    if static is not None:
+        longest = (static.tokenizer.truncation or {}).get("max_length", _UNLIMITED)
     if width is None or longest is None:
         raise BadModel("the model does not declare its dimensions and its limit of tokens; set both")
     before, after = _chat_frame(model)
     if (before or after) and has_prompts:
-        raise BadModel(
-            "the model has both a chat template and prompts, which a graph does not support; remove its prompts"
-        )
+        raise BadModel("graphs can't have both a chat template and prompts; remove the model's prompts")
     return Description(
         before=before,
         after=after,
@@ -270,9 +254,7 @@ def _place_tokenizer(model: SentenceTransformer, folder: Path) -> str:
     own = model.tokenizer
     backend = own if isinstance(own, Tokenizer) else getattr(own, "backend_tokenizer", None)
     if backend is None:
-        raise BadModel(
-            "the model's tokenizer does not come from the tokenizers library; save it as tokenizer.json"
-        )
+        raise BadModel("the tokenizer is not of the tokenizers library; save it as tokenizer.json")
     content = _without_call_settings(json.loads(backend.to_str()))
     for name in (_TOKENIZER, _OWN_TOKENIZER):
         path = folder / name

@@ -1,11 +1,8 @@
 """ONNX graphs with int4 weights, dequantised by plain operations that every runtime has.
 
 Sixteen bytes hold a block of 32 codes: the first sixteen in the low halves, the others in the high ones. Rows of the
-token table are dequantised after each lookup, matrices once on loading, because runtimes fold constants. So a matmul costs
-what it costs in float32, or in int8 if requested, and only the file is small. `trundle.model.matrices` defines the grid.
-
-A runtime that folds constants keeps the intermediate results until the end, so most operations work on bytes and none
-transposes.
+token table are dequantised after each lookup, matrices once on loading, because runtimes fold constants. So only the file
+is small. Folding keeps all intermediate results, so most operations work on bytes and none transposes.
 """
 
 from __future__ import annotations
@@ -18,14 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from trundle.embedder import Vectors
-from trundle.export.int8 import (
-    _is_large_matrix,
-    _is_transposed,
-    _replace_nodes,
-    _store,
-    _with_int8_matmuls,
-    _with_int8_tables,
-)
+from trundle.export import int8
 from trundle.export.tracing import _save_onnx, onnx
 from trundle.model.matrices import BLOCK, fits_grid, on_grid
 
@@ -37,7 +27,7 @@ _QUANTISED, _TRANSPOSED = "_quantized", "_Transposed"
 
 def _write_int4(traced: Path, path: Path, *, tokens: int) -> None:
     """The token table (of `tokens` rows) and all large matrices in int4, other tables in int8."""
-    _save_onnx(_with_int8_tables(_with_int4(onnx.load(traced), tokens=tokens)), path)
+    _save_onnx(int8._with_int8_tables(_with_int4(onnx.load(traced), tokens=tokens)), path)
 
 
 def _write_int4_with_int8_matmuls(
@@ -45,14 +35,11 @@ def _write_int4_with_int8_matmuls(
 ) -> None:
     """The same, but all matmuls except those in `keep` run in int8."""
     model = onnx.load(traced)
-    floats = {
-        each.name: onnx.numpy_helper.to_array(each)
-        for each in model.graph.initializer
-        if _is_large_matrix(each)
-    }
-    quantised = _with_int8_matmuls(model, path.parent, keep=keep, older_cpus=older_cpus)
+    large = [each for each in model.graph.initializer if int8._is_large_matrix(each)]
+    floats = {each.name: onnx.numpy_helper.to_array(each) for each in large}
+    quantised = int8._with_int8_matmuls(model, path.parent, keep=keep, older_cpus=older_cpus)
     model = _with_requantised_matrices(quantised, floats)
-    _save_onnx(_with_int8_tables(_with_int4(model, tokens=tokens)), path)
+    _save_onnx(int8._with_int8_tables(_with_int4(model, tokens=tokens)), path)
 
 
 def _with_requantised_matrices(model: onnx.ModelProto, floats: Mapping[str, Vectors]) -> onnx.ModelProto:
@@ -77,7 +64,7 @@ def _with_requantised_matrices(model: onnx.ModelProto, floats: Mapping[str, Vect
                     _node("Reshape", [f"{weight}_blocks", f"{weight}_grid_shape"], name),
                 ]
         nodes.append(node)
-    return _replace_nodes(model, nodes)
+    return int8._replace_nodes(model, nodes)
 
 
 def _as_stored(matrix: Vectors, codes: NDArray[np.int8], scales: Vectors) -> Vectors | None:
@@ -90,7 +77,7 @@ def _as_stored(matrix: Vectors, codes: NDArray[np.int8], scales: Vectors) -> Vec
 
 def _with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:
     """The graph with its token table and the matrices of its float matmuls in int4."""
-    floats = {each.name: each for each in model.graph.initializer if _is_large_matrix(each)}
+    floats = {each.name: each for each in model.graph.initializer if int8._is_large_matrix(each)}
     done: set[str] = set()
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -100,7 +87,7 @@ def _with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:
             continue
         matrix = floats.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
         if matrix is not None and matrix.name not in done:
-            transposed = _is_transposed(node)
+            transposed = int8._is_transposed(node)
             if fits_grid(*(matrix.dims if transposed else reversed(matrix.dims))):
                 name, content = matrix.name, _removed(model, matrix, done)
                 rows = content if transposed else content.T
@@ -109,8 +96,8 @@ def _with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:
                     _node("Reshape", [f"{name}_blocks", f"{name}_shape"], name),
                 ]
         nodes.append(node)
-    _store(model, {_FOUR: np.array(4, dtype=np.uint8), _SIXTEENTH: np.array(1 / 16, dtype=np.float32)})
-    return _replace_nodes(model, nodes)
+    int8._store(model, {_FOUR: np.array(4, dtype=np.uint8), _SIXTEENTH: np.array(1 / 16, dtype=np.float32)})
+    return int8._replace_nodes(model, nodes)
 
 
 def _packed(matrix: Vectors) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
@@ -134,7 +121,7 @@ def _dequantised_rows(model: onnx.ModelProto, node: onnx.NodeProto, table: Vecto
     """Look up codes and scales, then dequantise the rows that were looked up."""
     name, ids, out = node.input[0], node.input[1], node.output[0]
     codes, scales = _packed(table)
-    _store(
+    int8._store(
         model, {f"{name}_int4": codes, f"{name}_scale": scales, f"{name}_width": np.array([table.shape[1]])}
     )
     return [
@@ -156,25 +143,20 @@ def _dequantised_matrix(
     transposed: bool = False,
     over: str | None = None,
 ) -> list[onnx.NodeProto]:
-    """Store a matrix of (outputs, inputs) in the layout of its matmul; returns the nodes that compute `out`.
-
-    The shape of the result is stored as `name`_shape.
-    """
+    """Store a matrix of (outputs, inputs) in the layout of its matmul; returns the nodes that compute `out`."""
     codes, scales = _packed(matrix)
     if not transposed:
         codes, scales = codes.transpose(1, 2, 0), scales.transpose(1, 2, 0)
     shape = np.array(matrix.shape if transposed else matrix.T.shape, dtype=np.int64)
-    _store(model, {f"{name}_int4": codes, f"{name}_scale": scales, f"{name}_shape": shape})
+    int8._store(model, {f"{name}_int4": codes, f"{name}_scale": scales, f"{name}_shape": shape})
     return _dequantised(f"{name}_int4", f"{name}_scale", out, axis=-1 if transposed else 1, over=over)
 
 
 def _dequantised(
     codes: str, scales: str, out: str, *, axis: int, over: str | None = None
 ) -> list[onnx.NodeProto]:
-    """Code · scale of blocks whose halves lie along the axis, divided by the scale `over` if there is one.
-
-    A code in the upper half of a byte is sixteen times itself once the byte has a sign.
-    """
+    """Code · scale of blocks whose halves lie along the axis, divided by the scale `over` if there is one."""
+    # A code in the upper half of a byte is sixteen times itself once the byte has a sign.
     single, signed = onnx.TensorProto.FLOAT, onnx.TensorProto.INT8
     factor = f"{out}_factor" if over is None else f"{out}_part"
     nodes = [

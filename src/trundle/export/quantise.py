@@ -83,10 +83,8 @@ def _make_float(job: _GraphJob, probes: Sequence[str]) -> tuple[Graph, _Closenes
         job.traced.parent.rename(job.path.parent)
     closeness = _compare(_graph_vectors(job, probes), _torch_vectors(job.model, probes), probes)
     if closeness.lowest_cosine < (_HALF_COSINE if half else _FLOAT_COSINE):
-        raise BadModel(
-            f"{job.graph.precision} does not agree with torch (cosine {closeness.lowest_cosine:.4f} for "
-            f"{closeness.worst[:60]!r}), so nothing was written; export in full precision"
-        )
+        where = f"cosine {closeness.lowest_cosine:.4f} for {closeness.worst[:40]!r}"
+        raise BadModel(f"{job.graph.precision} does not agree with torch ({where}); export in full precision")
     return job.with_facts(closeness.as_json()).graph, closeness
 
 
@@ -133,7 +131,6 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
 def _write(
     job: _GraphJob, row: GraphFormat, samples: Sequence[_Inputs], *, keep: list[str], older_cpus: bool
 ) -> None:
-    """Write a quantised graph of the format; the matmuls in `keep` stay in float."""
     if row.engine == "openvino":
         from trundle.export.openvino import _write_openvino_int8
 
@@ -158,17 +155,14 @@ def _split_texts(texts: Sequence[str]) -> tuple[list[str], list[str]]:
     """Every second text to calibrate on, the others to measure the loss on."""
     distinct = list(dict.fromkeys(texts))
     if len(distinct) < _FEWEST_TEXTS:
-        raise BadInput(
-            f"{len(distinct)} different texts are too few to calibrate and to measure on; "
-            f"pass {_FEWEST_TEXTS} or more with --calibrate"
-        )
+        few = f"{len(distinct)} different texts are too few"
+        raise BadInput(f"{few}; pass {_FEWEST_TEXTS} or more with --calibrate")
     return distinct[::2], distinct[1::2]
 
 
 def _spread(items: Sequence[_Item], count: int) -> list[_Item]:
     """At most `count` of the items, evenly spaced, so that all sources are among them."""
-    step = max(1, -(-len(items) // count))
-    return list(items[::step])
+    return list(items[:: max(1, -(-len(items) // count))])
 
 
 def _tries(worst: Sequence[str]) -> list[list[str]]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-import time
+import timeit
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -83,47 +83,29 @@ def _save_onnx(model: onnx.ModelProto, path: Path) -> None:
         return
     data = path.with_name(f"{path.name}_data")
     data.unlink(missing_ok=True)  # the library would append to it
-    onnx.save(
-        model,
-        path,
-        save_as_external_data=True,
-        all_tensors_to_one_file=True,
-        location=data.name,
-        size_threshold=0,
-    )
+    onnx.save(model, path, save_as_external_data=True, location=data.name, size_threshold=0)
 
 
 class _TensorModel(nn.Module):
     """A SentenceTransformer as a function of tensors."""
 
-    def __init__(self, model: SentenceTransformer, *, with_types: bool = False) -> None:
+    def __init__(
+        self, model: SentenceTransformer, *, with_types: bool = False, table: StaticEmbedding | None = None
+    ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.table = model, table
         self.input_names = ("input_ids", "attention_mask", *(("token_type_ids",) if with_types else ()))
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        features = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if token_type_ids is not None:
-            features["token_type_ids"] = token_type_ids
-        done = self.model(features)
-        return done[_SENTENCES], done[_TOKENS]
-
-
-class _StaticTensorModel(_TensorModel):
-    """A static model as a function of padded rows of ids; the model itself takes all texts concatenated."""
-
-    def __init__(self, model: SentenceTransformer, table: StaticEmbedding) -> None:
-        super().__init__(model)
-        self.table = table
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        token_type_ids: Tensor | None = None,  # noqa: ARG002
-    ) -> tuple[Tensor, Tensor]:
+        if self.table is None:
+            features = {"input_ids": input_ids, "attention_mask": attention_mask}
+            if token_type_ids is not None:
+                features["token_type_ids"] = token_type_ids
+            done = self.model(features)
+            return done[_SENTENCES], done[_TOKENS]
+        # A static model takes all texts concatenated, but a graph takes padded rows of ids.
         rows = nn.functional.embedding(input_ids, self.table.embedding.weight)
         counted = attention_mask[:, :, None].to(rows.dtype)
         done = {_SENTENCES: (rows * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)}
@@ -135,7 +117,7 @@ class _StaticTensorModel(_TensorModel):
 def _tensor_model(model: SentenceTransformer) -> _TensorModel:
     """The model ready to be traced; it shares its weights with `model`."""
     if (table := static_table(model)) is not None:
-        return _StaticTensorModel(model, table).eval()
+        return _TensorModel(model, table=table).eval()
     backbone = getattr(model[0], "model", None)
     if not isinstance(backbone, nn.Module):
         raise BadModel("a model without a transformer can't be exported; use it with sentence-transformers")
@@ -185,10 +167,7 @@ def _write_onnx(graph: _TensorModel, path: Path, *, tracer: _Tracer) -> None:
 
 @contextmanager
 def _plain_attention(model: SentenceTransformer) -> Iterator[None]:
-    """While the block runs, attention is two matmuls and a softmax: the form that runtimes fuse.
-
-    Torch's preferred form is traced with a search for NaN in every row, which costs as much as the softmax.
-    """
+    """While the block runs, attention is two matmuls and a softmax: the form that runtimes fuse."""
     if static_table(model) is not None:
         yield
         return
@@ -203,7 +182,6 @@ def _plain_attention(model: SentenceTransformer) -> Iterator[None]:
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """While the block runs, the logger reports errors only; failures come back as exceptions."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -214,11 +192,8 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def _trace(job: _GraphJob, texts: Sequence[str], reference: Vectors, *, try_both: bool) -> dict[str, Any]:
-    """Write the float graph to `job.traced`, checked against torch's vectors; returns facts about it.
-
-    Runtimes fuse the graphs of the older tracer better, so it comes first. The newer one runs only if the older fails or
-    if `try_both` is set; then the faster graph is kept.
-    """
+    """Write the float graph to `job.traced`, checked against torch's vectors; returns facts about it."""
+    # Runtimes fuse the graphs of the older tracer better, so it comes first.
     seconds: dict[_Tracer, float] = {}
     problems: list[BadModel] = []
     for tracer in _TRACERS:
@@ -257,18 +232,6 @@ def _trace_with(tracer: _Tracer, job: _GraphJob, texts: Sequence[str], reference
 
     closeness = _compare(encode(), reference, texts)
     if closeness.lowest_cosine < _FLOAT_COSINE:
-        raise BadModel(
-            f"the graph does not agree with torch (cosine {closeness.lowest_cosine:.4f} for {closeness.worst[:40]!r}), "
-            "so nothing was written; report this model"
-        )
-    return _seconds(encode)
-
-
-def _seconds(encode: Callable[[], object]) -> float:
-    """Median time of a call."""
-    taken = []
-    for _ in range(_ROUNDS):
-        began = time.perf_counter()
-        encode()
-        taken.append(time.perf_counter() - began)
-    return median(taken)
+        where = f"cosine {closeness.lowest_cosine:.4f} for {closeness.worst[:40]!r}"
+        raise BadModel(f"the graph does not agree with torch ({where}); report this model")
+    return median(timeit.repeat(encode, number=1, repeat=_ROUNDS))
