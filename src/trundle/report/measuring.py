@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from trundle.data.sampling import sample
 from trundle.embedder import Embedder, Vectors
 from trundle.errors import UserError
-from trundle.evaluate.comparison import Comparison, Shorten, compare
+from trundle.evaluate.comparison import Comparison, compare
 from trundle.evaluate.fidelity import AGREEMENT_AT, Fidelity, Top, find_top, on_a_plane
 from trundle.evaluate.scoring import Memory
-from trundle.evaluate.shortening import read_ranges
+from trundle.evaluate.shortening import Shorten, read_ranges
 from trundle.methods.vocabulary.scores import count_tokens, tokenised
 from trundle.model.encode import embedder
 from trundle.model.load import load
