@@ -10,10 +10,10 @@ import pytest
 from trundle.data.texts import Text
 from trundle.embedder import Embedder, _plain
 from trundle.errors import BadInput
-from trundle.evaluate.comparison import Shorten, compare
+from trundle.evaluate.comparison import compare
 from trundle.evaluate.fidelity import watch_margin
 from trundle.evaluate.scoring import find_tasks
-from trundle.evaluate.shortening import measure_ranges
+from trundle.evaluate.shortening import Shorten, measure_ranges
 
 TEXTS = [Text(text=f"{word} number {n}", kind=None) for n in range(40) for word in ("cat", "dog", "rain")]
 

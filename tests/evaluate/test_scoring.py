@@ -13,7 +13,7 @@ import pytest
 
 from trundle.embedder import Embedder, _plain
 from trundle.errors import BadInput, BadModel
-from trundle.evaluate.scoring import Result, _mean_score, _share_of_teacher, evaluate, find_tasks
+from trundle.evaluate.scoring import Result, _mean_score, evaluate, find_tasks
 from trundle.evaluate.tasks import KnownItemTask
 
 KNOWN = KnownItemTask(name="known", pairs=[("one", "first one"), ("two", "second two")])
@@ -118,19 +118,6 @@ def test_means_count_each_task_once_in_its_mode(root: Path, words):
     assert _mean_score(scored) == pytest.approx(0.3)
     assert _mean_score(scored, "asymmetric") == pytest.approx(0.5)
     assert _mean_score(scored[::-1], "asymmetric") == pytest.approx(0.5)
-    teacher = [replace(result, score=0.6) for result in results if result.mode == "standard"]
-    assert _share_of_teacher(scored, teacher) == pytest.approx(0.5)
-    assert _share_of_teacher(scored, teacher, "asymmetric") == pytest.approx(0.5 / 0.6)
-
-
-def test_shares_are_taken_over_the_same_data_only(root: Path, words):
-    results = evaluate(words, [*find_tasks(["sts"], root), KNOWN])
-    with pytest.raises(BadInput, match="known"):
-        _share_of_teacher(results, results[:1])
-    with pytest.raises(BadInput, match="Likeness"):
-        _share_of_teacher(results, [replace(results[0], fingerprint="other"), results[1]])
-    with pytest.raises(BadInput, match="mean score is 0"):
-        _share_of_teacher(results, [replace(result, score=0.0) for result in results])
     with pytest.raises(BadInput, match="no results"):
         _mean_score([])
 

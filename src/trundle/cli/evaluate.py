@@ -51,10 +51,10 @@ def evaluate(
     """
     progress = flags.progress()
     from trundle.data.corpus import unseen_texts
-    from trundle.evaluate.comparison import Shorten, compare
+    from trundle.evaluate.comparison import compare
     from trundle.evaluate.fidelity import MEASURED_TEXTS
     from trundle.evaluate.scoring import find_tasks
-    from trundle.evaluate.shortening import read_ranges
+    from trundle.evaluate.shortening import Shorten, read_ranges
     from trundle.export.open import open_embedder
     from trundle.folders import write_atomic
     from trundle.records import read_lineage

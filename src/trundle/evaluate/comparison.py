@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from trundle.data.texts import Text
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
-from trundle.evaluate.fidelity import (
-    AGREEMENT_AT,
-    FEWEST_DOCUMENTS,
-    Fidelity,
-    measure_fidelity,
-    queries_and_documents,
-)
+from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, Fidelity, measure_fidelity, queries_and_documents
 from trundle.evaluate.scoring import Memory, Result, _mean_score, _Mode, _of_mode, evaluate
-from trundle.evaluate.shortening import (
-    Inheritance,
-    _by_agreement,
-    _by_tasks,
-    _measure_inheritance,
-    _Ranges,
-    _Score,
-    _usual_dimensions,
-    measure_ranges,
-)
+from trundle.evaluate.shortening import Inheritance, Shorten, _inherited
 from trundle.evaluate.tasks import Task
 from trundle.progress import SILENT, Progress
 from trundle.records import CALIBRATION_FILE
@@ -55,16 +40,6 @@ class Share:
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
         return asdict(self) | {"share": self.share}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shorten:
-    """How vectors are truncated and quantised."""
-
-    dimensions: tuple[int, ...] = ()
-    """Dimensions to truncate to; none: the usual ones."""
-    ranges: Mapping[str, _Ranges] = field(default_factory=dict)
-    """int8 ranges by model; a model without gets those of the teacher's vectors of the measured texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,39 +93,26 @@ def compare(
     notes, aligned = _with_teachers_width(models, teacher)
     queries, documents = queries_and_documents(texts)
     if texts and len(documents) < FEWEST_DOCUMENTS:
-        raise BadInput(
-            f"{len(texts)} texts are too few to measure agreement on the {AGREEMENT_AT} nearest; "
-            f"pass at least {2 * FEWEST_DOCUMENTS}"
-        )
+        raise BadInput(f"{len(texts)} texts are too few; pass at least {2 * FEWEST_DOCUMENTS}")
     if teacher and shorten:
         _check_shorten(shorten, aligned, teacher)
-    results = tuple(
-        tuple(
-            evaluate(
-                model,
-                tasks,
-                documents=teacher if model in aligned else None,
-                memory=memory,
-                progress=progress,
-            )
-        )
-        for model in ([] if teacher is None else [teacher]) + list(models)
-        if tasks
-    )
+    results = []
+    for model in [*([] if teacher is None else [teacher]), *models] if tasks else []:
+        index = teacher if model in aligned else None
+        results.append(tuple(evaluate(model, tasks, documents=index, memory=memory, progress=progress)))
     fidelity: list[Fidelity] = []
     inheritance: list[Inheritance] = []
     for model in aligned:
         assert teacher is not None
         if texts:
-            fidelity.append(
-                measure_fidelity(model, teacher, queries, documents, examples=examples, memory=memory)
-            )
+            near = measure_fidelity(model, teacher, queries, documents, examples=examples, memory=memory)
+            fidelity.append(near)
         if shorten:
             inheritance += _inherited(model, teacher, tasks, texts, shorten, memory, progress)
     return Comparison(
         models=tuple(model.name for model in models),
         teacher=None if teacher is None else teacher.name,
-        results=results,
+        results=tuple(results),
         shares=() if teacher is None else _shares_of(results),
         fidelity=tuple(fidelity),
         inheritance=tuple(inheritance),
@@ -171,10 +133,8 @@ def _with_teachers_width(
         if own == width:
             aligned.append(model)
         else:
-            notes.append(
-                f"{model.name} has vectors of {own} dimensions and {teacher.name} of {width}, so it can't search "
-                "that index; align it with trundle align"
-            )
+            widths = f"{model.name} has vectors of {own} dimensions and {teacher.name} of {width}"
+            notes.append(f"{widths}, so it can't search that index; align it with trundle align")
     return notes, aligned
 
 
@@ -183,58 +143,12 @@ def _check_shorten(shorten: Shorten, models: Sequence[Embedder], teacher: Embedd
     width = teacher.text([_PROBE]).shape[1]
     for wanted in shorten.dimensions:
         if not 1 <= wanted <= width:
-            raise BadInput(
-                f"vectors of {width} dimensions can't be truncated to {wanted}; choose from 1 to {width}"
-            )
+            raise BadInput(f"vectors can't be truncated to {wanted} dimensions; choose from 1 to {width}")
     for model in models:
         kept = shorten.ranges.get(model.name)
         if kept is not None and len(kept.lowest) != width:
-            raise BadInput(
-                f"the {CALIBRATION_FILE} of {model.name} is for vectors of {len(kept.lowest)} dimensions, and "
-                f"those of {teacher.name} have {width}; name the teacher it was aligned to"
-            )
-
-
-def _inherited(
-    model: Embedder,
-    teacher: Embedder,
-    tasks: Sequence[Task],
-    texts: Sequence[Text],
-    shorten: Shorten,
-    memory: Memory,
-    progress: Progress,
-) -> list[Inheritance]:
-    """The scores of shortened vectors on the tasks, and their agreement on the texts."""
-    theirs, ours = (memory.remember(one, f"{one.name}: encoding") for one in (teacher, model))
-    measured: dict[str, _Score] = {}
-    if tasks:
-        chosen = [task for task in tasks if task.has_documents] or list(tasks)
-        names = ", ".join(task.name for task in chosen)
-        measured[f"mean of {names}" if len(chosen) > 1 else names] = _by_tasks(chosen)
-    if texts:
-        measured[f"agreement@{AGREEMENT_AT} with whole vectors of the teacher"] = _by_agreement(
-            theirs, *queries_and_documents(texts)
-        )
-    ranges = shorten.ranges.get(model.name)
-    if ranges is not None:
-        calibration = f"{ranges.vectors:,} training vectors of the teacher, kept with the model"
-    else:
-        seen = [memory.known(encode) for encode in dict.fromkeys((teacher.document, teacher.text))]
-        ranges = measure_ranges([block for block in seen if block is not None], teacher.name)
-        calibration = f"{ranges.vectors:,} of the measured vectors: the model's folder keeps no ranges"
-    dimensions = shorten.dimensions or _usual_dimensions(len(ranges.lowest))
-    return [
-        Inheritance(
-            student=model.name,
-            teacher=teacher.name,
-            measure=measure,
-            calibration=calibration,
-            rows=_measure_inheritance(
-                ours, theirs, score, dimensions=dimensions, ranges=ranges, progress=progress
-            ),
-        )
-        for measure, score in measured.items()
-    ]
+            other = f"the {CALIBRATION_FILE} of {model.name} is for vectors of {len(kept.lowest)} dimensions"
+            raise BadInput(f"{other}, not {width}; name the teacher it was aligned to")
 
 
 def _shares_of(results: Sequence[Sequence[Result]]) -> tuple[Share, ...]:

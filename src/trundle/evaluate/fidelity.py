@@ -61,7 +61,6 @@ class Fidelity:
 
 
 def _distances(student: Vectors, teacher: Vectors) -> NDArray[np.float64]:
-    """Euclidean distance of each student vector from the teacher's."""
     distances: NDArray[np.float64] = np.linalg.norm(student.astype(np.float64) - teacher, axis=1)
     return distances
 
@@ -115,9 +114,7 @@ def measure_fidelity(
     if not asked:
         raise BadInput("there are no queries to compare on; pass at least one")
     if not 1 <= k < len(held):
-        raise BadInput(
-            f"agreement@{k} over {len(held)} documents says nothing; pass more documents than k, and k from 1"
-        )
+        raise BadInput(f"agreement@{k} needs k from 1 and more than k documents; pass more than {len(held)}")
     memory = memory or Memory(progress)
     student_memory = memory.remember(student, f"fidelity, {student.name}")
     teacher_memory = memory.remember(teacher, f"fidelity, {teacher.name}")

@@ -12,16 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import pearsonr, spearmanr
+from sklearn import metrics
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import (
-    accuracy_score,
-    average_precision_score,
-    f1_score,
-    matthews_corrcoef,
-    v_measure_score,
-)
 
 from trundle.embedder import Vectors
 from trundle.evaluate.retrieval import unit
@@ -56,15 +50,12 @@ def _similarity_measures(left: Vectors, right: Vectors, scores: Sequence[float])
 
 def _pair_measures(left: Vectors, right: Vectors, labels: Sequence[float]) -> dict[str, float]:
     """Average precision of cosine as a detector of the pairs labelled 1."""
-    return {"ap": float(average_precision_score(labels, _paired_cosines(left, right)))}
+    return {"ap": float(metrics.average_precision_score(labels, _paired_cosines(left, right)))}
 
 
 def _few_shot_samples(labels: Sequence[str], *, seed: int) -> list[list[int]]:
-    """The rows to train on in each experiment: the first few of every label after a shuffle.
-
-    Each experiment shuffles the order of the one before with the same seed: mteb samples this way, so figures are
-    comparable.
-    """
+    """The rows to train on in each experiment: the first few of every label after a shuffle."""
+    # Each experiment shuffles the order of the one before with the same seed, as mteb does.
     order = list(range(len(labels)))
     samples = []
     for _ in range(_EXPERIMENTS):
@@ -98,8 +89,8 @@ def _classification_measures(
             warnings.simplefilter("ignore", ConvergenceWarning)
             classifier.fit(train[sample], labels[sample])
         predicted = classifier.predict(test)
-        accuracies.append(accuracy_score(gold, predicted))
-        f1s.append(f1_score(gold, predicted, average="macro", zero_division=0.0))
+        accuracies.append(metrics.accuracy_score(gold, predicted))
+        f1s.append(metrics.f1_score(gold, predicted, average="macro", zero_division=0.0))
     return {"accuracy": float(np.mean(accuracies)), "f1": float(np.mean(f1s))}
 
 
@@ -108,7 +99,7 @@ def _clustering_measures(vectors: Vectors, labels: Sequence[str], *, seed: int) 
     model = MiniBatchKMeans(
         n_clusters=len(set(labels)), batch_size=_CLUSTERING_BATCH, n_init="auto", random_state=seed
     )
-    return {"v_measure": float(v_measure_score(list(labels), model.fit(vectors).labels_))}
+    return {"v_measure": float(metrics.v_measure_score(list(labels), model.fit(vectors).labels_))}
 
 
 def class_measures(answers: Sequence[float], right: Sequence[float], classes: int) -> dict[str, float]:
@@ -118,9 +109,9 @@ def class_measures(answers: Sequence[float], right: Sequence[float], classes: in
     """
     how = {"pos_label": 1} if classes == 2 else {"average": "macro"}
     return {
-        "accuracy": float(accuracy_score(right, answers)),
-        "f1": float(f1_score(right, answers, zero_division=0.0, **how)),
-        "matthews": float(matthews_corrcoef(right, answers)),
+        "accuracy": float(metrics.accuracy_score(right, answers)),
+        "f1": float(metrics.f1_score(right, answers, zero_division=0.0, **how)),
+        "matthews": float(metrics.matthews_corrcoef(right, answers)),
     }
 
 

@@ -84,9 +84,8 @@ class _MtebTask:
         try:
             task = mteb.get_task(name)
         except KeyError as error:
-            raise BadInput(
-                f"mteb has no task {name}: {str(error.args[0]).removeprefix('KeyError: ')}"
-            ) from error
+            reason = str(error.args[0]).removeprefix("KeyError: ")
+            raise BadInput(f"mteb has no task {name}: {reason}") from error
         others = sorted(set(task.metadata.modalities) - {"text"})
         if others:
             raise BadInput(f"mteb:{name} needs {' and '.join(others)}; choose a task of texts only")
@@ -119,9 +118,7 @@ class _MtebTask:
             found = mteb.evaluate(encoder, self.task, cache=None, co2_tracker=False, show_progress_bar=False)
             result = found.task_results[0]
         except (OSError, DatasetsError, IndexError) as error:
-            raise BadInput(
-                f"{self.name} can't be fetched ({error}); get its data from the hub first"
-            ) from error
+            raise BadInput(f"{self.name} can't be fetched ({error}); get its data first") from error
         main = metadata.main_score
         score = float(result.get_score())
         return _Scores(

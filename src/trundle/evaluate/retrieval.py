@@ -136,9 +136,7 @@ class _Collection:
                 by_query.setdefault(query, {})[document] = grade
         asked = [query for query in queries if any(grade > 0 for grade in by_query.get(query, {}).values())]
         if not asked:
-            raise BadInput(
-                f"{name} has no query with a positive judgement; check the ids and scores of its judgements"
-            )
+            raise BadInput(f"{name} has no query with a positive judgement; check its ids and scores")
         if not documents:
             raise BadInput(f"{name} has no documents; add some")
         ids = sorted(documents, reverse=True)
@@ -210,9 +208,6 @@ def find_themselves(queries: Vectors, documents: Vectors) -> bool:
 
 
 def _check_same_width(queries: Vectors, documents: Vectors, name: str) -> None:
-    """Reject vectors of different widths: one index can't be searched with vectors of the other."""
     if queries.shape[1] != documents.shape[1]:
-        raise BadInput(
-            f"{name} has vectors of {queries.shape[1]} and of {documents.shape[1]} dimensions, which "
-            "can't be compared; align the student to the teacher's space first"
-        )
+        widths = f"{queries.shape[1]} and of {documents.shape[1]} dimensions"
+        raise BadInput(f"{name} has vectors of {widths}; align the student to the teacher's space first")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path, PurePath
@@ -13,14 +13,7 @@ import numpy as np
 
 from trundle.embedder import Embedder, Encode, Vectors, asymmetric, check_vectors
 from trundle.errors import BadInput, BadModel
-from trundle.evaluate.tasks import (
-    Task,
-    _ClassificationTask,
-    _ClusteringTask,
-    _PairTask,
-    _RetrievalTask,
-    _SimilarityTask,
-)
+from trundle.evaluate.tasks import _TASK_KINDS, Task, _RetrievalTask
 from trundle.progress import SILENT, Progress
 from trundle.records import TRACKED, versions
 
@@ -64,9 +57,7 @@ class Memory:
                     advance(len(part))
             rows = [table[text] for text in texts]
             if len({len(row) for row in rows}) > 1:
-                raise BadModel(
-                    f"{name} gave vectors of differing widths; load it again and check its last module"
-                )
+                raise BadModel(f"{name} gave vectors of differing widths; check its last module")
             return np.stack(rows)
 
         return remembered
@@ -164,28 +155,6 @@ def _mean_score(results: Sequence[Result], mode: _Mode = "standard") -> float:
     return sum(result.score for result in chosen) / len(chosen)
 
 
-def _share_of_teacher(
-    results: Sequence[Result], teacher: Sequence[Result], mode: _Mode = "standard"
-) -> float:
-    """The student's mean score as a share of the teacher's own, over the same data."""
-    ours = {(result.kind, result.task): result.fingerprint for result in _of_mode(results, mode)}
-    theirs = {(result.kind, result.task): result.fingerprint for result in _of_mode(teacher, "standard")}
-    differing = sorted(task for _, task in {key for key, _ in ours.items() ^ theirs.items()})
-    if differing:
-        raise BadInput(
-            f"student and teacher were not scored on the same data ({', '.join(differing)}); "
-            "evaluate both on the same tasks"
-        )
-    total = _mean_score(teacher)
-    if total == 0:
-        raise BadInput("the teacher's mean score is 0, so there is no share of it; choose other tasks")
-    return _mean_score(results, mode) / total
-
-
-_KINDS: dict[str, Callable[..., Task]] = {
-    kind.kind: kind
-    for kind in (_SimilarityTask, _RetrievalTask, _ClassificationTask, _ClusteringTask, _PairTask)
-}
 _EVERYTHING = "all"
 _MTEB = "mteb:"
 _CORPUS = "corpus.parquet"
@@ -204,8 +173,8 @@ def find_tasks(names: Sequence[str], root: str | Path | None = None, *, split: s
         raise BadInput("no tasks were named; pass a list of names, or ['all']")
     folder = None if root is None else Path(root)
     if folder is not None and not folder.is_dir():
-        raise BadInput(f"{folder} is not a folder; pass the one that holds {', '.join(_KINDS)}")
-    listing = [] if folder is None else [path for kind in _KINDS for path in _of_kind(folder, kind)]
+        raise BadInput(f"{folder} is not a folder; pass the one that holds {', '.join(_TASK_KINDS)}")
+    listing = [] if folder is None else [path for kind in _TASK_KINDS for path in _of_kind(folder, kind)]
     found: dict[object, Task] = {}
     for name in names:
         if name.startswith(_MTEB):
@@ -217,7 +186,7 @@ def find_tasks(names: Sequence[str], root: str | Path | None = None, *, split: s
         if not paths:
             raise BadInput(_unknown(name, listing, folder))
         for kind, path in paths:
-            found[path.resolve()] = _KINDS[kind](name=_label(path), path=path, split=split)
+            found[path.resolve()] = _TASK_KINDS[kind](name=_label(path), path=path, split=split)
     return list(found.values())
 
 
@@ -232,16 +201,14 @@ def _label(path: Path) -> str:
 
 
 def _listed(name: str, listing: Sequence[_TaskPath]) -> list[_TaskPath]:
-    """The listed tasks that a name stands for."""
     if name == _EVERYTHING:
         return list(listing)
-    if name in _KINDS:
+    if name in _TASK_KINDS:
         return [(kind, path) for kind, path in listing if kind == name]
     paths = [(kind, path) for kind, path in listing if name in (_label(path), f"{kind}/{_label(path)}")]
     if len(paths) > 1:
-        raise BadInput(
-            f"{name} is the name of {len(paths)} tasks; use {_either(f'{kind}/{name}' for kind, _ in paths)}"
-        )
+        names = _either(f"{kind}/{name}" for kind, _ in paths)
+        raise BadInput(f"{name} is the name of {len(paths)} tasks; use {names}")
     return paths
 
 
@@ -249,15 +216,13 @@ def _at_path(path: Path) -> list[_TaskPath]:
     """The tasks at a path; the name of its folder is their kind."""
     if (path / _CORPUS).is_file():
         return [(_RetrievalTask.kind, path)]
-    if path.is_dir() and path.name in _KINDS:
+    if path.is_dir() and path.name in _TASK_KINDS:
         return _of_kind(path.parent, path.name)
     if path.is_file():
         kind = path.absolute().parent.name
-        if kind not in _KINDS or kind == _RetrievalTask.kind:
-            raise BadInput(
-                f"{path} does not show its kind of task; put it in a folder named "
-                f"{_either(kind for kind in _KINDS if kind != _RetrievalTask.kind)}"
-            )
+        if kind not in _TASK_KINDS or kind == _RetrievalTask.kind:
+            kinds = _either(kind for kind in _TASK_KINDS if kind != _RetrievalTask.kind)
+            raise BadInput(f"{path} does not show its kind of task; put it in a folder named {kinds}")
         return [(kind, path)]
     return []
 
@@ -266,10 +231,12 @@ def _unknown(name: str, listing: Sequence[_TaskPath], root: Path | None) -> str:
     """The error for an unknown name, with similar names or all there are."""
     if root is None:
         return f"{name} is not a path to a task; to use its name, pass the folder that holds the tasks with --root"
-    if name in _KINDS:
+    if name in _TASK_KINDS:
         return f"there are no tasks of the kind {name} in {root}; put their files into {root / name}"
     labels = [_label(path) for _, path in listing]
-    close = get_close_matches(name, [*labels, *(f"{kind}/{_label(path)}" for kind, path in listing), *_KINDS])
+    close = get_close_matches(
+        name, [*labels, *(f"{kind}/{_label(path)}" for kind, path in listing), *_TASK_KINDS]
+    )
     if close:
         return f"{name} is not a task in {root}; did you mean {_either(close)}?"
     return f"{name} is not a task in {root}; there are {', '.join(labels) or 'none'}"

@@ -8,21 +8,22 @@ compared as ±1: then cosine orders as the Hamming distance does.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trundle.data.texts import Text
 from trundle.embedder import Embedder, Encode, Vectors, asymmetric, top_agreement
 from trundle.errors import BadInput
-from trundle.evaluate.fidelity import AGREEMENT_AT
+from trundle.evaluate.fidelity import AGREEMENT_AT, queries_and_documents
 from trundle.evaluate.retrieval import nearest
-from trundle.evaluate.scoring import _SEED
+from trundle.evaluate.scoring import _SEED, Memory
 from trundle.evaluate.tasks import Task
-from trundle.progress import SILENT, Progress
+from trundle.progress import Progress
 from trundle.records import CALIBRATION_FILE
 
 _Precision = Literal["float32", "int8", "binary"]
@@ -105,8 +106,6 @@ def _steps(dimensions: int, ranges: _Ranges) -> tuple[NDArray[np.float32], NDArr
 
 
 def _with_shortened(embedder: Embedder, dimensions: int, precision: _Precision, ranges: _Ranges) -> Embedder:
-    """The same model with truncated and quantised vectors."""
-
     def shorten(encode: Encode) -> Encode:
         return lambda texts: _shortened(encode(texts), dimensions, precision, ranges)
 
@@ -114,7 +113,6 @@ def _with_shortened(embedder: Embedder, dimensions: int, precision: _Precision, 
 
 
 def _bytes_of(dimensions: int, precision: _Precision) -> int:
-    """Bytes of one vector in an index."""
     return {"float32": 4 * dimensions, "int8": dimensions, "binary": -(-dimensions // 8)}[precision]
 
 
@@ -122,6 +120,16 @@ def _usual_dimensions(width: int) -> tuple[int, ...]:
     """The full width, and the powers of two below it."""
     powers = (2**power for power in reversed(range(width.bit_length())))
     return width, *(power for power in powers if width / _SMALLEST_SHARE <= power < width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shorten:
+    """How vectors are truncated and quantised."""
+
+    dimensions: tuple[int, ...] = ()
+    """Dimensions to truncate to; none: the usual ones."""
+    ranges: Mapping[str, _Ranges] = field(default_factory=dict)
+    """int8 ranges by model; a model without gets those of the teacher's vectors of the measured texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,15 +165,11 @@ def _measure_inheritance(
     student: Embedder,
     teacher: Embedder,
     score: _Score,
-    *,
     dimensions: Sequence[int],
     ranges: _Ranges,
-    progress: Progress = SILENT,
+    progress: Progress,
 ) -> tuple[_ShortenedScore, ...]:
-    """Score both models, and the student in the teacher's index, for each way to store vectors.
-
-    `score` gives a figure for each task; full float32 vectors are always measured, as the others are a share of them.
-    """
+    """Score both models, and the student in the teacher's index, for each way to store vectors, the full one first."""
     width = len(ranges.lowest)
     ways = [
         (size, precision) for size in sorted({width, *dimensions}, reverse=True) for precision in _PRECISIONS
@@ -195,9 +199,47 @@ def _measure_inheritance(
     return tuple(rows)
 
 
-def _by_tasks(tasks: Sequence[Task]) -> _Score:
-    """A function that gives each task's main score."""
+def _inherited(
+    model: Embedder,
+    teacher: Embedder,
+    tasks: Sequence[Task],
+    texts: Sequence[Text],
+    shorten: Shorten,
+    memory: Memory,
+    progress: Progress,
+) -> list[Inheritance]:
+    """The scores of shortened vectors on the tasks, and their agreement on the texts."""
+    theirs, ours = (memory.remember(one, f"{one.name}: encoding") for one in (teacher, model))
+    measured: dict[str, _Score] = {}
+    if tasks:
+        chosen = [task for task in tasks if task.has_documents] or list(tasks)
+        names = ", ".join(task.name for task in chosen)
+        measured[f"mean of {names}" if len(chosen) > 1 else names] = _by_tasks(chosen)
+    if texts:
+        measured[f"agreement@{AGREEMENT_AT} with whole vectors of the teacher"] = _by_agreement(
+            theirs, *queries_and_documents(texts)
+        )
+    ranges = shorten.ranges.get(model.name)
+    if ranges is not None:
+        calibration = f"{ranges.vectors:,} training vectors of the teacher, kept with the model"
+    else:
+        seen = [memory.known(encode) for encode in dict.fromkeys((teacher.document, teacher.text))]
+        ranges = measure_ranges([block for block in seen if block is not None], teacher.name)
+        calibration = f"{ranges.vectors:,} of the measured vectors: the model's folder keeps no ranges"
+    dimensions = shorten.dimensions or _usual_dimensions(len(ranges.lowest))
+    return [
+        Inheritance(
+            student=model.name,
+            teacher=teacher.name,
+            measure=measure,
+            calibration=calibration,
+            rows=_measure_inheritance(ours, theirs, score, dimensions, ranges, progress),
+        )
+        for measure, score in measured.items()
+    ]
 
+
+def _by_tasks(tasks: Sequence[Task]) -> _Score:
     def score(model: Embedder) -> dict[str, float]:
         found = {task.name: task.run(model, seed=_SEED) for task in tasks}
         return {name: scores.measures[scores.main] for name, scores in found.items()}
@@ -206,7 +248,6 @@ def _by_tasks(tasks: Sequence[Task]) -> _Score:
 
 
 def _by_agreement(teacher: Embedder, queries: Sequence[str], documents: Sequence[str]) -> _Score:
-    """A function that gives the agreement with the teacher's full vectors."""
     asked, held = list(dict.fromkeys(queries)), list(dict.fromkeys(documents))
     truth = nearest(teacher.query(asked), teacher.document(held), AGREEMENT_AT)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -14,17 +14,7 @@ import pyarrow.parquet as pq
 from trundle.data.sampling import fingerprint
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
-from trundle.evaluate.metrics import (
-    _CLASSIFIER_ITERATIONS,
-    _CLUSTERING_BATCH,
-    _EXPERIMENTS,
-    _SAMPLES_PER_LABEL,
-    _classification_measures,
-    _clustering_measures,
-    _few_shot_samples,
-    _pair_measures,
-    _similarity_measures,
-)
+from trundle.evaluate import metrics
 from trundle.evaluate.retrieval import _DEPTH, _Collection
 
 _ALL_ROWS = "all"
@@ -36,9 +26,8 @@ def _read_columns(path: Path, needed: Sequence[str], optional: Sequence[str] = (
         present = pq.read_schema(path).names
         missing = [column for column in needed if column not in present]
         if missing:
-            raise BadInput(
-                f"{path} has no column {', '.join(missing)} (it has {', '.join(present)}); rename its columns"
-            )
+            lacks = f"no column {', '.join(missing)} (it has {', '.join(present)})"
+            raise BadInput(f"{path} has {lacks}; rename its columns")
         return pq.read_table(path, columns=[*needed, *(column for column in optional if column in present)])
     except FileNotFoundError as error:
         raise BadInput(f"{path} does not exist; a task of this kind needs it") from error
@@ -47,10 +36,7 @@ def _read_columns(path: Path, needed: Sequence[str], optional: Sequence[str] = (
 
 
 def _choose_split(table: pa.Table, split: str, path: Path) -> tuple[pa.Table, str, str]:
-    """The rows of a split, its name, and a note if it is not the requested one.
-
-    Without a split column all rows are used. Without a test split, dev takes its place.
-    """
+    """The rows of a split, its name, and a note if it is not the requested one: dev stands in for test."""
     if "split" not in table.column_names:
         return table, _ALL_ROWS, ""
     there = sorted(str(name) for name in pc.unique(table["split"]).to_pylist())
@@ -66,14 +52,11 @@ def _texts_of(table: pa.Table, column: str, path: Path) -> list[str]:
     values = table[column].cast(pa.string()).to_pylist()
     for row, value in enumerate(values):
         if value is None:
-            raise BadInput(
-                f"{path} has no {column} in row {row} of the split; fill it in or leave the row out"
-            )
+            raise BadInput(f"{path} has no {column} in row {row} of the split; fill it in")
     return [str(value) for value in values]
 
 
 def _numbers_of(table: pa.Table, column: str, path: Path) -> list[float]:
-    """A column as finite numbers."""
     try:
         values = table[column].cast(pa.float64())
     except pa.ArrowInvalid as error:
@@ -141,13 +124,11 @@ class _SentencePairTask(_FileTask):
         left, right = _texts_of(rows, "sentence1", self.path), _texts_of(rows, "sentence2", self.path)
         numbers = _numbers_of(rows, self.column, self.path)
         if self.kind == "pairs" and set(numbers) != {0, 1}:
-            raise BadInput(
-                f"{self.path} must have the labels 0 and 1 in its {split} split; it has {set(numbers)}"
-            )
-        metrics = _pair_measures if self.kind == "pairs" else _similarity_measures
+            raise BadInput(f"the labels of {self.path} ({split}) must be 0 and 1; they are {set(numbers)}")
+        measure = metrics._pair_measures if self.kind == "pairs" else metrics._similarity_measures
         return _Scores(
             main=self.main,
-            measures=metrics(embedder.text(left), embedder.text(right), numbers),
+            measures=measure(embedder.text(left), embedder.text(right), numbers),
             split=split,
             texts=len({*left, *right}),
             fingerprint=fingerprint(zip(left, right, numbers, strict=True)),
@@ -190,12 +171,12 @@ class _ClassificationTask(_FileTask):
         test_texts, test_labels = _texts_of(test, "text", self.path), _texts_of(test, "label", self.path)
         if len(set(train_labels)) < 2:
             raise BadInput(f"{self.path} has only one label in its train split; add a second one")
-        samples = _few_shot_samples(train_labels, seed=seed)
+        samples = metrics._few_shot_samples(train_labels, seed=seed)
         sampled = sorted(set().union(*samples))
         place = {row: position for position, row in enumerate(sampled)}
         return _Scores(
             main="accuracy",
-            measures=_classification_measures(
+            measures=metrics._classification_measures(
                 embedder.text([train_texts[row] for row in sampled]),
                 [train_labels[row] for row in sampled],
                 embedder.text(test_texts),
@@ -208,9 +189,9 @@ class _ClassificationTask(_FileTask):
             seed=seed,
             settings={
                 "classifier": "logistic regression",
-                "max_iter": _CLASSIFIER_ITERATIONS,
-                "samples_per_label": _SAMPLES_PER_LABEL,
-                "experiments": _EXPERIMENTS,
+                "max_iter": metrics._CLASSIFIER_ITERATIONS,
+                "samples_per_label": metrics._SAMPLES_PER_LABEL,
+                "experiments": metrics._EXPERIMENTS,
             },
             note=note,
         )
@@ -228,17 +209,15 @@ class _ClusteringTask(_FileTask):
         rows, split, note = _choose_split(table, self.split, self.path)
         texts, labels = _texts_of(rows, "text", self.path), _texts_of(rows, "label", self.path)
         if len(set(labels)) < 2:
-            raise BadInput(
-                f"{self.path} has fewer than two labels in its {split} split; clusters need at least two"
-            )
+            raise BadInput(f"{self.path} has fewer than two labels in its {split} split; add a second one")
         return _Scores(
             main="v_measure",
-            measures=_clustering_measures(embedder.text(texts), labels, seed=seed),
+            measures=metrics._clustering_measures(embedder.text(texts), labels, seed=seed),
             split=split,
             texts=len(set(texts)),
             fingerprint=fingerprint(zip(texts, labels, strict=True)),
             seed=seed,
-            settings={"clusters": "mini-batch k-means", "batch_size": _CLUSTERING_BATCH},
+            settings={"clusters": "mini-batch k-means", "batch_size": metrics._CLUSTERING_BATCH},
             note=note,
         )
 
@@ -299,9 +278,7 @@ class KnownItemTask:
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
         """nDCG@10 of a search by cosine."""
         queries = {text: f"q{number}" for number, text in enumerate(dict.fromkeys(q for q, _ in self.pairs))}
-        documents = {
-            text: f"d{number}" for number, text in enumerate(dict.fromkeys(d for _, d in self.pairs))
-        }
+        documents = {text: f"d{place}" for place, text in enumerate(dict.fromkeys(d for _, d in self.pairs))}
         collection = _Collection.build(
             {key: text for text, key in queries.items()},
             {key: text for text, key in documents.items()},
@@ -309,6 +286,12 @@ class KnownItemTask:
             self.name,
         )
         return _retrieval_scores(collection, embedder, split=_ALL_ROWS, seed=seed, note="")
+
+
+_TASK_KINDS: Mapping[str, Callable[..., Task]] = {
+    task.kind: task
+    for task in (_SimilarityTask, _RetrievalTask, _ClassificationTask, _ClusteringTask, _PairTask)
+}
 
 
 def _by_id(ids: Iterable[str], texts: Iterable[str], path: Path) -> dict[str, str]:
