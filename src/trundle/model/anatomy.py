@@ -271,7 +271,8 @@ def family_of(model_type: str) -> _Family:
     """Return the row of a `config.model_type`; the error for an unknown one says what a row needs."""
     if model_type not in _BY_MODEL_TYPE:
         known = ", ".join(sorted(_BY_MODEL_TYPE))
-        raise UnknownFamily(f"trundle/model/anatomy.py has no row for {model_type!r}; use one of {known}")
+        fix = f"add a Family to trundle/model/anatomy.py, or use one of {known}"
+        raise UnknownFamily(f"trundle has no row for model type {model_type!r}; {fix}")
     return _BY_MODEL_TYPE[model_type]
 
 
