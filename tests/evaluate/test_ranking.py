@@ -99,7 +99,9 @@ def test_nearest_is_the_stable_full_sort_whatever_the_size_of_the_blocks(documen
     asked = random.normal(size=(5, 8)).astype(np.float32)
     scores = (unit(asked) @ unit(held).T).astype(np.float32)
     expected = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    assert nearest(asked, held, k, documents_at_once=at_once).tolist() == expected.tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trundle.evaluate.retrieval._DOCUMENTS_AT_ONCE", at_once)
+        assert nearest(asked, held, k).tolist() == expected.tolist()
 
 
 def test_more_queries_than_fit_in_one_block_are_all_ranked():

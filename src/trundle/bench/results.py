@@ -196,5 +196,7 @@ def _ratio(figures: _ModelFigures, first: _ModelFigures, field: str) -> float | 
 def _cell(figure: _Figure, write: _Write) -> str:
     if figure is None:
         return "–"
-    many = isinstance(figure, Measurement) and len(figure.rounds) > 1
-    return write(_number(figure)) + (f" ±{write(figure.spread).split()[0]}" if many else "")
+    spread = ""
+    if isinstance(figure, Measurement) and len(figure.rounds) > 1:
+        spread = f" ±{write(figure.spread).split()[0]}"
+    return write(_number(figure)) + spread
