@@ -3,46 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 
 from trundle.data.sampling import sample
+from trundle.data.texts import Text
 from trundle.embedder import Embedder, Vectors
 from trundle.errors import UserError
 from trundle.evaluate.comparison import Comparison, compare
 from trundle.evaluate.fidelity import AGREEMENT_AT, Fidelity, Top, find_top, on_a_plane
 from trundle.evaluate.scoring import Memory
 from trundle.evaluate.shortening import Shorten, read_ranges
+from trundle.evaluate.tasks import Task
 from trundle.methods.vocabulary.scores import count_tokens, tokenised
 from trundle.model.encode import embedder
 from trundle.model.load import load
 from trundle.model.token_map import read_vocabulary
 from trundle.progress import Progress
-from trundle.report.contents import (
-    _ComparedText,
-    _Projection,
-    _Quality,
-    _RunMeasurements,
-    _RunRecord,
-    _SampleSearch,
-    _Shortened,
-    _ShortenedRow,
-    _TaskScore,
-    _TokenCurve,
-    _TopDocuments,
-)
+from trundle.report import contents
+from trundle.report.contents import _Projection, _Quality, _RunMeasurements, _RunRecord, _SampleSearch
 from trundle.report.markup import _numbered, _one_line
 from trundle.report.reading import _TORCH
 from trundle.runtime.encoder import Encoder
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from trundle.data.texts import Text
-    from trundle.evaluate.fidelity import Fidelity
-    from trundle.evaluate.tasks import Task
 
 _SAMPLE_QUERIES = 12
 _PROJECTED = 240
@@ -50,6 +36,7 @@ _EXAMPLES = 8
 _LONGEST = 320
 """The most characters of a text that are shown."""
 _CURVE_POINTS = 80
+_ROW = ("dimensions", "precision", "bytes", "scores")
 
 
 class _Measuring:
@@ -132,9 +119,9 @@ class _Measuring:
         return [each for each in self._students.items() if each[1].text(["width"]).shape[1] == width]
 
 
-def _top_documents(top: Top, row: int) -> _TopDocuments:
+def _top_documents(top: Top, row: int) -> contents._TopDocuments:
     cosines = tuple(round(float(cosine), 4) for cosine in top.cosines[row])
-    return _TopDocuments(documents=tuple(top.positions[row].tolist()), cosines=cosines)
+    return contents._TopDocuments(documents=tuple(top.positions[row].tolist()), cosines=cosines)
 
 
 def _load(run: _RunRecord, *, trust: bool) -> Embedder:
@@ -147,23 +134,17 @@ def _measurements(number: int, run: _RunRecord, found: Comparison) -> _RunMeasur
     """Return the results of a comparison for its n-th run."""
     fidelity = next((one for one in found.fidelity if one.student == run.name), None)
     shortened = tuple(
-        _Shortened(
+        contents._Shortened(
             measure=one.measure,
             rows=tuple(
-                _ShortenedRow(
-                    dimensions=row.dimensions, precision=row.precision, bytes=row.bytes, scores=row.scores
-                )
-                for row in one.rows
+                contents._ShortenedRow(**{name: getattr(row, name) for name in _ROW}) for row in one.rows
             ),
         )
         for one in found.inheritance
         if one.student == run.name
     )
     nearest, farthest = (
-        tuple(
-            _ComparedText(text=_one_line(one.text, _LONGEST), distance=one.distance, cosine=one.cosine)
-            for one in texts
-        )
+        tuple(replace(one, text=_one_line(one.text, _LONGEST)) for one in texts)
         for texts in ((fidelity.closest, fidelity.farthest) if fidelity else ((), ()))
     )
     return _RunMeasurements(
@@ -191,13 +172,13 @@ def _quality(name: str, fidelity: Fidelity | None, found: Comparison) -> _Qualit
     return _Quality(measured=" and ".join(measured), **figures)
 
 
-def _task_scores(number: int, found: Comparison) -> tuple[_TaskScore, ...]:
+def _task_scores(number: int, found: Comparison) -> tuple[contents._TaskScore, ...]:
     """Return a run's scores next to the teacher's, which are the first row of the results."""
     if not found.results:
         return ()
     ours = {(result.kind, result.task, result.mode): result.score for result in found.results[number + 1]}
     return tuple(
-        _TaskScore(
+        contents._TaskScore(
             task=theirs.task,
             kind=theirs.kind,
             measure=theirs.main,
@@ -209,7 +190,7 @@ def _task_scores(number: int, found: Comparison) -> tuple[_TaskScore, ...]:
     )
 
 
-def _token_curve(model: SentenceTransformer, name: str, texts: Sequence[str]) -> _TokenCurve | None:
+def _token_curve(model: SentenceTransformer, name: str, texts: Sequence[str]) -> contents._TokenCurve | None:
     """Count the share of the texts that the most frequent tokens cover; None without a list of tokens."""
     try:
         vocabulary = read_vocabulary(model)
@@ -220,4 +201,4 @@ def _token_curve(model: SentenceTransformer, name: str, texts: Sequence[str]) ->
     covered = np.cumsum(counts) / max(int(counts.sum()), 1)
     sizes = np.unique(np.geomspace(10, size, _CURVE_POINTS).round().astype(int))
     points = [(float(n), round(float(covered[n - 1]), 5)) for n in sizes]
-    return _TokenCurve(tokenizer=name, texts=len(texts), points=tuple(points))
+    return contents._TokenCurve(tokenizer=name, texts=len(texts), points=tuple(points))

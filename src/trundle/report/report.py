@@ -17,7 +17,7 @@ from trundle.errors import BadInput
 from trundle.evaluate.fidelity import MEASURED_TEXTS, queries_and_documents
 from trundle.evaluate.scoring import find_tasks
 from trundle.evaluate.tasks import Task
-from trundle.folders import write_whole
+from trundle.folders import write_atomic
 from trundle.progress import SILENT, Progress
 from trundle.records import read_lineage
 from trundle.report.contents import _Report, _RunRecord, _SpeedFigures, _TeacherModel
@@ -100,8 +100,8 @@ def write_report(report: _Report, output: str | Path) -> tuple[Path, Path]:
     """Write the page to `output` and the JSON next to it; return both paths."""
     page = Path(output)
     machine_readable = page.with_suffix(".json")
-    write_whole(page, _page(report))
-    write_whole(machine_readable, json.dumps(report.as_json(), indent=1, ensure_ascii=False) + "\n")
+    write_atomic(page, _page(report))
+    write_atomic(machine_readable, json.dumps(report.as_json(), indent=1, ensure_ascii=False) + "\n")
     return page, machine_readable
 
 
