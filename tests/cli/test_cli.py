@@ -222,7 +222,7 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
             ["evaluate", "MODEL", "--teacher", "MODEL", "--data", "x.txt", "--dimensions", "few"],
             "whole numbers",
         ),
-        (["pair", "MODEL", "--teacher", "v.parquet", "-o", "OUT"], "endpoint, a table or a store"),
+        (["pair", "MODEL", "--teacher", "v.parquet", "-o", "OUT"], "is not a model; pass the teacher"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_2(

@@ -194,7 +194,7 @@ BAD_FILES = [
         {"sentence1": ["a"], "sentence2": ["b"], "score": ["high"]},
         "score that is not a number",
     ),
-    (_PairTask, {"sentence1": ["a"], "sentence2": ["b"], "label": [1]}, "labels 0 and 1"),
+    (_PairTask, {"sentence1": ["a"], "sentence2": ["b"], "label": [1]}, "must be 0 and 1"),
     (_ClassificationTask, {"text": ["a"], "label": ["x"]}, "no column split"),
     (
         _ClassificationTask,

@@ -150,7 +150,7 @@ def test_what_makes_no_pair_is_refused(pico_folders: Callable[[str], Path], tmp_
     pico.model("bert", str(tmp_path / "wide backbone"), hidden_size=64).save_pretrained(
         str(tmp_path / "wide")
     )
-    with pytest.raises(BadInput, match="32 dimensions and the teacher's 64"):
+    with pytest.raises(BadInput, match="32 dimensions, the teacher's 64"):
         pair(bert, str(tmp_path / "wide"), output=out)
     for black_box in ("https://server/v1", "vectors.parquet"):
         with pytest.raises(BadInput, match="is not a model; pass the teacher"):

@@ -165,7 +165,7 @@ def test_a_damaged_shard_is_found_and_only_it_is_redone(tmp_path: Path, part: st
 @pytest.mark.parametrize(
     "other",
     [
-        {"teacher": "fake 2"},
+        {"teacher_id": "fake 2"},
         {"prompts": {"query": "q: "}},
         {"dtype": "float32"},
         {"shard_size": 5},
