@@ -133,13 +133,17 @@ class ShortCut:
 
     def features(self, tokens: Tensor, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Features:
         """Return the padded texts that begin at `starts` in the array of tokens, on its device."""
-        width = int(lengths.max())
-        first, count = (torch.from_numpy(array).to(tokens.device)[:, None] for array in (starts, lengths))
+        first, count = (torch.from_numpy(array).to(tokens.device) for array in (starts, lengths))
+        return self.gather(tokens, first, count, int(lengths.max()))
+
+    def gather(self, tokens: Tensor, starts: Tensor, lengths: Tensor, width: int) -> Features:
+        """Return texts padded or cut to `width`; everything stays on the device of the tokens."""
+        count = lengths.clamp(max=width)[:, None]
         places = torch.arange(width, device=tokens.device)[None, :]
         if self._left:
             places = places - (width - count)
         real = (places >= 0) & (places < count)
-        where = (first + places).clamp(0, len(tokens) - 1)
+        where = (starts[:, None] + places).clamp(0, len(tokens) - 1)
         features = {
             "input_ids": torch.where(real, tokens[where].long(), self._pad),
             "attention_mask": real.long(),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from trundle.progress import SILENT, Progress
 from trundle.records import TrainingRecord
 from trundle.train.batches import Batches, _LoadedPart, _Prefetcher
+from trundle.train.graphs import CaptureFailed, _GraphTrainer
 from trundle.train.trainer import (
     Schedule,
     _add_metrics,
@@ -129,16 +131,18 @@ def train(
     checkpoint, the run resumes from it. A batch that does not fit into memory is processed in parts if its
     `Batches` have a splitter. Returns how the run went.
     """
-    trainer = _Trainer(
-        model,
-        task.losses,
-        precision=settings.precision,
-        weight_decay=settings.weight_decay,
-        clip_norm=settings.clip_norm,
-        dropout=settings.dropout,
-        computing=task.computing,
-        splitter=task.batches.splitter,
-    )
+    options: dict[str, Any] = {
+        "precision": settings.precision,
+        "weight_decay": settings.weight_decay,
+        "clip_norm": settings.clip_norm,
+        "dropout": settings.dropout,
+        "computing": task.computing,
+    }
+    plain = partial(_Trainer, model, task.losses, splitter=task.batches.splitter, **options)
+    if task.batches.gather is None:
+        trainer = plain()
+    else:
+        trainer = _GraphTrainer(model, task.losses, task.batches, **options)
     run = _TrainingRun(
         trainer=trainer,
         task=task,
@@ -153,6 +157,13 @@ def train(
     with torch.random.fork_rng([trainer.device.index or 0] if trainer.device.type == "cuda" else []):
         torch.manual_seed(settings.seed + trainer.rank)
         run.resume()
+        if isinstance(trainer, _GraphTrainer):
+            try:
+                trainer.prepare(run.progress.say)
+            except CaptureFailed as error:
+                run.progress.say(f"steps can't be captured as CUDA graphs, so they are slower: {error}")
+                run.trainer = plain()
+                run.trainer.restore(trainer.state())
         return run.go()
 
 

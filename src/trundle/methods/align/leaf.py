@@ -19,10 +19,13 @@ from torch import Tensor, nn
 from trundle.methods.align.imitation import _Outputs, _same_shape
 from trundle.model.encode import ShortCut, check_fast_tokenizer, find_short_cut, make_tokeniser
 from trundle.model.heads import prompts_by_role
-from trundle.progress import SILENT, Progress
+from trundle.model.layout import layout_of
+from trundle.model.static import static_table
+from trundle.model.surgery import transformer_of
+from trundle.progress import SILENT, Progress, process_count
 from trundle.teacher.labelling import role_of
 from trundle.teacher.targets import Targets
-from trundle.train.batches import Batches, BatchSplitter, ByLength, Indices, sharded_batches
+from trundle.train.batches import Batches, BatchSplitter, ByBucket, ByLength, Indices, sharded_batches
 from trundle.train.loop import TrainingTask
 
 _CHUNK = 16_384
@@ -53,7 +56,7 @@ def make_align_task(
     """
 
     def batches(of: Targets, weights: Sequence[float], resident: _Resident | None) -> Batches[_Batch]:
-        lengths = of.lengths if resident is None else resident.lengths
+        lengths = of.lengths if resident is None else resident.lengths.cpu().numpy()
         load = _loader(student, of) if resident is None else resident.load
         is_query = of.of_kind("query").astype(np.uint8)
         if of.is_share:
@@ -61,20 +64,30 @@ def make_align_task(
                 lengths, load, batch_size=batch_size, seed=seed, kinds=is_query, weights=weights
             )
         size = min(batch_size, len(of))
+        if resident is not None and imitate is None and size % process_count() == 0:
+            bucketed = ByBucket(
+                lengths, batch_size=size, seed=seed, kinds=is_query, weights=weights, longest=_longest(student)
+            )
+            return Batches(order=bucketed, load=load, gather=resident.gather, splitter=splitter)
         order = ByLength(lengths, batch_size=size, seed=seed, kinds=is_query, weights=weights)
         return Batches(order=order, load=load, splitter=splitter)
 
     check_fast_tokenizer(student)
     splitter = None if imitate is not None else _make_splitter(progress.say)
-    resident, device = None, student.device
-    if device.type == "cuda" and _fits(targets, torch.cuda.mem_get_info(device)[0]):
-        resident = _make_resident(student, targets, device, progress=progress)
+    resident = _resident_on(student.device, student, targets, progress)
     return TrainingTask(
         name="align",
         losses=(_make_loss(imitate),),
         batches=batches(targets, (1.0, query_weight), resident),
         validation=None if validation is None else batches(validation, (1.0, 1.0), None),
     )
+
+
+def _longest(student: SentenceTransformer) -> int | None:
+    """The most tokens that a student has positions for, padding included; None if there is no limit."""
+    if static_table(student) is not None:
+        return None
+    return layout_of(transformer_of(student).model).sizes.get("position")
 
 
 def _make_loss(
@@ -140,14 +153,26 @@ class _Resident:
 
     short_cut: ShortCut
     tokens: Tensor
-    lengths: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    lengths: Tensor
+    starts: Tensor
     vectors: Tensor
 
+    def gather(self, positions: Tensor, width: int) -> _Batch:
+        """Makes the batch of these positions, padded or cut to `width`, without waiting for the device."""
+        features = self.short_cut.gather(self.tokens, self.starts[positions], self.lengths[positions], width)
+        return features, self.vectors[positions].float()
+
     def load(self, positions: Indices) -> _Batch:
-        features = self.short_cut.features(self.tokens, self.starts[positions], self.lengths[positions])
         rows = torch.from_numpy(positions).to(self.vectors.device)
-        return features, self.vectors[rows].float()
+        return self.gather(rows, int(self.lengths[rows].max()))
+
+
+def _resident_on(
+    device: torch.device, student: SentenceTransformer, targets: Targets, progress: Progress
+) -> _Resident | None:
+    if device.type == "cuda" and _fits(targets, torch.cuda.mem_get_info(device)[0]):
+        return _make_resident(student, targets, device, progress=progress)
+    return None
 
 
 def _fits(targets: Targets, free_bytes: int) -> bool:
@@ -176,5 +201,5 @@ def _make_resident(
             lengths.append(counts)
             vectors[start : start + len(positions)] = torch.from_numpy(targets.vectors(positions)).to(device)
             advance(len(positions))
-    counts = np.concatenate(lengths)
-    return _Resident(short_cut, torch.cat(tokens), counts, counts.cumsum() - counts, vectors)
+    counts = torch.from_numpy(np.concatenate(lengths)).to(device)
+    return _Resident(short_cut, torch.cat(tokens), counts, counts.cumsum(0) - counts, vectors)
