@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-CacheKind = Literal["graphs", "runs", "speed", "steps", "targets", "trials"]
+CacheKind = Literal["graphs", "runs", "speed", "steps", "targets", "tokens", "trials"]
 
 
 def cache_folder() -> Path:

@@ -18,8 +18,9 @@ import pico
 from recorded_progress import RecordedProgress
 from trundle.data.texts import Text
 from trundle.embedder import _plain
-from trundle.methods.align import leaf
+from trundle.methods.align import leaf, resident
 from trundle.methods.align.leaf import make_align_task
+from trundle.methods.contract import Context
 from trundle.model.matrices import computing_on_grid
 from trundle.teacher.labelling import build_targets
 from trundle.teacher.shards import Manifest
@@ -45,9 +46,10 @@ def targets(tmp_path: Path) -> Any:
 
 def task_of(model: Any, targets: Any, monkeypatch: Any, *, graphs: bool = True) -> TrainingTask[Any]:
     """The task of align with its texts on the device, whatever device that is."""
-    made = leaf._make_resident(model, targets, model.device)
-    monkeypatch.setattr(leaf, "_resident_on", lambda *_args, **_options: made)
-    task = make_align_task(model, targets, None, batch_size=8)
+    context = Context(original=model, cache=targets.folder.parent / "cache")
+    made = resident._make_resident(model, targets, model.device, context)
+    monkeypatch.setattr(leaf, "resident_on", lambda *_: made)
+    task = make_align_task(model, targets, None, batch_size=8, context=context)
     return task if graphs else replace(task, batches=replace(task.batches, gather=None))
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trundle.cache import cache_key
 from trundle.data.texts import Kind, Text
 from trundle.embedder import Vectors
 from trundle.errors import BadInput
@@ -50,6 +52,12 @@ class Targets:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    def identity(self) -> str:
+        """Return what distinguishes these texts from others, whichever teacher's vectors they have."""
+        shards = [shard.texts_fingerprint for shard in self._opened]
+        positions = blake2b(self._checked(np.arange(len(self))).tobytes(), digest_size=16)
+        return cache_key(shards, positions.hexdigest())
 
     @property
     def width(self) -> int:

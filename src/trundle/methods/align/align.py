@@ -132,9 +132,8 @@ def _train(
         validation,
         batch_size=options.batch_size,
         query_weight=options.query_weight,
-        seed=context.seed,
         imitate=imitator,
-        progress=context.progress,
+        context=context,
     )
     task = replace(
         task,

@@ -241,9 +241,7 @@ def _align_training(
         narrow.append(_NarrowModel(headless, cut, own))
     if options.steps == 0:
         return _NestedTraining(narrow=narrow, task=None, facts=facts, starts=starts)
-    task = make_align_task(
-        wide, targets, validation, batch_size=options.batch_size, seed=context.seed, progress=context.progress
-    )
+    task = make_align_task(wide, targets, validation, batch_size=options.batch_size, context=context)
     validation_steps = 0 if task.validation is None else task.validation.order.per_epoch
     per_epoch, unit = task.batches.order.per_epoch, targets.normalised
     return _NestedTraining(
