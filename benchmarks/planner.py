@@ -4,14 +4,15 @@
     python benchmarks/planner.py forecast MODEL --data TEXTS [--cuts 5] [--precision int4+int8]
     python benchmarks/planner.py regret MODEL --budget 8MB --data TEXTS --minutes 6 --texts 100000 --steps 2000 -o results/
 
-sizes     predicted parameters and bytes against those of the built and saved model, as it is and halved: every
-          second layer, and half of the width, head dimensions and MLP neurons
-forecast  candidates spread over the complete grid are cut, mapped in closed form (training changes neither size nor
-          speed), exported as they would be shipped, and timed in turns. Goals: sizes within 1%, times within 20%
-regret    a search runs as a user would run it. Then every candidate within the budget is trained from the start for
-          the same --steps on the same --texts. Regret is the distance of the chosen one to the best. The search runs
-          alone; rows may run --at-once. The first candidate is there twice: as `first` it asks the model for all
-          vectors. Rows that exist are not made again
+sizes     predicted parameters and bytes against those of the built and saved model, as it is and halved:
+          every second layer, and half of the width, head dimensions and MLP neurons
+forecast  candidates spread over the complete grid are cut, mapped in closed form (training changes neither
+          size nor speed), exported as they would be shipped, and timed in turns. Goals: sizes within 1%,
+          times within 20%
+regret    a search runs as a user would run it. Then every candidate within the budget is trained from the
+          start for the same --steps on the same --texts. Regret is the distance of the chosen one to the
+          best. The search runs alone; rows may run --at-once. The first candidate is there twice: as `first`
+          it asks the model for all vectors. Rows that exist are not made again
 """
 
 from __future__ import annotations

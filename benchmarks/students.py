@@ -7,17 +7,19 @@
     python benchmarks/students.py static   TEACHER --data TEXTS --tasks DIR -o results/
     python benchmarks/students.py width    MODEL --data DIR --tasks DIR --objective contrast -o results/
 
---data is a folder of parquet files, --tasks a folder of tasks. Tasks are only used for scoring. Without --tasks, models
-are trained and not scored. --options are more options of the training step, as JSON. Every row is made in its own
-process, --at-once of them at a time, and writes result.json; rows that exist are not made again.
+--data is a folder of parquet files, --tasks a folder of tasks. Tasks are only used for scoring. Without
+--tasks, models are trained and not scored. --options are more options of the training step, as JSON. Every
+row is made in its own process, --at-once of them at a time, and writes result.json; rows that exist are not
+made again.
 
 depth    one teacher cut to fewer and fewer layers, each aligned; 0 layers is the static model
 heal     a cut model trained with `align`, `contrast`, and sentence-transformers' own layer reduction and MSE
          distillation (`library`, needs `datasets`); `cut` is not trained
 l3prune  a level is a percentage of layers to drop, or `small` or `large`, which the layer-loss curve picks
-leaf     students given as folders, aligned; options after the folder are for that row alone. `ridge`, the closed-form
-         start of the first student, runs first and asks the teacher for all vectors
-static   models without layers, and model2vec's distillation (needs model2vec[distill]) with and without its rotation
+leaf     students given as folders, aligned; options after the folder are for that row alone. `ridge`, the
+         closed-form start of the first student, runs first and asks the teacher for all vectors
+static   models without layers, and model2vec's distillation (needs model2vec[distill]) with and without its
+         rotation
 width    nested widths from one run, and what they are compared with; --rows picks rows by pattern
 """
 

@@ -8,14 +8,16 @@
 
 DIR has the tasks and texts (classification/, pairs/, retrieval/, sts/, triplets/, texts/).
 
-cuts    scores for every score, fate of removed tokens (--oov) and share of parameters removed. Tokens are selected,
-        and `align` trains, on training texts of the same domain, for STSBenchmark on general texts
-glue    the paper's table 1: a model fine-tuned for each task after each way to remove parameters, on the split `train`
-        alone, and scored on `test`, or `dev` for RTE. Cells that exist are not made again
-tokens  table 2: how many tokens a task's texts use, and how unevenly. `top_fifth` is the share of occurrences of the
-        most frequent fifth of the tokens that occur in these rows (a fifth of the complete vocabulary is more than all
-        tokens of CoLA); `unseen` the share of distinct tokens of the scored rows that do not occur in `train`
-cost    table 3: parameters, bytes, peak memory of a process, and CPU time per text of the full model and of two cut ones
+cuts    scores for every score, fate of removed tokens (--oov) and share of parameters removed. Tokens are
+        selected, and `align` trains, on training texts of the same domain, for STSBenchmark on general texts
+glue    the paper's table 1: a model fine-tuned for each task after each way to remove parameters, on the
+        split `train` alone, and scored on `test`, or `dev` for RTE. Cells that exist are not made again
+tokens  table 2: how many tokens a task's texts use, and how unevenly. `top_fifth` is the share of occurrences
+        of the most frequent fifth of the tokens that occur in these rows (a fifth of the complete vocabulary
+        is more than all tokens of CoLA); `unseen` the share of distinct tokens of the scored rows that do not
+        occur in `train`
+cost    table 3: parameters, bytes, peak memory of a process, and CPU time per text of the full model and of
+        two cut ones
 speed   how long a byte-level BPE vocabulary of 250,000 tokens takes to cut, and how much of it is tokenising
 """
 

@@ -2,12 +2,12 @@
 
     python benchmarks/weights.py MODEL --data DIR -o results/ [--domains finance --sparsity 50 --methods gaprune,wanda]
 
-DIR has the tasks and tuples (classification/, retrieval/, sts/, triplets/). A domain is tested by its classification
-task and by a search over every tenth tuple of triplets/DOMAIN; tuples that share a text with it are not trained on.
-`neuron` removes neurons by gaprune's scores and
-reconstructs the output of the layer from those that stay; `neuron-alone` does not reconstruct. `gaprune-paper` has
-β = 1 (with each Fisher matrix scaled below 1), `gaprune-raw` the formula as printed. `dense` is the model itself,
-before and after the same training. `papers/gaprune.py` turns the rows into changes against dense.
+DIR has the tasks and tuples (classification/, retrieval/, sts/, triplets/). A domain is tested by its
+classification task and by a search over every tenth tuple of triplets/DOMAIN; tuples that share a text with
+it are not trained on. `neuron` removes neurons by gaprune's scores and reconstructs the output of the layer
+from those that stay; `neuron-alone` does not reconstruct. `gaprune-paper` has β = 1 (with each Fisher matrix
+scaled below 1), `gaprune-raw` the formula as printed. `dense` is the model itself, before and after the same
+training. `papers/gaprune.py` turns the rows into changes against dense.
 """
 
 from __future__ import annotations

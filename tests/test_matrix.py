@@ -1,9 +1,9 @@
 """The contract matrix: every step × every family, on pico models.
 
-Each step shrinks what it says; its result survives a save and a plain sentence-transformers load with the same
-vectors; at zero strength it is the identity; its plan survives JSON and replays; same seed, same bytes.
-A new step adds a row to CASES, and one named `step: …` for each variant, which runs on one family of each layout; a new
-family adds a row to the pico table.
+Each step shrinks what it says; its result survives a save and a plain sentence-transformers load with the
+same vectors; at zero strength it is the identity; its plan survives JSON and replays; same seed, same bytes.
+A new step adds a row to CASES, and one named `step: …` for each variant, which runs on one family of each
+layout; a new family adds a row to the pico table.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Head to head at equal bytes: every method alone, methods combined, and the alternatives, with the figure.
 
-New rows are added with `page.py --take head_to_head teacher=teacher/result.json "KIND: NAME=FILE@BYTES" …`. FILE is
-a result of `benchmarks/students.py` or of `trundle evaluate -o`; `FILE#-1-4` picks the size 1/4 of a nested run.
-BYTES is the size of the file, or `half` for two bytes per parameter. Where a result is lost, percentages from LOG.md
-replace FILE: own index, teacher's index, and number of sets, such as `98.0/96.0/27@92572416`.
+New rows are added with `page.py --take head_to_head teacher=teacher/result.json "KIND: NAME=FILE@BYTES" …`.
+FILE is a result of `benchmarks/students.py` or of `trundle evaluate -o`; `FILE#-1-4` picks the size 1/4 of a
+nested run. BYTES is the size of the file, or `half` for two bytes per parameter. Where a result is lost,
+percentages from LOG.md replace FILE: own index, teacher's index, and number of sets, such as
+`98.0/96.0/27@92572416`.
 """
 
 from __future__ import annotations

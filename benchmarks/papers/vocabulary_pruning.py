@@ -1,7 +1,8 @@
 """Vocabulary pruning: what a fifth of all parameters costs when tokens are removed, and how tokens are used.
 
-The shares of the paper's table 2 are those of 30,522 tokens (5,416 are 17.74%). That is BERT's uncased tokenizer,
-which all-MiniLM-L6-v2 has too, and not ModernBERT's of 50,368 tokens. So its counts can be compared with ours.
+The shares of the paper's table 2 are those of 30,522 tokens (5,416 are 17.74%). That is BERT's uncased
+tokenizer, which all-MiniLM-L6-v2 has too, and not ModernBERT's of 50,368 tokens. So its counts can be
+compared with ours.
 """
 
 from __future__ import annotations

@@ -194,7 +194,8 @@ def test_texts_are_encoded_once_and_right_answers_are_no_rivals():
         [False, False, False, False, False],
         [True, False, False, True, False],
     ]
-    # q2 came without a negative and gets one of the others; p2 is no negative of q1, whatever the first row says
+    # q2 came without a negative and gets one of the others; p2 is no negative of q1, whatever the first row
+    # says
     assert sorted(found.wrong) == [(0, 2), (1, 2), (2, 2), (2, 4)]
     assert relate(examples, negatives=0).documents == ("p1", "p2")
 

@@ -66,7 +66,8 @@ def test_sums_are_those_of_single_samples(
     names = [matrix.name for matrix in matrices]
     squares, means = by_autograd(model, names)
     found = _measure_gradients(model, SAMPLES, names, prompts=PROMPTS, batch_size=3)
-    # A fresh pico ModernBERT gives all texts nearly one vector: what is left of its gradients is mostly rounding.
+    # A fresh pico ModernBERT gives all texts nearly one vector: what is left of its gradients is mostly
+    # rounding.
     near = 2e-2 if family == "modernbert" else 1e-4
     for matrix in matrices:
         scale = float(squares[matrix.name].max())

@@ -45,7 +45,8 @@ def padded(
 ) -> Callable[[str], SentenceTransformer]:
     """A pico model that pads on one side and then on the other.
 
-    Older versions of the library count left padding as places of a weighted mean, so there the reference is a mean.
+    Older versions of the library count left padding as places of a weighted mean, so there the reference is a
+    mean.
     """
 
     def model(family: str) -> SentenceTransformer:

@@ -1,7 +1,7 @@
 """align in two processes, as torchrun starts it: one asks the teacher, both train, one writes.
 
-From a store, each may also open its own half of it and nothing else. Starting the processes takes longer than the work,
-so they run the commands of all tests one after the other.
+From a store, each may also open its own half of it and nothing else. Starting the processes takes longer than
+the work, so they run the commands of all tests one after the other.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ def test_two_processes_with_half_a_store_each_learn_what_one_learns(together: To
     for folder in folders:
         (metrics,) = folder.rglob("align.jsonl")
         logs.append([json.loads(line) for line in metrics.read_text().splitlines()])
-    # Other texts meet in a batch: as far from each other as two seeds may be, by two of their deviations (docs/scale.md).
+    # Other texts meet in a batch: as far from each other as two seeds may be, by two of their deviations
+    # (docs/scale.md).
     assert last_epochs(logs[1]) == pytest.approx(last_epochs(logs[0]), rel=0.08)
     assert last_validation(logs[1]) == pytest.approx(last_validation(logs[0]), rel=0.18)
     assert last_validation(logs[1]) < 0.8 * logs[1][0]["validation"], "it has learned"

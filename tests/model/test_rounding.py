@@ -49,7 +49,8 @@ def test_rounding_twice_is_rounding_once(seed: int, rows: int, blocks: int, scal
     once = _rounded(matrix)
     assert torch.equal(_rounded(once), once)
     _, steps = on_grid(matrix)
-    # The end of the other side has no code of its own, so the largest weights there lie up to a whole step away.
+    # The end of the other side has no code of its own, so the largest weights there lie up to a whole step
+    # away.
     assert ((once - matrix).abs().reshape(rows, blocks, BLOCK) <= 1.01 * steps.abs()).all()
 
 

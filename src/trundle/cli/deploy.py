@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from trundle.precision import EngineName, Precision
 
 _INT4_HELP = (
-    "An eighth of the bytes, for models aligned with --rounding int4; needs --calibrate. With --int8, matmuls run "
-    "in int8: the same size, and faster."
+    "Store weights in int4: an eighth of the size, for models trained with align --rounding int4; needs "
+    "--calibrate. Add --int8 to run matmuls in int8: the same size, and faster."
 )
 
 

@@ -24,7 +24,7 @@ queries = model.encode_query(["what is asked"])"""
 def _model_card(
     name: str, lineage: Lineage, *, similarity: str, needs_trundle: bool = False, use: str = ""
 ) -> str:
-    """Renders the lineage as a card; `use` is the example call of a model that gives labels instead of vectors."""
+    """Renders the lineage as a card; `use` is the example call of a model that gives labels, not vectors."""
     scores = _readable(lineage.scores, lineage.space)
     front = _front(name, [_first_source(lineage)], "finetune", scores, lineage.data)
     return _card(
@@ -46,13 +46,14 @@ def _pair_card(name: str, lineage: Lineage, *, similarity: str) -> str:
     return _card(
         name,
         _front(name, both, "merge", scores, student.get("data", ())),
-        f"Two models in one vector space of {facts['width']} dimensions, put together with trundle: queries are "
-        f"encoded by the small `{Path(lineage.source).name}`, documents by `{Path(str(lineage.space)).name}`.",
+        f"Two models in one vector space of {facts['width']} dimensions, put together with trundle: queries "
+        f"are encoded by the small `{Path(lineage.source).name}`, documents by "
+        f"`{Path(str(lineage.space)).name}`.",
         "| | queries | documents |\n|---|---:|---:|\n| parameters | "
         f"{facts['query_parameters'] / 1e6:,.1f}M | {facts['document_parameters'] / 1e6:,.1f}M |",
         _scores(scores),
         _use(name, _ENCODE_BOTH, similarity)
-        + " Plain `encode` takes the way of the documents. How the small model was made is in `trundle.json`.",
+        + " Plain `encode` encodes documents. How the small model was made is in `trundle.json`.",
     )
 
 

@@ -7,7 +7,8 @@ every linear layer of attention and MLP, which are merged at the end, or all wei
 
     - contrast: {steps: 1000}
     - contrast: {train: full, batch_size: 512, mini_batch: 32}
-    - contrast: {pooling: last, attention: bidirectional, prompts: {quora: "Find a question with the same meaning: "}}
+    - contrast: {pooling: last, attention: bidirectional, prompts: {quora: "Find a question with the same
+      meaning: "}}
 
 Paper: Large Language Models Are Overparameterized Text Encoders (L³Prune).
 """
