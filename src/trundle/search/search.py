@@ -123,7 +123,7 @@ def compress_to_budget(
     if request.corpus is None:
         raise BadInput("the small model learns from texts; pass them with --data")
     if not 0 < minutes < math.inf:
-        raise BadInput(f"{minutes} minutes are no time to plan with; pass a number above 0")
+        raise BadInput(f"a search can't take {minutes} minutes; pass a number above 0")
     _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
     trust, progress = request.trust_remote_code, request.progress
     bases = {name: load(name, trust_remote_code=trust) for name in (request.source, *students)}
