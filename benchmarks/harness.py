@@ -1,4 +1,4 @@
-"""What the benchmarks share: rows in processes of their own, corpora, scores, interleaved timing and memory."""
+"""What the benchmarks share: rows in separate processes, corpora, scores, interleaved timing and memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""trundle's runtime on a CPU against everything else that embeds texts, interleaved; and models by batch size.
+"""trundle's runtime on a CPU against other ways to embed texts, interleaved; and models by batch size.
 
     python benchmarks/runtime.py engines MODEL --calibrate texts.parquet [--work FOLDER] [--tasks FOLDER]
-    python benchmarks/runtime.py batches MODEL[@ENGINE] … --texts FOLDER [--threads 1 --own-time] -o batches.json
+    python benchmarks/runtime.py batches MODEL[@ENGINE] … --texts FOLDER [--threads 1 --own-time] -o FILE
 
 engines  queries (about 10 tokens) and documents (about 200), one at a time and all at once; start to first
          vector; peak memory; and the share of this machine's int8 matmul peak that documents reach. Every

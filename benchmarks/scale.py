@@ -1,4 +1,4 @@
-"""Stores of teacher vectors: on a cluster that loses workers, in training by several processes, and in memory.
+"""Stores of teacher vectors: on a cluster that loses workers, in training by several processes, and memory.
 
     python benchmarks/scale.py cluster MODEL [--texts 1200] [--gpu --texts 100000]
     python benchmarks/scale.py training MODEL STORE

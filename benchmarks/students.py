@@ -1,9 +1,9 @@
-"""Smaller models made in different ways from one model and trained on the same data, each scored on the same tasks.
+"""Smaller models made from one model in different ways, trained on the same data, scored on the same tasks.
 
-    python benchmarks/students.py depth    TEACHER --data TEXTS --tasks DIR -o results/ [--keep 12,9,6,4,3,2,1,0]
+    python benchmarks/students.py depth    TEACHER --data TEXTS --tasks DIR -o results/ [--keep 12,9,6,4,3]
     python benchmarks/students.py heal     TEACHER --data TUPLES --tasks DIR -o results/ [--keep 6,3]
-    python benchmarks/students.py l3prune  DECODER --data TUPLES --tasks DIR -o results/ [--levels 0,10,50,small,large]
-    python benchmarks/students.py leaf     TEACHER --data TEXTS --tasks DIR -o results/ NAME=FOLDER[:OPTION=VALUE…] …
+    python benchmarks/students.py l3prune  DECODER --data TUPLES --tasks DIR -o results/ [--levels 0,10,small]
+    python benchmarks/students.py leaf     TEACHER --data TEXTS --tasks DIR -o OUT NAME=FOLDER[:KEY=VALUE…] …
     python benchmarks/students.py static   TEACHER --data TEXTS --tasks DIR -o results/
     python benchmarks/students.py width    MODEL --data DIR --tasks DIR --objective contrast -o results/
 
@@ -244,7 +244,7 @@ def by_model2vec(teacher: str, folder: Path, *, rotated: bool) -> None:
 
 
 def by_library(teacher: str, layers: int, corpus: Corpus, folder: Path, options: argparse.Namespace) -> None:
-    """Reduce layers and distil as sentence-transformers' example does: evenly spaced layers, MSELoss, its rate."""
+    """Reduce layers and distil as in sentence-transformers' example: spaced layers, MSELoss, its rate."""
     from datasets import Dataset
 
     student = SentenceTransformer(teacher)

@@ -1,4 +1,4 @@
-"""What a smaller vocabulary costs and saves: scores after a cut, after fine-tuning, token statistics and time.
+"""What a smaller vocabulary costs and saves: scores after a cut or fine-tuning, token statistics and time.
 
     python benchmarks/vocabulary.py cuts   MODEL --data DIR -o cuts.json [--align 300]
     python benchmarks/vocabulary.py glue   MODEL --data DIR -o glue/ [--seeds 0,1,2]
@@ -93,10 +93,10 @@ VOCABULARIES = {
     "decompose": {"score": "tfidf", "oov": "decompose"},
 }
 BASELINES = {"magnitude": 0.0, "low-rank": 1.0, "low-rank+sparse": 0.5}
-"""Ways to remove parameters inside the layers; the share of what is left that goes into the low-rank factors."""
+"""Ways to remove parameters inside the layers; the share of the rest that the low-rank factors get."""
 COMPARED = ",".join(("full", *VOCABULARIES, *BASELINES))
 TIMES = {"short": 18, "long": 3}
-"""Texts of each kind in a round: a multiple of the number of models, so that each goes first equally often."""
+"""Texts of each kind in a round: a multiple of the number of models, so that each is first equally often."""
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 SIZE, KEPT, READ = 250_000, 30_000, 200_000
 

@@ -1,4 +1,4 @@
-"""A teacher whose answers are known beforehand, and stores of its vectors."""
+"""A teacher with known vectors, and stores of its vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far two trainings that should give the same are from each other."""
+"""How far the weights of two trainings that should be equal differ."""
 
 from __future__ import annotations
 

@@ -34,10 +34,12 @@ LEGEND = {
     "today hollow": "can't search the teacher's index",
 }
 STYLE = (
-    "text{font:13px system-ui,sans-serif;fill:#444}.name{font-weight:600}svg svg .name{stroke:#fff;stroke-width:3;paint-order:stroke}"
+    "text{font:13px system-ui,sans-serif;fill:#444}.name{font-weight:600}"
+    "svg svg .name{stroke:#fff;stroke-width:3;paint-order:stroke}"
     ".ground{fill:#fff}.rule,.stub{stroke:#e4e4e4}.base,.whole{stroke:#888}.whole{stroke-dasharray:3 5}"
     ".alone{fill:#1f6fb2}.together{fill:#c2410c}.today{fill:#666}circle.hollow{fill:#fff;stroke:#666;stroke-width:2}"
-    "@media (prefers-color-scheme:dark){text{fill:#c8c8c8}svg svg .name{stroke:#0d1117}.ground{fill:#0d1117}.rule,.stub{stroke:#30363d}"
+    "@media (prefers-color-scheme:dark){text{fill:#c8c8c8}svg svg .name{stroke:#0d1117}"
+    ".ground{fill:#0d1117}.rule,.stub{stroke:#30363d}"
     ".alone{fill:#6db1f5}.together{fill:#ff9d66}.today{fill:#aaa}circle.hollow{fill:#0d1117;stroke:#aaa}}"
 )
 Scores = dict[tuple[str, str], float]

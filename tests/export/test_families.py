@@ -77,7 +77,7 @@ def test_every_pooling_and_side(family: str, mode: str, side: str, tmp_path: Pat
 @pytest.mark.parametrize("size", ["full", "half", "int8"])
 @pytest.mark.parametrize("limit", [None, 12])
 def test_a_static_model(engine: str, size: str, limit: int | None, tmp_path: Path) -> None:
-    """Texts of different lengths in one batch, with and without a limit, none of the tokenizer's own tokens."""
+    """Texts of different lengths in one batch, with and without a limit, without special tokens."""
     if engine == "openvino":
         pytest.importorskip("nncf", reason="needs pip install 'trundle[openvino]'")
         if size == "int8" and not is_x86(platform.machine()):

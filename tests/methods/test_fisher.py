@@ -1,4 +1,4 @@
-"""The streamed sums against gradients taken sample by sample by autograd alone."""
+"""Streamed sums against autograd's gradients of single samples."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_sums_are_those_of_single_samples(
         )
 
 
-def test_the_model_is_left_as_it_was(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_the_model_is_not_changed(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = copy_of(pico_model("bert"))
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     hooks = [
@@ -102,7 +102,7 @@ def test_dropout_views_differ_and_repeat(pico_model: Callable[[str], SentenceTra
     assert not torch.equal(one, other)
 
 
-def test_broken_gradients_name_the_batch(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_non_finite_gradients_name_the_batch(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = copy_of(pico_model("bert"))
     with torch.no_grad():
         transformer_of(model).model.embeddings.word_embeddings.weight.fill_(float("nan"))

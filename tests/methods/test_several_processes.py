@@ -1,6 +1,6 @@
-"""align in two processes, as torchrun starts it: one asks the teacher, both train, one writes.
+"""align in two processes, as torchrun starts it: one encodes the teacher's vectors, both train, one writes.
 
-From a store, each may also open its own half of it and nothing else. Starting the processes takes longer than
+From a store, each process may also load only its own half. Starting the processes takes longer than
 the work, so they run the commands of all tests one after the other.
 """
 
@@ -166,7 +166,7 @@ def test_a_closed_form_from_halves_of_a_store_is_that_of_the_whole(together: Tog
 
 
 def last_epochs(log: list[dict[str, Any]]) -> float:
-    """The mean loss of the steps after the first epoch: a single batch holds texts of one length, hard or easy."""
+    """The mean loss after the first epoch: single batches hold texts of one length, hard or easy."""
     lines = [
         (line["step"] - before["step"], line["loss"]) for before, line in pairwise(log) if line["step"] > 20
     ]

@@ -152,7 +152,7 @@ def check(
     from trundle.data.texts import read_texts
     from trundle.export.open import open_sides
     from trundle.index.check import check_index
-    from trundle.index.stores import open_readable
+    from trundle.index.stores import open_index_reader
     from trundle.scale.shard_writer import absolute_name
 
     own_queries = [text.text for text in read_texts(queries)] if queries else []
@@ -162,9 +162,9 @@ def check(
         name, trust = absolute_name(teacher), flags.trust
         large = _open_teacher(name, teacher_model, graph="fastest", trust=trust, progress=progress)
     columns = {"text_column": texts, "vector_column": vectors}
-    with closing(open_readable(against, table=table, progress=progress, **columns)) as readable:
+    with closing(open_index_reader(against, table=table, progress=progress, **columns)) as reader:
         found = check_index(
-            readable,
+            reader,
             small.embedder(absolute_name(student)),
             teacher=large,
             queries=own_queries,

@@ -25,7 +25,7 @@ def _model_card(
     name: str, lineage: Lineage, *, similarity: str, needs_trundle: bool = False, use: str = ""
 ) -> str:
     """Renders the lineage as a card; `use` is the example call of a model that gives labels, not vectors."""
-    scores = _readable(lineage.scores, lineage.space)
+    scores = _named_scores(lineage.scores, lineage.space)
     front = _front(name, [_first_source(lineage)], "finetune", scores, lineage.data)
     return _card(
         name,
@@ -41,7 +41,7 @@ def _model_card(
 def _pair_card(name: str, lineage: Lineage, *, similarity: str) -> str:
     facts = lineage.steps[-1]["facts"]
     student = lineage.parent or {}
-    scores = _readable(student.get("scores", {}), student.get("space"))
+    scores = _named_scores(student.get("scores", {}), student.get("space"))
     both = [_first_source(lineage), str(lineage.space)]
     return _card(
         name,
@@ -109,7 +109,7 @@ def _hub_name(source: str) -> str:
     return source if looks_like_one else Path(source).name
 
 
-def _readable(scores: Mapping[str, Any], space: str | None) -> dict[str, float]:
+def _named_scores(scores: Mapping[str, Any], space: str | None) -> dict[str, float]:
     numbers = {label: value for label, value in scores.items() if isinstance(value, int | float)}
     return {_without_path(label, space): float(value) for label, value in numbers.items()}
 
