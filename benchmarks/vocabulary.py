@@ -167,9 +167,9 @@ def cuts(options: argparse.Namespace) -> None:
         with torch.autocast(device, torch.bfloat16, enabled=options.precision == "bf16"):
             return evaluate(encoder, [task])[0].score
 
-    def measure(task: Task, texts: list[str], removed: int, wish: Json, whole: float) -> Iterator[Json]:
+    def measure(task: Task, texts: list[str], removed: int, setting: Json, whole: float) -> Iterator[Json]:
         context, began = Context(original=model, corpus=domain_corpus(texts)), time.monotonic()
-        small, plan = cut(model, wish | {"characters": options.characters}, removed, context)
+        small, plan = cut(model, setting | {"characters": options.characters}, removed, context)
         row: Json = {"kept": len(plan.kept), "coverage": plan.coverage}
         row["seconds"] = round(time.monotonic() - began, 1)
         row["removed"] = round(1 - cost_of(small).parameters / cost_of(model).parameters, 4)
@@ -180,7 +180,7 @@ def cuts(options: argparse.Namespace) -> None:
         for steps, encoder in encoders.items():
             found = scored(task, encoder)
             score = {"value": round(found, 5), "retention": round(found / whole, 5), "align": steps}
-            yield {"domain": task.name, "characters": options.characters} | wish | row | score
+            yield {"domain": task.name, "characters": options.characters} | setting | row | score
 
     with tempfile.TemporaryDirectory() as scratch:
         for name in names(options.domains):

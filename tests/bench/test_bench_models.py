@@ -53,7 +53,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def result(models: list[str]) -> BenchResult:
-    """Without the pauses that keep the race fair: no test here asks which model is faster."""
+    """Without the pauses that keep the benchmark fair: no test here compares speeds."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("trundle.bench.rounds._PAUSE", 0.0)
         return bench(models, options=BenchOptions(rounds=2, seconds=0.05, batch_size=8, threads=1))

@@ -250,7 +250,7 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def fake_race(command: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[_BenchedModel]]:
-    """A whole race between fake workers."""
+    """A complete benchmark of fake workers."""
 
     def run(models: Sequence[str], **changes: Any) -> list[_BenchedModel]:
         def worker(contestant: _BenchedModel, how: _BenchSettings) -> _Worker:

@@ -30,7 +30,7 @@ OPENVINO = ("bert", "xlm-roberta", "mpnet", "modernbert", "qwen3", "gemma3", "ph
 
 
 def reference(folder: Path) -> np.ndarray:
-    """One text at a time: what padding does to a decoder in torch is no reference."""
+    """One text at a time, because padding changes a decoder's vectors in torch."""
     return SentenceTransformer(str(folder), device="cpu").encode(TEXTS, batch_size=1)
 
 
@@ -107,7 +107,7 @@ def test_a_static_model(engine: str, size: str, limit: int | None, tmp_path: Pat
 
 
 def test_a_chat_template_is_part_of_the_model(tmp_path: Path) -> None:
-    """sentence-transformers renders each text as a message where the tokenizer has a template."""
+    """sentence-transformers renders each text as a message if the tokenizer has a template."""
     folder = tmp_path / "backbone"
     pico.save_backbone("llama", str(folder))
     (folder / "chat_template.jinja").write_text(

@@ -114,7 +114,7 @@ def test_tinybert_is_torchs_squared_error_through_the_map():
 
 
 def test_padding_changes_neither_loss_nor_gradient():
-    """Whatever stands in the padding, also infinity, the losses and their slopes stay the same and finite."""
+    """Losses and gradients do not depend on the values in the padding, not even on infinity."""
     states, scores = noise(0, TEXTS, TOKENS, 8), noise(1, TEXTS, HEADS, TOKENS, TOKENS)
     target, target_scores = (
         noise(2, TEXTS, TOKENS, 8).detach(),

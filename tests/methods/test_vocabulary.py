@@ -278,7 +278,7 @@ def test_listed_sizes_equal_those_of_the_method(pico_model: Models) -> None:
 def test_maps_give_what_the_original_gives_for_the_mapped_tokens(
     family: str, oov: str, pico_model: Models, tmp_path: Path
 ) -> None:
-    """The reference is the whole model, given by hand the ids that stand for those that are gone."""
+    """The reference is the full model with the removed ids replaced by hand."""
     model = pico_model(family)
     plan, applied = run(model, {"keep": 60, "oov": oov, **({"clusters": 5} if oov == "cluster" else {})})
     small = applied.model

@@ -49,7 +49,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def nested(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path_factory: pytest.TempPathFactory
 ) -> Run:
-    """A nested BERT, its folders beside it."""
+    """A nested BERT and the folders of its sizes."""
     output = tmp_path_factory.mktemp("nested") / "out"
     return compress(str(pico_folders("bert")), single(WIDTH, ALIGNED), output=output, corpus=corpus)
 

@@ -70,7 +70,7 @@ def test_a_full_disk_keeps_the_old_content(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_device_without_space(pico_model: Callable[[str], SentenceTransformer], tmp_path: Path) -> None:
-    """The library's own writer meets a full device in the middle of the weights."""
+    """The device is full while the library writes the weights."""
 
     model = pico_model("bert")
     real = SentenceTransformer.save_pretrained

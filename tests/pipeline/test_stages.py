@@ -29,7 +29,7 @@ ORDER = (
 
 
 class Stopped(Exception):
-    """Stands for a kill."""
+    """Simulates a kill."""
 
 
 class Wrapped:
@@ -81,7 +81,7 @@ def counted(recipe: Recipe, taken: list[str], *, stop_at: str | None = None) -> 
 
 
 def stopped_before_align(run: Callable[..., Run], output: Path) -> Recipe:
-    """Two stages are there; and the recipe to go on with."""
+    """Two finished stages, and the recipe to resume."""
     recipe = parse_recipe(ORDER, name="x")
     with pytest.raises(Stopped):
         run(output, counted(recipe, [], stop_at="align"))
@@ -200,7 +200,7 @@ def test_the_same_training_twice_at_once_is_two_trainings(
 def test_two_runs_with_the_same_first_steps_do_not_block_each_other(
     run: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """The second comes while the first applies a step they share, and is done before the first keeps it."""
+    """The second starts while the first applies a shared step, and ends before the first stores it."""
     recipe, other = (parse_recipe(ORDER.replace("steps: 1", f"steps: {n}"), name="x") for n in (1, 2))
     shared = recipe.calls[1]
     assert shared.options == other.calls[1].options

@@ -200,7 +200,7 @@ def test_output_paths_of_a_page(tmp_path: Path) -> None:
 
 
 def test_stored_records_are_drawn_without_torch(run_folder: Path, tmp_path: Path) -> None:
-    """Seconds, not half a minute, for those who only want to look."""
+    """A report of stored records must not wait for the import of torch."""
     lines = (
         "import sys; from trundle.report.report import make_report, write_report; "
         f"write_report(make_report([{str(run_folder)!r}]), {str(tmp_path / 'r.html')!r}); "

@@ -39,7 +39,7 @@ SPEED = _Speed(fixed=0.1, attention=1e-6, mlp=1e-6)
 def shipped(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[_Budget], tuple[_Candidate, Path, dict[str, Any]]]:
-    """A model whose int8 graph is refused, shipped within some limits."""
+    """A model whose int8 graph is rejected, exported within some limits."""
     plain = _export_graph
 
     def refuse(folder: Path, precision: Any, **options: Any) -> int:

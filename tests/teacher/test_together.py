@@ -21,7 +21,7 @@ TEXTS = [Text(text=f"text number {number}", kind="query") for number in range(40
 
 
 class Waiting(_Silent):
-    """Notes who waits."""
+    """Records that a process waits."""
 
     def __init__(self) -> None:
         self.told = threading.Event()

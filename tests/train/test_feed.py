@@ -64,7 +64,7 @@ def check(model: SentenceTransformer) -> None:
 def test_tokens_are_those_of_the_model(
     family: str, pico_model: Callable[[str], SentenceTransformer], monkeypatch: pytest.MonkeyPatch
 ):
-    """By the short cut, which every family can take: without it the model would be asked again."""
+    """By the fast path, which works for every family, without the model's own preprocessing."""
     model = pico_model(family)
     check(model)
     tokenise = make_tokeniser(model)

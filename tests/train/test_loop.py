@@ -61,7 +61,7 @@ class Toy:
     def train(
         self, settings: TrainSettings, each_step: Callable[[int], None] = lambda _step: None, **more: Any
     ) -> _TrainResult:
-        """`each_step` is told the number of each step while it is made."""
+        """`each_step` is called with the number of each step."""
         self.each_step = each_step
         named = {name: more.pop(name) for name in ("validation", "on_validation", "name") if name in more}
         data = {
@@ -350,7 +350,7 @@ def test_precision_follows_the_processor(amx: bool, chosen: str, monkeypatch: py
 
 
 def test_a_slow_run_writes_checkpoints_by_time(toy: Callable[[], Toy], tmp_path: Path) -> None:
-    """However few steps it has taken: here the clock goes on by 15 s whenever it is looked at."""
+    """Independent of the number of steps: here the clock advances by 15 s on every call."""
     ticks = iter(range(0, 10**6, 15))
     student = toy()
 

@@ -47,7 +47,7 @@ def material() -> tuple[Tensor, Tensor]:
 
 
 def learn_from_shares(net: Net, rank: int, processes: int) -> _TrainResult:
-    """One batch an epoch, so that all texts meet whoever holds them; every third counts twice."""
+    """One batch per epoch, so that it holds the texts of all processes; every third counts twice."""
     begin, end = (TEXTS * number // processes for number in (rank, rank + 1))
     inputs, targets = (part[begin:end] for part in material())
     batches = sharded_batches(

@@ -53,7 +53,7 @@ def test_a_resident_batch_equals_the_batch_on_disk(family, pico_model, targets, 
 
 
 def test_each_process_fills_the_device_of_its_own_student(pico_model, targets, monkeypatch):
-    """Of several GPUs, the student's is asked for room and used; told by a student that says where it is."""
+    """With several GPUs, the memory of the student's device counts; a fake student names its device."""
     student, asked = copy.deepcopy(pico_model("bert")), []
 
     def free(device):
