@@ -92,7 +92,7 @@ def test_a_root_that_is_not_there_is_rejected(tmp_path: Path):
 
 
 def test_names_need_a_root():
-    with pytest.raises(BadInput, match="the folder that holds the tasks with --root"):
+    with pytest.raises(BadInput, match="the folder of the tasks with --root"):
         find_tasks(["STS12"])
 
 
