@@ -1,4 +1,4 @@
-"""Batches gathered on the device are the batches that would have been read and tokenised."""
+"""Batches gathered on the device equal those that are read and tokenised."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_targets(folder: Path, *, scale: float = 1.0, dtype: str = "float16"):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "qwen2", "gpt2"])
-def test_a_resident_batch_is_the_batch_that_is_read(family, pico_model, targets, monkeypatch):
+def test_a_resident_batch_equals_the_batch_on_disk(family, pico_model, targets, monkeypatch):
     monkeypatch.setattr(leaf, "_CHUNK", 33)
     model = copy.deepcopy(pico_model(family))
     model.prompts = {"query": "asked: ", "document": "said: "}
@@ -53,7 +53,7 @@ def test_a_resident_batch_is_the_batch_that_is_read(family, pico_model, targets,
 
 
 def test_each_process_fills_the_device_of_its_own_student(pico_model, targets, monkeypatch):
-    """Of several GPUs, the student's is asked for room and used; told by a student that says where it is."""
+    """With several GPUs, the memory of the student's device counts; a fake student names its device."""
     student, asked = copy.deepcopy(pico_model("bert")), []
 
     def free(device):
@@ -73,12 +73,12 @@ def test_each_process_fills_the_device_of_its_own_student(pico_model, targets, m
     assert task.batches.load.__func__ is _Resident.load
 
 
-def test_only_what_surely_fits_is_held(targets):
+def test_vectors_are_resident_only_if_they_fit(targets):
     assert _fits(targets, 1 << 30)
     assert not _fits(targets, 4 * len(targets) * targets.width * 2 - 1)
 
 
-def test_numbers_that_are_stored_in_full_are_held_in_full(pico_model, tmp_path):
+def test_float32_vectors_stay_float32_in_memory(pico_model, tmp_path):
     """Vectors too large for half precision are stored as float32, as the one sentence about them says."""
     large = make_targets(tmp_path, scale=1e5, dtype="float32")
     held = _make_resident(pico_model("bert"), large, torch.device("cpu"))
