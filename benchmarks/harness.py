@@ -1,4 +1,4 @@
-"""What the benchmarks share: rows in processes of their own, corpora, scores, interleaved timing and memory."""
+"""What the benchmarks share: rows in separate processes, corpora, scores, interleaved timing and memory."""
 
 from __future__ import annotations
 
@@ -184,8 +184,8 @@ def mean_of(scores: Iterable[Json], kind: str | None = None, mode: str = "standa
 def held_out_search(name: str, data: Path, folder: Path) -> tuple[Path, list[Json], set[str]]:
     """Make a retrieval task of every tenth tuple in triplets/NAME.parquet.
 
-    Its queries search all passages of these rows. Returns the folder of the task, the other rows, and the texts
-    of the task, which must not be trained on.
+    Its queries search all passages of these rows. Returns the folder of the task, the other rows, and the
+    texts of the task, which must not be trained on.
     """
     rows = pq.read_table(data / "triplets" / f"{name}.parquet").to_pylist()
     measured, others = rows[::TENTH], [row for number, row in enumerate(rows) if number % TENTH]

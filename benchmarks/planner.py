@@ -2,16 +2,17 @@
 
     python benchmarks/planner.py sizes MODEL [MODEL ...]
     python benchmarks/planner.py forecast MODEL --data TEXTS [--cuts 5] [--precision int4+int8]
-    python benchmarks/planner.py regret MODEL --budget 8MB --data TEXTS --minutes 6 --texts 100000 --steps 2000 -o results/
+    python benchmarks/planner.py regret MODEL --budget 8MB --data TEXTS --minutes 6 --steps 2000 -o results/
 
-sizes     predicted parameters and bytes against those of the built and saved model, as it is and halved: every
-          second layer, and half of the width, head dimensions and MLP neurons
-forecast  candidates spread over the complete grid are cut, mapped in closed form (training changes neither size nor
-          speed), exported as they would be shipped, and timed in turns. Goals: sizes within 1%, times within 20%
-regret    a search runs as a user would run it. Then every candidate within the budget is trained from the start for
-          the same --steps on the same --texts. Regret is the distance of the chosen one to the best. The search runs
-          alone; rows may run --at-once. The first candidate is there twice: as `first` it asks the model for all
-          vectors. Rows that exist are not made again
+sizes     predicted parameters and bytes against those of the built and saved model, as it is and halved:
+          every second layer, and half of the width, head dimensions and MLP neurons
+forecast  candidates spread over the complete grid are cut, mapped in closed form (training changes neither
+          size nor speed), exported as they would be shipped, and timed in turns. Goals: sizes within 1%,
+          times within 20%
+regret    a search runs as a user would run it. Then every candidate within the budget is trained from the
+          start for the same --steps on the same --texts. Regret is the distance of the chosen one to the
+          best. The search runs alone; rows may run --at-once. The first candidate is there twice: as `first`
+          it asks the model for all vectors. Rows that exist are not made again
 """
 
 from __future__ import annotations
@@ -89,8 +90,9 @@ def forecast(options: argparse.Namespace, corpus: Corpus) -> None:
     for each, size, time in zip(chosen, sizes, times, strict=True):
         predicted = speed.milliseconds(each.cost)
         print(
-            f"{each.name:62} {each.bytes:12,} bytes predicted {size:12,} measured {each.bytes / size - 1:+8.3%} "
-            f"{predicted:8.2f} ms predicted {time:9.2f} measured {predicted / time - 1:+7.1%}"
+            f"{each.name:62} {each.bytes:12,} bytes predicted {size:12,} measured "
+            f"{each.bytes / size - 1:+8.3%} {predicted:8.2f} ms predicted {time:9.2f} measured "
+            f"{predicted / time - 1:+7.1%}"
         )
 
 

@@ -5,9 +5,9 @@
 
 codes      recall@10 against exact search, memory read per search, and the median time of one query, for each
            precision. --graph searches through a usearch graph however small the set is
-shortened  LEAF's figure 6: documents are encoded by the teacher, queries by the teacher or by the student, and both are
-           truncated and quantised alike. Scores are also shares of the same model's score with full vectors. Byte
-           ranges are those that `align` kept with the student
+shortened  LEAF's figure 6: documents are encoded by the teacher, queries by the teacher or by the student,
+           and both are truncated and quantised alike. Scores are also shares of the same model's score with
+           full vectors. Byte ranges are those that `align` kept with the student
 """
 
 from __future__ import annotations

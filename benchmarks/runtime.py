@@ -1,15 +1,16 @@
-"""trundle's runtime on a CPU against everything else that embeds texts, interleaved; and models by batch size.
+"""trundle's runtime on a CPU against other ways to embed texts, interleaved; and models by batch size.
 
     python benchmarks/runtime.py engines MODEL --calibrate texts.parquet [--work FOLDER] [--tasks FOLDER]
-    python benchmarks/runtime.py batches MODEL[@ENGINE] … --texts FOLDER [--threads 1 --own-time] -o batches.json
+    python benchmarks/runtime.py batches MODEL[@ENGINE] … --texts FOLDER [--threads 1 --own-time] -o FILE
 
-engines  queries (about 10 tokens) and documents (about 200), one at a time and all at once; start to first vector;
-         peak memory; and the share of this machine's int8 matmul peak that documents reach. Every contestant is a
-         process; ratios are to the first one. --work keeps the exported graphs. With --tasks also the scores of each
-         graph on STSBenchmark and SciFact; --rounds 0 measures only these
-batches  LEAF's table 9: texts per second, shortest latency, and the largest batch within 100 ms. A model runs in torch
-         where it has torch weights and by its first graph otherwise; MODEL@ENGINE names an engine of `trundle bench`.
-         FOLDER is a retrieval task. --own-time counts CPU time of one thread instead of the clock
+engines  queries (about 10 tokens) and documents (about 200), one at a time and all at once; start to first
+         vector; peak memory; and the share of this machine's int8 matmul peak that documents reach. Every
+         contestant is a process; ratios are to the first one. --work keeps the exported graphs. With --tasks
+         also the scores of each graph on STSBenchmark and SciFact; --rounds 0 measures only these
+batches  LEAF's table 9: texts per second, shortest latency, and the largest batch within 100 ms. A model runs
+         in torch where it has torch weights and by its first graph otherwise; MODEL@ENGINE names an engine of
+         `trundle bench`. FOLDER is a retrieval task. --own-time counts CPU time of one thread instead of the
+         clock
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""Stores of teacher vectors: on a cluster that loses workers, in training by several processes, and in memory.
+"""Stores of teacher vectors: on a cluster that loses workers, in training by several processes, and memory.
 
     python benchmarks/scale.py cluster MODEL [--texts 1200] [--gpu --texts 100000]
     python benchmarks/scale.py training MODEL STORE
     python benchmarks/scale.py memory
 
-cluster   MODEL is an exported folder, or any model with --gpu. A Ray cluster of 2 nodes × 2 workers on this machine
-          builds a store while nothing, a worker, a node and the driver (started again) is killed. All files are compared
-          with those of one process, and finished shards must not be written again. Then `training` on that store
-training  the first layer of MODEL with a new linear layer trains on STORE in one process, in two, and in two that each
-          open half of it, with several seeds
-memory    peak memory above that at the start, and time, of building and reading the vectors of 10,000 and 500,000 texts
-          with an artificial teacher, and of the driver's survey of 1 and 16 million texts, each in a fresh process
+cluster   MODEL is an exported folder, or any model with --gpu. A Ray cluster of 2 nodes × 2 workers on this
+          machine builds a store while nothing, a worker, a node and the driver (started again) is killed. All
+          files are compared with those of one process, and finished shards must not be written again. Then
+          `training` on that store
+training  the first layer of MODEL with a new linear layer trains on STORE in one process, in two, and in two
+          that each open half of it, with several seeds
+memory    peak memory above that at the start, and time, of building and reading the vectors of 10,000 and
+          500,000 texts with an artificial teacher, and of the driver's survey of 1 and 16 million texts, each
+          in a fresh process
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/serve.py MODEL [--clients 1,8,32,128] [--seconds 5] [--rounds 3] [--texts short]
 
-trundle serve, sentence-transformers behind the same FastAPI with one lock, and the bare runtime without a server,
-interleaved. Requests have one text each; clients keep their connections and send the next request when the last one is
-answered.
+trundle serve, sentence-transformers behind the same FastAPI with one lock, and the bare runtime without a
+server, interleaved. Requests have one text each; clients keep their connections and send the next request
+when the last one is answered.
 """
 
 from __future__ import annotations

@@ -1,14 +1,22 @@
 """How long trundle takes against the plainest code for the same work, interleaved in one process.
 
-    python benchmarks/speed.py loop MODEL        the training loop against a bare torch loop (goal: 0.9 or more)
-    python benchmarks/speed.py lora MODEL        a LoRA step of `contrast` against a script with peft (goal: 1.1 or less)
-    python benchmarks/speed.py precision MODEL --data TEXTS   steps/s of `align` in bf16 against float32
-    python benchmarks/speed.py nested MODEL      a step of nested widths against the separate steps (time and memory)
-    python benchmarks/speed.py neurons MODEL     encoding with half of the MLP neurons, and what the FLOPs predict
-    python benchmarks/speed.py bench MODEL       texts/s that `trundle bench` reports against a bare loop (goal: 0.9)
-    python benchmarks/speed.py evaluate MODEL --data TASKS    `evaluate` against a bare encode (goal: 1.10 or less)
-    python benchmarks/speed.py imports           importing trundle against sentence-transformers (goal: 1/20, no torch)
+    python benchmarks/speed.py loop MODEL
+    python benchmarks/speed.py lora MODEL
+    python benchmarks/speed.py precision MODEL --data TEXTS
+    python benchmarks/speed.py nested MODEL
+    python benchmarks/speed.py neurons MODEL
+    python benchmarks/speed.py bench MODEL
+    python benchmarks/speed.py evaluate MODEL --data TASKS
+    python benchmarks/speed.py imports
 
+loop       the training loop against a bare torch loop (goal: 0.9 or more)
+lora       a LoRA step of `contrast` against a script with peft (goal: 1.1 or less)
+precision  steps/s of `align` in bf16 against float32
+nested     a step of nested widths against the separate steps (time and memory)
+neurons    encoding with half of the MLP neurons, and what the FLOPs predict
+bench      texts/s that `trundle bench` reports against a bare loop (goal: 0.9)
+evaluate   `evaluate` against a bare encode (goal: 1.10 or less)
+imports    importing trundle against sentence-transformers (goal: 1/20, no torch)
 Every round runs both ways; ratios are medians over rounds with their range.
 """
 
@@ -65,7 +73,9 @@ WORDS = ("shrink", "any", "text", "embedding", "model", "and", "keep", "your", "
 SOURCE = "made up"
 IMPORTS = {
     "import trundle": "import trundle",
-    "trundle --help": "import sys; sys.argv = ['trundle', '--help']; from trundle.cli.app import main; main()",
+    "trundle --help": (
+        "import sys; sys.argv = ['trundle', '--help']; from trundle.cli.app import main; main()"
+    ),
     "import sentence_transformers": "import sentence_transformers",
 }
 # The command line ends with SystemExit, so torch is looked for at exit.

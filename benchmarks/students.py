@@ -1,23 +1,25 @@
-"""Smaller models made in different ways from one model and trained on the same data, each scored on the same tasks.
+"""Smaller models made from one model in different ways, trained on the same data, scored on the same tasks.
 
-    python benchmarks/students.py depth    TEACHER --data TEXTS --tasks DIR -o results/ [--keep 12,9,6,4,3,2,1,0]
+    python benchmarks/students.py depth    TEACHER --data TEXTS --tasks DIR -o results/ [--keep 12,9,6,4,3]
     python benchmarks/students.py heal     TEACHER --data TUPLES --tasks DIR -o results/ [--keep 6,3]
-    python benchmarks/students.py l3prune  DECODER --data TUPLES --tasks DIR -o results/ [--levels 0,10,50,small,large]
-    python benchmarks/students.py leaf     TEACHER --data TEXTS --tasks DIR -o results/ NAME=FOLDER[:OPTION=VALUE…] …
+    python benchmarks/students.py l3prune  DECODER --data TUPLES --tasks DIR -o results/ [--levels 0,10,small]
+    python benchmarks/students.py leaf     TEACHER --data TEXTS --tasks DIR -o OUT NAME=FOLDER[:KEY=VALUE…] …
     python benchmarks/students.py static   TEACHER --data TEXTS --tasks DIR -o results/
     python benchmarks/students.py width    MODEL --data DIR --tasks DIR --objective contrast -o results/
 
---data is a folder of parquet files, --tasks a folder of tasks. Tasks are only used for scoring. Without --tasks, models
-are trained and not scored. --options are more options of the training step, as JSON. Every row is made in its own
-process, --at-once of them at a time, and writes result.json; rows that exist are not made again.
+--data is a folder of parquet files, --tasks a folder of tasks. Tasks are only used for scoring. Without
+--tasks, models are trained and not scored. --options are more options of the training step, as JSON. Every
+row is made in its own process, --at-once of them at a time, and writes result.json; rows that exist are not
+made again.
 
 depth    one teacher cut to fewer and fewer layers, each aligned; 0 layers is the static model
 heal     a cut model trained with `align`, `contrast`, and sentence-transformers' own layer reduction and MSE
          distillation (`library`, needs `datasets`); `cut` is not trained
 l3prune  a level is a percentage of layers to drop, or `small` or `large`, which the layer-loss curve picks
-leaf     students given as folders, aligned; options after the folder are for that row alone. `ridge`, the closed-form
-         start of the first student, runs first and asks the teacher for all vectors
-static   models without layers, and model2vec's distillation (needs model2vec[distill]) with and without its rotation
+leaf     students given as folders, aligned; options after the folder are for that row alone. `ridge`, the
+         closed-form start of the first student, runs first and asks the teacher for all vectors
+static   models without layers, and model2vec's distillation (needs model2vec[distill]) with and without its
+         rotation
 width    nested widths from one run, and what they are compared with; --rows picks rows by pattern
 """
 
@@ -242,7 +244,7 @@ def by_model2vec(teacher: str, folder: Path, *, rotated: bool) -> None:
 
 
 def by_library(teacher: str, layers: int, corpus: Corpus, folder: Path, options: argparse.Namespace) -> None:
-    """Reduce layers and distil as sentence-transformers' example does: evenly spaced layers, MSELoss, its rate."""
+    """Reduce layers and distil as in sentence-transformers' example: spaced layers, MSELoss, its rate."""
     from datasets import Dataset
 
     student = SentenceTransformer(teacher)

@@ -1,4 +1,4 @@
-"""What a smaller vocabulary costs and saves: scores after a cut, after fine-tuning, token statistics and time.
+"""What a smaller vocabulary costs and saves: scores after a cut or fine-tuning, token statistics and time.
 
     python benchmarks/vocabulary.py cuts   MODEL --data DIR -o cuts.json [--align 300]
     python benchmarks/vocabulary.py glue   MODEL --data DIR -o glue/ [--seeds 0,1,2]
@@ -8,14 +8,16 @@
 
 DIR has the tasks and texts (classification/, pairs/, retrieval/, sts/, triplets/, texts/).
 
-cuts    scores for every score, fate of removed tokens (--oov) and share of parameters removed. Tokens are selected,
-        and `align` trains, on training texts of the same domain, for STSBenchmark on general texts
-glue    the paper's table 1: a model fine-tuned for each task after each way to remove parameters, on the split `train`
-        alone, and scored on `test`, or `dev` for RTE. Cells that exist are not made again
-tokens  table 2: how many tokens a task's texts use, and how unevenly. `top_fifth` is the share of occurrences of the
-        most frequent fifth of the tokens that occur in these rows (a fifth of the complete vocabulary is more than all
-        tokens of CoLA); `unseen` the share of distinct tokens of the scored rows that do not occur in `train`
-cost    table 3: parameters, bytes, peak memory of a process, and CPU time per text of the full model and of two cut ones
+cuts    scores for every score, fate of removed tokens (--oov) and share of parameters removed. Tokens are
+        selected, and `align` trains, on training texts of the same domain, for STSBenchmark on general texts
+glue    the paper's table 1: a model fine-tuned for each task after each way to remove parameters, on the
+        split `train` alone, and scored on `test`, or `dev` for RTE. Cells that exist are not made again
+tokens  table 2: how many tokens a task's texts use, and how unevenly. `top_fifth` is the share of occurrences
+        of the most frequent fifth of the tokens that occur in these rows (a fifth of the complete vocabulary
+        is more than all tokens of CoLA); `unseen` the share of distinct tokens of the scored rows that do not
+        occur in `train`
+cost    table 3: parameters, bytes, peak memory of a process, and CPU time per text of the full model and of
+        two cut ones
 speed   how long a byte-level BPE vocabulary of 250,000 tokens takes to cut, and how much of it is tokenising
 """
 
@@ -91,10 +93,10 @@ VOCABULARIES = {
     "decompose": {"score": "tfidf", "oov": "decompose"},
 }
 BASELINES = {"magnitude": 0.0, "low-rank": 1.0, "low-rank+sparse": 0.5}
-"""Ways to remove parameters inside the layers; the share of what is left that goes into the low-rank factors."""
+"""Ways to remove parameters inside the layers; the share of the rest that the low-rank factors get."""
 COMPARED = ",".join(("full", *VOCABULARIES, *BASELINES))
 TIMES = {"short": 18, "long": 3}
-"""Texts of each kind in a round: a multiple of the number of models, so that each goes first equally often."""
+"""Texts of each kind in a round: a multiple of the number of models, so that each is first equally often."""
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 SIZE, KEPT, READ = 250_000, 30_000, 200_000
 
@@ -165,9 +167,9 @@ def cuts(options: argparse.Namespace) -> None:
         with torch.autocast(device, torch.bfloat16, enabled=options.precision == "bf16"):
             return evaluate(encoder, [task])[0].score
 
-    def measure(task: Task, texts: list[str], removed: int, wish: Json, whole: float) -> Iterator[Json]:
+    def measure(task: Task, texts: list[str], removed: int, setting: Json, whole: float) -> Iterator[Json]:
         context, began = Context(original=model, corpus=domain_corpus(texts)), time.monotonic()
-        small, plan = cut(model, wish | {"characters": options.characters}, removed, context)
+        small, plan = cut(model, setting | {"characters": options.characters}, removed, context)
         row: Json = {"kept": len(plan.kept), "coverage": plan.coverage}
         row["seconds"] = round(time.monotonic() - began, 1)
         row["removed"] = round(1 - cost_of(small).parameters / cost_of(model).parameters, 4)
@@ -178,7 +180,7 @@ def cuts(options: argparse.Namespace) -> None:
         for steps, encoder in encoders.items():
             found = scored(task, encoder)
             score = {"value": round(found, 5), "retention": round(found / whole, 5), "align": steps}
-            yield {"domain": task.name, "characters": options.characters} | wish | row | score
+            yield {"domain": task.name, "characters": options.characters} | setting | row | score
 
     with tempfile.TemporaryDirectory() as scratch:
         for name in names(options.domains):

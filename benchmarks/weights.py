@@ -1,13 +1,13 @@
-"""What pruning for a domain costs or gains: method × sparsity, one-shot and after training, over several seeds.
+"""What pruning for a domain costs or gains: method × sparsity, one-shot and after training, over seeds.
 
-    python benchmarks/weights.py MODEL --data DIR -o results/ [--domains finance --sparsity 50 --methods gaprune,wanda]
+    python benchmarks/weights.py MODEL --data DIR -o results/ [--domains finance --sparsity 50]
 
-DIR has the tasks and tuples (classification/, retrieval/, sts/, triplets/). A domain is tested by its classification
-task and by a search over every tenth tuple of triplets/DOMAIN; tuples that share a text with it are not trained on.
-`neuron` removes neurons by gaprune's scores and
-reconstructs the output of the layer from those that stay; `neuron-alone` does not reconstruct. `gaprune-paper` has
-β = 1 (with each Fisher matrix scaled below 1), `gaprune-raw` the formula as printed. `dense` is the model itself,
-before and after the same training. `papers/gaprune.py` turns the rows into changes against dense.
+DIR has the tasks and tuples (classification/, retrieval/, sts/, triplets/). A domain is tested by its
+classification task and by a search over every tenth tuple of triplets/DOMAIN; tuples that share a text with
+it are not trained on. `neuron` removes neurons by gaprune's scores and reconstructs the output of the layer
+from those that stay; `neuron-alone` does not reconstruct. `gaprune-paper` has β = 1 (with each Fisher matrix
+scaled below 1), `gaprune-raw` the formula as printed. `dense` is the model itself, before and after the same
+training. `papers/gaprune.py` turns the rows into changes against dense.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ from trundle.model.load import load
 from trundle.model.matrices import prunable, weight_of, with_zeros
 from trundle.model.surgery import Cut, cut, transformer_of
 
-METHODS = "gaprune,gaprune-paper,gaprune-raw,magnitude,random,general-fisher,domain-fisher,wanda,neuron,neuron-alone"
+METHODS = (
+    "gaprune,gaprune-paper,gaprune-raw,magnitude,random,general-fisher,domain-fisher,wanda,"
+    "neuron,neuron-alone"
+)
 DOMAIN_TASKS = {"finance": "classification/FinancialPhraseBank", "chemistry": "classification/ChemProt"}
 GENERAL_TASKS = "sts/STSBenchmark,sts/STS15,retrieval/SciFact,retrieval/Cranfield"
 

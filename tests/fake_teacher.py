@@ -1,4 +1,4 @@
-"""A teacher whose answers are known beforehand, and stores of its vectors."""
+"""A teacher with known vectors, and stores of its vectors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def vector(role: str, text: str) -> Vectors:
 
 
 class Teacher:
-    """Remembers what it was asked, and gives one bad answer where it is told to."""
+    """Records the texts it encodes, and gives one bad vector on request."""
 
     def __init__(self, answers: dict[str, Any] | None = None) -> None:
         self.calls: list[list[str]] = []

@@ -83,7 +83,7 @@ def running(served: _Served, settings: ServerSettings | None = None) -> Iterator
 
 
 class Gated(Encoder):
-    """The real encoder, held up until the test lets it go on."""
+    """The real encoder, blocked until the test releases it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, threads=2)

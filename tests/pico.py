@@ -1,4 +1,4 @@
-"""Pico models: one real, tiny model per family, made from its config, with a real tokenizer trained on a few lines.
+"""Pico models: one tiny model per family, made from its config, with a tokenizer trained on a few lines.
 
 They are built offline in milliseconds and go through the same code as the large ones.
 """
@@ -33,7 +33,7 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "small"
 
 
 def different_texts(count: int) -> list[str]:
-    """Texts that every pico tokenizer tells apart; a number at the end would be unknown to some, and its text no other's."""
+    """Texts that every pico tokenizer distinguishes; some would not know a number at the end of a text."""
     found = [f"{text} {one} {two}" for one in WORDS for two in WORDS for text in TEXTS]
     assert count <= len(found)
     return found[:count]

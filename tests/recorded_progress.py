@@ -1,4 +1,4 @@
-"""A progress display that remembers what it was told."""
+"""A progress display that records its messages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Counts what the structure of the source is held to: `python tests/structure.py` prints it.
+"""Counts the size and structure of the source: `python tests/structure.py` prints it.
 
-Public names are classes and functions at the top of a module without a leading underscore. Import cycles include imports
-inside functions and under TYPE_CHECKING.
+Public names are classes and functions at the top of a module without a leading underscore. Import cycles
+include imports inside functions and under TYPE_CHECKING.
 """
 
 from __future__ import annotations

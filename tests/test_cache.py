@@ -1,4 +1,4 @@
-"""One process has a folder at a time, and who is killed lets the next one in."""
+"""One process at a time works in a cache entry; the lock is released when its process dies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ with locked(Path(sys.argv[1]), if_taken=exit) as own:
 """
 
 
-def test_a_folder_that_another_process_has_is_left_to_it_until_it_is_killed(tmp_path: Path) -> None:
+def test_the_lock_is_released_when_its_process_dies(tmp_path: Path) -> None:
     wanted, told = tmp_path / "cache" / "work", []
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(wanted)], stdout=subprocess.PIPE, text=True
@@ -43,7 +43,7 @@ def test_a_folder_that_another_process_has_is_left_to_it_until_it_is_killed(tmp_
     assert not list(wanted.parent.iterdir())
 
 
-def test_who_is_told_may_refuse(tmp_path: Path) -> None:
+def test_the_callback_may_raise(tmp_path: Path) -> None:
     class Refused(Exception):
         pass
 

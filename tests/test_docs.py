@@ -1,4 +1,4 @@
-"""What the pages say works: every documented command parses, every Python example runs, every named file is there."""
+"""Every documented command parses, every Python example runs, every named file exists."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The contract matrix: every step × every family, on pico models.
 
-Each step shrinks what it says; its result survives a save and a plain sentence-transformers load with the same
-vectors; at zero strength it is the identity; its plan survives JSON and replays; same seed, same bytes.
-A new step adds a row to CASES, and one named `step: …` for each variant, which runs on one family of each layout; a new
-family adds a row to the pico table.
+Each step shrinks what it says; its result survives a save and a plain sentence-transformers load with the
+same vectors; at zero strength it is the identity; its plan survives JSON and replays; same seed, same bytes.
+A new step adds a row to CASES, and one named `step: …` for each variant, which runs on one family of each
+layout; a new family adds a row to the pico table.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ CASES = {
 }
 
 LAYOUTS = ("bert", "mpnet", "distilbert", "modernbert", "qwen3", "gemma3", "phi3", "gpt2")
-"""One family of each layout: RoBERTa, XLM-R and CamemBERT are laid out as BERT, the other decoders as Qwen3."""
+"""One family of each layout: RoBERTa, XLM-R and CamemBERT have BERT's, the other decoders Qwen3's."""
 MATRIX = [
     pytest.param(step, family, id=f"{step}-{family}")
     for step in CASES
@@ -111,7 +111,7 @@ IDENTITIES = [cell for cell in MATRIX if CASES[cell.values[0]].identity is not N
 
 
 def context_for(step: str, model: SentenceTransformer, seed: int = 3) -> tuple[SentenceTransformer, Context]:
-    """The model a step is given. align heals what another step cut, so it gets a model with two layers fewer."""
+    """The model that a method gets. align trains what another method cut, so it gets two layers fewer."""
     if tool_of(step) is not METHODS["align"]:
         return model, Context(original=model, corpus=CORPUS, seed=seed)
     kept = () if step == "align: static" else (0, 1)
@@ -207,7 +207,9 @@ def transformer_layers(backbone: Any) -> Any:
     return backbone.get_submodule(family_of(backbone.config.model_type).blocks)
 
 
-def test_align_brings_a_cut_model_nearer(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_align_brings_a_cut_model_closer_to_its_teacher(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
     original = pico_model("bert")
     small, context = context_for("align", original)
     tool = METHODS["align"]

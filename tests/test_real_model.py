@@ -1,4 +1,4 @@
-"""The main job on a real model and real text: all-MiniLM-L6-v2 and the documentation of installed packages."""
+"""The main workflow on a real model and real texts: all-MiniLM-L6-v2 and installed documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree stays small enough to find one's way in; `python tests/structure.py` prints the counts."""
+"""The size and structure of the source; `python tests/structure.py` prints the counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far two trainings that should give the same are from each other."""
+"""How far the weights of two trainings that should be equal differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def weight_difference(
 ) -> float:
     """The most that this share of all weights differs by.
 
-    Adam makes a step of the same length of any gradient, so what is hardly reached may differ by rounding alone.
+    Adam makes a step of the same length of any gradient, so what is hardly reached may differ by rounding
+    alone.
     """
     assert one.keys() == other.keys()
     away = torch.cat([(one[name] - other[name]).abs().flatten() for name in one])

@@ -1,9 +1,10 @@
 """Head to head at equal bytes: every method alone, methods combined, and the alternatives, with the figure.
 
-New rows are added with `page.py --take head_to_head teacher=teacher/result.json "KIND: NAME=FILE@BYTES" …`. FILE is
-a result of `benchmarks/students.py` or of `trundle evaluate -o`; `FILE#-1-4` picks the size 1/4 of a nested run.
-BYTES is the size of the file, or `half` for two bytes per parameter. Where a result is lost, percentages from LOG.md
-replace FILE: own index, teacher's index, and number of sets, such as `98.0/96.0/27@92572416`.
+New rows are added with `page.py --take head_to_head teacher=teacher/result.json "KIND: NAME=FILE@BYTES" …`.
+FILE is a result of `benchmarks/students.py` or of `trundle evaluate -o`; `FILE#-1-4` picks the size 1/4 of a
+nested run. BYTES is the size of the file, or `half` for two bytes per parameter. Where a result is lost,
+percentages from LOG.md replace FILE: own index, teacher's index, and number of sets, such as
+`98.0/96.0/27@92572416`.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ LEGEND = {
     "today hollow": "can't search the teacher's index",
 }
 STYLE = (
-    "text{font:13px system-ui,sans-serif;fill:#444}.name{font-weight:600}svg svg .name{stroke:#fff;stroke-width:3;paint-order:stroke}"
+    "text{font:13px system-ui,sans-serif;fill:#444}.name{font-weight:600}"
+    "svg svg .name{stroke:#fff;stroke-width:3;paint-order:stroke}"
     ".ground{fill:#fff}.rule,.stub{stroke:#e4e4e4}.base,.whole{stroke:#888}.whole{stroke-dasharray:3 5}"
     ".alone{fill:#1f6fb2}.together{fill:#c2410c}.today{fill:#666}circle.hollow{fill:#fff;stroke:#666;stroke-width:2}"
-    "@media (prefers-color-scheme:dark){text{fill:#c8c8c8}svg svg .name{stroke:#0d1117}.ground{fill:#0d1117}.rule,.stub{stroke:#30363d}"
+    "@media (prefers-color-scheme:dark){text{fill:#c8c8c8}svg svg .name{stroke:#0d1117}"
+    ".ground{fill:#0d1117}.rule,.stub{stroke:#30363d}"
     ".alone{fill:#6db1f5}.together{fill:#ff9d66}.today{fill:#aaa}circle.hollow{fill:#0d1117;stroke:#aaa}}"
 )
 Scores = dict[tuple[str, str], float]

@@ -1,4 +1,4 @@
-"""L³Prune: decoders cut at many levels and trained alike, and the levels that their layer-loss curves pick."""
+"""L³Prune: decoders cut at many levels and trained alike, and the levels that layer-loss curves pick."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEGLIGIBLE, MODEST = 0.5, 6.0
 
 
 def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -> None:
-    """Add `levels`, a folder of `benchmarks/students.py l3prune`, or `curve`, the JSON of `trundle inspect`."""
+    """Add `levels`, a folder of `students.py l3prune`, or `curve`, the JSON of `trundle inspect`."""
     model = {"model": options.model}
     if not options.model:
         raise SystemExit("pass --model with the name of the decoder")
@@ -88,8 +88,9 @@ class Levels:
         """Show the turns of the layer-loss curve."""
         low, high, late, end = (self.curve[turn] for turn in ("low", "high", "late", "end"))
         return (
-            f"{self.short}: {low['loss']:.2f} at layer {low['layer']}, {high['loss']:.2f} at {high['layer']}, "
-            f"{late['loss']:.2f} at {late['layer']} of {end['layer']}, {end['loss']:.2f} at the end"
+            f"{self.short}: {low['loss']:.2f} at layer {low['layer']}, {high['loss']:.2f} at "
+            f"{high['layer']}, {late['loss']:.2f} at {late['layer']} of {end['layer']}, "
+            f"{end['loss']:.2f} at the end"
         )
 
     def falls_twice(self) -> bool:

@@ -138,7 +138,8 @@ def values(figures: Figures) -> dict[str, str]:
         "before": f"{before['sts']:.1f}",
         "nested": str(aligned[ROW][FULL]),
         "sizes": "\n".join(
-            f"| width {size}, MLPs too | {row['smaller']} | {row['sts']:.1f} ({100 * row['sts'] / TEACHER:.0f}%) "
+            f"| width {size}, MLPs too | {row['smaller']} | {row['sts']:.1f} "
+            f"({100 * row['sts'] / TEACHER:.0f}%) "
             f"| {parameters[ROW, size]:.2f}× | {shown(aligned[ROW][size], before['sts'])} |"
             for size, row in smallest.items()
         ),

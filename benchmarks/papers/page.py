@@ -4,8 +4,8 @@
     python benchmarks/papers/page.py --take SECTION WHAT=PATH … [--model NAME] [--seed N]
         [--hardware TEXT] [--versions PACKAGE=VERSION …]
 
-With `--check` nothing is written; it fails if a file differs from what would be written. What a section takes is
-in its module: leaf, gaprune, l3prune, nml, vocabulary (vocabulary_pruning.py) and head_to_head.
+With `--check` nothing is written; it fails if a file differs from what would be written. What a section takes
+is in its module: leaf, gaprune, l3prune, nml, vocabulary (vocabulary_pruning.py) and head_to_head.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Vocabulary pruning: what a fifth of all parameters costs when tokens are removed, and how tokens are used.
 
-The shares of the paper's table 2 are those of 30,522 tokens (5,416 are 17.74%). That is BERT's uncased tokenizer,
-which all-MiniLM-L6-v2 has too, and not ModernBERT's of 50,368 tokens. So its counts can be compared with ours.
+The shares of the paper's table 2 are those of 30,522 tokens (5,416 are 17.74%). That is BERT's uncased
+tokenizer, which all-MiniLM-L6-v2 has too, and not ModernBERT's of 50,368 tokens. So its counts can be
+compared with ours.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Scores = dict[tuple[str, str], list[float]]
 
 
 def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -> None:
-    """Add results of `benchmarks/vocabulary.py`: `glue-PERCENT` is a folder, `cuts`, `tokens` and `cost` files."""
+    """Add results of `vocabulary.py`: `glue-PERCENT` is a folder, `cuts`, `tokens` and `cost` are files."""
     if what.startswith("glue-"):
         for file in sorted(Path(place).glob("*.json")):
             cell = json.loads(file.read_text())
@@ -53,7 +54,7 @@ def by_seed(scores: Scores, method: str, tasks: tuple[str, ...] = TASKS) -> list
 
 
 def gains(scores: Scores, better: str, worse: str, tasks: tuple[str, ...] = TASKS) -> list[float]:
-    """Return the difference of two methods by seed; both runs of a seed see the same rows in the same order."""
+    """Return the difference of two methods by seed; both runs of a seed see the same rows in one order."""
     runs = (by_seed(scores, method, tasks) for method in (better, worse))
     return [one - other for one, other in zip(*runs, strict=True)]
 

@@ -1,7 +1,8 @@
 """The cache: a folder for each piece of costly work, named by everything its result depends on.
 
-The layout is CACHE/KIND/KEY. The same inputs give the same key, so an interrupted command finds its work again when it
-is run again. `locked` lets one process at a time work in an entry; the lock is released when its process dies.
+The layout is CACHE/KIND/KEY. The same inputs give the same key, so an interrupted command finds its work
+again when it is run again. `locked` lets one process at a time work in an entry; the lock is released when
+its process dies.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def cache_folder() -> Path:
 def cache_entry(kind: CacheKind, *inputs: Any, root: Path | None = None) -> Path:
     """Returns the folder of the work that depends on `inputs`; the folder need not exist.
 
-    Inputs are JSON values, or anything that prints the same when it is the same. `root` replaces the cache's root.
+    Inputs are JSON values, or anything that prints the same when it is the same. `root` replaces the cache's
+    root.
     """
     return (root or cache_folder()) / kind / cache_key(*inputs)
 

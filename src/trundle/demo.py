@@ -1,8 +1,8 @@
 """`trundle demo`: the main job from start to end, without the hub.
 
-The model is all-MiniLM-L6-v2 from the package index (extra `demo`); the texts are the documentation of the installed
-Python packages. The demo searches the best model of a quarter of the size, trains it into the original's space,
-exports it and measures it on packages that training did not see.
+The model is all-MiniLM-L6-v2 from the package index (extra `demo`); the texts are the documentation of the
+installed Python packages. The demo searches the best model of a quarter of the size, trains it into the
+original's space, exports it and measures it on packages that training did not see.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
     train, validation = split_by_package(pairs, HELD_OUT_SHARE, _SEED)
     measured = sample(held_out, _MEASURED_PAIRS, seed=_SEED)
     progress.say(
-        f"found {len(pairs) + len(held_out):,} documented names on this machine: {len(train):,} for training, "
-        f"{len(validation):,} for validation, {len(measured):,} of other packages for measuring"
+        f"found {len(pairs) + len(held_out):,} documented names on this machine: {len(train):,} for "
+        f"training, {len(validation):,} for validation, {len(measured):,} of other packages for measuring"
     )
     corpus = Corpus(
         train=lambda: as_texts(train),

@@ -1,7 +1,7 @@
 """A model as evaluation sees it: texts in, array out.
 
-Torch, ONNX, OpenVINO, an endpoint or a table of vectors: everything that provides these three functions is scored,
-compared and imitated by the same code.
+Torch, ONNX, OpenVINO, an endpoint or a table of vectors: everything that provides these three functions is
+scored, compared and imitated by the same code.
 """
 
 from __future__ import annotations
@@ -79,14 +79,15 @@ def check_vectors(vectors: object, texts: Sequence[str], name: str, *, zeros: bo
     array = np.asarray(vectors, dtype=np.float32)
     if array.ndim != 2 or len(array) != len(texts) or array.shape[1] == 0:
         raise BadModel(
-            f"{name} gave an array of shape {array.shape} for {len(texts)} texts; it must give one row per text"
+            f"{name} gave an array of shape {array.shape} for {len(texts)} texts; "
+            "it must give one row per text"
         )
     finite = np.isfinite(array).all(axis=1)
     if not finite.all():
         number = int(finite.argmin())
         raise BadModel(
-            f"{name} gave NaN or infinity for text {number + 1} ({texts[number][:60]!r}); load it in float32, or "
-            "build it again if its weights are damaged"
+            f"{name} gave NaN or infinity for text {number + 1} ({texts[number][:60]!r}); "
+            "load it in float32, or build it again if its weights are damaged"
         )
     if not zeros and not (some := array.any(axis=1)).all():
         raise BadModel(

@@ -28,9 +28,10 @@ def check_free(
     marks: Sequence[str] = _MODEL_MARKS,
     read: Sequence[str] = (),
 ) -> Path:
-    """Rejects an output that would overwrite something, before any heavy work starts, and returns it as a path.
+    """Returns the output as a path; rejects one that would overwrite something before any heavy work starts.
 
-    With `replace`, a folder that holds one of the files `marks` may be replaced, but none of those that are `read`.
+    With `replace`, a folder that holds one of the files `marks` may be replaced, but none of those that are
+    `read`.
     """
     path = Path(target)
     if path.resolve() in [Path(one).expanduser().resolve() for one in read]:
@@ -61,8 +62,9 @@ def atomic_folder(
 ) -> Iterator[Path]:
     """Yields a scratch folder that becomes `target` when the block ends, and is deleted if the block fails.
 
-    A killed process leaves a hidden scratch folder, never an incomplete result. With `replace`, the old folder stays
-    in place until the new one is complete; only a folder with one of the files `marks` is replaced.
+    A killed process leaves a hidden scratch folder, never an incomplete result. With `replace`, the old
+    folder stays in place until the new one is complete; only a folder with one of the files `marks` is
+    replaced.
     """
     path = check_free(target, replace=replace, marks=marks).absolute()
     try:
@@ -92,7 +94,7 @@ def _failed(path: Path, error: OSError) -> WriteFailed:
 
 
 def _usual_mode(folder: Path) -> int:
-    """The permissions of this user's new files; scratch folders and safetensors files are created as private."""
+    """The permissions of this user's new files; scratch folders and safetensors files start as private."""
     probe = folder / ".mode"
     probe.touch()
     mode = probe.stat().st_mode & 0o666
@@ -101,7 +103,7 @@ def _usual_mode(folder: Path) -> int:
 
 
 def swap_folders(scratch: Path, path: Path) -> None:
-    """Replaces `path` by `scratch` with renames only; another process may do the same, or delete it, at any moment."""
+    """Replaces `path` by `scratch` with renames only; another process may replace or delete it meanwhile."""
     if _exchanged(scratch, path) or _moved(scratch, path) or _exchanged(scratch, path):
         return
     old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))

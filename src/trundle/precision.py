@@ -17,7 +17,7 @@ Precision = Literal["float32", "float16", "bfloat16", "int8", "int4", "int4+int8
 
 @dataclass(frozen=True, kw_only=True)
 class GraphFormat:
-    """One kind of graph file: how it stores weights, how it computes, and where it lies in a model's folder."""
+    """One kind of graph file: how it stores weights, how it computes, and its place in a model's folder."""
 
     engine: EngineName
     precision: Precision

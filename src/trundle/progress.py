@@ -14,7 +14,7 @@ class Progress(Protocol):
     """Shows the progress of a piece of work."""
 
     def task(self, label: str, total: int | None) -> AbstractContextManager[Advance]:
-        """Shows `label` while the block runs; the block calls the yielded function with the units it has done."""
+        """Shows `label` while the block runs; the block passes the units done to the yielded function."""
         ...
 
     def say(self, line: str) -> None:

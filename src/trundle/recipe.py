@@ -59,7 +59,7 @@ def recipe_names() -> list[str]:
 
 
 def read_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
-    """Returns a recipe: `name` is one that comes with trundle or a YAML file, `changes` are `method.option=value`."""
+    """Returns a recipe: `name` is a built-in recipe or a YAML file, `changes` are `method.option=value`."""
     path = Path(name)
     if path.suffix in {".yaml", ".yml"} or path.is_file():
         try:
@@ -102,7 +102,7 @@ def make_recipe(rows: Iterable[tuple[str, Mapping[str, Any]]], *, name: str, abo
 
 
 def _check_order(calls: Sequence[Call], name: str) -> None:
-    """Rejects methods after one that gives no vectors, and methods that change vectors after the last alignment."""
+    """Rejects methods after one that gives no vectors, or after the last alignment if they change vectors."""
     for call in calls[:-1]:
         if not call.method.gives_vectors:
             last = call.method.name
@@ -114,8 +114,8 @@ def _check_order(calls: Sequence[Call], name: str) -> None:
         if call.method.gives_vectors:
             aligned, moved = calls[entries[-1]].method.name, call.method.name
             raise BadRecipe(
-                f"the recipe {name} has {moved} after its last {aligned}, which moves the vectors out of the teacher's space; "
-                f"put {moved} before {aligned}"
+                f"the recipe {name} has {moved} after its last {aligned}, which moves the vectors out of the "
+                f"teacher's space; put {moved} before {aligned}"
             )
 
 

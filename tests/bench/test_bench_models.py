@@ -1,4 +1,4 @@
-"""A whole bench of two real, tiny models, and of one that is none."""
+"""A complete benchmark of two tiny models, and of a folder that is no model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def result(models: list[str]) -> BenchResult:
-    """Without the pauses that keep the race fair: no test here asks which model is faster."""
+    """Without the pauses that keep the benchmark fair: no test here compares speeds."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("trundle.bench.rounds._PAUSE", 0.0)
         return bench(models, options=BenchOptions(rounds=2, seconds=0.05, batch_size=8, threads=1))
@@ -117,23 +117,23 @@ def test_the_table_has_a_column_per_model(result: BenchResult) -> None:
     assert parameters[2].endswith(f"({result.models[1].parameters / result.models[0].parameters:.2f}×)")
 
 
-def test_figures_that_are_not_known_are_left_open(result: BenchResult) -> None:
+def test_unknown_figures_are_left_empty(result: BenchResult) -> None:
     unknown = replace(result, models=(result.models[0], replace(result.models[1], weights_bytes=None)))
     assert rows(unknown)[2][2] == "–"
 
 
-def test_caution_when_others_take_the_cores(result: BenchResult) -> None:
+def test_a_warning_if_other_programs_use_the_cores(result: BenchResult) -> None:
     machine = replace(result.machine, cores=4)
     assert caution(replace(result, machine=machine, other_cores=2.9)) is None
     assert caution(replace(result, machine=machine, other_cores=None)) is None
     assert "3.5 of 4 cores" in str(caution(replace(result, machine=machine, other_cores=3.5)))
 
 
-def test_names_are_short_unless_they_would_be_mistaken() -> None:
+def test_names_are_short_unless_ambiguous() -> None:
     assert _names(["a/small", "b/small", "c/large"]) == ["a/small", "b/small", "large"]
 
 
-def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_model_is_rejected(tmp_path: Path) -> None:
     """What a worker does with such an error is tested with the other errors of workers."""
     with pytest.raises(BadModel, match="pass a model folder"):
         _load_torch(str(tmp_path), threads=1, batch_size=1)
@@ -142,14 +142,14 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"rounds": 0}, {"seconds": float("nan")}, {"threads": -1}, {"timeout": float("inf")}]
 )
-def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_numbers_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(BadInput, match="pass a number above zero"):
         bench(["unused"], options=BenchOptions(**wrong))  # type: ignore[arg-type]
 
 
-def test_the_parent_stays_without_torch() -> None:
+def test_the_parent_process_does_not_import_torch() -> None:
     script = (
-        "import sys\nfrom trundle.bench.rounds import BenchOptions, bench\nfrom trundle.errors import BadInput\n"
+        "import sys\nfrom trundle.bench.rounds import bench\nfrom trundle.errors import BadInput\n"
         "try:\n    bench([])\nexcept BadInput as error:\n    print(error)\n"
         "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
     )

@@ -1,4 +1,4 @@
-"""Workers that misbehave: real processes with the real protocol, around a model that costs nothing to load."""
+"""Workers that misbehave: real processes with the real protocol and a model that loads at once."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def open_model(model, *, threads, batch_size):
             log.write(json.dumps([model, len(texts), started, time.monotonic()]) + "\\n")
         return np.ones((len(texts), 4), dtype=np.float32)
 
-    return _LoadedModel(embedder=_plain(model, encode), parameters=7, max_tokens=None, device="cpu", folder=None)
+    embedder = _plain(model, encode)
+    return _LoadedModel(embedder=embedder, parameters=7, max_tokens=None, device="cpu", folder=None)
 
 _serve(*_private_streams(), find_opener)
 """
@@ -149,7 +150,7 @@ def children() -> set[int]:
     return found
 
 
-def test_chatter_on_stdout_does_not_reach_the_protocol(command: list[str], request_for: Any) -> None:
+def test_prints_on_stdout_do_not_reach_the_protocol(command: list[str], request_for: Any) -> None:
     with _Worker("chatty", threads=1, timeout=60, command=command) as worker:
         facts = worker.ask(request_for("chatty"))["facts"]
         worker.ask({"ask": "warm"})
@@ -172,7 +173,7 @@ def test_chatter_on_stdout_does_not_reach_the_protocol(command: list[str], reque
         ("bad text", UserError, "^text 1 is empty; leave it out$"),
     ],
 )
-def test_a_failure_is_one_sentence(
+def test_a_failure_gives_one_sentence(
     model: str, kind: type[TrundleError], sentence: str, command: list[str], request_for: Any
 ) -> None:
     with (
@@ -185,7 +186,7 @@ def test_a_failure_is_one_sentence(
     assert not alive(worker.pid)
 
 
-def test_a_hanging_worker_is_given_up_and_ended(command: list[str], request_for: Any) -> None:
+def test_a_hanging_worker_is_stopped(command: list[str], request_for: Any) -> None:
     with (
         pytest.raises(TrundleError, match=r"hangs gave no answer within 0\.5 s"),
         _Worker("hangs", threads=1, timeout=0.5, command=command) as worker,
@@ -249,7 +250,7 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def fake_race(command: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[_BenchedModel]]:
-    """A whole race between fake workers."""
+    """A complete benchmark of fake workers."""
 
     def run(models: Sequence[str], **changes: Any) -> list[_BenchedModel]:
         def worker(contestant: _BenchedModel, how: _BenchSettings) -> _Worker:

@@ -25,7 +25,7 @@ def test_median_and_spread_are_scipys(values: list[float]) -> None:
     assert measured.rounds == tuple(values)
 
 
-def test_one_disturbed_round_does_not_move_the_figure() -> None:
+def test_one_disturbed_round_does_not_change_the_result() -> None:
     assert _of_rounds([10.0, 10.2, 500.0, 9.9, 10.1]).value == 10.1
 
 
@@ -36,7 +36,7 @@ def test_a_fast_round_with_many_samples_counts_once() -> None:
 
 
 @given(st.integers(1, 8))
-def test_everyone_takes_every_place_once(count: int) -> None:
+def test_every_model_takes_every_position_once(count: int) -> None:
     rounds = [_rotated(count, turn) for turn in range(count)]
     for order in rounds:
         assert sorted(order) == list(range(count))

@@ -12,7 +12,7 @@ from trundle.bench.workload import _LONG_WORDS, _PIECE, _SHORT_WORDS, _mean_word
 from trundle.errors import BadInput
 
 
-def test_made_up_texts_have_the_lengths_aimed_at_and_do_not_repeat() -> None:
+def test_generated_texts_have_the_target_lengths_and_do_not_repeat() -> None:
     work = workload()
     assert {len(text.split()) for text in work.short} == set(_SHORT_WORDS)
     assert {len(text.split()) for text in work.long} == set(_LONG_WORDS)
@@ -31,7 +31,7 @@ def test_the_same_texts_every_time() -> None:
         lambda texts: any(text.split() for text in texts)
     )
 )
-def test_given_texts_are_used_in_order_and_cut_to_length(texts: list[str]) -> None:
+def test_given_texts_are_used_in_order_and_truncated(texts: list[str]) -> None:
     stream = "".join(word for text in texts for word in text.split())
     work = workload(texts)
     for place, text in enumerate(work.short):
@@ -58,11 +58,11 @@ def test_an_endless_source_is_read_only_as_far_as_needed() -> None:
 
 
 @pytest.mark.parametrize("texts", [[], ["", "  \n"]])
-def test_texts_without_words_are_refused(texts: list[str]) -> None:
+def test_texts_without_words_are_rejected(texts: list[str]) -> None:
     with pytest.raises(BadInput, match="no words"):
         workload(texts)
 
 
-def test_a_text_that_is_no_string_is_refused() -> None:
+def test_a_text_that_is_no_string_is_rejected() -> None:
     with pytest.raises(BadInput, match="a text is a int"):
         workload(["fine", 7])  # type: ignore[list-item]

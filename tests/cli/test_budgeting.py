@@ -1,4 +1,4 @@
-"""What `compress --budget` shows of what came of it."""
+"""What `compress --budget` prints about its result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trundle.report import report
 from trundle.report.contents import _Report
 
 
-def test_a_model_is_told_of_though_texts_are_too_few_to_compare_by(
+def test_the_result_is_shown_without_a_comparison_if_texts_are_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []

@@ -1,4 +1,4 @@
-"""The command line as a person meets it."""
+"""The command line from start to end."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def test_importing_trundle_and_asking_for_help_load_no_torch() -> None:
     script = (
         "import sys, trundle\nassert 'torch' not in sys.modules\nsys.argv = ['trundle', '--help']\n"
         "from trundle.cli.app import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
-        "assert not {'torch', 'transformers', 'sklearn', 'numpy', 'pyarrow'} & set(sys.modules), 'heavy imports'\n"
+        "heavy = {'torch', 'transformers', 'sklearn', 'numpy', 'pyarrow'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_step_help_is_made_from_its_options(run: Callable[..., tuple[int, str, str]]) -> None:
+def test_method_help_lists_all_options(run: Callable[..., tuple[int, str, str]]) -> None:
     for name, step in METHODS.items():
         code, out, _ = run(name, "--help")
         assert code == 0
@@ -145,7 +146,7 @@ def test_evaluate_without_labels(
     assert found["farthest"][0]["distance"] > found["closest"][0]["distance"]
 
 
-def test_every_model_is_opened_before_any_work(
+def test_every_model_is_loaded_before_any_work(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tasks_folder: Path
 ) -> None:
     words = ["--tasks", "alike", "--root", str(tasks_folder), "--teacher", "no/such/teacher"]
@@ -225,7 +226,7 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
         (["pair", "MODEL", "--teacher", "v.parquet", "-o", "OUT"], "is not a model; pass the teacher"),
     ],
 )
-def test_mistakes_are_one_sentence_and_exit_2(
+def test_invalid_input_gives_one_sentence_and_exits_2(
     words: list[str],
     says: str,
     run: Callable[..., tuple[int, str, str]],
@@ -251,7 +252,7 @@ def test_version(run: Callable[..., tuple[int, str, str]]) -> None:
     assert out.strip() == f"trundle {versions()['trundle']}"
 
 
-def test_stopping_by_hand_is_one_sentence_and_exits_130(
+def test_an_interrupt_gives_one_sentence_and_exits_130(
     run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -263,7 +264,7 @@ def test_stopping_by_hand_is_one_sentence_and_exits_130(
     assert err == "trundle: interrupted; run the same command again to resume\n"
 
 
-def test_our_own_failures_exit_1(
+def test_internal_failures_exit_1(
     run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> None:
@@ -275,7 +276,7 @@ def test_our_own_failures_exit_1(
     assert "trundle itself failed (RuntimeError: a bug)" in err
 
 
-def test_a_vocabulary_can_be_looked_at_before_it_is_cut(
+def test_inspect_shows_vocabulary_sizes(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], texts: str
 ) -> None:
     folder = str(pico_folders("bert"))
@@ -291,7 +292,7 @@ def test_a_vocabulary_can_be_looked_at_before_it_is_cut(
     assert "--vocabulary" in err
 
 
-def test_a_mapped_folder_says_how_it_opens(
+def test_a_mapped_folder_says_how_to_load_it(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
 ) -> None:
     small = str(tmp_path / "small")
@@ -306,7 +307,7 @@ def test_a_mapped_folder_says_how_it_opens(
     assert SentenceTransformer(small, device="cpu", trust_remote_code=True).encode("a text").shape == (32,)
 
 
-def test_a_dry_run_tells_files_and_time(
+def test_a_dry_run_shows_files_and_time(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], texts: str
 ) -> None:
     asked = ("compress", str(pico_folders("bert")), "--recipe", "leaf", "--data", texts, "--dry-run", "-q")

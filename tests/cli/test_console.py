@@ -1,4 +1,4 @@
-"""What is shown stays what it was."""
+"""Output is printed unchanged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from trundle.cli.console import _show, _show_table
 
 
-def test_brackets_are_no_markup(capfd: pytest.CaptureFixture[str]) -> None:
+def test_brackets_are_printed_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
     """Tokens, names and paths may look like it."""
     rows = [("name", "size"), ("[unused5]", "1"), ("m[/x]", "2"), (":smile:", "3")]
     _show_table(rows)

@@ -1,4 +1,4 @@
-"""`trundle evaluate` on what was exported: the graph that would run is what is scored."""
+"""`trundle evaluate` on an exported folder scores the graph that would run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_folder_of_graphs_alone_is_scored_by_its_graph(
     assert "choose one of onnx-float32" in complaint
 
 
-def test_an_exported_folder_still_knows_what_it_learned_from(
+def test_an_exported_folder_keeps_its_training_data_record(
     pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model = pico.model("bert", str(tmp_path / "backbone"))

@@ -1,4 +1,4 @@
-"""`trundle export` as a person meets it."""
+"""The command `trundle export`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pico
 from trundle.pipeline.pair import _save_pair
 
 
-def test_a_graph_in_a_folder_of_its_own(
+def test_a_graph_in_its_own_folder(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     texts = tmp_path / "texts.txt"

@@ -1,4 +1,4 @@
-"""An index by its verbs: build, search, check."""
+"""The commands `trundle index build`, `search` and `check`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import pico
 
 
-def test_the_verbs(
+def test_build_search_and_check(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model, index = str(pico_folders("bert")), str(tmp_path / "index")

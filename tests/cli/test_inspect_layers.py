@@ -1,4 +1,4 @@
-"""`trundle inspect --layers`: on the screen, in a file, for machines."""
+"""`trundle inspect --layers`: on the terminal, in a file, and as JSON."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_curve_on_the_screen_and_in_a_file(
         (["--layers", "--data", "TUPLES", "-o", "no/such/folder/curve.svg"], "folder that exists"),
     ],
 )
-def test_flags_that_mean_nothing_together(run: Run, tuples: str, words: list[str], says: str) -> None:
+def test_contradicting_flags(run: Run, tuples: str, words: list[str], says: str) -> None:
     code, _, err = run("inspect", "no-such-model", *(word.replace("TUPLES", tuples) for word in words))
     assert code == 2
     assert says in err
@@ -89,7 +89,7 @@ def test_any_curve_can_be_drawn(curve: LayerCurve) -> None:
     assert max(map(len, lines)) < 120
 
 
-def test_lower_losses_stand_lower() -> None:
+def test_lower_losses_are_drawn_lower() -> None:
     lines = _curve([3.0, 1.0, 2.0], {2: "low"})
     heights = [
         next(row for row, line in enumerate(lines) if line[8 + 3 * n : 9 + 3 * n].strip()) for n in range(3)

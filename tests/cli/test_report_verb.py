@@ -1,4 +1,4 @@
-"""`trundle report` as it is typed."""
+"""The command `trundle report`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_page_and_its_figures(run: Run, cut: Path, tmp_path: Path) -> None:
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_json_for_machines(run: Run, cut: Path, tmp_path: Path) -> None:
+def test_json_output(run: Run, cut: Path, tmp_path: Path) -> None:
     code, out, _ = run("report", str(cut), "-o", str(tmp_path / "page.html"), "--json")
     assert code == 0
     assert json.loads(out) == json.loads((tmp_path / "page.json").read_text(encoding="utf-8"))
@@ -45,7 +45,7 @@ def test_json_for_machines(run: Run, cut: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_input_is_one_sentence(
+def test_bad_input_gives_one_sentence(
     run: Run, words: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Teacher vectors by their verb, and a student that learns from them."""
+"""The command `trundle targets build`, and a student trained on its vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pico
 from trundle.teacher.targets import open_targets
 
 
-def test_a_store_is_built_and_learned_from(
+def test_a_store_is_built_and_trained_on(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     teacher, store = str(tmp_path / "teacher"), str(tmp_path / "store")
@@ -47,7 +47,7 @@ def test_a_store_is_built_and_learned_from(
     assert student.get_embedding_dimension() == model.get_embedding_dimension()
 
 
-def test_what_can_not_be_built_is_one_sentence(
+def test_impossible_builds_give_one_sentence(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model = str(pico_folders("bert"))
@@ -96,7 +96,7 @@ def test_without_ray_one_process_builds_and_the_extra_is_named(
     assert "--ray needs packages that are not installed: pip install 'trundle[scale]'" in err
 
 
-def test_a_cluster_is_named_or_not(
+def test_ray_takes_an_optional_address(
     run: Callable[..., tuple[int, str, str]],
     pico_folders: Callable[[str], Path],
     tmp_path: Path,

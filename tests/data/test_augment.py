@@ -1,4 +1,4 @@
-"""More texts out of the texts there are."""
+"""Training texts made from other texts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_neighbours_are_joined_in_threes():
     assert joined == [" ".join(text.text for text in SHORT[start : start + 3]) for start in (0, 3)]
 
 
-def test_what_is_not_allowed_is_not_made():
+def test_pieces_that_are_not_allowed_are_not_generated():
     everything = list(augmented([LONG, *SHORT], _AUGMENTATIONS, seed=0))
     banned = {text.text for text in everything[1:4]}
     kept = list(augmented([LONG, *SHORT], _AUGMENTATIONS, seed=0, allowed=lambda text: text not in banned))

@@ -1,4 +1,4 @@
-"""Labelled tuples as steps see them: lazily, with their source, and never with a text that is kept back."""
+"""Labelled tuples as methods see them: lazy, with their source, and never with a held-out text."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_tuples_hold_no_text_that_is_share_not_trained_on(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("texts", "kept"), [(100, 25), (800, 200), (1280, 320), (2000, 320), (10_000, 1500), (1_000_000, 16_000)]
 )
-def test_few_texts_keep_a_larger_share_back_and_many_a_smaller_one(texts: int, kept: int) -> None:
+def test_the_held_out_share_is_larger_for_few_texts(texts: int, kept: int) -> None:
     assert texts * _share_not_trained_on(texts) == pytest.approx(kept)
     assert _share_not_trained_on(texts) >= _share_not_trained_on(texts + 1)
 
 
-def test_of_few_texts_enough_are_kept_back_to_measure_with(tmp_path: Path) -> None:
+def test_few_texts_hold_out_enough_to_measure_on(tmp_path: Path) -> None:
     (tmp_path / "few.txt").write_text("\n".join(f"text {number}" for number in range(1200)))
     corpus = read_corpus([str(tmp_path / "few.txt")], seed=0)
     parts = [{text.text for text in part()} for part in (corpus.train, corpus.validation, corpus.held_out)]
@@ -51,7 +51,7 @@ def test_of_few_texts_enough_are_kept_back_to_measure_with(tmp_path: Path) -> No
     assert len(parts[2]) > 100
 
 
-def test_every_tuple_knows_its_file(tmp_path: Path) -> None:
+def test_every_tuple_records_its_file(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_tuples(tmp_path / f"{name}.jsonl", 20, name)
     read = list(read_corpus([str(tmp_path)], seed=0).examples())
@@ -62,14 +62,14 @@ def test_every_tuple_knows_its_file(tmp_path: Path) -> None:
     assert Example(query="q", positive="p", source="a") == Example(query="q", positive="p")
 
 
-def test_plain_texts_are_refused_only_when_tuples_are_asked_for(tmp_path: Path) -> None:
+def test_plain_texts_are_rejected_only_when_tuples_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "plain.txt").write_text("one\ntwo\nthree\n", encoding="utf-8")
     corpus = read_corpus([str(tmp_path / "plain.txt")], seed=0)
     with pytest.raises(BadInput, match="no column known as the query"):
         list(corpus.examples())
 
 
-def test_held_out_tuples_are_nobody_elses(tmp_path: Path) -> None:
+def test_held_out_tuples_are_in_no_other_split(tmp_path: Path) -> None:
     file = tmp_path / "tuples.jsonl"
     file.write_text("".join(f'{{"query": "q{n}", "positive": "p{n}"}}\n' for n in range(400)))
     corpus = read_corpus([str(file)], seed=0)

@@ -169,7 +169,7 @@ def test_repeats_are_dropped_across_packages(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.first", "b.own"]
 
 
-def test_the_limit_is_for_each_package_and_spread_over_files(tmp_path: Path) -> None:
+def test_the_limit_applies_per_package_and_is_spread_over_files(tmp_path: Path) -> None:
     sources = {
         f"p/m{n:02}.py": module(
             (f"f{n}", f"Does thing {'x' * (n + 1)} well.\n\n    {ENOUGH} {'y' * (n + 1)}")
@@ -265,7 +265,7 @@ def test_a_summary_must_make_a_good_query(summary: str, query: str | None) -> No
     assert (pair and pair.query) == query
 
 
-def test_too_little_beside_the_summary_is_no_document() -> None:
+def test_a_short_rest_after_the_summary_is_no_document() -> None:
     assert _documented("p", "name", "Fold a paper boat.") is None
     assert _documented("p", "name", "Fold a paper boat.\n\nUse paper, not 1 2 3 4 5 6 7.") is None
 
@@ -312,7 +312,7 @@ def test_seeds_choose_other_packages() -> None:
     assert len(chosen) > 1
 
 
-def test_a_split_that_cannot_be_made_is_refused() -> None:
+def test_a_split_that_cannot_be_made_is_rejected() -> None:
     with pytest.raises(BadInput, match="one package"):
         split_by_package(pairs_of({"p": 5}), 0.2, 0)
     for share in (0.0, 1.0, float("nan")):

@@ -29,7 +29,7 @@ def test_fingerprints_differ_exactly_when_contents_do(first: list[str], second: 
 
 
 @given(text=st.text(), cut=st.integers(min_value=0))
-def test_borders_and_order_count(text: str, cut: int) -> None:
+def test_boundaries_and_order_change_the_fingerprint(text: str, cut: int) -> None:
     at = cut % (len(text) + 1)
     assert fingerprint([text]) != fingerprint([text[:at], text[at:]])
     halves = [text[:at], text[at:] + "x"]
@@ -37,7 +37,7 @@ def test_borders_and_order_count(text: str, cut: int) -> None:
         assert fingerprint(halves) != fingerprint(halves[::-1])
 
 
-def test_every_field_of_a_record_counts() -> None:
+def test_every_field_changes_the_fingerprint() -> None:
     examples = [
         Example(query="q", positive="p"),
         Example(query="p", positive="q"),
@@ -49,7 +49,7 @@ def test_every_field_of_a_record_counts() -> None:
 
 
 @given(lines=st.lists(st.text(st.characters(exclude_categories=["C"])).filter(str.strip), min_size=1))
-def test_the_format_of_a_file_does_not_count(
+def test_the_file_format_does_not_change_the_fingerprint(
     lines: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
@@ -140,6 +140,6 @@ def test_distinct_streams() -> None:
     assert next(distinct(iter(lambda: "again", None), key=str)) == "again"
 
 
-def test_bad_numbers_are_refused() -> None:
+def test_bad_numbers_are_rejected() -> None:
     with pytest.raises(BadInput, match="0 or more"):
         sample([], -1, 0)

@@ -38,7 +38,7 @@ def refusal(source: Path | str) -> str:
         values(source)
     message = str(caught.value)
     assert "\n" not in message
-    assert ";" in message, "an error names the mend"
+    assert ";" in message, "an error says how to fix it"
     return message
 
 
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     zipped=st.booleans(),
     mark=st.booleans(),
 )
-def test_separated_values_come_back(
+def test_csv_and_tsv_round_trip(
     folder: Path, rows: list[tuple[str, str]], tabs: bool, zipped: bool, mark: bool
 ) -> None:
     buffer = io.StringIO(newline="")
@@ -69,7 +69,9 @@ def test_separated_values_come_back(
     ascii_only=st.booleans(),
     mark=st.booleans(),
 )
-def test_json_lines_come_back(folder: Path, rows: list[dict[str, Any]], ascii_only: bool, mark: bool) -> None:
+def test_json_lines_round_trip(
+    folder: Path, rows: list[dict[str, Any]], ascii_only: bool, mark: bool
+) -> None:
     lines = "\n\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in rows)
     path = folder / "rows.jsonl"
     path.write_bytes(lines.encode("utf-8-sig" if mark else "utf-8"))
@@ -81,7 +83,7 @@ def test_json_lines_come_back(folder: Path, rows: list[dict[str, Any]], ascii_on
         st.fixed_dictionaries({"t": st.none() | WRITABLE, "list": st.none() | st.lists(WRITABLE)}), min_size=1
     )
 )
-def test_parquet_comes_back(folder: Path, rows: list[dict[str, Any]]) -> None:
+def test_parquet_round_trips(folder: Path, rows: list[dict[str, Any]]) -> None:
     path = folder / "rows.parquet"
     schema = pa.schema([("t", pa.large_string()), ("list", pa.list_(pa.string()))])
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
@@ -96,7 +98,7 @@ def test_parquet_comes_back(folder: Path, rows: list[dict[str, Any]]) -> None:
     end=st.sampled_from(["\n", "\r\n", "\n \t\n"]),
     mark=st.booleans(),
 )
-def test_text_lines_come_back(folder: Path, lines: list[str], end: str, mark: bool) -> None:
+def test_text_lines_round_trip(folder: Path, lines: list[str], end: str, mark: bool) -> None:
     path = folder / "lines.txt"
     path.write_bytes(end.join(lines).encode("utf-8-sig" if mark else "utf-8"))
     assert values(path) == [{"text": line} for line in lines]
@@ -208,7 +210,7 @@ def test_a_bad_file_is_one_sentence_with_its_place(tmp_path: Path, case: str) ->
         assert part in message
 
 
-def test_a_bad_source_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_a_bad_source_is_rejected_before_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("x")
     (tmp_path / "empty").mkdir()
     for source, part in {
@@ -225,7 +227,7 @@ def test_a_bad_source_is_refused_before_it_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
-def test_a_named_column_that_is_not_there_lists_those_that_are(tmp_path: Path, name: str) -> None:
+def test_a_missing_column_error_lists_the_columns(tmp_path: Path, name: str) -> None:
     (tmp_path / "t.csv").write_text("id,body\n1,x\n")
     (tmp_path / "t.jsonl").write_text('{"id": 1, "body": "x"}')
     pq.write_table(pa.table({"id": [1], "body": ["x"]}), tmp_path / "t.parquet")
@@ -246,7 +248,7 @@ BIG_ROW = "x" * 1000
 
 
 @pytest.mark.parametrize("name", ["big.txt", "big.csv", "big.jsonl", "big.csv.gz"])
-def test_a_text_file_is_never_held_whole(tmp_path: Path, name: str) -> None:
+def test_a_text_file_is_streamed(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     with gzip.open(path, "wb", 1) if path.suffix == ".gz" else path.open("wb") as file:
         file.writelines(f'"{number}{BIG_ROW}"\n'.encode() for number in range(BIG_ROWS + 1))
@@ -277,7 +279,7 @@ print(count, peak() - before)
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="needs the peak memory Linux keeps for a process"
 )
-def test_a_parquet_file_of_one_row_group_is_never_held_whole(tmp_path: Path) -> None:
+def test_a_parquet_file_of_one_row_group_is_streamed(tmp_path: Path) -> None:
     small, big = tmp_path / "small.parquet", tmp_path / "big.parquet"
     rows = 4 * BIG_ROWS
     table = pa.table({"text": [f"{number}{BIG_ROW}" for number in range(rows)]})
@@ -295,7 +297,7 @@ def test_a_parquet_file_of_one_row_group_is_never_held_whole(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("name", "broken"), [("t.txt", b"\xff"), ("t.jsonl", b"{"), ("t.csv", b"1,2\n")])
-def test_what_comes_before_the_damage_is_read(tmp_path: Path, name: str, broken: bytes) -> None:
+def test_rows_before_the_damage_are_read(tmp_path: Path, name: str, broken: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(b'"text"\n' * 5 + broken)
     rows = _read_rows(parse_source(str(path)))

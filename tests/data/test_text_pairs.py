@@ -3,7 +3,10 @@ from __future__ import annotations
 from trundle.data.examples import _NEIGHBOURS, _TITLE_BODY, DROPOUT, _pair_from_text, pairs_from_texts
 from trundle.data.texts import Text
 
-LONG = "Banks lend money to people. They ask for interest. Some loans fail, and that is priced in. It always was."
+LONG = (
+    "Banks lend money to people. They ask for interest. "
+    "Some loans fail, and that is priced in. It always was."
+)
 
 
 def test_a_first_line_is_a_title() -> None:
@@ -19,13 +22,13 @@ def test_halves_are_neighbours() -> None:
     assert pair.query == "Banks lend money to people. They ask for interest."
 
 
-def test_a_short_text_is_seen_twice() -> None:
+def test_a_short_text_is_paired_with_itself() -> None:
     for text in ("one sentence without an end", "Yes. No.", "Short.\n\nToo short"):
         pair = _pair_from_text(text)
         assert (pair.query, pair.positive, pair.source) == (text, text, DROPOUT)
 
 
-def test_pieces_that_are_kept_back_are_left_out() -> None:
+def test_held_out_pieces_are_left_out() -> None:
     texts = [Text(text=LONG), Text(text="a plain line")]
     kept = list(pairs_from_texts(texts, allowed=lambda text: not text.startswith("Some loans")))
     assert [pair.query for pair in kept] == ["a plain line"]

@@ -93,7 +93,7 @@ def test_named_columns_win(tmp_path: Path) -> None:
     assert list(read_texts(f"{lines}::query=text")) == [Text(text="why", kind="query")]
 
 
-def test_odd_but_whole_texts_pass_unchanged(tmp_path: Path) -> None:
+def test_unusual_texts_pass_unchanged(tmp_path: Path) -> None:
     odd = ["a\x00b", "\u200d", "𝒳 é e\u0301", "x" * 1_000_000, "two\nlines\r\n", " padded "]
     assert [text for text, _ in read(tmp_path, *odd)] == odd
 
@@ -124,16 +124,16 @@ def test_a_bad_row_is_one_sentence_with_its_place(tmp_path: Path, row: Any, word
     assert "\n" not in message
 
 
-def test_the_mend_for_half_characters_works(tmp_path: Path) -> None:
+def test_the_suggested_fix_for_surrogates_works(tmp_path: Path) -> None:
     broken = "a\ud800b"
     with pytest.raises(BadInput) as caught:
         read(tmp_path, broken)
-    mend = str(caught.value).partition("clean it with ")[2]
-    assert mend == "text.encode('utf-8', 'replace').decode('utf-8')"
+    fix = str(caught.value).partition("clean it with ")[2]
+    assert fix == "text.encode('utf-8', 'replace').decode('utf-8')"
     assert read(tmp_path, broken.encode("utf-8", "replace").decode("utf-8")) == [("a?b", None)]
 
 
-def test_a_missing_file_is_refused_before_the_first_text_is_asked_for(tmp_path: Path) -> None:
+def test_a_missing_file_is_rejected_before_the_first_text_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"absent.txt does not exist"):
         read_texts([str(tmp_path / "absent.txt")])
 
@@ -145,7 +145,7 @@ def test_a_table_without_a_known_column_is_not_read(tmp_path: Path) -> None:
         list(read_texts(str(path)))
 
 
-def test_shared_texts_are_read_whole(shared_data: Path) -> None:
+def test_shared_texts_are_read_completely(shared_data: Path) -> None:
     table = pq.read_table(shared_data / "texts" / "documents.parquet")
     expected = zip(table["text"].to_pylist(), table["kind"].to_pylist(), strict=True)
     assert [

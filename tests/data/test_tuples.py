@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(examples=EXAMPLES)
-def test_every_format_gives_the_same_examples_back(folder: Path, examples: list[Example]) -> None:
+def test_every_format_gives_the_same_examples(folder: Path, examples: list[Example]) -> None:
     rows = [{"query": e.query, "positive": e.positive, "negatives": list(e.negatives)} for e in examples]
     json_lines(folder / "t.jsonl", *rows)
     pq.write_table(pa.Table.from_pylist(rows), folder / "t.parquet")
@@ -132,7 +132,7 @@ def test_a_bad_row_is_one_sentence_with_its_place(tmp_path: Path, row: dict[str,
     assert "\n" not in message
 
 
-def test_a_source_without_a_positive_pair_is_refused(tmp_path: Path) -> None:
+def test_a_source_without_a_positive_pair_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no row with label 1; "):
         read(tmp_path, {"sentence1": "a", "sentence2": "b", "label": 0})
 

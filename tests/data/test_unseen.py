@@ -1,4 +1,4 @@
-"""Texts to measure on: nothing a model has learned from, and everything else."""
+"""Texts to measure on: all texts except those that a model was trained on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lineage_of(sources: list[str], seed: int, parent: dict[str, object] | None =
     return {"data": read_corpus(sources, seed=seed).facts(), "seed": seed, "parent": parent}
 
 
-def test_of_texts_learned_from_only_the_held_out_ones_are_left(sources: list[str]) -> None:
+def test_only_held_out_texts_of_the_training_data_are_used(sources: list[str]) -> None:
     found = unseen_texts(sources, [lineage_of(sources, 5)], 10_000)
     assert found == list(read_corpus(sources, seed=5).held_out())
     assert 0 < len(found) < 400
@@ -40,7 +40,7 @@ def test_one_source_of_two_is_split_as_it_was_together_with_the_other(
     assert found == {text for text in held if text.startswith("small")}
 
 
-def test_strange_texts_are_used_whole_and_earlier_generations_count(sources: list[str]) -> None:
+def test_new_texts_are_all_used_and_earlier_lineages_count(sources: list[str]) -> None:
     everything = [text for source in sources for text in read_texts(source)]
     assert unseen_texts(sources, [None], 10_000) == everything
     child = lineage_of(sources[1:], 5, parent=lineage_of(sources[:1], 6))
@@ -52,6 +52,6 @@ def test_strange_texts_are_used_whole_and_earlier_generations_count(sources: lis
     }
 
 
-def test_no_more_than_asked_for_and_each_once(sources: list[str]) -> None:
+def test_at_most_the_requested_number_and_no_duplicates(sources: list[str]) -> None:
     found = unseen_texts([sources[0], sources[0]], [], 100)
     assert len(found) == len(set(found)) == 100

@@ -1,4 +1,4 @@
-"""The same vectors through mteb: its mock tasks given our data, and its own mock data through our call."""
+"""The same vectors in mteb: our data in its mock tasks, and its mock data in our tasks."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_many_languages_keep_their_own_figures(words):
     assert {"test/eng/accuracy", "test/fra/accuracy"} <= result.measures.keys()
 
 
-def test_narrow_queries_on_wide_documents_are_refused():
+def test_narrow_queries_on_wide_documents_are_rejected():
     narrow = _plain("narrow", lambda texts: np.ones((len(texts), 2), dtype=np.float32))
     wide = _plain("wide", lambda texts: np.ones((len(texts), 3), dtype=np.float32))
     with pytest.raises(BadInput, match="align"):
@@ -211,7 +211,7 @@ def test_mteb_tasks_are_found_by_name():
         ("STS12", "dev", "not evaluated on the split 'dev'; it has test"),
     ],
 )
-def test_what_mteb_does_not_have_is_refused(name, split, message):
+def test_what_mteb_does_not_have_is_rejected(name, split, message):
     with pytest.raises(BadInput, match=message):
         find_tasks([f"mteb:{name}"], split=split)
 

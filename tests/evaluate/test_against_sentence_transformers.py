@@ -1,4 +1,4 @@
-"""The same vectors through sentence-transformers' own evaluators: a real model that is a table of vectors."""
+"""The same vectors in the evaluators of sentence-transformers."""
 
 from __future__ import annotations
 

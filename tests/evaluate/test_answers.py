@@ -1,4 +1,4 @@
-"""Measures of a classifier's answers, against figures worked out by hand."""
+"""Metrics of a classifier against values computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Students beside a teacher: both modes, shares, agreement, and what is left out."""
+"""Students compared with a teacher: both modes, shares, agreement, and what is left out."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_both_modes_and_shares_are_those_of_the_single_calls(root, words):
     assert shares["retrieval", "asymmetric"].tasks == 1
 
 
-def test_each_model_is_asked_once_for_each_text(root, words):
+def test_each_model_encodes_each_text_once(root, words):
     asked: list[str] = []
 
     def encode(texts):
@@ -89,7 +89,7 @@ def test_a_teacher_that_scores_nothing_has_no_shares(root, words):
     assert [share.share for share in found.shares] == [None]
 
 
-def test_what_can_not_be_compared_is_refused(words):
+def test_impossible_comparisons_are_rejected(words):
     with pytest.raises(BadInput, match="nothing to measure"):
         compare([words], teacher=words)
     with pytest.raises(BadInput, match="name its teacher"):

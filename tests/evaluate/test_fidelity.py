@@ -1,4 +1,4 @@
-"""Student beside teacher, on vectors small enough to check by hand."""
+"""A student compared with its teacher on vectors small enough to check by hand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_copy_of_the_teacher_agrees_in_everything():
 
 
 @pytest.mark.parametrize(("k", "shared"), [(2, 0), (3, 2 / 3)])
-def test_a_turned_space_agrees_with_itself_but_not_with_the_teachers_index(k, shared):
+def test_a_rotated_space_agrees_with_itself_but_not_with_the_teachers_index(k, shared):
     # Turned by 90 degrees: (x, y) → (−y, x). For q the teacher finds north-east, east, north, and so does the
     # student among its own vectors; but on the teacher's, its query (−1, 2) finds north, west, north-east.
     turned = {text: (-y, x) for text, (x, y) in TEACHER.items()}
@@ -85,13 +85,13 @@ def test_more_examples_than_texts_gives_all_of_them():
     assert [error.text for error in worst] == ["b", "a"]
 
 
-def test_differing_widths_are_refused_with_the_mend():
+def test_differing_widths_are_rejected_with_a_fix():
     wide = {text: (*vector, 0) for text, vector in TEACHER.items()}
     with pytest.raises(BadInput, match=r"2 and of 3 dimensions.*align"):
         measure_fidelity(table("s", TEACHER), table("t", wide), ["q"], list(DOCUMENTS), k=1)
 
 
 @pytest.mark.parametrize(("queries", "k"), [([], 1), (["q"], 0), (["q"], 4)])
-def test_what_says_nothing_is_refused(queries, k):
+def test_invalid_comparisons_are_rejected(queries, k):
     with pytest.raises(BadInput, match="pass"):
         measure_fidelity(table("s", TEACHER), table("t", TEACHER), queries, list(DOCUMENTS), k=k)

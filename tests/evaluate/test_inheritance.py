@@ -1,4 +1,4 @@
-"""Shortened vectors of teacher and student side by side, on models whose answers are known."""
+"""Shortened vectors of teacher and student, on models with known vectors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_kept_ranges_are_used_for_both(words):
     assert at_bytes.kept["teacher"] == at_bytes.scores["teacher"]
 
 
-def test_what_can_not_be_shortened_is_refused(words):
+def test_impossible_dimensions_are_rejected(words):
     short = measure_ranges([np.ones((1, 8), dtype=np.float32)], "teacher")
     with pytest.raises(BadInput, match="from 1 to 64"):
         compare([words], teacher=words, texts=TEXTS, shorten=Shorten(dimensions=(65,)))
@@ -76,7 +76,7 @@ def test_the_margin_is_full_for_a_copy_and_falls_with_noise(words):
     assert watch_margin(words, texts[:40], vectors[:40]) is None
 
 
-def test_the_margin_asks_for_each_text_in_its_own_role(words):
+def test_the_margin_encodes_each_text_in_its_role(words):
     texts = [
         Text(text=text.text, kind=kind)
         for text, kind in zip(TEXTS, ("query", None, "document") * 40, strict=True)

@@ -1,4 +1,4 @@
-"""Tasks of each kind in the shared data, where that folder lies beside the repository."""
+"""Tasks of each kind in the shared data, if that folder is next to the repository."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_it_runs(task, words):
     assert result.split == ("test" if "test" in splits else "dev" if "dev" in splits else "all")
 
 
-def test_dev_splits_can_be_chosen_on(words):
+def test_the_dev_split_can_be_used(words):
     [result] = evaluate(words, find_tasks(["STSBenchmark"], DATA, split="dev"))
     assert result.split == "dev"
     [test] = evaluate(words, find_tasks(["STSBenchmark"], DATA))

@@ -1,4 +1,4 @@
-"""What the measures promise beside agreeing with others: bounds, ties, and models that have collapsed."""
+"""Properties of the metrics: bounds, ties, and collapsed models."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from trundle.evaluate.metrics import (
 
 
 @given(st.integers(0, 1000), st.floats(0.01, 100))
-def test_cosine_knows_direction_not_length(seed, factor):
+def test_cosine_ignores_length(seed, factor):
     vectors = np.random.default_rng(seed).normal(size=(4, 7)).astype(np.float32)
     assert _paired_cosines(vectors, np.float32(factor) * vectors) == pytest.approx(1, abs=1e-6)
     assert _paired_cosines(vectors, -vectors) == pytest.approx(-1, abs=1e-6)
 
 
-def test_a_vector_of_zeros_is_like_nothing():
+def test_a_zero_vector_has_similarity_zero():
     assert _paired_cosines(np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32)).tolist() == [0]
 
 
@@ -37,12 +37,12 @@ def test_a_collapsed_model_has_no_correlation():
     assert _similarity_measures(same, same, [1, 2, 3, 4, 5]) == {"spearman": 0.0, "pearson": 0.0}
 
 
-def test_a_collapsed_model_finds_pairs_no_better_than_chance():
+def test_a_collapsed_model_ranks_pairs_at_chance():
     same = np.ones((4, 3), dtype=np.float32)
     assert _pair_measures(same, same, [1, 0, 0, 0]) == {"ap": 0.25}
 
 
-def test_order_is_all_that_spearman_sees():
+def test_spearman_depends_on_order_only():
     left = np.tile(np.array([[1, 0]], dtype=np.float32), (4, 1))
     right = np.array([[1, 0], [1, 1], [0, 1], [-1, 0]], dtype=np.float32)
     assert _similarity_measures(left, right, [5, 4.9, 0.2, 0.1])["spearman"] == pytest.approx(1)
@@ -61,7 +61,7 @@ def test_samples_hold_as_many_of_each_label_as_there_are_up_to_eight(labels, see
         }
 
 
-def test_groups_far_apart_are_found():
+def test_well_separated_groups_are_found():
     centres = np.array([[0, 9], [9, 0], [-9, -9]], dtype=np.float32)
     labels = [str(number % 3) for number in range(60)]
     vectors = centres[[int(label) for label in labels]] + np.float32(0.1)

@@ -1,4 +1,4 @@
-"""Rankings and their measures against pytrec_eval and numpy's full sort."""
+"""Rankings and their metrics against pytrec_eval and numpy's full sort."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_left_out_document_is_never_ranked():
     assert nearest(held, held, 3, left_out=[0, -1, 2]).tolist() == [[1, 2, -1], [1, 0, 2], [0, 1, -1]]
 
 
-def test_a_document_is_left_out_only_if_it_is_the_query_again():
+def test_a_document_is_left_out_only_if_it_equals_the_query():
     queries = {"1": "pigs fly", "2": "rain falls", "3": "old  Songs"}
     documents = {"1": "pigs can fly", "2": "snow falls", "3": "songs of old", "4": "x"}
     judgements = [("1", "4", 1), ("2", "4", 1), ("3", "3", 1), ("9", "4", 1)]
@@ -134,7 +134,7 @@ def test_a_query_that_is_a_document_does_not_find_itself():
     assert found["mrr@10"] == 1
 
 
-def test_queries_without_a_positive_judgement_are_left_out_and_said():
+def test_queries_without_a_positive_judgement_are_left_out_and_reported():
     search = _Collection.build(
         {"a": "a", "b": "b"}, {"d": "d"}, [("a", "d", 1), ("a", "e", 1), ("b", "d", 0)], "few"
     )
@@ -146,7 +146,7 @@ def test_queries_without_a_positive_judgement_are_left_out_and_said():
 
 
 @pytest.mark.parametrize(("documents", "grade"), [({"d": "d"}, 0), ({}, 1)])
-def test_a_collection_nothing_can_be_found_in_is_refused(documents, grade):
+def test_a_collection_without_documents_or_positives_is_rejected(documents, grade):
     with pytest.raises(BadInput, match="empty one"):
         _Collection.build({"a": "a"}, documents, [("a", "d", grade)], "empty one")
 

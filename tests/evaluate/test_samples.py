@@ -1,4 +1,4 @@
-"""Searches and projections against libraries nobody here wrote."""
+"""Searches and projections against sentence-transformers and scikit-learn."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_plane_is_that_of_scikit_learn() -> None:
     assert plane.student * turned == pytest.approx(ours, abs=1e-4)
 
 
-def test_the_same_vectors_lie_on_each_other_and_a_collapsed_model_is_no_error() -> None:
+def test_equal_vectors_coincide_and_a_collapsed_model_works() -> None:
     same = np.ones((5, 4), dtype=np.float32)
     plane = on_a_plane(same, same)
     assert np.array_equal(plane.teacher, plane.student)

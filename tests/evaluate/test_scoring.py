@@ -1,4 +1,4 @@
-"""Results: what they hold, what is encoded to get them, and what they refuse."""
+"""Results: what they contain, which texts are encoded for them, and what is rejected."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_texts_are_given_longest_first_in_slices(words):
     assert len(batches[0][-1]) >= len(batches[1][0])
 
 
-def test_asymmetric_results_stand_beside_the_standard_ones(root: Path):
+def test_asymmetric_results_come_with_the_standard_ones(root: Path):
     student = _plain("student", lambda texts: np.array([[len(t), 1] for t in texts], np.float32))
     teacher = _plain(
         "teacher", lambda texts: np.array([[t.count("a"), t.count("o")] for t in texts], np.float32)
@@ -122,29 +122,29 @@ def test_means_count_each_task_once_in_its_mode(root: Path, words):
         _mean_score([])
 
 
-def test_no_tasks_is_refused(words):
+def test_no_tasks_is_rejected(words):
     with pytest.raises(BadInput, match="name at least one"):
         evaluate(words, [])
 
 
-def test_a_text_that_is_no_string_is_refused(words):
+def test_a_text_that_is_no_string_is_rejected(words):
     with pytest.raises(BadInput, match="numbers holds a int among its texts"):
         evaluate(words, [KnownItemTask(name="numbers", pairs=[("one", 1)])])
 
 
-def test_vectors_that_are_not_numbers_are_refused():
+def test_vectors_that_are_not_numbers_are_rejected():
     broken = _plain("broken", lambda texts: np.full((len(texts), 2), np.nan, np.float32))
     with pytest.raises(BadModel, match=r"broken gave NaN or infinity for text 1 .*load it in float32"):
         evaluate(broken, [KNOWN])
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (2,), (2, 2, 2)])
-def test_an_array_that_is_not_a_row_for_each_text_is_refused(shape):
+def test_an_array_that_is_not_a_row_for_each_text_is_rejected(shape):
     with pytest.raises(BadModel, match="one row per text"):
         evaluate(_plain("odd", lambda _texts: np.ones(shape, np.float32)), [KNOWN])
 
 
-def test_a_width_that_changes_between_calls_is_refused():
+def test_a_width_that_changes_between_calls_is_rejected():
     def encode(texts):
         return np.ones((len(texts), len(texts)), np.float32)
 

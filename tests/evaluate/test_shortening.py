@@ -1,4 +1,4 @@
-"""Bytes and bits as sentence-transformers makes them, and searches that order as it does."""
+"""int8 and binary vectors as sentence-transformers computes them, and the rankings they give."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_bits_are_those_of_sentence_transformers_and_order_by_hamming_distance(d
     np.testing.assert_array_equal(nearest(bits[:10], bits[10:], 7), expected)
 
 
-def test_bytes_stay_within_half_a_step_of_what_they_stand_for():
+def test_int8_codes_are_within_half_a_step_of_their_value():
     step = (RANGES.highest - RANGES.lowest) / 255
     kept = _shortened(CALIBRATION, 32, "int8", RANGES)
     assert (np.abs(kept - CALIBRATION) <= 0.5001 * step).all()
     assert _shortened(VECTORS, 8, "float32", RANGES).tolist() == VECTORS[:, :8].tolist()
 
 
-def test_a_dimension_that_never_changes_does_no_harm():
+def test_a_constant_dimension_works():
     flat = CALIBRATION.copy()
     flat[:, 3] = 0.25
     ranges = measure_ranges([flat], "teacher")

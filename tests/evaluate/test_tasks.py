@@ -1,4 +1,4 @@
-"""Tasks in files: found by name, read lazily, and refused in one sentence when they can't be used."""
+"""Tasks in files: found by name, read lazily, and rejected in one sentence if they can't be used."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_name_of_two_tasks_must_say_which(root: Path, write):
     assert names(find_tasks(["pairs/Same"], root)) == ["pairs/Same"]
 
 
-def test_a_file_outside_the_folders_of_kinds_is_refused(write):
+def test_a_file_outside_the_folders_of_kinds_is_rejected(write):
     path = write("elsewhere/File", {"text": ["a"]})
     with pytest.raises(
         BadInput, match="put it in a folder named sts or classification or clustering or pairs"
@@ -86,13 +86,13 @@ def test_a_file_outside_the_folders_of_kinds_is_refused(write):
         find_tasks([str(path)])
 
 
-def test_a_root_that_is_not_there_is_refused(tmp_path: Path):
+def test_a_root_that_is_not_there_is_rejected(tmp_path: Path):
     with pytest.raises(BadInput, match="nowhere is not a folder"):
         find_tasks(["all"], tmp_path / "nowhere")
 
 
 def test_names_need_a_root():
-    with pytest.raises(BadInput, match="the folder that holds the tasks with --root"):
+    with pytest.raises(BadInput, match="the folder of the tasks with --root"):
         find_tasks(["STS12"])
 
 
@@ -122,13 +122,13 @@ def test_splits(root: Path, words):
         ("Animals", "dev", "no rows of the split 'dev'; it has test, train"),
     ],
 )
-def test_a_split_without_rows_is_refused_with_those_there_are(root: Path, words, name, split, message):
+def test_a_split_without_rows_is_rejected_with_those_there_are(root: Path, words, name, split, message):
     [task] = find_tasks([name], root, split=split)
     with pytest.raises(BadInput, match=message):
         task.run(words, seed=1)
 
 
-def test_titles_stand_before_texts(root: Path, words):
+def test_titles_are_put_before_texts(root: Path, words):
     seen: list[str] = []
 
     def encode(texts):
@@ -142,7 +142,7 @@ def test_titles_stand_before_texts(root: Path, words):
     assert scores.texts == 5
 
 
-def test_a_corpus_without_titles_and_judgements_without_splits_will_do(root: Path, write, words):
+def test_a_corpus_without_titles_and_judgements_without_splits_work(root: Path, write, words):
     write("retrieval/Bare/corpus", {"_id": [1, 2], "text": ["red", "blue"]})
     write("retrieval/Bare/queries", {"_id": [7], "text": ["blue"]})
     write("retrieval/Bare/qrels", {"query-id": [7, 7, 8], "corpus-id": [2, 1, 1], "score": [1, 0, 1]})
@@ -207,19 +207,19 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize(("kind", "columns", "message"), BAD_FILES)
-def test_a_file_that_cannot_be_scored_is_refused(write, words, kind, columns, message):
+def test_a_file_that_cannot_be_scored_is_rejected(write, words, kind, columns, message):
     task = kind(name="Bad", path=write("bad/Bad", columns))
     with pytest.raises(BadInput, match=message):
         task.run(words, seed=1)
 
 
-def test_an_id_used_twice_is_refused(root: Path, write, words):
+def test_an_id_used_twice_is_rejected(root: Path, write, words):
     write("retrieval/Small/corpus", {"_id": ["d1", "d1"], "title": ["", ""], "text": ["a", "b"]})
     with pytest.raises(BadInput, match="has the id 'd1' twice"):
         _RetrievalTask(name="Small", path=root / "retrieval" / "Small").run(words, seed=1)
 
 
-def test_a_retrieval_folder_without_its_queries_is_refused(root: Path, words):
+def test_a_retrieval_folder_without_its_queries_is_rejected(root: Path, words):
     (root / "retrieval" / "Small" / "queries.parquet").unlink()
     [task] = find_tasks(["Small"], root)
     with pytest.raises(BadInput, match=re.escape("queries.parquet does not exist")):
@@ -245,7 +245,7 @@ def test_known_items_are_not_left_out_for_holding_their_query():
     assert (scores.measures["ndcg@10"], scores.note) == (1.0, "")
 
 
-def test_no_known_items_is_refused(words):
+def test_no_known_items_is_rejected(words):
     with pytest.raises(BadInput, match="nothing has no query"):
         KnownItemTask(name="nothing", pairs=[]).run(words, seed=1)
 

@@ -1,4 +1,4 @@
-"""The folder in other people's hands: sentence-transformers, fastembed, transformers.js. Each joins where it is installed."""
+"""The exported folder in sentence-transformers, fastembed and transformers.js, if they are installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written, what is refused, and what a failure leaves behind."""
+"""What export writes, what it rejects, and what a failure leaves behind."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ def test_smaller_graphs_are_near_and_do_not_depend_on_order(engine: str, model: 
     }
 
 
-def test_openvinos_int8_is_refused_where_it_fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openvinos_int8_is_rejected_if_it_fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(BadInput, match="use --to onnx"):
         export_model(str(model), to="openvino", precision="int8", options=ExportOptions(calibrate=TEXTS))
     assert not (model / "openvino").exists()
 
 
-def test_int8_that_loses_too_much_is_refused_and_leaves_nothing(model: Path) -> None:
+def test_int8_that_loses_too_much_is_rejected_and_leaves_nothing(model: Path) -> None:
     before = listing(model)
     with pytest.raises(BadModel, match="loses too much on these texts"):
         export_model(
@@ -103,8 +103,8 @@ def test_int8_that_loses_too_much_is_refused_and_leaves_nothing(model: Path) -> 
     assert listing(model) == before
 
 
-def test_products_that_hurt_stay_in_float(model: Path) -> None:
-    """One neuron is made loud and its reader quiet: the same model, but its second product is hard on int8."""
+def test_matmuls_that_lose_too_much_stay_in_float(model: Path) -> None:
+    """One neuron is scaled up and its readers down: the same vectors, but int8 loses much in one matmul."""
     opened = SentenceTransformer(str(model), device="cpu")
     block = opened[0].model.encoder.layer[2]
     with torch.no_grad():
@@ -128,7 +128,9 @@ def test_products_that_hurt_stay_in_float(model: Path) -> None:
     assert len(made.graph.facts["products in float"]) < 12
 
 
-def test_weights_too_large_for_one_file_lie_beside_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_too_large_for_one_file_are_stored_next_to_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tracing, "_LARGEST_IN_ONE_FILE", 1000)
     wanted = SentenceTransformer(str(model), device="cpu").encode(TEXTS)
     export_model(str(model), to="onnx")
@@ -148,7 +150,7 @@ def test_both_tracers_agree_and_the_faster_is_kept(model: Path) -> None:
     assert made.closeness.largest_difference < 1e-5
 
 
-def test_a_tokenizer_changed_on_opening_travels_with_the_graph(model: Path) -> None:
+def test_a_tokenizer_changed_on_loading_is_saved_with_the_graph(model: Path) -> None:
     settings_file = model / "sentence_bert_config.json"
     settings_file.write_text(json.dumps(json.loads(settings_file.read_text()) | {"do_lower_case": True}))
     tokenizer = json.loads((model / "tokenizer.json").read_text())
@@ -160,7 +162,7 @@ def test_a_tokenizer_changed_on_opening_travels_with_the_graph(model: Path) -> N
     np.testing.assert_allclose(Encoder(model).encode(shouted), wanted, atol=1e-5)
 
 
-def test_what_is_there_is_not_replaced_unasked(model: Path, tmp_path: Path) -> None:
+def test_existing_graphs_are_not_replaced_without_force(model: Path, tmp_path: Path) -> None:
     export_model(str(model), to="onnx")
     with pytest.raises(BadInput, match="pass --force"):
         export_model(str(model), to="onnx")
@@ -174,7 +176,7 @@ def test_what_is_there_is_not_replaced_unasked(model: Path, tmp_path: Path) -> N
 
 
 @given(st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=4, max_size=4), min_size=1, max_size=20))
-def test_int8_rows_are_right_to_half_a_step(rows: list[list[float]]) -> None:
+def test_int8_rows_are_exact_to_half_a_step(rows: list[list[float]]) -> None:
     table = np.array(rows, dtype=np.float32)
     small, scales = _rows_in_int8(table)
     assert np.all(np.abs(small * scales - table) <= scales * 0.501 + 1e-12)
@@ -187,7 +189,7 @@ def test_neighbours() -> None:
 
 
 @given(st.integers(0, 300))
-def test_tries_keep_ever_more_but_never_more_than_half(count: int) -> None:
+def test_each_try_keeps_more_in_float_but_at_most_half(count: int) -> None:
     names = [str(number) for number in range(count)]
     tries = _tries(names)
     assert tries[0] == []

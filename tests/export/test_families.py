@@ -30,7 +30,7 @@ OPENVINO = ("bert", "xlm-roberta", "mpnet", "modernbert", "qwen3", "gemma3", "ph
 
 
 def reference(folder: Path) -> np.ndarray:
-    """One text at a time: what padding does to a decoder in torch is no reference."""
+    """One text at a time, because padding changes a decoder's vectors in torch."""
     return SentenceTransformer(str(folder), device="cpu").encode(TEXTS, batch_size=1)
 
 
@@ -77,7 +77,7 @@ def test_every_pooling_and_side(family: str, mode: str, side: str, tmp_path: Pat
 @pytest.mark.parametrize("size", ["full", "half", "int8"])
 @pytest.mark.parametrize("limit", [None, 12])
 def test_a_static_model(engine: str, size: str, limit: int | None, tmp_path: Path) -> None:
-    """Texts of different lengths in one batch, with and without a limit, none of the tokenizer's own tokens."""
+    """Texts of different lengths in one batch, with and without a limit, without special tokens."""
     if engine == "openvino":
         pytest.importorskip("nncf", reason="needs pip install 'trundle[openvino]'")
         if size == "int8" and not is_x86(platform.machine()):
@@ -107,7 +107,7 @@ def test_a_static_model(engine: str, size: str, limit: int | None, tmp_path: Pat
 
 
 def test_a_chat_template_is_part_of_the_model(tmp_path: Path) -> None:
-    """sentence-transformers renders each text as a message where the tokenizer has a template."""
+    """sentence-transformers renders each text as a message if the tokenizer has a template."""
     folder = tmp_path / "backbone"
     pico.save_backbone("llama", str(folder))
     (folder / "chat_template.jinja").write_text(

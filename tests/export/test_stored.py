@@ -1,4 +1,4 @@
-"""Matrices stored in int8 and multiplied in float, run by onnxruntime beside numpy."""
+"""Matrices stored in int8 and multiplied in float: onnxruntime against numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
 
-def test_products_are_those_of_the_rounded_matrices() -> None:
+def test_matmuls_equal_those_of_the_rounded_matrices() -> None:
     from trundle.export.int8 import _columns_in_int8, _with_stored_matrices
 
     random = np.random.default_rng(0)

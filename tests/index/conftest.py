@@ -1,4 +1,4 @@
-"""Texts to store, and a real Postgres with pgvector where one can run."""
+"""Texts to store, and a real Postgres with pgvector if one can run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a student may search an index that is there, measured and said in plain words."""
+"""Whether a student can search an existing index, and how the result is described."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_teacher_itself_agrees_with_itself(index: _EmbeddedStore) -> None:
         assert "10.0" in found.says()[1]
 
 
-def test_a_student_far_off_is_told_so(index: _EmbeddedStore) -> None:
+def test_a_student_far_from_its_teacher_is_reported(index: _EmbeddedStore) -> None:
     near, far = (check_index(index, embedder(noise, "student")) for noise in (0.3, 50.0))
     assert 0.4 < near.agreement < 1
     assert far.agreement < 0.2
@@ -74,7 +74,7 @@ def test_a_teacher_that_did_not_build_the_index(index: _EmbeddedStore) -> None:
     assert "did not build this index" in found.says()[-1]
 
 
-def test_what_cannot_be_checked(index: _EmbeddedStore, tmp_path: Path) -> None:
+def test_indexes_that_cant_be_checked(index: _EmbeddedStore, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="name it with --teacher"):
         check_index(index, embedder(0, "student"), queries=["mine"])
     with pytest.raises(BadInput, match="returns vectors of width 16"):
@@ -95,7 +95,7 @@ def test_opening_words() -> None:
     assert long.endswith("word")
 
 
-def test_which_table_is_meant() -> None:
+def test_the_table_is_chosen_or_named() -> None:
     one = [
         ("public", "chunks", "id", "text"),
         ("public", "chunks", "content", "text"),

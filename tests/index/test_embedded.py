@@ -1,4 +1,4 @@
-"""The store in a folder: it finds what is nearest, forgets nothing, and survives whatever happens to it."""
+"""The index in a folder: it finds the nearest texts and survives interruptions and damage."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_scan_finds_the_best_of_all_rows(seed: int, count: int, k: int, precis
     np.testing.assert_allclose(truth[rows], np.sort(truth)[::-1][: len(rows)], atol=1e-5)
 
 
-def test_a_build_goes_on_where_it_stopped(tmp_path: Path, texts: list[str]) -> None:
+def test_an_interrupted_build_resumes(tmp_path: Path, texts: list[str]) -> None:
     asked: list[str] = []
     vectors = dict(zip(texts, clustered(len(texts)), strict=True))
 
@@ -184,7 +184,7 @@ def test_kill_9_loses_nothing_that_was_stored(tmp_path: Path) -> None:
         before = count
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, texts: list[str]) -> None:
+def test_a_full_disk_keeps_the_old_content(tmp_path: Path, texts: list[str]) -> None:
     """Files may not grow beyond a limit, which fails writes as a full disk does."""
     folder = tmp_path / "index"
     store = filled(folder, texts)

@@ -1,4 +1,4 @@
-"""The same in a real Postgres with pgvector, also one that goes away and comes back."""
+"""The index in a real Postgres with pgvector, also one that restarts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from clusters import WIDTH, clustered, wanted
 from recorded_progress import RecordedProgress
 from trundle.errors import BadInput, WriteFailed
 from trundle.index.postgres import _PostgresStore
-from trundle.index.stores import build_index, create_store, open_readable, open_store
+from trundle.index.stores import build_index, create_store, open_index_reader, open_store
 
 
 def places(store: Any, queries: np.ndarray) -> list[list[int]]:
     return [[int(one.text.split()[-1]) for one in row] for row in store.search(queries, 10)]
 
 
-def test_build_search_and_build_anew(postgres: Any, texts: list[str]) -> None:
+def test_build_search_and_rebuild(postgres: Any, texts: list[str]) -> None:
     vectors = clustered(len(texts))
     stored = dict(zip(texts, vectors, strict=True))
     with create_store(postgres.url, wanted(), table="Texts of mine") as store:
@@ -66,7 +66,7 @@ def test_binary_with_rescoring_and_a_graph(postgres: Any, texts: list[str]) -> N
         _PostgresStore.create(postgres.url, "t", wanted("int8"))
 
 
-def test_a_server_that_goes_away_and_comes_back(postgres: Any, texts: list[str]) -> None:
+def test_a_server_that_restarts(postgres: Any, texts: list[str]) -> None:
     progress = RecordedProgress()
     store = _PostgresStore.create(postgres.url, "patient", wanted(), progress=progress)
     store.add(texts[:100], clustered(100))
@@ -81,7 +81,7 @@ def test_a_server_that_goes_away_and_comes_back(postgres: Any, texts: list[str])
     store.close()
 
 
-def test_a_server_that_stays_away(postgres: Any, texts: list[str]) -> None:
+def test_a_server_that_stays_down(postgres: Any, texts: list[str]) -> None:
     store = _PostgresStore.create(postgres.url, "away", wanted(), retry_seconds=0.5)
     store.add(texts[:10], clustered(10))
     postgres.stop()
@@ -99,7 +99,7 @@ def test_a_server_that_stays_away(postgres: Any, texts: list[str]) -> None:
     store.close()
 
 
-def test_tables_that_somebody_else_filled(postgres: Any) -> None:
+def test_tables_filled_by_other_programs(postgres: Any) -> None:
     vectors = clustered(80)
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
@@ -111,18 +111,18 @@ def test_tables_that_somebody_else_filled(postgres: Any) -> None:
             row = [f"item {number}", str(vector.tolist())]
             connection.execute("INSERT INTO shop.items (document, embedding) VALUES (%s, %s)", row)
         connection.execute("INSERT INTO shop.items (document) VALUES ('no vector')")
-    table = open_readable(postgres.url, table="shop.items")
+    table = open_index_reader(postgres.url, table="shop.items")
     assert table.dimensions == WIDTH
     drawn = table.sample(1000, 0)
     assert drawn.total == len(drawn.texts) == 80
     order = [int(text.split()[1]) for text in drawn.texts]
     np.testing.assert_allclose(drawn.vectors, vectors[order], rtol=1e-5)
     with pytest.raises(BadInput, match="name one with --table"):
-        open_readable(postgres.url)
+        open_index_reader(postgres.url)
     with pytest.raises(BadInput, match="there is no table 'nothing'"):
-        open_readable(postgres.url, table="nothing")
+        open_index_reader(postgres.url, table="nothing")
     with pytest.raises(BadInput, match="no column of texts 'title'"):
-        open_readable(postgres.url, table="items", text_column="title")
+        open_index_reader(postgres.url, table="items", text_column="title")
     table.close()
     with psycopg.connect(postgres.url) as connection:
         connection.execute("CREATE TABLE plain (text text)")

@@ -1,4 +1,4 @@
-"""What a plan of align tells a person."""
+"""The plan and the settings of align."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def corpus() -> Corpus:
         ({"minutes": 30, "steps": 100}, "training for 30 minutes, at most 100 steps"),
     ],
 )
-def test_the_length_of_the_training_is_told_whole(options: dict[str, Any], says: str) -> None:
+def test_the_plan_shows_steps_and_minutes(options: dict[str, Any], says: str) -> None:
     asked = make_options(METHODS["align"], options)
     plan = AlignPlan(options=asked, teacher="large", inputs=8, outputs=16, normalise=True)
     assert str(plan) == f"8 → 16 into the space of large, {says}"
 
 
-def test_only_a_distance_can_be_near_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_distance_can_stop_training_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trundle.methods.align.align._SUFFICIENT_LOSS", 0.02)
     options = [make_options(METHODS["align"], {"steps": 5, "loss": loss}) for loss in ("leaf", "distilbert")]
     assert [settings_for(one, 10, 1, 0, normalised=True).sufficient_loss for one in options] == [0.02, None]
@@ -90,7 +90,7 @@ def test_a_ridge_start_is_fitted_on_as_many_texts_as_are_asked_for(
     assert fitted == [60, 40]
 
 
-def test_the_forecast_knows_the_pooling_that_will_be(pico_model: Models) -> None:
+def test_the_forecast_uses_the_new_pooling(pico_model: Models) -> None:
     """A model that pools in two ways has vectors twice as wide as their mean alone."""
     bert, step = copy.deepcopy(pico_model("bert")), METHODS["align"]
     pooling = Pooling(32, pooling_mode=("cls", "mean"), include_prompt=False)

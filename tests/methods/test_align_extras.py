@@ -1,4 +1,4 @@
-"""What an alignment leaves besides the model: calibration ranges and the margin, on pico models."""
+"""What align writes besides the model: calibration ranges and the margin, on pico models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def aligned(
 
 
 @pytest.mark.parametrize("family", ["bert", "gemma3"])
-def test_the_margin_is_written_down_and_changes_no_weight(
+def test_the_margin_is_logged_and_changes_no_weight(
     family: str, pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
 ) -> None:
     student, teacher = pico_model(family), pico_model("mpnet")

@@ -1,4 +1,4 @@
-"""What `align` does otherwise with a model that has no layers."""
+"""What `align` does differently for a model without layers."""
 
 from __future__ import annotations
 

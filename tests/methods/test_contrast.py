@@ -1,4 +1,4 @@
-"""The step contrast: what it changes, what it keeps, and what it refuses."""
+"""The method contrast: what it changes, what it keeps, and what it rejects."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(model: SentenceTransformer, corpus: Corpus | None, tmp_path: Path, **opt
     return TOOL.apply(model, plan, context)
 
 
-def test_validation_tuples_are_asked_for_nothing_that_is_learned_or_measured(corpus: Corpus):
+def test_validation_tuples_are_neither_trained_on_nor_held_out(corpus: Corpus):
     learned = {text for e in corpus.examples() for text in (e.query, e.positive, *e.negatives)}
     measured = {text.text for text in corpus.held_out()}
     chosen_by = list(corpus.validation_examples())
@@ -69,7 +69,7 @@ def test_validation_tuples_are_asked_for_nothing_that_is_learned_or_measured(cor
     assert not {t for e in chosen_by for t in (e.query, e.positive, *e.negatives)} & measured
 
 
-def test_training_brings_queries_nearer_to_their_answers(
+def test_training_brings_queries_closer_to_their_answers(
     pico_model: PicoModel, corpus: Corpus, tmp_path: Path
 ):
     for way in ("full", "lora"):
@@ -83,7 +83,7 @@ def test_training_brings_queries_nearer_to_their_answers(
         assert applied.facts["sources"] == ["documents.jsonl", "layers.jsonl"]
 
 
-def test_a_decoder_is_pooled_and_looks_as_asked_after_a_plain_load(
+def test_a_decoders_pooling_and_attention_survive_a_plain_load(
     pico_model: PicoModel, corpus: Corpus, tmp_path: Path
 ):
     asked: dict[str, Any] = {"pooling": "last", "attention": "bidirectional", "query_prompt": "question: "}
@@ -120,7 +120,7 @@ def test_prompts_change_what_is_learned_by_file(pico_model: PicoModel, corpus: C
     assert np.abs(results[1] - results[4]).max() > 1e-5
 
 
-def test_a_file_of_which_nothing_was_drawn_may_be_prompted(pico_model: PicoModel, tmp_path: Path):
+def test_a_file_without_sampled_tuples_may_have_a_prompt(pico_model: PicoModel, tmp_path: Path):
     sources = [write_tuples(tmp_path, "many.jsonl", some_rows(400, "many"))]
     sources.append(write_tuples(tmp_path, "few.jsonl", some_rows(1, "few")))
     corpus = replace(read_corpus(sources, seed=0), validation_examples=lambda: iter(()))
@@ -142,13 +142,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_can_not_be_is_refused(pico_model: PicoModel, corpus: Corpus, tmp_path: Path, case: str):
+def test_impossible_options_are_rejected(pico_model: PicoModel, corpus: Corpus, tmp_path: Path, case: str):
     options, sentence = REFUSED[case]
     with pytest.raises(UserError, match=sentence):
         run(pico_model("bert"), corpus, tmp_path, **options)
 
 
-def test_prompts_that_are_no_mapping_are_refused():
+def test_prompts_that_are_no_mapping_are_rejected():
     for bad in ("{a: ", "just text", {"a": 3}):
         with pytest.raises(BadRecipe, match=r"contrast\.prompts can't be"):
             make_options(TOOL, {"prompts": bad})
@@ -160,7 +160,7 @@ def test_an_odd_width_has_no_angle(tmp_path: Path, corpus: Corpus):
         run(model, corpus, tmp_path, objective="angle")
 
 
-def test_no_data_and_no_tuples_are_refused(pico_model: PicoModel, corpus: Corpus, tmp_path: Path):
+def test_no_data_and_no_tuples_are_rejected(pico_model: PicoModel, corpus: Corpus, tmp_path: Path):
     with pytest.raises(BadInput, match="pass them with --data"):
         run(pico_model("bert"), None, tmp_path)
     with pytest.raises(BadInput, match="there are no labelled tuples"):
@@ -188,13 +188,13 @@ def test_bad_tuples_are_named(
         run(pico_model("bert"), corpus, tmp_path, **options)
 
 
-def test_texts_longer_than_the_model_takes_are_cut(pico_model: PicoModel, tmp_path: Path):
+def test_texts_longer_than_the_models_limit_are_truncated(pico_model: PicoModel, tmp_path: Path):
     rows = [{"query": f"{i} {'long ' * 400}", "positive": f"{i} {'text ' * 400}"} for i in range(40)]
     corpus = read_corpus([write_tuples(tmp_path, "long.jsonl", rows)], seed=1)
     assert run(pico_model("gpt2"), corpus, tmp_path).facts["steps"] == 2
 
 
-def test_a_cut_decoder_is_healed_by_a_recipe(tmp_path: Path):
+def test_a_recipe_cuts_a_decoder_and_trains_it(tmp_path: Path):
     pico.save_backbone("llama", str(tmp_path / "lm"))
     source = write_tuples(tmp_path, "t.jsonl", some_rows(60, "layers"))
     recipe = parse_recipe(

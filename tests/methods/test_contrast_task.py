@@ -1,4 +1,4 @@
-"""Tuples in batches, gradient caching, adapters: against the plain way and against sentence-transformers' own."""
+"""Batches of tuples, gradient caching and adapters against plain torch and sentence-transformers."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_cached_step_keeps_one_chunk_in_memory(pico_model: PicoModel):
     assert saved(4) < 0.1 * saved(None)
 
 
-def test_texts_are_encoded_once_and_right_answers_are_no_rivals():
+def test_texts_are_encoded_once_and_positives_are_no_negatives():
     examples = [
         Example(query="q1", positive="p1", negatives=("n1", "p2")),
         Example(query="q2", positive="p1"),
@@ -194,12 +194,13 @@ def test_texts_are_encoded_once_and_right_answers_are_no_rivals():
         [False, False, False, False, False],
         [True, False, False, True, False],
     ]
-    # q2 came without a negative and gets one of the others; p2 is no negative of q1, whatever the first row says
+    # q2 came without a negative and gets one of the others; p2 is no negative of q1, whatever the first row
+    # says
     assert sorted(found.wrong) == [(0, 2), (1, 2), (2, 2), (2, 4)]
     assert relate(examples, negatives=0).documents == ("p1", "p2")
 
 
-def test_one_pair_alone_has_nothing_to_be_told_from():
+def test_a_single_pair_has_no_negatives():
     found = relate([Example(query="q", positive="p")])
     assert found.wrong == ()
 
@@ -221,7 +222,7 @@ def test_prompts_are_read_and_pooled_as_the_model_does_itself(tmp_path: Path, po
     torch.testing.assert_close(documents, expected)
 
 
-def test_a_text_of_which_only_the_prompt_is_left_is_named(tmp_path: Path):
+def test_a_text_truncated_to_its_prompt_is_named(tmp_path: Path):
     model = pico.model("llama", str(tmp_path))
     model[1].include_prompt, model.max_seq_length = False, 8
     long = Prompts(query="a prompt that is so long that nothing else fits into eight tokens")
@@ -230,12 +231,12 @@ def test_a_text_of_which_only_the_prompt_is_left_is_named(tmp_path: Path):
         load(np.arange(2))
 
 
-def test_one_tuple_is_refused(pico_model: PicoModel):
+def test_one_tuple_is_rejected(pico_model: PicoModel):
     with pytest.raises(BadInput, match="1 labelled tuple is too few"):
         contrast(pico_model("bert"), some_examples(1))
 
 
-def test_texts_longer_than_the_model_takes_are_cut(pico_model: PicoModel):
+def test_texts_longer_than_the_models_limit_are_truncated(pico_model: PicoModel):
     examples = [
         Example(query=f"{text} {' '.join(WORDS * 5)}", positive=text, source="a") for text in pico.TEXTS
     ]
@@ -244,7 +245,7 @@ def test_texts_longer_than_the_model_takes_are_cut(pico_model: PicoModel):
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "phi3", "gpt2"])
-def test_adapters_are_on_every_linear_and_leave_no_trace(pico_model: PicoModel, family: str):
+def test_adapters_are_on_every_linear_layer_and_are_removed_after_merging(pico_model: PicoModel, family: str):
     model = copy.deepcopy(pico_model(family))
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     vectors = model.encode(pico.TEXTS)
@@ -253,11 +254,11 @@ def test_adapters_are_on_every_linear_and_leave_no_trace(pico_model: PicoModel, 
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     per_layer = {"bert": 6, "modernbert": 4, "phi3": 4, "gpt2": 4}[family]
     assert len(trained) == 2 * per_layer * pico.LAYERS
-    dice = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name in trained:
-                weight.normal_(std=0.1, generator=dice)
+                weight.normal_(std=0.1, generator=rng)
     moved = model.eval().encode(pico.TEXTS)
     assert np.abs(moved - vectors).max() > 0.01
     merged = adapted.merge()

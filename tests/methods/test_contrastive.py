@@ -51,7 +51,7 @@ def test_orders_of_pairs_are_those_of_the_library(pico_model: PicoModel, ours, t
     torch.testing.assert_close(torch.autograd.grad(found, left)[0], slope)
 
 
-def test_excluded_documents_are_as_if_they_were_not_there():
+def test_excluded_documents_do_not_count():
     queries, documents = vectors(3, 1), vectors(5, 2)
     excluded = torch.zeros(3, 5, dtype=torch.bool)
     excluded[:, 4] = True

@@ -1,4 +1,4 @@
-"""Which layers depth keeps, and what it says when a wish can't be had."""
+"""Which layers depth keeps, and its errors for impossible options."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_large_that_cuts_nothing_says_so() -> None:
         ({"blocks": []}, "at least 1"),
     ],
 )
-def test_wishes_that_contradict(
+def test_contradicting_options(
     options: dict[str, Any], says: str, pico_model: Callable[[str], SentenceTransformer]
 ) -> None:
     with pytest.raises(ImpossibleCut, match=says):
@@ -143,7 +143,7 @@ def test_wishes_that_contradict(
 @pytest.mark.parametrize(
     "options", [{"blocks": "0,x"}, {"blocks": ""}, {"pick": "tiny"}, {"order": "last"}, {"keep": "3"}]
 )
-def test_options_that_can_not_be_read(options: dict[str, Any]) -> None:
+def test_invalid_options(options: dict[str, Any]) -> None:
     with pytest.raises(BadRecipe, match=r"^depth\."):
         make_options(DEPTH, options)
 

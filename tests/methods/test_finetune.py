@@ -1,4 +1,4 @@
-"""The step finetune: what it learns, what it leaves in the folder, and what it refuses."""
+"""The method finetune: what it trains, what it writes, and what it rejects."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_pair_has_two_segments_where_the_tokenizer_makes_two(pico_model: PicoM
         assert torch.equal(features[name], expected[name]), name
 
 
-def test_numbers_are_met_in_their_own_units(pico_model: PicoModel, tmp_path: Path):
+def test_predicted_numbers_have_the_units_of_the_labels(pico_model: PicoModel, tmp_path: Path):
     rows = [{"text": text, "score": 1000.5 + 8 * fox} for text, fox in some_texts(300)]
     corpus = read_corpus([write(tmp_path, rows)], seed=0)
     applied = run(pico_model("mpnet"), corpus, tmp_path, **LEARNS)
@@ -123,9 +123,7 @@ def test_numbers_are_met_in_their_own_units(pico_model: PicoModel, tmp_path: Pat
     assert applied.model[0].model.config.problem_type == "regression"
 
 
-def test_whole_numbers_are_classes_in_their_order_unless_said_otherwise(
-    pico_model: PicoModel, tmp_path: Path
-):
+def test_integers_are_ordered_classes_by_default(pico_model: PicoModel, tmp_path: Path):
     rows = [
         {"text": text, "label": (2, 10, 9)[number % 3]} for number, (text, _) in enumerate(some_texts(60))
     ]
@@ -146,7 +144,7 @@ def test_fractions_are_numbers_in_a_csv_too(pico_model: PicoModel, tmp_path: Pat
     assert named.labels[:2] == ("0.0", "0.2")
 
 
-def test_no_text_of_a_kept_back_row_is_learned_from(tmp_path: Path):
+def test_held_out_rows_are_not_trained_on(tmp_path: Path):
     rows = [
         {"sentence1": f"left {number % 40}", "sentence2": f"right {number % 37}", "label": number % 2}
         for number in range(400)
@@ -190,7 +188,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_can_not_be_is_refused(pico_model: PicoModel, tmp_path: Path, case: str):
+def test_impossible_options_are_rejected(pico_model: PicoModel, tmp_path: Path, case: str):
     rows, options, sentence = REFUSED[case]
     with pytest.raises(UserError, match=sentence):
         run(pico_model("bert"), read_corpus([write(tmp_path, rows)], seed=0), tmp_path, **options)

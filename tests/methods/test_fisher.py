@@ -1,4 +1,4 @@
-"""The streamed sums against gradients taken sample by sample by autograd alone."""
+"""Streamed sums against autograd's gradients of single samples."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_sums_are_those_of_single_samples(
     names = [matrix.name for matrix in matrices]
     squares, means = by_autograd(model, names)
     found = _measure_gradients(model, SAMPLES, names, prompts=PROMPTS, batch_size=3)
-    # A fresh pico ModernBERT gives all texts nearly one vector: what is left of its gradients is mostly rounding.
+    # A fresh pico ModernBERT gives all texts nearly one vector: what is left of its gradients is mostly
+    # rounding.
     near = 2e-2 if family == "modernbert" else 1e-4
     for matrix in matrices:
         scale = float(squares[matrix.name].max())
@@ -78,7 +79,7 @@ def test_sums_are_those_of_single_samples(
         )
 
 
-def test_the_model_is_left_as_it_was(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_the_model_is_not_changed(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = copy_of(pico_model("bert"))
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     hooks = [
@@ -101,7 +102,7 @@ def test_dropout_views_differ_and_repeat(pico_model: Callable[[str], SentenceTra
     assert not torch.equal(one, other)
 
 
-def test_broken_gradients_name_the_batch(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_non_finite_gradients_name_the_batch(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = copy_of(pico_model("bert"))
     with torch.no_grad():
         transformer_of(model).model.embeddings.word_embeddings.weight.fill_(float("nan"))

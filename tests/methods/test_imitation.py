@@ -1,4 +1,4 @@
-"""What is caught inside a model, and the losses made of it."""
+"""The inner states of a model, and the losses on them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_scores_are_the_ones_bert_turns_into_attention(pico_model):
 
 @pytest.mark.parametrize("name", get_args(_Imitation))
 @pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert", "qwen2", "phi3", "gpt2"])
-def test_the_teacher_itself_has_nothing_to_learn_and_a_part_of_it_has(name, family, pico_model):
+def test_the_loss_is_zero_for_the_teacher_and_positive_for_a_part_of_it(name, family, pico_model):
     teacher = pico_model(family)
     before = hooks_of(teacher)
     given = features(teacher)
@@ -87,7 +87,7 @@ def test_uniform_layers_end_at_the_last():
     assert _uniform_layers(3, 12) == (4, 8, 12)
 
 
-def test_models_that_can_not_be_compared_are_refused(pico_model):
+def test_incompatible_models_are_rejected(pico_model):
     teacher = pico_model("mpnet")
     half = cut(teacher, Cut(hidden=tuple(range(0, 32, 2)), head=tuple(range(0, 8, 2))))
     with pytest.raises(BadInput, match="tokenizers differ"):

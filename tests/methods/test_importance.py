@@ -1,4 +1,4 @@
-"""What flows through a model is measured on tokens, however texts are put together."""
+"""Importance is measured per token and does not depend on how texts are batched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trundle.model import encode
 
 
 @pytest.mark.parametrize("family", sorted(pico.CONFIGS))
-def test_scores_do_not_depend_on_which_texts_are_read_together(
+def test_scores_do_not_depend_on_batches(
     family: str, pico_model: Callable[[str], SentenceTransformer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One by one there is no padding; together the shortest text is mostly padding."""
@@ -32,8 +32,8 @@ def test_scores_do_not_depend_on_which_texts_are_read_together(
             np.testing.assert_allclose(one, other, rtol=1e-4, err_msg=name)
 
 
-def test_the_model_stands_as_it_stood(pico_model: Callable[[str], SentenceTransformer]) -> None:
-    """A SentenceTransformer says that it trains when none of its modules does; dropout must not come on by that."""
+def test_the_model_is_not_changed(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    """A SentenceTransformer may be in training mode when none of its modules is; dropout must stay off."""
     model = copy.deepcopy(pico_model("bert")).eval()
     model.training = True
     before = [module.training for module in model.modules()]
@@ -43,5 +43,5 @@ def test_the_model_stands_as_it_stood(pico_model: Callable[[str], SentenceTransf
 
 
 @pytest.mark.usefixtures("no_doubles")
-def test_a_device_without_doubles_will_do(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_a_device_without_float64_works(pico_model: Callable[[str], SentenceTransformer]) -> None:
     assert np.isfinite(_measure_importance(pico_model("bert"), pico.TEXTS).hidden).all()

@@ -1,4 +1,4 @@
-"""The curve's arithmetic against the library's own pooling and loss."""
+"""The arithmetic of the curve against the pooling and the loss of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_pooling_is_the_librarys(lengths: list[int], left: bool, mode: str, seed
 
 
 @given(lengths=LENGTHS, left=st.booleans())
-def test_weights_of_a_weighted_mean_rise_by_one_part_and_make_one(lengths: list[int], left: bool) -> None:
+def test_weights_of_a_weighted_mean_rise_linearly_and_sum_to_one(lengths: list[int], left: bool) -> None:
     width = max(lengths) + 2
     places = torch.arange(width)
     mask = torch.stack([places >= width - n if left else places < n for n in lengths]).long()
@@ -61,7 +61,7 @@ def test_the_loss_is_the_librarys(negatives: int) -> None:
         torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_the_loss_does_not_lose_itself_in_half_precision() -> None:
+def test_the_loss_is_exact_in_half_precision() -> None:
     torch.manual_seed(0)
     queries, candidates = torch.randn(1, 6, 64).bfloat16(), torch.randn(1, 6, 64).bfloat16()
     ours = _layer_losses(queries, candidates)
@@ -82,7 +82,7 @@ def test_the_loss_does_not_lose_itself_in_half_precision() -> None:
         ([8, 7, 6, 5, 4, 3], 3, 6),
     ],
 )
-def test_small_and_large_are_the_low_points_of_the_halves(
+def test_small_and_large_are_the_minima_of_the_halves(
     losses: list[float], small: int | None, large: int
 ) -> None:
     assert _pick_layers(losses) == (small, large)

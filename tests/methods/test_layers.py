@@ -1,4 +1,4 @@
-"""The layer-loss curve against references nobody here wrote: transformers' hidden states and the library's own pooling."""
+"""The layer-loss curve against transformers' hidden states and sentence-transformers' pooling."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def padded(
 ) -> Callable[[str], SentenceTransformer]:
     """A pico model that pads on one side and then on the other.
 
-    Older versions of the library count left padding as places of a weighted mean, so there the reference is a mean.
+    Older versions of the library count left padding as places of a weighted mean, so there the reference is a
+    mean.
     """
 
     def model(family: str) -> SentenceTransformer:
@@ -91,7 +92,7 @@ def test_every_layer_is_a_hidden_state_under_the_final_norm(
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "gpt2"])
-def test_instructions_are_read_but_not_pooled(
+def test_prompts_are_encoded_but_not_pooled(
     family: str, padded: Callable[[str], SentenceTransformer]
 ) -> None:
     """By hand: the states under the prompt, the weights 1..n over the n real tokens that follow it."""
@@ -109,7 +110,7 @@ def test_instructions_are_read_but_not_pooled(
     assert not torch.allclose(ours, _pooled_by_layer(model, pico.TEXTS)[-1], atol=1e-3)
 
 
-def test_where_the_library_weighs_tokens_otherwise(padded: Callable[[str], SentenceTransformer]) -> None:
+def test_where_the_library_weights_tokens_differently(padded: Callable[[str], SentenceTransformer]) -> None:
     """With its prompt left out, a mean is the same there and here; a weighted mean is not (see WEIGHTS)."""
     model = padded("llama")
     same, flatter = copy.deepcopy(model), copy.deepcopy(model)
@@ -132,7 +133,7 @@ def test_a_first_token_is_pooled_though_it_stands_before_the_prompt(
 
 @pytest.mark.parametrize("family", ["bert", "qwen3"])
 def test_the_curve_in_half_precision(family: str, tmp_path: Path) -> None:
-    """Norms run in the model's type as they will in the cut model; sums, cosines and the mean are in full precision."""
+    """Norms run in the model's dtype as in the cut model; sums, cosines and the mean are in float32."""
     model = pico.model(family, str(tmp_path))
     few = EXAMPLES[:21]
     full, half = measure_curve(model, few), measure_curve(model.bfloat16(), few)
@@ -155,7 +156,7 @@ def test_the_curve_is_the_mean_over_batches(pico_model: Callable[[str], Sentence
     assert measure_curve(model, EXAMPLES, tuples=20).tuples == 20
 
 
-def test_tuples_of_one_source_stay_together_and_repeats_go() -> None:
+def test_tuples_of_one_source_stay_together_and_duplicates_are_removed() -> None:
     some = [Example(query=f"{number % 15}", positive="p", source="ab"[number % 2]) for number in range(60)]
     drawn = _draw_tuples(some, 1280, seed=0)
     assert sorted(example.query for example in drawn) == sorted(str(number) for number in range(15))
@@ -163,7 +164,7 @@ def test_tuples_of_one_source_stay_together_and_repeats_go() -> None:
     assert sources == sorted(sources)
 
 
-def test_the_model_is_left_as_it_was(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_the_model_is_not_changed(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = copy.deepcopy(pico_model("gpt2")).train()
     model[0].model.h[1].eval()
     before = [module.training for module in model.modules()]
@@ -184,14 +185,14 @@ def test_the_model_is_left_as_it_was(pico_model: Callable[[str], SentenceTransfo
         ([*EXAMPLES, Example(query="[SEP]", positive="p")], "has nothing to pool"),
     ],
 )
-def test_what_makes_no_curve(
+def test_inputs_without_a_curve_are_rejected(
     examples: list[Example], says: str, pico_model: Callable[[str], SentenceTransformer]
 ) -> None:
     with pytest.raises(BadInput, match=says):
         measure_curve(pico_model("bert"), examples)
 
 
-def test_a_text_that_is_all_instruction_is_named(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_a_text_that_is_only_a_prompt_is_named(pico_model: Callable[[str], SentenceTransformer]) -> None:
     """The prompt fills all 48 tokens the model reads, so nothing of the text is left."""
     model = copy.deepcopy(pico_model("llama"))
     model.prompts = {"query": PROMPT * 20}
@@ -199,9 +200,7 @@ def test_a_text_that_is_all_instruction_is_named(pico_model: Callable[[str], Sen
         measure_curve(model, EXAMPLES)
 
 
-def test_a_text_longer_than_the_model_reads_is_cut_like_the_library_does(
-    pico_model: Callable[[str], SentenceTransformer],
-) -> None:
+def test_a_long_text_is_truncated_as_in_the_library(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pico_model("bert")
     long = ["fox " * 500, "dog"]
     expected = without_head(model).encode(long, convert_to_tensor=True)
@@ -223,5 +222,5 @@ def test_a_model_without_pooling_has_no_curve(pico_model: Callable[[str], Senten
 
 
 @pytest.mark.usefixtures("no_doubles")
-def test_a_device_without_doubles_will_do(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_a_device_without_float64_works(pico_model: Callable[[str], SentenceTransformer]) -> None:
     assert measure_curve(pico_model("bert"), EXAMPLES).layers == pico.LAYERS

@@ -1,4 +1,4 @@
-"""What a training of any step tells a person when it can't go on."""
+"""The error of a training that runs out of memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trundle.train.loop import TrainingTask, TrainSettings
 from trundle.train.trainer import linear
 
 
-def test_a_gpu_that_runs_full_names_the_mend(
+def test_a_full_gpu_gives_an_error_with_a_fix(
     monkeypatch: pytest.MonkeyPatch, pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
 ) -> None:
     def full(*_: Any, **__: Any) -> None:

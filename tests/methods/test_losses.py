@@ -32,7 +32,7 @@ def test_leaf_is_the_mean_distance_not_squared():
     assert _leaf(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.zeros(2, 2)).item() == 2.5
 
 
-def test_leaf_has_the_right_slope():
+def test_leaf_has_the_right_gradient():
     student, target = (noise(seed, 4, 6).detach() for seed in (0, 1))
     student.requires_grad_()
     _leaf(student, target).backward()
@@ -48,7 +48,7 @@ def test_leaf_has_the_right_slope():
 
 
 @pytest.mark.parametrize("distance", [0.0, 1e-30, 1e-12])
-def test_leaf_has_a_finite_slope_at_and_near_zero(distance: float):
+def test_leaf_has_a_finite_gradient_at_and_near_zero(distance: float):
     target = torch.ones(2, 3)
     student = (target * torch.tensor([[1.0], [2.0]])).requires_grad_()
     zeros = torch.zeros(2, 3)
@@ -113,8 +113,8 @@ def test_tinybert_is_torchs_squared_error_through_the_map():
     torch.testing.assert_close(_tinybert(ours, theirs, scores, their_scores, MASK, layers=layers), expected)
 
 
-def test_padding_neither_counts_nor_spoils_the_slope():
-    """Whatever stands in the padding, also infinity, the losses and their slopes stay the same and finite."""
+def test_padding_changes_neither_loss_nor_gradient():
+    """Losses and gradients do not depend on the values in the padding, not even on infinity."""
     states, scores = noise(0, TEXTS, TOKENS, 8), noise(1, TEXTS, HEADS, TOKENS, TOKENS)
     target, target_scores = (
         noise(2, TEXTS, TOKENS, 8).detach(),

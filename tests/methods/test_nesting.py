@@ -1,4 +1,4 @@
-"""The joint loss of a nest, and drawing sizes for a step."""
+"""The joint loss of nested sizes, and the sampling of sizes for a step."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def vectors(model: SentenceTransformer) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "llama", "gpt2", "phi3"])
-def test_a_neuron_that_has_a_twin_can_go(
+def test_a_duplicate_neuron_is_reconstructed_exactly(
     family: str, pico_model: Callable[[str], SentenceTransformer]
 ) -> None:
     """Its twin then counts twice, and the vectors stay what they were."""
@@ -75,7 +75,7 @@ def bias_of(backbone: torch.nn.Module, name: str) -> torch.Tensor | None:
     return None if bias is None else bias.detach()
 
 
-def test_padding_counts_for_nothing(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_padding_is_ignored(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pico_model("bert")
     backbone = transformer_of(model).model
     readers = [matrix.name for matrix in prunable(layout_of(backbone)) if matrix.columns == "mlp"]

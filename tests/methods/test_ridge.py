@@ -32,7 +32,7 @@ def test_recovers_an_exact_map_between_spaces() -> None:
     assert found.held_out_cosine > 0.9999
 
 
-def test_noise_asks_for_a_stronger_penalty() -> None:
+def test_noise_leads_to_a_stronger_penalty() -> None:
     """With fewer rows than it takes to pin the map down, the weakest penalty must not win."""
     rng = np.random.default_rng(7)
     wide = rng.normal(size=(400, 360)).astype(np.float32)
@@ -40,14 +40,14 @@ def test_noise_asks_for_a_stronger_penalty() -> None:
     assert fit_ridge(wide, noisy, seed=0).strength > 1e-2
 
 
-def test_a_rounding_error_does_not_choose_between_equals() -> None:
+def test_a_rounding_error_does_not_break_ties() -> None:
     strengths = [1e-6, 1e-3, 1.0, 10.0]
     assert _strongest_good([0.9, 0.9 + 1e-12, 0.9 - 1e-12, 0.5], strengths) == 2
     assert _strongest_good([0.9 + 1e-12, 0.9, 0.9, 0.5], strengths) == 2
     assert _strongest_good([0.95, 0.9, 0.9, 0.5], strengths) == 0
 
 
-def test_constant_inputs_do_no_harm() -> None:
+def test_constant_inputs_work() -> None:
     still = np.ones((50, 4), dtype=np.float32)
     found = fit_ridge(still, TARGETS[:50], seed=0)
     assert np.isfinite(found.weight).all()
@@ -59,13 +59,13 @@ def test_too_few_rows() -> None:
         fit_ridge(INPUTS[:9], TARGETS[:9], seed=0)
 
 
-def test_mean_cosine_counts_a_zero_row_as_nothing() -> None:
+def test_mean_cosine_of_a_zero_row_is_zero() -> None:
     one = np.array([[1.0, 0.0], [0.0, 0.0]])
     assert _mean_cosine(one, np.array([[2.0, 0.0], [1.0, 1.0]])) == pytest.approx(0.5)
 
 
-def test_what_is_nearly_the_same_space_is_left_nearly_as_it_is() -> None:
-    """The vectors of a model that lost a little: the same directions, other lengths, some noise; few texts to learn from."""
+def test_nearly_the_same_space_is_left_nearly_unchanged() -> None:
+    """The vectors of a slightly changed model: same directions, other lengths, some noise, few texts."""
     rng = np.random.default_rng(3)
     old = rng.normal(size=(200, 64)).astype(np.float32)
     new = (rng.uniform(2, 4, size=(200, 1)) * (old + 0.1 * rng.normal(size=old.shape))).astype(np.float32)
@@ -85,7 +85,7 @@ def test_another_space_of_the_same_width_is_mapped_as_any_other() -> None:
     np.testing.assert_allclose(found.weight, plain.weight, atol=0.2)
 
 
-def test_the_same_space_is_left_exactly_as_it_is() -> None:
+def test_the_same_space_is_left_unchanged() -> None:
     inputs = np.random.default_rng(6).normal(size=(50, 8)).astype(np.float32)
     found = fit_ridge(inputs, inputs / np.linalg.norm(inputs, axis=1, keepdims=True), seed=0)
     assert found.strength == np.inf

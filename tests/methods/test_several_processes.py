@@ -1,7 +1,7 @@
-"""align in two processes, as torchrun starts it: one asks the teacher, both train, one writes.
+"""align in two processes, as torchrun starts it: one encodes the teacher's vectors, both train, one writes.
 
-From a store, each may also open its own half of it and nothing else. Starting the processes takes longer than the work,
-so they run the commands of all tests one after the other.
+From a store, each process may also load only its own half. Starting the processes takes longer than
+the work, so they run the commands of all tests one after the other.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ def test_two_processes_with_half_a_store_each_learn_what_one_learns(together: To
     for folder in folders:
         (metrics,) = folder.rglob("align.jsonl")
         logs.append([json.loads(line) for line in metrics.read_text().splitlines()])
-    # Other texts meet in a batch: as far from each other as two seeds may be, by two of their deviations (docs/scale.md).
+    # Other texts meet in a batch: as far from each other as two seeds may be, by two of their deviations
+    # (docs/scale.md).
     assert last_epochs(logs[1]) == pytest.approx(last_epochs(logs[0]), rel=0.08)
     assert last_validation(logs[1]) == pytest.approx(last_validation(logs[0]), rel=0.18)
     assert last_validation(logs[1]) < 0.8 * logs[1][0]["validation"], "it has learned"
@@ -165,7 +166,7 @@ def test_a_closed_form_from_halves_of_a_store_is_that_of_the_whole(together: Tog
 
 
 def last_epochs(log: list[dict[str, Any]]) -> float:
-    """The mean loss of the steps after the first epoch: a single batch holds texts of one length, hard or easy."""
+    """The mean loss after the first epoch: single batches hold texts of one length, hard or easy."""
     lines = [
         (line["step"] - before["step"], line["loss"]) for before, line in pairwise(log) if line["step"] > 20
     ]

@@ -1,4 +1,4 @@
-"""Which tokens matter: scores against scikit-learn and the model's own attention, choices against brute force."""
+"""Token scores against scikit-learn and the model's attention, choices against brute force."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_tfidf_equals_scikit_learn(documents: list[list[int]], chunk: int) -> No
 
 @pytest.mark.parametrize("family", pico.CONFIGS)
 def test_attention_is_what_the_model_gives(family: str, pico_model: Models) -> None:
-    """Every token of every text gives away attention of 1 in all, so what is received adds up to the tokens."""
+    """The attention of each token sums to 1, so the attention received sums to the number of tokens."""
     model = pico_model(family)
     usual = model[0].model.config._attn_implementation
     before = model.encode(pico.TEXTS)
@@ -82,7 +82,7 @@ def test_attention_is_what_the_model_gives(family: str, pico_model: Models) -> N
     np.testing.assert_array_equal(model.encode(pico.TEXTS), before)
 
 
-def test_attention_is_taken_on_no_more_of_a_text_than_is_measured(
+def test_attention_is_measured_on_truncated_texts(
     pico_model: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes memory by the square of the tokens."""
@@ -95,7 +95,7 @@ def test_attention_is_taken_on_no_more_of_a_text_than_is_measured(
 
 
 @pytest.mark.usefixtures("no_doubles")
-def test_attention_is_taken_on_a_device_without_doubles(pico_model: Models) -> None:
+def test_attention_is_measured_on_a_device_without_float64(pico_model: Models) -> None:
     assert _attention_scores(pico_model("bert"), pico.TEXTS, read_vocabulary(pico_model("bert")).size).any()
 
 
@@ -116,7 +116,7 @@ MERGES = [("a", "b"), ("ab", "c"), ("d", "e"), ("abc", "de"), ("c", "d"), ("ab",
 @settings(max_examples=60)
 @given(st.lists(st.integers(0, 50), min_size=12, max_size=12), st.integers(5, 12))
 def test_the_best_tokens_leave_the_fewest_tokens_any_choice_can(counts: list[int], keep: int) -> None:
-    """Against every closed choice there is: merges of a text that stay are the sum of the passed down counts."""
+    """Against every closed choice: the kept merges of a text are the sum of the counts passed down."""
     found, vocab = tree(MERGES, "abcde")
     occurrences = np.array(counts, dtype=float)
     merged_down = _passed_down(occurrences, found)
@@ -145,7 +145,8 @@ def test_passed_down_scores_count_merges() -> None:
     scores[vocab["abab"]] = 2
     down = _passed_down(scores, found)
     assert {token: down[number] for token, number in vocab.items()} == {
-        "abcde": 3, "abc": 3, "de": 3, "abab": 2, "ab": 3 + 4, "a": 7, "b": 7, "c": 3, "d": 3, "e": 3, "cd": 0, "cde": 0,
+        "abcde": 3, "abc": 3, "de": 3, "abab": 2, "ab": 3 + 4,
+        "a": 7, "b": 7, "c": 3, "d": 3, "e": 3, "cd": 0, "cde": 0,
     }  # fmt: skip
 
 
@@ -156,7 +157,7 @@ def test_other_tokenizers_need_no_halves() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 7, 50, 399, 400, 1000])
-def test_as_many_representatives_as_asked_for(count: int) -> None:
+def test_the_requested_number_of_representatives(count: int) -> None:
     vectors = np.random.default_rng(0).normal(size=(400, 8)).astype(np.float32)
     found = representatives(vectors, count, seed=1)
     assert len(found) == len(set(found.tolist())) == min(count, 400)
@@ -170,7 +171,7 @@ def test_many_representatives_of_many_vectors(different: int) -> None:
     assert len(set(found.tolist())) == 1500
 
 
-def test_representatives_stand_in_the_middle_of_their_clusters() -> None:
+def test_representatives_are_nearest_to_their_cluster_centre() -> None:
     middles = np.eye(3, dtype=np.float32)
     points = np.concatenate(
         [middles, *(middles + side * np.roll(middles, 1, axis=1) for side in (0.2, -0.2))]

@@ -1,4 +1,4 @@
-"""The vocabulary step: what is kept is what was asked for, maps against the original's own rows, one sentence for bad wishes."""
+"""The method vocabulary: kept tokens, maps against the original's rows, and errors."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_ids_survive_being_written_as_ranges(ids: tuple[int, ...]) -> None:
 
 @settings(max_examples=50)
 @given(st.integers(1, 1000), st.integers(2, 10**5), st.integers(0, 10**8), st.fractions(Fraction(1, 100), 1))
-def test_a_share_of_parameters_is_never_overrun(row: int, tokens: int, rest: int, share: Fraction) -> None:
+def test_a_share_of_parameters_is_never_exceeded(row: int, tokens: int, rest: int, share: Fraction) -> None:
     left = _tokens_left(row, tokens, rest, share)
     allowed = share * (row * tokens + rest)
     assert row * left + rest <= allowed < row * (left + 1) + rest
@@ -79,7 +79,7 @@ def test_a_share_of_parameters_is_never_overrun(row: int, tokens: int, rest: int
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("score", ["tfidf", "frequency", "attention", "cluster", "random"])
-def test_every_score_keeps_what_was_asked_for(family: str, score: str, pico_model: Models) -> None:
+def test_every_score_meets_the_share_of_parameters(family: str, score: str, pico_model: Models) -> None:
     model = pico_model(family)
     plan, applied = run(model, {"parameters": "97%", "score": score})
     assert cost(applied.model).parameters <= Fraction(97, 100) * cost(model).parameters
@@ -104,7 +104,7 @@ def test_scores_that_need_no_texts(score: str, pico_model: Models) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_seen_reads_its_texts_exactly_as_before(family: str, pico_model: Models) -> None:
+def test_seen_tokenises_its_texts_exactly_as_before(family: str, pico_model: Models) -> None:
     model = pico_model(family)
     texts = pico.TEXTS[:2]
     plan, applied = run(model, {"score": "seen"}, texts=texts)
@@ -113,12 +113,12 @@ def test_seen_reads_its_texts_exactly_as_before(family: str, pico_model: Models)
     np.testing.assert_allclose(applied.model.encode(texts), model.encode(texts), atol=1e-6)
 
 
-def test_more_places_than_seen_tokens_are_filled(pico_model: Models) -> None:
+def test_a_number_above_the_seen_tokens_is_filled_up(pico_model: Models) -> None:
     plan, _ = run(pico_model("gpt2"), {"keep": 390}, texts=["a"])
     assert len(plan.kept) == 390
 
 
-def test_unseen_characters_can_go(pico_model: Models) -> None:
+def test_unseen_characters_can_be_removed(pico_model: Models) -> None:
     model = pico_model("bert")
     all_of_them, _ = run(model, {"score": "seen"}, texts=["the quick fox"])
     few, applied = run(model, {"score": "seen", "characters": "seen"}, texts=["the quick fox"])
@@ -130,7 +130,7 @@ def test_unseen_characters_can_go(pico_model: Models) -> None:
 
 
 def test_unseen_characters_make_room_for_what_occurs(pico_model: Models) -> None:
-    """By default no character takes the place of a token that occurs, but ASCII and what the texts have can be spelled."""
+    """By default characters displace no token that occurs, but ASCII and the texts' characters are kept."""
     model = pico_model("bert")
     before = model.tokenizer.get_vocab()
     texts = ["the quick brown fox"]
@@ -154,7 +154,7 @@ def test_unseen_characters_stay_where_there_is_room(pico_model: Models) -> None:
 
 
 def test_the_least_likely_piece_stays_even_unseen(pico_model: Models) -> None:
-    """A Unigram tokenizer weighs what it does not know by it, so without it all else would be cut otherwise."""
+    """A Unigram tokenizer scores unknown characters by it, so other texts would be split differently."""
     model = pico_model("xlm-roberta")
     least = _least_likely(_tokenizer_content(model.tokenizer))
     piece = model.tokenizer.convert_ids_to_tokens(least)  # one of several that are equally unlikely
@@ -164,7 +164,7 @@ def test_the_least_likely_piece_stays_even_unseen(pico_model: Models) -> None:
     assert plan.characters_lost
 
 
-def test_bytes_never_go(pico_model: Models) -> None:
+def test_byte_tokens_are_never_removed(pico_model: Models) -> None:
     _, applied = run(pico_model("gpt2"), {"score": "seen", "characters": "seen"}, texts=["a"])
     text = "anything at all: 東京 🙂"
     ids = applied.model.tokenizer(text)["input_ids"]
@@ -172,7 +172,7 @@ def test_bytes_never_go(pico_model: Models) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_prompts_are_read_as_before(family: str, pico_folders: Callable[[str], Path]) -> None:
+def test_prompts_are_tokenised_as_before(family: str, pico_folders: Callable[[str], Path]) -> None:
     prompts = {"query": "documents are longer than: ", "document": "queries: "}
     model = SentenceTransformer(str(pico_folders(family)), device="cpu", prompts=prompts)
     _, applied = run(model, {"score": "seen"}, texts=["fox"])
@@ -208,7 +208,7 @@ def test_positions_do_not_move_with_the_pad_token(pico_folders: Callable[[str], 
     np.testing.assert_allclose(applied.model.encode(pico.TEXTS[:2]), model.encode(pico.TEXTS[:2]), atol=1e-6)
 
 
-def test_rows_the_tokenizer_does_not_know_go_first(pico_folders: Callable[[str], Path]) -> None:
+def test_rows_without_a_token_are_removed_first(pico_folders: Callable[[str], Path]) -> None:
     """Some models have more rows than tokens, to round the number up."""
     model = SentenceTransformer(str(pico_folders("qwen2")), device="cpu")
     model[0].model.resize_token_embeddings(448, mean_resizing=False)
@@ -220,7 +220,9 @@ def test_rows_the_tokenizer_does_not_know_go_first(pico_folders: Callable[[str],
 
 @pytest.mark.parametrize("oov", ["decompose", "cluster", "unk"])
 @pytest.mark.parametrize("keep", [150, 240])
-def test_ids_may_have_holes(oov: str, keep: int, pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
+def test_token_ids_may_have_gaps(
+    oov: str, keep: int, pico_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Some tokenizers count on from a round number, and no token has the ids before it."""
     folder = Path(shutil.copytree(pico_folders("bert"), tmp_path / "model"))
     file = folder / "tokenizer.json"
@@ -241,7 +243,7 @@ def test_ids_may_have_holes(oov: str, keep: int, pico_folders: Callable[[str], P
     assert list_sizes(model, context).rows[1].coverage == 1
 
 
-def test_sizes_are_what_the_step_would_do(pico_model: Models) -> None:
+def test_listed_sizes_equal_those_of_the_method(pico_model: Models) -> None:
     model = pico_model("gpt2")
     context = Context(original=model, corpus=corpus(pico.TEXTS[:4], held_out=pico.TEXTS[4:]))
     sizes = list_sizes(model, context)
@@ -276,7 +278,7 @@ def test_sizes_are_what_the_step_would_do(pico_model: Models) -> None:
 def test_maps_give_what_the_original_gives_for_the_mapped_tokens(
     family: str, oov: str, pico_model: Models, tmp_path: Path
 ) -> None:
-    """The reference is the whole model, given by hand the ids that stand for those that are gone."""
+    """The reference is the full model with the removed ids replaced by hand."""
     model = pico_model(family)
     plan, applied = run(model, {"keep": 60, "oov": oov, **({"clusters": 5} if oov == "cluster" else {})})
     small = applied.model
@@ -307,7 +309,7 @@ def test_maps_give_what_the_original_gives_for_the_mapped_tokens(
 
 
 @pytest.mark.parametrize("oov", ["cluster", "unk"])
-def test_maps_say_how_much_of_held_out_texts_is_misread(oov: str, pico_model: Models) -> None:
+def test_maps_report_the_share_of_mapped_tokens_in_held_out_texts(oov: str, pico_model: Models) -> None:
     """Counted by hand, token by token."""
     model, told = pico_model("xlm-roberta"), RecordedProgress()
     texts = [*pico.TEXTS[:3], "東京 ☃"]
@@ -350,7 +352,7 @@ def test_a_traced_graph_contains_the_map(pico_model: Models) -> None:
     np.testing.assert_allclose(traced.numpy(), applied.model.encode(pico.TEXTS[:2]), atol=1e-6)
 
 
-def test_without_trundle_the_folder_says_what_it_needs(
+def test_without_trundle_the_folder_names_the_missing_module(
     pico_model: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, applied = run(pico_model("bert"), {"keep": 60, "oov": "unk"})
@@ -366,7 +368,7 @@ def test_without_trundle_the_folder_says_what_it_needs(
         SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)
 
 
-def test_a_damaged_map_is_refused(pico_model: Models, tmp_path: Path) -> None:
+def test_a_damaged_map_is_rejected(pico_model: Models, tmp_path: Path) -> None:
     _, applied = run(pico_model("bert"), {"keep": 60, "oov": "unk"})
     folder = save(applied.model, tmp_path / "mapped", lineage=Lineage(source="x"), card="")
     np.save(folder / "token_map.npy", np.array([10**6], dtype=np.int32))
@@ -416,7 +418,7 @@ def test_mapped_models_can_be_cut_and_aligned_but_not_mapped_twice(pico_model: M
         ({"keep": 40, "oov": "cluster"}, "keep at least 5"),
     ],
 )
-def test_impossible_wishes_say_what_is_possible(
+def test_impossible_options_say_what_is_possible(
     options: dict[str, Any], says: str, pico_model: Models
 ) -> None:
     with pytest.raises(ImpossibleCut, match=says):
@@ -433,11 +435,11 @@ def test_the_least_is_checked_with_and_without_texts(
 
 
 def test_characters_that_occur_are_only_known_with_texts(pico_model: Models) -> None:
-    wish = {"keep": 20, "score": "random", "characters": "seen"}
+    options = {"keep": 20, "score": "random", "characters": "seen"}
     with pytest.raises(BadInput, match="characters: seen needs texts"):
-        run(pico_model("bert"), wish, texts=None)
+        run(pico_model("bert"), options, texts=None)
     with pytest.raises(ImpossibleCut, match="keep at least"):
-        run(pico_model("bert"), wish)
+        run(pico_model("bert"), options)
 
 
 def test_the_least_that_is_named_is_possible(pico_model: Models) -> None:
@@ -445,33 +447,33 @@ def test_the_least_that_is_named_is_possible(pico_model: Models) -> None:
     assert len(plan.kept) == 76
 
 
-def test_no_texts_are_refused(pico_model: Models) -> None:
+def test_no_texts_are_rejected(pico_model: Models) -> None:
     with pytest.raises(BadInput, match="pass them with --data"):
         run(pico_model("bert"), {"keep": 100}, texts=None)
     with pytest.raises(BadInput, match="no text to count"):
         run(pico_model("bert"), {"keep": 100}, texts=[])
 
 
-def test_texts_the_model_can_not_read_are_refused(pico_model: Models) -> None:
+def test_texts_of_unknown_tokens_are_rejected(pico_model: Models) -> None:
     with pytest.raises(BadInput, match="a language the model knows"):
         run(pico_model("bert"), {"keep": 100}, texts=["Привет мир", "Как дела"])
 
 
-def test_a_tokenizer_larger_than_its_model_is_refused(pico_folders: Callable[[str], Path]) -> None:
+def test_a_tokenizer_larger_than_its_model_is_rejected(pico_folders: Callable[[str], Path]) -> None:
     model = SentenceTransformer(str(pico_folders("llama")), device="cpu")
     model.tokenizer.add_tokens(["<too far>"])
     with pytest.raises(BadModel, match="use the model's own tokenizer"):
         run(model, {"keep": 300})
 
 
-def test_a_tokenizer_without_an_unknown_token_can_not_map_to_it(pico_folders: Callable[[str], Path]) -> None:
+def test_mapping_to_unk_needs_an_unknown_token(pico_folders: Callable[[str], Path]) -> None:
     model = SentenceTransformer(str(pico_folders("gpt2")), device="cpu")
     model.tokenizer.unk_token = None
     with pytest.raises(ImpossibleCut, match="no unknown token"):
         run(model, {"keep": 300, "oov": "unk"})
 
 
-def test_more_than_there_is_changes_nothing(pico_model: Models) -> None:
+def test_keeping_more_tokens_than_there_are_changes_nothing(pico_model: Models) -> None:
     model = pico_model("bert")
     plan, applied = run(model, {"parameters": 1}, texts=None)
     assert "nothing to cut" in str(plan)

@@ -49,7 +49,7 @@ def test_dai_is_the_formula_weight_by_weight() -> None:
 
 
 @pytest.mark.parametrize("scale", ["mean", "largest"])
-def test_one_scale_forgets_how_large_a_loss_is(scale: str) -> None:
+def test_scaled_scores_do_not_depend_on_the_size_of_the_loss(scale: str) -> None:
     fisher, weight, s = torch.rand(4, 6), torch.randn(4, 6), torch.zeros(4, 1)
     scaled = _on_one_scale(fisher, scale)
     assert (scaled.mean() if scale == "mean" else scaled.max()) == pytest.approx(1.0)
@@ -59,7 +59,7 @@ def test_one_scale_forgets_how_large_a_loss_is(scale: str) -> None:
     torch.testing.assert_close(other, plain)
 
 
-def test_a_matrix_nobody_reaches_is_judged_by_magnitude() -> None:
+def test_a_matrix_without_gradients_is_scored_by_magnitude() -> None:
     weight, none = torch.randn(4, 6), torch.zeros(4, 6)
     score = _dai(weight, none, none, _alignment(none, none))
     torch.testing.assert_close(score, 0.5 * weight.abs().sqrt())
@@ -87,7 +87,9 @@ def test_wanda_is_magnitude_times_the_input_length() -> None:
 
 
 @given(MATRICES, st.data())
-def test_exactly_the_lowest_go_and_the_first_of_equals(scores: np.ndarray, drawn: st.DataObject) -> None:
+def test_exactly_the_lowest_are_removed_and_ties_go_to_the_first(
+    scores: np.ndarray, drawn: st.DataObject
+) -> None:
     count = drawn.draw(st.integers(0, scores.size))
     gone = _lowest(torch.from_numpy(scores), count).numpy()
     expected = np.zeros(scores.size, dtype=bool)
@@ -110,7 +112,7 @@ def test_a_share_is_exact_in_all_three_ways(scores: np.ndarray, share: Fraction)
     assert rows == gone["row"]["a"].shape[0]
 
 
-def test_a_share_is_what_a_person_means() -> None:
+def test_a_share_gives_the_expected_count() -> None:
     assert _how_many(10, Fraction("0.3")) == 3
     assert _how_many(10, Fraction("0.7")) == 7
     assert _how_many(1536, Fraction("30/100")) == 460
@@ -153,7 +155,7 @@ def test_the_map_counts_every_weight_once_and_survives_json() -> None:
     assert WeightMap.from_text(drawn.as_text()) == drawn
 
 
-def test_dice_fall_the_same_way_and_lie_where_the_weights_are() -> None:
+def test_random_scores_are_reproducible_on_every_device() -> None:
     """The meta device stands for a GPU here."""
     scores = _random_scores({"a": torch.empty(2, 3), "b": torch.empty(4, 5, device="meta")}, seed=3)
     assert scores["b"].device.type == "meta"

@@ -148,7 +148,7 @@ def test_a_map_is_left_in_the_folder(
     assert sum(drawn.alignment.counts) == small.facts["weights"]
 
 
-def test_one_file_for_both_sides_is_said(
+def test_the_same_file_for_both_sources_is_reported(
     pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
 ) -> None:
     told, model = RecordedProgress(), pico_model("bert")
@@ -180,7 +180,7 @@ def test_texts_alone_become_pairs(
     assert small.facts["general"]["pairs"] == "given"
 
 
-def test_few_samples_are_all_taken_and_said(
+def test_few_samples_are_all_used_and_reported(
     pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
 ) -> None:
     told = RecordedProgress()
@@ -206,7 +206,7 @@ def test_few_samples_are_all_taken_and_said(
         ({"sparsity": "30%", "structure": "neuron", "selection": "global"}, ImpossibleCut, "one MLP width"),
     ],
 )
-def test_bad_wishes(
+def test_invalid_options_are_rejected(
     options: dict[str, Any],
     kind: type[UserError],
     says: str,
@@ -225,7 +225,7 @@ def test_one_tuple_is_too_few(
         prune(pico_model("bert"), sparsity="50%", domain=one, general=files["general"])
 
 
-def test_an_anatomy_without_mlps_is_refused(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_a_family_without_mlps_is_rejected(pico_model: Callable[[str], SentenceTransformer]) -> None:
     layout = layout_of(transformer_of(pico_model("bert")).model)
     bare = replace(layout, parameters=tuple(one for one in layout.parameters if one.part != "mlp"))
     with pytest.raises(ImpossibleCut, match="has no MLP"):

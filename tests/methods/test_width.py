@@ -1,4 +1,4 @@
-"""width from the wish to the folders: what it writes, what comes out of a nested folder later, and what it refuses."""
+"""The method width: what it writes, what can be extracted later, and what it rejects."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def nested(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path_factory: pytest.TempPathFactory
 ) -> Run:
-    """A nested BERT, its folders beside it."""
+    """A nested BERT and the folders of its sizes."""
     output = tmp_path_factory.mktemp("nested") / "out"
     return compress(str(pico_folders("bert")), single(WIDTH, ALIGNED), output=output, corpus=corpus)
 
@@ -87,13 +87,13 @@ def test_each_size_is_a_standard_folder_in_the_model_s_space(
     ("family", "widths", "select"),
     [("bert", "1/2,1/4", "importance"), ("llama", "1/2", "importance"), ("llama", "1/2,1/4", "consecutive")],
 )
-def test_a_narrow_size_of_a_decoder_is_not_made_of_outliers(
+def test_a_narrow_decoder_does_not_keep_only_outlier_dimensions(
     family: str, widths: str, select: str, pico_model: Callable[[str], SentenceTransformer], corpus: Corpus
 ) -> None:
     assert planned(pico_model(family), corpus, widths=widths, objective="align", steps=1).select == select
 
 
-def test_a_size_can_be_taken_out_later(nested: Run, tmp_path: Path) -> None:
+def test_a_size_can_be_extracted_later(nested: Run, tmp_path: Path) -> None:
     assert nested.output is not None
     run = compress(str(nested.output), single(WIDTH, {"extract": "1/4"}), output=tmp_path / "quarter")
     assert "trained" in run.steps[0].says
@@ -103,7 +103,7 @@ def test_a_size_can_be_taken_out_later(nested: Run, tmp_path: Path) -> None:
     np.testing.assert_allclose(taken, written, atol=1e-6)
 
 
-def test_another_size_is_taken_the_way_the_folder_s_are(nested: Run, tmp_path: Path) -> None:
+def test_another_size_is_selected_as_in_the_folder(nested: Run, tmp_path: Path) -> None:
     assert nested.output is not None
     run = compress(str(nested.output), single(WIDTH, {"extract": "3/4"}), output=tmp_path / "wide")
     assert run.steps[0].says == "extract 3/4 (24) of 32, untrained, importance selection"
@@ -132,7 +132,7 @@ def test_a_nested_folder_opens_at_any_of_its_widths(nested: Run) -> None:
         load(nested.output, width="half")
 
 
-def test_a_folder_that_was_never_nested_is_taken_by_selection_and_says_so(
+def test_a_folder_that_is_not_nested_is_narrowed_by_selection(
     pico_folders: Callable[[str], Path], corpus: Corpus
 ) -> None:
     with pytest.warns(UserWarning, match="never nested"):
@@ -161,11 +161,12 @@ def test_weights_changed_since_nesting_count_as_untrained(nested: Run, tmp_path:
         load(tmp_path / "changed", width="1/2")
 
 
-def test_one_size_goes_on_in_a_recipe_and_the_others_still_leave(
+def test_one_size_continues_in_a_recipe_and_the_others_are_written(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
 ) -> None:
     recipe = parse_recipe(
-        "steps: [depth: {keep: 2}, width: {widths: '1/2,1/4', steps: 2, batch_size: 8, result: 1/2}, align: {steps: 0}]",
+        "steps: [depth: {keep: 2}, width: {widths: '1/2,1/4', steps: 2, batch_size: 8, result: 1/2}, "
+        "align: {steps: 0}]",
         name="all",
     )
     run = compress(str(pico_folders("qwen2")), recipe, output=tmp_path / "out", corpus=corpus)
@@ -191,7 +192,7 @@ def test_contrast_gives_each_size_a_space_of_its_own(
     assert run.steps[0].facts["sizes"]["1/2"]["validation"] > 0
 
 
-def test_long_texts_are_cut_in_training_and_nowhere_else(
+def test_long_texts_are_truncated_in_training_only(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
 ) -> None:
     ends = []
@@ -211,7 +212,7 @@ def test_long_texts_are_cut_in_training_and_nowhere_else(
     assert load(tmp_path / "3").max_seq_length == load(pico_folders("bert")).max_seq_length
 
 
-def test_a_student_that_knows_nothing_learns_a_teacher_s_similarities(
+def test_a_random_student_learns_a_teachers_similarities(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
 ) -> None:
     """The paper's baselines: fresh weights, and vanilla distillation."""
@@ -243,7 +244,7 @@ def test_a_student_that_knows_nothing_learns_a_teacher_s_similarities(
         )
 
 
-def test_a_folder_in_the_way_of_a_size_is_found_before_any_work(
+def test_an_existing_folder_of_a_size_is_found_before_any_work(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
 ) -> None:
     (tmp_path / "out-1-4").mkdir()
@@ -262,8 +263,8 @@ def test_align_is_for_embedders_and_contrast_for_bare_models(
     assert planned(load(folder), corpus, folder).objective == "align"
 
 
-def test_importance_keeps_what_flows(pico_model: Callable[[str], SentenceTransformer]) -> None:
-    """A silenced neuron and a silenced value dimension come last."""
+def test_unused_dimensions_are_least_important(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    """A neuron and a value dimension whose outputs are zeroed come last."""
     model = copy.deepcopy(pico_model("gpt2"))
     block = transformer_of(model).model.h[1]
     with torch.no_grad():
@@ -290,14 +291,14 @@ def test_importance_keeps_what_flows(pico_model: Callable[[str], SentenceTransfo
         ({"objective": "align", "max_length": 8}, "only contrast truncates texts to max_length"),
     ],
 )
-def test_bad_wishes(
+def test_invalid_options_are_rejected(
     options: dict[str, Any], says: str, pico_model: Callable[[str], SentenceTransformer], corpus: Corpus
 ) -> None:
     with pytest.raises((ImpossibleCut, BadInput), match=says):
         planned(pico_model("bert"), corpus, **options)
 
 
-def test_odd_vectors_are_refused_by_the_angle_loss(tmp_path: Path, corpus: Corpus) -> None:
+def test_odd_vectors_are_rejected_by_the_angle_loss(tmp_path: Path, corpus: Corpus) -> None:
     model = pico.model("bert", str(tmp_path), hidden_size=12, num_attention_heads=1)
     with pytest.raises(BadInput, match="3 is odd"):
         planned(model, corpus, objective="contrast", widths="1/4")
@@ -315,7 +316,9 @@ def test_truncated_vectors_are_not_trained_but_have_a_closed_form(
     assert small.encode(pico.TEXTS).shape == (len(pico.TEXTS), 8)
 
 
-def test_what_there_is_nothing_to_learn_from(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_missing_texts_and_invalid_widths_are_rejected(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
     with pytest.raises(BadInput, match="pass them with --data"):
         planned(pico_model("bert"), None)
     with pytest.raises(BadInput, match="importance is measured on texts"):

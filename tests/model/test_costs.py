@@ -1,4 +1,4 @@
-"""Predicted costs against the truth: numel, the saved file, and torch's own FLOP counter."""
+"""Predicted costs against numel, the saved file, and torch's FLOP counter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LENGTH = 24
 
 
 @pytest.mark.parametrize("family", pico.CONFIGS)
-def test_parameters_and_bytes_are_the_truth(
+def test_predicted_parameters_and_bytes_are_exact(
     family: str, pico_model: Callable[[str], SentenceTransformer], pico_folders: Callable[[str], Path]
 ) -> None:
     model = pico_model(family)
@@ -71,7 +71,7 @@ def test_a_planned_cut_costs_what_the_built_one_does(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_planned_head_costs_what_the_built_one_does(dtype: torch.dtype, tmp_path: Path) -> None:
-    """A bent head stays under the new one, a straight one is replaced, and the new one has the model's own type."""
+    """A nonlinear head stays below the new one, a linear one is replaced; the new one has the same dtype."""
     base = pico.model("bert", str(tmp_path / "backbone"))
     bent = Dense(32, 12, activation_function=torch.nn.Tanh())
     straight = Dense(12, 20, activation_function=torch.nn.Identity())
@@ -84,7 +84,7 @@ def test_a_planned_head_costs_what_the_built_one_does(dtype: torch.dtype, tmp_pa
 
 
 def test_the_sizes_published_for_nested_students() -> None:
-    """Qwen1.5-0.5B's shapes on the meta device: 464.0M, then 206.8M / 97.1M, with the MLP scaled 154.9M / 58.2M."""
+    """Qwen1.5-0.5B on the meta device: 464.0M, then 206.8M / 97.1M, with the MLP scaled 154.9M / 58.2M."""
     config = AutoConfig.for_model(
         "qwen2",
         vocab_size=151_936,
@@ -107,7 +107,7 @@ def test_the_sizes_published_for_nested_students() -> None:
     assert [millions(hidden=1024 // n, head=64 // n, mlp=2816 // n) for n in (2, 4)] == [154.9, 58.2]
 
 
-def test_the_menu_tells_what_would_be_left(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_the_savings_list_what_would_remain(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pico_model("bert")
     menu = {(saving.name, saving.keeps): saving.after for saving in list_savings(model)}
     half = menu["depth", "2 of 4 layers"]

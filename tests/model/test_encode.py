@@ -1,4 +1,4 @@
-"""Encoding goes its own, faster way: it must end where the library's own encode ends."""
+"""The faster encoding gives the same vectors as the library's own encode."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_prompts_are_the_models_own(family, role, include_prompt, pico_model):
     assert np.abs(found - by_library(pico_model(family), TEXTS)).max() > 1e-3
 
 
-def test_truncated_vectors_and_routers_take_the_librarys_way(pico_model):
+def test_truncated_vectors_and_routers_use_the_librarys_encode(pico_model):
     model = copy.deepcopy(pico_model("bert"))
     model.truncate_dim = 8
     np.testing.assert_allclose(embedder(model).text(TEXTS), by_library(model, TEXTS), atol=1e-5)
@@ -89,7 +89,7 @@ def test_batches_that_do_not_fit_into_memory_are_halved(monkeypatch, pico_model)
 
 
 @pytest.mark.parametrize("family", ["bert", "truncated"])
-def test_what_is_too_large_for_half_precision_is_encoded_in_full(family, monkeypatch, pico_model):
+def test_values_too_large_for_half_precision_are_encoded_in_float32(family, monkeypatch, pico_model):
     """On a GPU, which is acted here: half precision makes infinity of what is too large for it."""
     model = copy.deepcopy(pico_model("bert"))
     model.truncate_dim = 8 if family == "truncated" else None
@@ -119,7 +119,7 @@ def test_what_is_too_large_for_half_precision_is_encoded_in_full(family, monkeyp
     assert not any(halves[first:])
 
 
-def test_a_single_text_that_does_not_fit_is_told_so(monkeypatch, pico_model):
+def test_a_single_text_that_does_not_fit_is_an_error(monkeypatch, pico_model):
     model = pico_model("bert")
     short_of_memory(monkeypatch, model, 0)
     with pytest.raises(BadInput, match="a text of 1,000 characters needs more memory than the GPU has left"):

@@ -28,7 +28,7 @@ def test_a_copy_is_the_same_model_and_a_changed_one_is_not(pico_folders: Callabl
     assert model_digest(one) != model_digest(four)
 
 
-def test_prompts_are_a_part_of_who_a_model_is(pico_folders: Callable[[str], Path]) -> None:
+def test_prompts_are_a_part_of_a_models_identity(pico_folders: Callable[[str], Path]) -> None:
     """In whatever order they are named."""
     folder = str(pico_folders("bert"))
     plain = SentenceTransformer(folder, device="cpu")

@@ -1,4 +1,4 @@
-"""The door: what opens, what is refused, and with which sentence."""
+"""Loading a model: what is accepted, what is rejected, and the errors."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def test_a_decoder_without_pad_token_gets_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert", "mpnet"])
 @pytest.mark.parametrize("pad", [0, 1])
-def test_a_long_text_does_not_run_out_of_positions(family: str, pad: int, tmp_path: Path) -> None:
-    """These families count positions from behind the pad token, so 64 of them are enough for 63 or 62 tokens."""
+def test_a_long_text_is_truncated_to_the_positions(family: str, pad: int, tmp_path: Path) -> None:
+    """These families count positions after the pad token, so 64 of them are enough for 63 or 62 tokens."""
     folder = pico.save_backbone(family, str(tmp_path), pad_token_id=pad)
     settings = tmp_path / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_max_length": 512}))
@@ -107,7 +107,7 @@ def test_a_folder_that_is_not_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 4, 100, -100])
-def test_weights_cut_short(folder: Path, left: int) -> None:
+def test_truncated_weights(folder: Path, left: int) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:left])
     with pytest.raises(BadModel, match="truncated or damaged"):
@@ -140,7 +140,7 @@ def test_a_model_without_its_tokenizer(folder: Path) -> None:
         load(folder)
 
 
-def test_a_config_that_asks_for_more_than_there_is(folder: Path) -> None:
+def test_a_config_larger_than_its_weights(folder: Path) -> None:
     """The library would start the missing layers anew and say nothing."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 6}))
@@ -148,7 +148,7 @@ def test_a_config_that_asks_for_more_than_there_is(folder: Path) -> None:
         load(folder)
 
 
-def test_pickled_weights_are_refused(folder: Path) -> None:
+def test_pickled_weights_are_rejected(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"x": torch.zeros(1)}, folder / "pytorch_model.bin")
     with pytest.raises(BadModel, match="pickle files"):
@@ -170,13 +170,13 @@ def test_code_that_comes_with_a_model_does_not_run(folder: Path) -> None:
         load(folder)
 
 
-def test_an_unknown_family_is_told_what_a_row_needs() -> None:
+def test_an_unknown_family_names_what_a_row_needs() -> None:
     with pytest.raises(UnknownFamily, match="add a Family to"):
         family_of("mamba")
     assert "bert" in _BY_MODEL_TYPE
 
 
-def test_texts_that_are_not_texts(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_inputs_that_are_not_strings(pico_model: Callable[[str], SentenceTransformer]) -> None:
     encode = embedder(pico_model("bert")).text
     with pytest.raises(BadInput, match="text 2 is a int"):
         encode(["fine", 7])  # type: ignore[list-item]

@@ -1,4 +1,4 @@
-"""The nested forward against the extracted model, which plain transformers runs, and its gradients against that model's."""
+"""The nested forward and its gradients against those of the extracted model in plain transformers."""
 
 from __future__ import annotations
 
@@ -142,15 +142,15 @@ def test_modules_after_the_backbone_are_parts_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_reordering_the_insides_changes_nothing(
+def test_a_reordered_model_gives_the_same_vectors(
     family: str, pico_model: Callable[[str], SentenceTransformer]
 ) -> None:
     wide = pico_model(family)
     layout = layout_of(transformer_of(wide).model)
-    dice = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
 
     def shuffled(axis: str) -> tuple[int, ...]:
-        return tuple(dice.permutation(layout.sizes[axis]).tolist())
+        return tuple(rng.permutation(layout.sizes[axis]).tolist())
 
     def heads() -> tuple[tuple[tuple[int, ...], ...], ...]:
         return tuple(

@@ -1,4 +1,4 @@
-"""Decoders as embedders: pooling, end tokens, both ways of looking, and nothing of the language model left."""
+"""Decoders as embedders: pooling, end tokens, bidirectional attention, and no language-model head."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_language_model_becomes_an_embedder_without_its_head(family: str, mode
     np.testing.assert_allclose(alone, plain.encode(pico.TEXTS), atol=1e-5)
 
 
-def test_the_end_token_stays_when_a_text_is_cut(pico_model: PicoModel):
+def test_the_end_token_stays_when_a_text_is_truncated(pico_model: PicoModel):
     model = with_pooling(pico_model("qwen2"), "last")
     model.max_seq_length = 6
     ids = model.preprocess([" ".join(pico.TEXTS)])["input_ids"][0].tolist()
@@ -75,7 +75,7 @@ def test_a_tokenizer_that_ends_texts_already_is_left_alone(pico_model: PicoModel
     assert _ending_tokenizer(tokenizer) is tokenizer
 
 
-def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path):
+def test_a_tokenizer_without_an_end_token_is_rejected(tmp_path: Path):
     tokenizer = AutoTokenizer.from_pretrained(pico.save_backbone("llama", str(tmp_path)))
     tokenizer.eos_token = None
     with pytest.raises(BadModel, match="no end token for last-token pooling"):
@@ -92,7 +92,7 @@ def test_pooling_is_changed_and_all_else_is_kept(pico_model: PicoModel, mode: An
     assert model.prompts == given.prompts
 
 
-def test_a_model_that_pools_in_two_ways_is_refused(pico_model: PicoModel):
+def test_a_model_that_pools_in_two_ways_is_rejected(pico_model: PicoModel):
     given = pico_model("bert")
     twice = with_modules(given, [given[0], Pooling(32, ("mean", "max"))])
     with pytest.raises(BadModel, match="does not have a single pooling mode"):
@@ -100,7 +100,9 @@ def test_a_model_that_pools_in_two_ways_is_refused(pico_model: PicoModel):
 
 
 @pytest.mark.parametrize("family", sorted(pico.DECODERS))
-def test_decoders_look_both_ways_also_after_a_plain_load(pico_model: PicoModel, family: str, tmp_path: Path):
+def test_bidirectional_decoders_stay_so_after_a_plain_load(
+    pico_model: PicoModel, family: str, tmp_path: Path
+):
     given = pico_model(family)
     assert not _attends_both_ways(transformer_of(given).model)
     model = with_bidirectional_attention(given)
@@ -115,6 +117,6 @@ def test_decoders_look_both_ways_also_after_a_plain_load(pico_model: PicoModel, 
     np.testing.assert_allclose(alone, vectors, atol=1e-5)
 
 
-def test_an_encoder_is_told_that_it_attends_both_ways_already(pico_model: PicoModel):
+def test_bidirectional_attention_is_rejected_for_an_encoder(pico_model: PicoModel):
     with pytest.raises(BadModel, match="a BERT model has bidirectional attention already"):
         with_bidirectional_attention(pico_model("bert"))

@@ -1,4 +1,4 @@
-"""The grid of four bits: what is on it stays, what is learned on it is what is written."""
+"""Rounding to int4: rounded weights stay, and trained weights are written without loss."""
 
 from __future__ import annotations
 
@@ -49,11 +49,12 @@ def test_rounding_twice_is_rounding_once(seed: int, rows: int, blocks: int, scal
     once = _rounded(matrix)
     assert torch.equal(_rounded(once), once)
     _, steps = on_grid(matrix)
-    # The end of the other side has no code of its own, so the largest weights there lie up to a whole step away.
+    # The end of the other side has no code of its own, so the largest weights there lie up to a whole step
+    # away.
     assert ((once - matrix).abs().reshape(rows, blocks, BLOCK) <= 1.01 * steps.abs()).all()
 
 
-def test_zeros_stay_zeros_and_empty_blocks_are_no_trouble() -> None:
+def test_zeros_stay_zero_and_empty_blocks_work() -> None:
     matrix = torch.randn(4, 2 * BLOCK)
     matrix[:, ::3] = 0
     matrix[2] = 0
@@ -61,7 +62,7 @@ def test_zeros_stay_zeros_and_empty_blocks_are_no_trouble() -> None:
     assert torch.isfinite(_rounded(matrix)).all()
 
 
-def test_gradients_are_taken_with_rounded_weights_and_fall_on_the_exact_ones(tmp_path: Path) -> None:
+def test_gradients_of_rounded_weights_update_the_exact_ones(tmp_path: Path) -> None:
     model = pico.model("bert", str(tmp_path / "backbone"), **WIDE)
     weights = [weight for weight, _ in grid_weights(model)]
     exact = [weight.detach().clone() for weight in weights]
@@ -86,7 +87,7 @@ def test_gradients_are_taken_with_rounded_weights_and_fall_on_the_exact_ones(tmp
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
-def test_a_model_that_learned_on_the_grid_is_written_without_loss(family: str, tmp_path: Path) -> None:
+def test_a_model_trained_with_rounding_is_written_without_loss(family: str, tmp_path: Path) -> None:
     wide = WIDE_GPT2 if family == "gpt2" else WIDE
     pico.model(family, str(tmp_path / "backbone"), **wide).save_pretrained(str(tmp_path / "teacher"))
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
@@ -116,7 +117,7 @@ def test_a_model_that_learned_on_the_grid_is_written_without_loss(family: str, t
 
 
 @pytest.mark.parametrize(("family", "outputs"), [("bert", 64), ("gpt2", 96)])
-def test_products_in_int8_are_those_of_an_int8_file(family: str, outputs: int, tmp_path: Path) -> None:
+def test_int8_matmuls_equal_those_of_an_int8_file(family: str, outputs: int, tmp_path: Path) -> None:
     """What is stored in four bits is rounded to the very int8 matrices that such a file holds."""
     model = pico.model(family, str(tmp_path / "backbone"), **(WIDE_GPT2 if family == "gpt2" else WIDE))
     # A head is a product with a bias, which the quantiser turns; as wide as high, only its numbers tell.
@@ -155,7 +156,7 @@ def test_products_in_int8_are_those_of_an_int8_file(family: str, outputs: int, t
     assert ((ours * theirs).sum(axis=1) / lengths).min() > 0.97
 
 
-def test_a_static_model_learns_on_the_grid_and_its_file_holds_it(tmp_path: Path) -> None:
+def test_a_static_model_trained_with_rounding_is_written_without_loss(tmp_path: Path) -> None:
     folder = tmp_path / "teacher"
     pico.model("bert", str(tmp_path / "backbone"), **WIDE).save_pretrained(str(folder))
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
@@ -178,7 +179,7 @@ def test_a_static_model_learns_on_the_grid_and_its_file_holds_it(tmp_path: Path)
     assert 0 < nodes < 4096
 
 
-def test_what_has_not_learned_on_the_grid_is_refused_with_the_mend(tmp_path: Path) -> None:
+def test_a_model_trained_without_rounding_is_rejected_and_told_how_to_fix_it(tmp_path: Path) -> None:
     pico.model("bert", str(tmp_path / "backbone"), **WIDE).save_pretrained(str(tmp_path / "model"))
     with pytest.raises(BadModel, match="--rounding int4"):
         export_model(

@@ -1,4 +1,4 @@
-"""Folders appear whole or not at all."""
+"""Folders are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_nothing_is_overwritten_unless_asked(
     assert (tmp_path / "out" / "modules.json").exists()
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_old_content(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("precious")
     (tmp_path / "out" / "config.json").write_text("{}")
@@ -69,8 +69,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_really_full_device(pico_model: Callable[[str], SentenceTransformer], tmp_path: Path) -> None:
-    """The library's own writer meets a full device in the middle of the weights."""
+def test_a_device_without_space(pico_model: Callable[[str], SentenceTransformer], tmp_path: Path) -> None:
+    """The device is full while the library writes the weights."""
 
     model = pico_model("bert")
     real = SentenceTransformer.save_pretrained
@@ -129,7 +129,7 @@ def test_a_folder_is_replaced_whole(
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
-def test_a_result_is_as_open_as_any_other_file_of_its_user(
+def test_a_result_has_the_users_default_permissions(
     mask: int, pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
 ) -> None:
     before = os.umask(mask)
@@ -144,7 +144,7 @@ def test_a_result_is_as_open_as_any_other_file_of_its_user(
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o777 & ~mask & ~0o022
 
 
-def test_a_target_that_can_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(BadInput, match="is a file"):
         check_free(tmp_path / "file")

@@ -1,4 +1,4 @@
-"""Which positions sizes keep, and what they keep of the rotary frequencies, against transformers' own tables."""
+"""Which positions sizes keep, and which rotary frequencies, against transformers' own tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def speeds(backbone: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("family", ROTARY)
-def test_rotary_selection_keeps_each_kept_pair_at_its_own_speed(family: str) -> None:
+def test_rotary_selection_keeps_the_frequency_of_each_pair(family: str) -> None:
     wide = pico.backbone(family)
     layout = layout_of(wide)
     half = layout.sizes["head"] // 2
@@ -50,7 +50,7 @@ def test_consecutive_selection_does_not() -> None:
     )
 
 
-def test_only_the_turned_part_of_a_head_is_kept_in_pairs() -> None:
+def test_only_the_rotary_part_of_a_head_is_kept_in_pairs() -> None:
     assert _spaced_pairs(16, 8, 8) == (0, 2, 4, 6, 8, 10, 12, 14)
     assert _spaced_pairs(16, 4, 16) == (0, 4, 8, 12)
     assert _spaced_pairs(12, 6, 8) == (0, 2, 4, 6, 8, 10)
@@ -87,7 +87,7 @@ def test_by_priority_is_an_order_that_begins_with_the_narrowest(size: int, data:
         ("bert", "3/2", Selection(select="consecutive"), "above 0"),
     ],
 )
-def test_widths_that_cannot_be_had(family: str, share: str, how: Selection, says: str) -> None:
+def test_impossible_widths(family: str, share: str, how: Selection, says: str) -> None:
     backbone = pico.backbone(family)
     with pytest.raises(ImpossibleCut, match=says):
         narrow_cut(layout_of(backbone), backbone.config, Fraction(share), how)

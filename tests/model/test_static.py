@@ -1,4 +1,4 @@
-"""Static models: token vectors from the model itself, weights from frequencies, and a table that takes linear maps."""
+"""Static models: token vectors of the model itself, weights by frequency, and linear maps."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ def test_a_text_is_the_mean_of_its_tokens(
     assert static_table(load(tmp_path)) is not None
 
 
-def test_it_reads_as_much_of_a_text_as_the_model_did(
-    pico_model: Callable[[str], SentenceTransformer],
-) -> None:
+def test_it_truncates_texts_where_the_model_did(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pico_model("bert")
     expected = model.encode(["fox " * 500])
     read = plain(model).preprocess(["fox " * 500])["input_ids"]
@@ -102,7 +100,9 @@ def test_ranks_follow_zipf() -> None:
     np.testing.assert_allclose(shares[0] / shares, np.arange(2, 1002) / 2)
 
 
-def test_tokens_are_counted_as_they_are_read(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_tokens_are_counted_as_the_tokenizer_produces_them(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
     model = pico_model("gpt2")
     expected: Counter[int] = Counter()
     for text in pico.TEXTS * 300:
@@ -133,7 +133,7 @@ def test_a_linear_map_goes_into_the_table(
     assert predict(static, dense=(32, 20)).as_json() == cost(mapped).as_json()
 
 
-def test_a_bent_layer_after_a_table_stays(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_a_nonlinear_layer_after_a_table_stays(pico_model: Callable[[str], SentenceTransformer]) -> None:
     bent = SentenceTransformer(modules=[plain(pico_model("bert"))[0], Dense(32, 12)], device="cpu")
     built = with_linear_head(bent, np.ones((30, 12), np.float32), np.ones(30, np.float32), normalise=True)
     assert [type(module).__name__ for module in built] == ["StaticEmbedding", "Dense", "Dense", "Normalize"]
@@ -141,7 +141,7 @@ def test_a_bent_layer_after_a_table_stays(pico_model: Callable[[str], SentenceTr
     assert cost(built).parameters == sum(weight.numel() for weight in built.parameters())
 
 
-def test_static_models_are_told_apart_by_their_tokenizers(
+def test_static_models_are_distinguished_by_their_tokenizers(
     pico_model: Callable[[str], SentenceTransformer],
 ) -> None:
     one, two = plain(pico_model("bert")), plain(pico_model("bert"))
@@ -153,7 +153,7 @@ def test_static_models_are_told_apart_by_their_tokenizers(
     assert model_digest(one) != model_digest(two)
 
 
-def test_a_tokenizer_that_knows_more_than_its_model(tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_tokens_than_its_model(tmp_path: Path) -> None:
     model = pico.model("bert", str(tmp_path), vocab_size=20)
     with pytest.raises(BadModel, match="the model only 20"):
         static_shape(model)

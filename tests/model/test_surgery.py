@@ -1,4 +1,4 @@
-"""Surgery against a reference nobody here wrote: transformers' own forward."""
+"""Surgery against transformers' own forward."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def states(backbone: Any, ids: torch.Tensor = IDS) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_keeping_the_first_blocks_is_what_the_model_had_inside(family: str) -> None:
+def test_keeping_the_first_blocks_gives_the_models_hidden_state(family: str) -> None:
     """A cut model's output is the whole model's hidden state at that depth, under the same final norm."""
     whole = pico.backbone(family)
     cut_model = _cut_backbone(whole, Cut(blocks=(0, 1)))
@@ -46,7 +46,7 @@ def test_keeping_the_first_blocks_is_what_the_model_had_inside(family: str) -> N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_any_blocks_equal_the_model_with_the_others_taken_out(family: str) -> None:
+def test_any_blocks_equal_the_model_without_the_others(family: str) -> None:
     """Against a model whose block list was shortened by hand, which transformers runs as it is."""
     whole = pico.backbone(family)
     kept = (0, 2, 3)
@@ -63,7 +63,7 @@ def test_any_blocks_equal_the_model_with_the_others_taken_out(family: str) -> No
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_cutting_neurons_equals_silencing_them(family: str) -> None:
+def test_cutting_neurons_equals_zeroing_them(family: str) -> None:
     """A removed neuron is one whose output weights are zero."""
     whole = pico.backbone(family)
     layout = layout_of(whole)
@@ -163,7 +163,7 @@ def test_a_cut_model_shares_no_memory_with_the_original(
     assert small.tokenizer is not original.tokenizer
 
 
-def test_a_model_as_it_was_loaded_drops_nothing_out(pico_folders: Callable[[str], Path]) -> None:
+def test_a_loaded_model_has_no_active_dropout(pico_folders: Callable[[str], Path]) -> None:
     """What sentence-transformers loads says of itself that it trains, while none of its modules does."""
     original = SentenceTransformer(str(pico_folders("bert")), device="cpu")
     assert original.training
@@ -192,7 +192,7 @@ def test_narrowing_reaches_pooling_and_dense(tmp_path: Any) -> None:
     assert model[2].linear.weight.shape == (10, 64)
 
 
-def test_prompts_and_settings_travel(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_prompts_and_settings_are_copied(pico_model: Callable[[str], SentenceTransformer]) -> None:
     original = pico_model("bert")
     with_prompts = SentenceTransformer(
         modules=list(original), prompts={"query": "find: ", "document": ""}, device="cpu"
@@ -219,12 +219,12 @@ def test_prompts_and_settings_travel(pico_model: Callable[[str], SentenceTransfo
         ("bert", Cut(vocab=(0, 10**6)), "between 0"),
     ],
 )
-def test_impossible_cuts_are_one_sentence(family: str, what: Cut, says: str) -> None:
+def test_impossible_cuts_give_one_sentence(family: str, what: Cut, says: str) -> None:
     with pytest.raises(ImpossibleCut, match=says):
         _cut_backbone(pico.backbone(family), what)
 
 
-def test_per_dimension_rope_lists_refuse_a_head_cut() -> None:
+def test_a_head_cut_is_rejected_with_per_dimension_rope_lists() -> None:
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
     backbone = pico.backbone("phi3", rope_parameters=rope, original_max_position_embeddings=32)
     with pytest.raises(ImpossibleCut, match="one factor per head dimension"):

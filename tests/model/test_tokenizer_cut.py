@@ -1,4 +1,4 @@
-"""The rebuilt tokenizer against the one it came from: transformers and tokenizers are the reference, not us."""
+"""The rebuilt tokenizer against the original in transformers and tokenizers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WORDS = sorted({word for text in TEXTS for word in text.split()})
 
 
 def sentencepiece_bpe() -> Tokenizer:
-    """What Llama 2 and Gemma use: no pre-tokenizer, spaces as ▁, bytes for what is unknown, every merge there is."""
+    """Like Llama 2 and Gemma: no pre-tokenizer, spaces as ▁, byte fallback, every possible merge."""
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trained.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
@@ -168,7 +168,7 @@ seeds = st.integers(0, 10**6)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40)
 @given(text=sentences, share=shares, seed=seeds)
-def test_text_of_kept_tokens_only_is_read_as_before(kind: str, text: str, share: float, seed: int) -> None:
+def test_text_of_kept_tokens_is_tokenised_as_before(kind: str, text: str, share: float, seed: int) -> None:
     before = whole(kind).encode(text, add_special_tokens=False)
     kept = closed(kind, some(kind, share, seed) | set(before.ids))
     after = small(kind, kept).encode(text, add_special_tokens=False)
@@ -179,7 +179,7 @@ def test_text_of_kept_tokens_only_is_read_as_before(kind: str, text: str, share:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40)
 @given(text=st.text(max_size=60), share=shares, seed=seeds)
-def test_any_text_can_be_read(kind: str, text: str, share: float, seed: int) -> None:
+def test_any_text_can_be_tokenised(kind: str, text: str, share: float, seed: int) -> None:
     kept = closed(kind, some(kind, share, seed))
     read = small(kind, kept).encode(text)
     assert all(0 <= number < len(kept) for number in read.ids)
@@ -342,18 +342,18 @@ def test_the_original_is_not_changed() -> None:
 @pytest.mark.parametrize(
     ("kept", "says"), [([0, 1, 2, 10**6], "no token with id"), ([0, 1], "needed by the tokenizer itself")]
 )
-def test_impossible_choices_are_refused(kept: list[int], says: str) -> None:
+def test_impossible_choices_are_rejected(kept: list[int], says: str) -> None:
     with pytest.raises(ImpossibleCut, match=says):
         _cut_file(content_of("wordpiece"), kept)
 
 
-def test_unknown_tokenizer_models_are_refused() -> None:
+def test_unknown_tokenizer_models_are_rejected() -> None:
     words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     with pytest.raises(BadModel, match="WordLevel"):
         _cut_file(json.loads(words.to_str()), [0, 1])
 
 
-def test_slow_tokenizers_are_told_what_to_do() -> None:
+def test_slow_tokenizers_are_rejected_with_a_fix() -> None:
     class Slow:
         pass
 

@@ -1,4 +1,4 @@
-"""Two models in one folder: each side must be what its model alone is, for whoever opens it without trundle."""
+"""Two models in one folder: each side equals its model alone, also without trundle."""
 
 from __future__ import annotations
 
@@ -139,13 +139,15 @@ def test_compress_writes_the_pair_beside_its_result(
     assert not list(tmp_path.glob(".*"))
 
 
-def test_strangers_are_told_apart(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_unrelated_models_are_detected(pico_model: Callable[[str], SentenceTransformer]) -> None:
     bert = pico_model("bert")
     assert _share_a_space(bert, bert)
     assert not _share_a_space(bert, pico_model("mpnet"))
 
 
-def test_what_makes_no_pair_is_refused(pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
+def test_models_that_do_not_form_a_pair_are_rejected(
+    pico_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
     bert, out = str(pico_folders("bert")), tmp_path / "out"
     pico.model("bert", str(tmp_path / "wide backbone"), hidden_size=64).save_pretrained(
         str(tmp_path / "wide")

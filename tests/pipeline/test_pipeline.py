@@ -1,4 +1,4 @@
-"""The spine on pico models."""
+"""The pipeline from start to end on pico models."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_model_in_memory_gives_a_model_in_memory(
     np.testing.assert_array_equal(model.encode(pico.TEXTS), before)
 
 
-def test_a_second_run_on_the_result_remembers_the_first(
+def test_a_second_run_on_the_result_keeps_the_lineage(
     pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
 ) -> None:
     compress(
@@ -92,7 +92,7 @@ def test_a_second_run_on_the_result_remembers_the_first(
     assert lineage["parent"]["after"]["layers"] == 3
 
 
-def test_a_dry_run_writes_nothing_and_forecasts_the_truth(
+def test_a_dry_run_writes_nothing_and_predicts_exact_sizes(
     pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
 ) -> None:
     recipe = read_recipe("half", ["align.texts=50"])
@@ -107,11 +107,13 @@ def test_a_dry_run_writes_nothing_and_forecasts_the_truth(
 @pytest.mark.parametrize(
     "steps",
     [
-        "[{weights: {sparsity: 50%, structure: neuron, method: magnitude}}, {align: {steps: 2, texts: 60, start: keep}}]",
-        "[{width: {widths: 1/2, result: 1/2, objective: contrast, steps: 2}}, {contrast: {train: full, steps: 2}}]",
+        "[{weights: {sparsity: 50%, structure: neuron, method: magnitude}}, "
+        "{align: {steps: 2, texts: 60, start: keep}}]",
+        "[{width: {widths: 1/2, result: 1/2, objective: contrast, steps: 2}}, "
+        "{contrast: {train: full, steps: 2}}]",
     ],
 )
-def test_a_dry_run_sees_behind_a_cut_that_is_only_planned(
+def test_a_dry_run_plans_methods_after_a_planned_cut(
     steps: str, pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     rows = [
@@ -127,7 +129,9 @@ def test_a_dry_run_sees_behind_a_cut_that_is_only_planned(
     assert told.after.parameters < told.before.parameters
 
 
-def test_refusals_come_before_work(pico_folders: Callable[[str], Path], texts: str, tmp_path: Path) -> None:
+def test_invalid_requests_are_rejected_before_any_work(
+    pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
+) -> None:
     source, half = str(pico_folders("bert")), read_recipe("half")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("x")
@@ -144,7 +148,7 @@ def test_refusals_come_before_work(pico_folders: Callable[[str], Path], texts: s
     assert not (tmp_path / "out").exists()
 
 
-def test_a_closed_form_asks_the_teacher_no_more_than_it_needs(
+def test_a_closed_form_encodes_no_more_texts_than_needed(
     pico_folders: Callable[[str], Path], texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
@@ -181,7 +185,7 @@ def test_impossible_depths(options: str, says: str, pico_folders: Callable[[str]
 def test_align_to_a_named_teacher_of_another_kind(
     pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
 ) -> None:
-    """Another family, tokenizer and pooling: the student lands in the teacher's space, normalised as the teacher is."""
+    """Another family, tokenizer and pooling: the student gets into the teacher's space and normalisation."""
     teacher = pico_folders("llama")
     recipe = parse_recipe(f"steps: [align: {{texts: 200, steps: 0, teacher: '{teacher}'}}]", name="x")
     compress(str(pico_folders("bert")), recipe, output=tmp_path / "out", corpus=read_corpus([texts], seed=0))
@@ -216,7 +220,7 @@ def align(student: str, output: Path, corpus: Corpus | None, **options: object) 
     return compress(student, single(METHODS["align"], options), output=output, corpus=corpus)
 
 
-def test_training_brings_a_student_nearer(
+def test_training_brings_a_student_closer_to_its_teacher(
     small_and_teacher: tuple[str, str], texts: str, tmp_path: Path
 ) -> None:
     small, teacher = small_and_teacher
@@ -283,7 +287,7 @@ def test_a_table_of_vectors_is_a_teacher(
         align(small, tmp_path / "no", read_corpus([texts], seed=0), teacher=table, steps=1)
 
 
-def test_a_second_training_on_other_texts_does_not_go_on_from_the_first(
+def test_a_training_on_other_texts_does_not_resume_the_first(
     small_and_teacher: tuple[str, str], texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that failed after training is taken up again by the same command, and by no other."""
@@ -353,7 +357,7 @@ def test_a_half_precision_model_is_trained_in_full_and_saved_in_half(
     assert run.after.file_bytes == weight_bytes(tmp_path / "out")
 
 
-def test_a_second_run_asks_the_teacher_nothing_and_reads_no_texts(
+def test_a_second_run_uses_cached_teacher_vectors(
     small_and_teacher: tuple[str, str], texts: str, tmp_path: Path
 ) -> None:
     small, teacher = small_and_teacher
@@ -373,7 +377,7 @@ def test_a_second_run_asks_the_teacher_nothing_and_reads_no_texts(
     assert first.steps[0].facts["texts"] == second.steps[0].facts["texts"]
 
 
-def test_nothing_kept_back_is_learned_from(texts: str, tmp_path: Path) -> None:
+def test_held_out_texts_are_not_trained_on(texts: str, tmp_path: Path) -> None:
     """Neither as it stands, nor as a piece of a longer text, nor from another file."""
     long = tmp_path / "long.jsonl"
     lines = Path(texts).read_text(encoding="utf-8").splitlines()

@@ -61,7 +61,7 @@ def test_changes_reach_the_step() -> None:
         ("steps: [depth: {keep: !!python/object/apply:os.getcwd []}]", "not valid YAML"),
     ],
 )
-def test_bad_recipes_are_one_sentence(text: str, says: str) -> None:
+def test_bad_recipes_give_one_sentence(text: str, says: str) -> None:
     with pytest.raises(BadRecipe, match=says) as caught:
         parse_recipe(text, name="x")
     assert "\n" not in str(caught.value)
@@ -100,10 +100,10 @@ def test_options_are_frozen() -> None:
 
 @given(layers=st.integers(1, 200), percent=st.integers(0, 99))
 def test_layers_left_is_exact(layers: int, percent: int) -> None:
-    """The same through '90%', 0.9 and '9/10', and equal to integer arithmetic; floats get 10·(1−0.9) wrong."""
+    """Equal for '90%', 0.9 and '9/10', and equal to integer arithmetic; floats get 10·(1−0.9) wrong."""
     expected = layers * (100 - percent) // 100
-    for wish in (f"{percent}%", percent / 100, f"{percent}/100"):
-        share = _exact_fraction(wish)
+    for share_text in (f"{percent}%", percent / 100, f"{percent}/100"):
+        share = _exact_fraction(share_text)
         assert isinstance(share, Fraction)
         assert _layers_left(layers, share) == expected
 
@@ -116,7 +116,7 @@ def test_the_case_floats_get_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "moved", "healed"),
+    ("steps", "moved", "aligned"),
     [
         ("[{align: {}}, {depth: {keep: 3}}]", "depth", "align"),
         ("[{width: {objective: align}}, {depth: {keep: 3}}]", "depth", "width"),
@@ -124,10 +124,12 @@ def test_the_case_floats_get_wrong() -> None:
         ("[{align: {}}, {width: {objective: contrast}}]", "width", "align"),
     ],
 )
-def test_what_leads_out_of_the_space_again_is_refused(steps: str, moved: str, healed: str) -> None:
-    with pytest.raises(BadRecipe, match=f"put {moved} before {healed}"):
+def test_a_method_that_leaves_the_vector_space_after_align_is_rejected(
+    steps: str, moved: str, aligned: str
+) -> None:
+    with pytest.raises(BadRecipe, match=f"put {moved} before {aligned}"):
         parse_recipe(f"steps: {steps}", name="x")
 
 
-def test_sizes_may_be_trained_in_the_space_of_what_was_aligned() -> None:
+def test_sizes_may_be_trained_in_an_aligned_models_space() -> None:
     assert parse_recipe("steps: [{align: {}}, {width: {objective: align}}]", name="x").calls

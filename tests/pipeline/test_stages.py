@@ -1,4 +1,4 @@
-"""A run that was stopped goes on behind the last step it had finished, to the same model."""
+"""An interrupted run resumes after its last finished method and gives the same model."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from trundle.pipeline.run import Request, Run
 from trundle.recipe import Recipe, parse_recipe
 from trundle.train import loop
 
-ORDER = "steps: [{vocabulary: {parameters: 95%}}, {weights: {sparsity: 50%, samples: 8, method: domain-fisher}}, {align: {steps: 1, texts: 30, batch_size: 8}}]"
+ORDER = (
+    "steps: [{vocabulary: {parameters: 95%}}, {weights: {sparsity: 50%, samples: 8, method: domain-fisher}}, "
+    "{align: {steps: 1, texts: 30, batch_size: 8}}]"
+)
 
 
 class Stopped(Exception):
-    """Stands for a kill."""
+    """Simulates a kill."""
 
 
 class Wrapped:
@@ -78,14 +81,14 @@ def counted(recipe: Recipe, taken: list[str], *, stop_at: str | None = None) -> 
 
 
 def stopped_before_align(run: Callable[..., Run], output: Path) -> Recipe:
-    """Two stages are there; and the recipe to go on with."""
+    """Two finished stages, and the recipe to resume."""
     recipe = parse_recipe(ORDER, name="x")
     with pytest.raises(Stopped):
         run(output, counted(recipe, [], stop_at="align"))
     return recipe
 
 
-def test_finished_steps_are_not_taken_again_and_nothing_is_left(
+def test_finished_steps_are_not_repeated_and_the_cache_is_cleaned(
     run: Callable[..., Run], tmp_path: Path
 ) -> None:
     recipe = parse_recipe(ORDER, name="three steps")
@@ -108,7 +111,7 @@ def test_finished_steps_are_not_taken_again_and_nothing_is_left(
     assert not list((cache_folder() / "steps").iterdir())
 
 
-def test_fresh_takes_every_step_again(run: Callable[..., Run], tmp_path: Path) -> None:
+def test_fresh_repeats_every_step(run: Callable[..., Run], tmp_path: Path) -> None:
     recipe = parse_recipe(ORDER, name="three steps")
     taken: list[str] = []
     with pytest.raises(Stopped):
@@ -140,7 +143,7 @@ def test_a_changed_file_that_a_step_reads_is_another_run(run: Callable[..., Run]
     assert taken == ["weights", "align"]
 
 
-def test_a_finished_training_is_not_lost_with_the_disk(
+def test_a_finished_training_survives_a_full_disk(
     run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does anything of it stay when the second try has written its result."""
@@ -194,8 +197,10 @@ def test_the_same_training_twice_at_once_is_two_trainings(
     assert not list((cache_folder() / "runs").iterdir())
 
 
-def test_two_runs_that_begin_alike_do_not_hinder_each_other(run: Callable[..., Run], tmp_path: Path) -> None:
-    """The second comes while the first applies a step they share, and is done before the first keeps it."""
+def test_two_runs_with_the_same_first_steps_do_not_block_each_other(
+    run: Callable[..., Run], tmp_path: Path
+) -> None:
+    """The second starts while the first applies a shared step, and ends before the first stores it."""
     recipe, other = (parse_recipe(ORDER.replace("steps: 1", f"steps: {n}"), name="x") for n in (1, 2))
     shared = recipe.calls[1]
     assert shared.options == other.calls[1].options
@@ -215,7 +220,7 @@ def test_two_runs_that_begin_alike_do_not_hinder_each_other(run: Callable[..., R
     assert not list((cache_folder() / "steps").iterdir())
 
 
-def test_a_stage_that_vanishes_while_it_is_read_is_made_again(
+def test_a_stage_deleted_while_it_is_read_is_computed_again(
     run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = stopped_before_align(run, tmp_path / "small")
@@ -230,7 +235,7 @@ def test_a_stage_that_vanishes_while_it_is_read_is_made_again(
     assert taken == ["vocabulary", "weights", "align"]
 
 
-def test_a_stage_that_is_damaged_is_not_passed_over(
+def test_a_damaged_stage_is_an_error(
     run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = stopped_before_align(run, tmp_path / "small")

@@ -1,4 +1,4 @@
-"""Runs made by trundle itself from pico models, and a report that measured them."""
+"""Runs that trundle made from pico models, and a report that measured them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def tuples_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_folder(
     tmp_path_factory: pytest.TempPathFactory, pico_folders: Callable[[str], Path], tuples_file: Path
 ) -> Path:
-    """A run with every kind of file a folder can hold; the planner's and the weights' files are written by hand."""
+    """A run with every kind of file; those of the search and of weights are written by hand."""
     folder = tmp_path_factory.mktemp("runs") / "small <i>"
     recipe = parse_recipe(RECIPE, name="all")
     compress(str(pico_folders("bert")), recipe, output=folder, corpus=read_corpus([str(tuples_file)], seed=0))

@@ -1,4 +1,4 @@
-"""The card as the hub's own library reads it."""
+"""The model card as the hub's own library reads it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_card_survives_the_hub_library(tmp_path: Path) -> None:
     assert again.data.to_dict() == card.data.to_dict()
 
 
-def test_nothing_of_this_machine_is_in_it() -> None:
+def test_the_card_has_no_local_paths() -> None:
     text = _model_card("small", lineage(source="/home/me/models/cut", parent=None), similarity="cosine")
     assert "/home" not in text
     assert "/data" not in text

@@ -1,4 +1,4 @@
-"""The page in a real Chromium: it runs, asks nobody for anything, fits a phone, and can be used by keyboard."""
+"""The page in a real Chromium: no requests, phone width, and keyboard use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def opened(browser: Any, address: str) -> Iterator[Any]:
     page.close()
 
 
-def test_it_runs_and_asks_nobody(browser: Any, address: str) -> None:
+def test_the_page_sends_no_requests(browser: Any, address: str) -> None:
     page = browser.new_page()
     wrong, asked = [], []
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -88,7 +88,7 @@ def test_the_other_run_can_be_chosen(opened: Any, full_report: _Report) -> None:
     assert "align" not in shown
 
 
-def test_a_mark_says_what_it_is(opened: Any) -> None:
+def test_a_mark_has_a_tooltip(opened: Any) -> None:
     mark = opened.locator("#overview .mark:visible").first
     mark.hover()
     assert opened.locator("#tip").is_visible()

@@ -1,4 +1,4 @@
-"""Axes and marks: values land where they belong, and names do not cover each other."""
+"""Axes and marks: positions of values, and names that do not cover each other."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_names_far_apart_are_not_moved() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12))
-def test_the_frontier_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
+def test_the_frontier_has_no_dominated_points(points: list[tuple[int, int]]) -> None:
     best = set(_frontier(points))
     for point in points:
         beaten = any(other[0] <= point[0] and other[1] >= point[1] and other != point for other in points)
         assert (point in best) == (not beaten)
 
 
-def test_marks_stand_where_their_values_are() -> None:
+def test_marks_are_at_their_values() -> None:
     plot = _Plot(
         title="a & b", across=_Axis(label="x <", low=1, high=100, log=True), up=_Axis(label="", low=0, high=1)
     )
@@ -133,9 +133,7 @@ def test_figures_have_sensible_digits(written: str, wanted: str) -> None:
 @pytest.mark.parametrize(
     ("large", "small", "told"), [(90, 30, "\n÷ 3.00"), (30, 90, "\n× 3.00"), (None, 3, ""), (3, None, "")]
 )
-def test_what_grew_is_not_called_a_fraction_smaller(
-    large: float | None, small: float | None, told: str
-) -> None:
+def test_a_larger_result_is_not_called_smaller(large: float | None, small: float | None, told: str) -> None:
     assert _ratio(large, small) == told
 
 
@@ -164,7 +162,7 @@ def one_tried(name: str, rungs: int) -> CandidateRecord:
         ((2, 1), "2 were tried in 3 short trainings; a was chosen.", True),
     ],
 )
-def test_trials_are_told_and_a_race_is_drawn(rungs: tuple[int, int], says: str, drawn: bool) -> None:
+def test_trials_are_listed_and_speeds_are_drawn(rungs: tuple[int, int], says: str, drawn: bool) -> None:
     nothing = {"bytes": 1.0, "parameters": None, "milliseconds": None}
     plan = PlanningRecord(
         budget=nothing,

@@ -1,4 +1,4 @@
-"""What opening the models brings: the same figures that evaluate gives, and graphs in the place of torch."""
+"""Reports that load the models: the same figures as evaluate, and graphs instead of torch."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_is_shown_is_what_was_measured(full_report: _Report) -> None:
     assert shares[-1] == 1
 
 
-def test_too_few_texts_are_refused(run_folder: Path, tmp_path: Path) -> None:
+def test_too_few_texts_are_rejected(run_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "few.txt").write_text("one\ntwo\nthree\n", encoding="utf-8")
     with pytest.raises(BadInput, match="too few"):
         make_report([run_folder], data=[str(tmp_path / "few.txt")], speed=False)
@@ -101,7 +101,7 @@ def figures(model: str, latency: float) -> _ModelFigures:
     return _ModelFigures(model=model, engine="torch", device="cpu", **measured, **counted)  # type: ignore[arg-type]
 
 
-def test_a_race_that_was_run_is_not_run_again(
+def test_a_finished_speed_measurement_is_not_repeated(
     bare_folder: Path, pico_folders: Callable[[str], Path], texts_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     teacher = str(pico_folders("bert"))

@@ -1,4 +1,4 @@
-"""The page: well formed, alone, escaped, and the same as its JSON."""
+"""The page: well formed, self-contained, escaped, and equal to its JSON."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_every_section_is_there(drawn: Reader) -> None:
     assert len(drawn.ids) == len(set(drawn.ids))
 
 
-def test_nothing_leads_out_of_the_page(drawn: Reader, full_report: _Report) -> None:
+def test_the_page_has_no_external_links(drawn: Reader, full_report: _Report) -> None:
     for tag, name, value in drawn.attributes:
         if name in LEADS_OUT:
             assert (value or "").startswith("#"), (tag, name, value)
@@ -89,7 +89,7 @@ def test_links_lead_to_sections(drawn: Reader) -> None:
     assert set(targets) <= set(drawn.ids)
 
 
-def test_how_far_gradients_agree_is_drawn(drawn: Reader) -> None:
+def test_the_agreement_of_gradients_is_drawn(drawn: Reader) -> None:
     bars = [str(value).split() for tag, name, value in drawn.attributes if (tag, name) == ("rect", "class")]
     assert [kinds[-1] for kinds in bars if "bar" in kinds] == ["c1", "quiet", "quiet", "c0"]
     assert "conflicting 2.5%" in "".join(drawn.text)
@@ -140,7 +140,7 @@ def test_json_is_what_is_drawn(full_report: _Report, tmp_path: Path, drawn: Read
     )
 
 
-def test_a_bare_run_has_only_what_it_has(bare_folder: Path) -> None:
+def test_a_minimal_run_shows_only_what_it_recorded(bare_folder: Path) -> None:
     reader = read(_page(make_report([bare_folder])))
     assert [name for name in reader.ids if name != "tip"] == ["overview", "recipe", "use"]
     text = "".join(reader.text)
@@ -150,7 +150,7 @@ def test_a_bare_run_has_only_what_it_has(bare_folder: Path) -> None:
     assert "figure" not in reader.tags
 
 
-def test_the_page_says_what_would_bring_the_rest_only_where_something_is_absent(full_report: _Report) -> None:
+def test_the_page_says_how_to_add_missing_sections(full_report: _Report) -> None:
     text = "".join(read(_page(full_report)).text)
     assert "--data" not in text
     assert "--tasks" in text
@@ -167,7 +167,7 @@ def test_agreement_of_a_search_with_the_teacher_is_counted(full_report: _Report)
     assert f"({shared}/10)" in _page(full_report)
 
 
-def test_a_run_above_its_teacher_is_inside_the_picture(full_report: _Report) -> None:
+def test_a_run_above_its_teacher_is_inside_the_plot(full_report: _Report) -> None:
     run = full_report.runs[0]
     better = replace(full_report.of(run), quality=_Quality(measured="tasks", share_standard=1.05))
     drawn = _overview(replace(full_report, measured={run.name: better}))

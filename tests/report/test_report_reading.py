@@ -1,4 +1,4 @@
-"""What is read from a folder, and what is said of one that can't be read."""
+"""What is read from a folder, and the errors for one that can't be read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trundle.report.reading import (
 from trundle.report.report import check_output, make_report
 
 
-def test_a_run_tells_what_its_steps_did(run_folder: Path) -> None:
+def test_a_run_describes_its_steps(run_folder: Path) -> None:
     (run,) = _read_runs([run_folder])
     assert [step.step for step in run.steps] == ["vocabulary", "depth", "align"]
     assert run.coverage is not None
@@ -50,7 +50,7 @@ def test_a_run_tells_what_its_steps_did(run_folder: Path) -> None:
     assert run.form.bytes == sum(file.stat().st_size for file in run_folder.rglob("*.safetensors"))
 
 
-def test_the_weights_are_weighed_without_opening_the_model(
+def test_the_size_of_weights_is_read_without_loading_the_model(
     pico_folders: Callable[[str], Path], pico_model: Callable[[str], SentenceTransformer]
 ) -> None:
     folder = pico_folders("bert")
@@ -59,7 +59,7 @@ def test_the_weights_are_weighed_without_opening_the_model(
     assert size == sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
 
 
-def test_what_compress_keeps_is_read_back() -> None:
+def test_the_records_of_compress_are_read_back() -> None:
     near = Fidelity(
         student="s",
         teacher="a/b, own index",
@@ -80,7 +80,7 @@ def test_what_compress_keeps_is_read_back() -> None:
     assert _stored_quality({"something else": 1.0}) is None
 
 
-def test_whose_space_a_model_is_in() -> None:
+def test_the_vector_space_of_a_model() -> None:
     aligned = {
         "source": "cut",
         "space": "teacher",
@@ -100,7 +100,7 @@ def test_a_model_made_in_stages_stays_in_the_space_of_its_source() -> None:
     assert _teacher_of(asdict(whole)) == "large"
 
 
-def test_candidates_of_two_models_are_told_apart(tmp_path: Path) -> None:
+def test_candidates_of_two_models_have_different_names(tmp_path: Path) -> None:
     nothing = {"bytes": 1, "parameters": None, "milliseconds": None}
     one = {"name": "6 layers", "parameters": 1, "bytes": 1, "milliseconds": None, "rungs": []}
     content = {
@@ -122,7 +122,7 @@ def test_candidates_of_two_models_are_told_apart(tmp_path: Path) -> None:
 
 
 @given(st.sets(st.integers(0, 500)))
-def test_ids_are_counted_as_the_step_writes_them(ids: set[int]) -> None:
+def test_token_ids_are_counted_as_the_method_writes_them(ids: set[int]) -> None:
     written = _write_ranges(tuple(sorted(ids)))
     assert _count_ids(written) == len(ids)
     assert _read_ranges(written) == tuple(sorted(ids))
@@ -182,7 +182,7 @@ def test_damaged_files_are_named(another_run: Path) -> None:
         _read_runs([another_run])
 
 
-def test_teachers_that_are_not_here(run_folder: Path, another_run: Path, texts_file: Path) -> None:
+def test_missing_teachers(run_folder: Path, another_run: Path, texts_file: Path) -> None:
     lineage = json.loads((another_run / "trundle.json").read_text())
     (another_run / "trundle.json").write_text(json.dumps(lineage | {"source": "/gone/model"}))
     with pytest.raises(BadInput, match="different teachers"):
@@ -192,15 +192,15 @@ def test_teachers_that_are_not_here(run_folder: Path, another_run: Path, texts_f
     assert make_report([run_folder, another_run]).teacher is None
 
 
-def test_places_for_a_page(tmp_path: Path) -> None:
+def test_output_paths_of_a_page(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"end it in \.html"):
         check_output(tmp_path / "report.pdf")
     with pytest.raises(BadInput, match="can't be written"):
         check_output(tmp_path / "nowhere" / "report.html")
 
 
-def test_what_is_stored_is_drawn_without_torch(run_folder: Path, tmp_path: Path) -> None:
-    """Seconds, not half a minute, for those who only want to look."""
+def test_stored_records_are_drawn_without_torch(run_folder: Path, tmp_path: Path) -> None:
+    """A report of stored records must not wait for the import of torch."""
     lines = (
         "import sys; from trundle.report.report import make_report, write_report; "
         f"write_report(make_report([{str(run_folder)!r}]), {str(tmp_path / 'r.html')!r}); "

@@ -11,7 +11,7 @@ from trundle.export.exporting import export_model
 
 @pytest.fixture(scope="session")
 def exported(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pico BERT with prompts, as one ONNX graph beside its torch weights."""
+    """A pico BERT with prompts, as one ONNX graph next to its torch weights."""
     folder = tmp_path_factory.mktemp("exported") / "model"
     model = SentenceTransformer(str(pico_folders("bert")), device="cpu")
     model.prompts = {"query": "how do I ", "document": "the ", "other": "a small "}

@@ -19,20 +19,20 @@ def test_every_text_is_in_one_batch_within_its_limits(lengths: list[int], tokens
 
 
 @given(LENGTHS)
-def test_neighbours_are_alike(lengths: list[int]) -> None:
+def test_texts_in_a_batch_have_similar_lengths(lengths: list[int]) -> None:
     flat = [lengths[place] for group in _batches(lengths, tokens=512, texts=8) for place in group]
     assert flat == sorted(lengths, reverse=True)
 
 
 @given(st.integers(1, 600), st.integers(1, 512))
-def test_rounding_never_cuts_and_never_passes_the_limit_by_itself(length: int, limit: int) -> None:
+def test_rounding_up_a_width_never_truncates_or_exceeds_the_limit(length: int, limit: int) -> None:
     width = _rounded_up(length, limit)
     assert length <= width <= max(length, limit)
     assert width < length + 16
 
 
 @given(st.integers(0, 200), st.integers(1, 512))
-def test_few_heights_lose_nobody_and_waste_little(count: int, width: int) -> None:
+def test_few_batch_sizes_keep_every_text_and_waste_little(count: int, width: int) -> None:
     parts = _in_few_heights(range(count), width)
     assert [member for part, _ in parts for member in part] == list(range(count))
     assert {height for _, height in parts} <= set(_HEIGHTS)

@@ -1,4 +1,4 @@
-"""The runtime beside sentence-transformers, and what it makes of bad input."""
+"""The runtime against sentence-transformers, and its errors for bad input."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_nothing_but_the_runtime_is_needed(exported: Path) -> None:
     assert done.stdout == "(2, 32) False\n", done.stderr
 
 
-def test_without_openvino_the_other_graph_is_run_and_that_is_said(exported: Path, tmp_path: Path) -> None:
+def test_without_openvino_the_other_graph_runs_with_a_warning(exported: Path, tmp_path: Path) -> None:
     folder = damaged(exported, tmp_path)
     content = json.loads((folder / "encoder.json").read_text())
     other = {**content["graphs"][0], "engine": "openvino", "path": "openvino/openvino_model.xml"}
@@ -111,7 +111,7 @@ def test_the_library_that_is_faster_on_the_processor_comes_first(
     ("bits", "flags", "warned"),
     [(8, "sse2 avx2", True), (8, "sse2 avx512_vnni", False), (7, "sse2 avx2", False), (8, "asimd", False)],
 )
-def test_int8_that_can_overflow_is_known(bits: int, flags: str, warned: bool) -> None:
+def test_int8_that_can_overflow_is_detected(bits: int, flags: str, warned: bool) -> None:
     graph = Graph(path="x", engine="onnx", precision="int8", facts={"bits of a weight": bits})
     assert _may_overflow(graph, flags) == warned
 
@@ -129,7 +129,7 @@ def test_a_stream_gives_the_same_vectors_in_order(encoder: Encoder) -> None:
     np.testing.assert_allclose(list(encoder.stream(given, ahead=7)), encoder.encode(TEXTS), atol=1e-5)
 
 
-def test_a_stream_reads_no_further_than_it_says(encoder: Encoder) -> None:
+def test_a_stream_reads_ahead_no_further_than_documented(encoder: Encoder) -> None:
     read = []
 
     def source() -> object:
@@ -165,7 +165,7 @@ def test_fewer_dimensions_are_the_first_ones_at_length_one(encoder: Encoder) -> 
     np.testing.assert_allclose(short, part / np.linalg.norm(part, axis=1, keepdims=True), atol=1e-5)
 
 
-def test_fewer_bits(encoder: Encoder) -> None:
+def test_int8_and_binary_vectors(encoder: Encoder) -> None:
     whole = encoder.encode(TEXTS)
     small = encoder.encode(TEXTS, output="int8")
     assert small.dtype == np.int8
@@ -209,7 +209,7 @@ def test_bad_texts_and_options(
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"graph": "openvino"}, {"graph": "int4"}])
-def test_bad_openings(exported: Path, wrong: dict[str, object]) -> None:
+def test_invalid_encoder_arguments(exported: Path, wrong: dict[str, object]) -> None:
     with pytest.raises(BadInput):
         Encoder(exported, **wrong)  # type: ignore[arg-type]
 
@@ -218,7 +218,7 @@ def damaged(exported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / "damaged"))
 
 
-def test_a_graph_cut_short(exported: Path, tmp_path: Path) -> None:
+def test_a_truncated_graph(exported: Path, tmp_path: Path) -> None:
     folder = damaged(exported, tmp_path)
     graph = folder / "onnx" / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:1000])

@@ -1,4 +1,4 @@
-"""What opening a graph leaves behind."""
+"""Memory after a graph is loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(full, kept, resident())
     sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"),
     reason="only glibc has to be asked",
 )
-def test_memory_that_is_free_is_given_back() -> None:
+def test_free_memory_is_returned_to_the_system() -> None:
     ran = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
     full, kept, left = map(int, ran.stdout.split())
     assert kept > 0.8 * full

@@ -1,4 +1,4 @@
-"""A pair in the runtime: each side is what the pair is in torch, whichever folder it was exported to."""
+"""A pair in the runtime: each side gives the same vectors as in torch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_sides(encoder: Encoder, pair: Path) -> None:
     np.testing.assert_allclose(encoder.encode_document(pico.TEXTS), wanted["document"], atol=1e-5)
 
 
-def test_a_pair_leaves_torch(pair: Path, exported_pair: Exported) -> None:
+def test_a_pair_runs_without_torch(pair: Path, exported_pair: Exported) -> None:
     made, out = exported_pair, exported_pair.folder.parent
     assert made.documents is not None
     assert [made.folder, made.documents.folder] == [out / "query", out / "document"]
@@ -99,7 +99,7 @@ def test_a_pair_without_graphs_is_exported_into_the_cache(pair: Path) -> None:
     check_sides(open_encoder(str(pair)), pair)
 
 
-def test_half_a_pair_and_two_that_make_none(exported_pair: Exported, tmp_path: Path) -> None:
+def test_an_incomplete_pair_and_models_of_different_spaces(exported_pair: Exported, tmp_path: Path) -> None:
     shutil.copytree(exported_pair.folder.parent, tmp_path / "out")
     with pytest.raises(BadInput, match="pass query, document or None"):
         Encoder(tmp_path / "out").encode("a", side="passage")  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ def graph(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three parquet files of several row groups; queries and documents, with repeats within and between files."""
+    """Three parquet files of several row groups with queries and documents, and duplicates."""
     folder = tmp_path_factory.mktemp("tables")
     for number in range(3):
         asked = [f"{text} {place % 30 + number}" for place in range(40) for text in pico.TEXTS[:4]]

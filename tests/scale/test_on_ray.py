@@ -1,4 +1,4 @@
-"""The store a real cluster fills: that of one process to the byte, whoever is killed on the way."""
+"""A real cluster writes the same bytes as one process, even if workers are killed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_cluster_that_loses_a_worker_makes_the_store_of_one_process(
         build_on_ray([str(tables)], asked, tmp_path / "new", workers=3)
 
 
-def test_what_goes_wrong_on_a_cluster_is_one_sentence(
+def test_a_cluster_failure_gives_one_sentence(
     cluster: None, graph: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trundle.scale import on_ray

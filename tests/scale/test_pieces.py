@@ -1,4 +1,4 @@
-"""Parquet in pieces gives the texts of the whole, from a path or from storage."""
+"""Parts of parquet files give the texts of the complete file, from a path or from storage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("columns", ["", "::text=answer", "::query=question,document=answer"])
 @pytest.mark.parametrize("storage", ["", "file://"])
-def test_pieces_are_the_whole(folder: Path, columns: str, storage: str) -> None:
+def test_parts_cover_the_whole_file(folder: Path, columns: str, storage: str) -> None:
     whole = list(read_texts(f"{folder}{columns}"))
     found = _list_parts([f"{storage}{folder}{columns}"])
     assert [piece.groups for piece in found] == [(0,), (0, 1, 2), (3, 4, 5), (6,), (0, 1, 2), (3,)]
@@ -64,7 +64,7 @@ def test_a_bad_row_is_named_by_its_number_in_the_file(folder: Path) -> None:
         ("file://{}/b.parquet::text", "is not a data source"),
     ],
 )
-def test_what_can_not_be_read_is_one_sentence(folder: Path, source: str, says: str) -> None:
+def test_unreadable_files_give_one_sentence(folder: Path, source: str, says: str) -> None:
     (folder / "damaged.parquet").write_bytes(b"PAR1 and then nothing")
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), folder / "empty.parquet")
     with pytest.raises(BadInput, match=says) as caught:
@@ -79,7 +79,7 @@ def test_keys_are_not_shown(scheme: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_file_that_only_measures_is_refused(folder: Path) -> None:
+def test_a_file_without_train_rows_is_rejected(folder: Path) -> None:
     pq.write_table(pa.table({"text": ["a"], "split": ["test"]}), folder / "test.parquet")
     with pytest.raises(BadInput, match="no rows of the split 'train'"):
         list(_read_parts(_list_parts([str(folder / "test.parquet")])))

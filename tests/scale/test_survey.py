@@ -1,4 +1,4 @@
-"""What a survey finds in any order is what one process finds text by text."""
+"""Hashing parts in any order gives the shards of one process."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def test_shards_are_those_of_one_process(pieces, shard_size, characters, random)
         assert int(_bits_between(repeats, 0, len(everything)).sum()) == targets.manifest.repeats
 
 
-def test_a_stretch_is_long_where_there_is_much_to_do() -> None:
+def test_stretches_are_longer_for_more_shards() -> None:
     assert [_range_length(shards, 4) for shards in (1, 16, 40, 10_000)] == [1, 1, 2, 16]

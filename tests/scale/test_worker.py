@@ -1,4 +1,4 @@
-"""The work of a cluster without one: stretches in any order, workers that stop in the middle, and what goes wrong."""
+"""The work of a cluster in one process: ranges in any order, interrupted workers, and errors."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_any_order_makes_the_store_of_one_process(
     ), "records are gone when the manifest stands"
 
 
-def test_one_process_takes_up_what_workers_have_finished(
+def test_one_process_resumes_what_workers_finished(
     work: list[tuple[_ShardRange, bytes]], job: _WorkerSettings, tables: Path, tmp_path: Path
 ) -> None:
     _ShardWriter(job).write(*work[0]).checked()
@@ -96,7 +96,7 @@ def test_one_process_takes_up_what_workers_have_finished(
     assert len(open_targets(job.folder)) > 3 * SHARD
 
 
-def test_other_texts_in_a_finished_shard_are_refused(
+def test_other_texts_in_a_finished_shard_are_rejected(
     work: list[tuple[_ShardRange, bytes]], job: _WorkerSettings
 ) -> None:
     _ShardWriter(job).write(*work[0]).checked()
@@ -109,7 +109,7 @@ def test_other_texts_in_a_finished_shard_are_refused(
         _check_range(Path(job.folder), *stretch).checked()
 
 
-def test_what_a_worker_lacks_is_one_sentence(
+def test_a_worker_with_a_wrong_or_missing_model_gives_one_sentence(
     work: list[tuple[_ShardRange, bytes]],
     job: _WorkerSettings,
     graph: Path,
@@ -144,7 +144,7 @@ def test_what_a_worker_lacks_is_one_sentence(
         assert "\n" not in str(caught.value)
 
 
-def test_a_stretch_that_kills_its_workers_is_given_up(
+def test_a_stretch_that_kills_its_workers_is_not_retried_forever(
     work: list[tuple[_ShardRange, bytes]], job: _WorkerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):

@@ -1,4 +1,4 @@
-"""What the planner's tests share."""
+"""Fixtures of the search tests."""
 
 from __future__ import annotations
 

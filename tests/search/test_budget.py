@@ -1,4 +1,4 @@
-"""Budgets in a person's words."""
+"""Budgets as users write them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from trundle.search.budget import _Budget, _parse_budget
         (["12MB,5ms", "20M-params"], _Budget(bytes=12_000_000, milliseconds=5.0, parameters=20_000_000)),
     ],
 )
-def test_words_are_limits(words: list[str], limits: _Budget) -> None:
+def test_limits_are_parsed(words: list[str], limits: _Budget) -> None:
     assert _parse_budget(words, whole_bytes=438_000_000) == limits
 
 
 @pytest.mark.parametrize("word", ["", "small", "12", "-3MB", "0x", "12 parsecs", "5Mms2"])
-def test_what_is_no_budget_is_told_what_one_is(word: str) -> None:
+def test_an_invalid_budget_error_names_valid_ones(word: str) -> None:
     with pytest.raises(BadInput, match="12MB, 10x, 20M-params or 5ms"):
         _parse_budget([word], whole_bytes=1)
 
@@ -36,7 +36,7 @@ def test_the_same_limit_twice_is_a_contradiction() -> None:
         _parse_budget(["12MB", "10x"], whole_bytes=1000)
 
 
-def test_all_limits_hold_and_an_unknown_speed_is_no_reason_to_refuse() -> None:
+def test_all_limits_hold_and_an_unknown_speed_is_allowed() -> None:
     limits = _Budget(bytes=10, parameters=10, milliseconds=1.0)
     assert limits.allows(file_bytes=10, parameters=10, milliseconds=1.0)
     assert limits.allows(file_bytes=10, parameters=10)
@@ -45,7 +45,7 @@ def test_all_limits_hold_and_an_unknown_speed_is_no_reason_to_refuse() -> None:
     assert not limits.allows(file_bytes=10, parameters=10, milliseconds=1.1)
 
 
-def test_what_is_over_a_limit_is_told_by_how_much() -> None:
+def test_the_excess_over_a_limit_is_reported() -> None:
     limits = _Budget(bytes=12_000_000, parameters=10, milliseconds=5.0)
     assert limits.exceeded(file_bytes=12_000_100, parameters=1011, milliseconds=6.25) == (
         "the file has 12.0001 MB, over the budget of 12 MB",

@@ -1,4 +1,4 @@
-"""The search space: sizes are those the steps really give, and nothing that is beaten is tried."""
+"""The search space: sizes equal those of the methods, and dominated candidates are not tried."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_tokens")
-def test_what_is_predicted_is_what_the_steps_make(
+def test_predicted_sizes_equal_those_of_the_methods(
     pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = pico_folders("bert")
@@ -62,7 +62,9 @@ def test_what_is_predicted_is_what_the_steps_make(
 
 
 @pytest.mark.usefixtures("few_tokens")
-def test_the_edge_fits_and_is_beaten_by_nothing(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_the_edge_fits_and_has_no_dominated_candidate(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
     model = pico_model("bert")
     found = _list_candidates(model, "pico", dimensions=WIDTH, precision="int8")
     limit = _Budget(parameters=int(0.6 * cost(model).parameters))
@@ -104,7 +106,7 @@ def test_a_vocabulary_counts_by_what_it_covers(pico_model: Callable[[str], Sente
     assert _promise(whole, lambda _: 0.5) < _promise(whole, lambda _: 0.9) < 1.0
 
 
-def test_int4_comes_behind_a_vocabulary_that_covers_nearly_all(
+def test_int4_ranks_after_a_vocabulary_that_covers_nearly_all(
     pico_model: Callable[[str], SentenceTransformer],
 ) -> None:
     whole, rounded = (
@@ -117,7 +119,7 @@ def test_int4_comes_behind_a_vocabulary_that_covers_nearly_all(
 
 
 @pytest.mark.parametrize("family", ["bert", "xlm-roberta", "gpt2"])
-def test_no_vocabulary_is_proposed_that_its_step_refuses(
+def test_no_vocabulary_is_proposed_that_its_method_rejects(
     family: str,
     pico_model: Callable[[str], SentenceTransformer],
     monkeypatch: pytest.MonkeyPatch,
@@ -147,7 +149,7 @@ def test_mapped_tokens_are_not_cut_again(
     assert {each.tokens for each in found} == {150}
 
 
-def test_a_narrow_candidate_is_mapped_by_as_many_texts_as_it_learns_from(
+def test_a_narrow_candidate_is_mapped_on_its_training_texts(
     pico_model: Callable[[str], SentenceTransformer],
 ) -> None:
     found = _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int8")

@@ -1,4 +1,4 @@
-"""The time is shared, not exceeded."""
+"""The time plan shares the time and does not exceed it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ FAST, SLOW = 1e5, 110.0
     rate=st.floats(0.1, 1e6),
     on_gpu=st.booleans(),
 )
-def test_no_more_time_is_given_than_there_is(
-    minutes: float, candidates: int, rate: float, on_gpu: bool
-) -> None:
+def test_the_time_plan_fits_the_total(minutes: float, candidates: int, rate: float, on_gpu: bool) -> None:
     times = _plan_time(minutes, candidates, rate=rate, on_gpu=on_gpu)
     tried = sum(rung.candidates * rung.seconds for rung in times.rungs)
     if times.rungs:
@@ -59,21 +57,21 @@ def test_a_gpu_tries_as_many_in_a_quarter_of_the_time() -> None:
     assert [rung.candidates for rung in _plan_time(7, 16, rate=FAST).rungs] == [3, 2]
 
 
-def test_with_no_time_for_two_none_is_tried() -> None:
+def test_without_time_for_two_trials_none_runs() -> None:
     times = _plan_time(2, 16, rate=FAST)
     assert times.rungs == ()
     assert times.finishing == pytest.approx(120 - 30 - _CLOSING, abs=1)
 
 
-def test_few_texts_leave_their_time_to_the_training() -> None:
+def test_few_texts_leave_more_time_for_training() -> None:
     many, few = _plan_time(2, 1, rate=SLOW), _plan_time(2, 1, rate=SLOW, there=1000)
     assert few.texts == few.mapped == 1000
     assert few.labelling < many.labelling
     assert few.finishing > many.finishing
 
 
-def test_a_slow_teacher_leaves_less_to_the_trials_and_more_to_the_end() -> None:
-    """Its candidates are slow to read, too: each for its linear map, the best one to be compared and shown."""
+def test_a_slow_teacher_leaves_less_time_for_trials() -> None:
+    """Its candidates encode slowly, too: each one for its linear map, the best one for the report."""
     assert [rung.candidates for rung in _plan_time(15, 16, rate=SLOW).rungs] == [3, 2]
     times = _plan_time(4, 16, rate=SLOW)
     assert times.rungs == ()
@@ -81,7 +79,7 @@ def test_a_slow_teacher_leaves_less_to_the_trials_and_more_to_the_end() -> None:
     assert times.finishing == pytest.approx(240 - times.labelling - times.mapped / SLOW - times.closing)
 
 
-def test_a_map_is_fitted_on_fewer_texts_only_where_reading_takes_long() -> None:
+def test_a_map_is_fitted_on_fewer_texts_only_if_encoding_is_slow() -> None:
     assert _plan_time(4, 16, rate=SLOW).mapped == _FEWEST_MAPPED
     assert _FEWEST_MAPPED < _plan_time(60, 16, rate=SLOW).mapped < RIDGE_TEXTS
     assert _plan_time(300, 16, rate=SLOW).mapped == _plan_time(4, 16, rate=FAST).mapped == RIDGE_TEXTS

@@ -1,4 +1,4 @@
-"""What could be had is told before anything is made, and so is what is wrong with a budget."""
+"""What is known before the search starts: candidates, rates, and errors in a budget."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
 
 @pytest.mark.usefixtures("quick")
-def test_budgets_that_make_no_sense_are_told_so(pico_folders: Callable[[str], Path], corpus: Corpus) -> None:
+def test_invalid_budgets_are_rejected(pico_folders: Callable[[str], Path], corpus: Corpus) -> None:
     folder = str(pico_folders("bert"))
     with pytest.raises(BadInput, match=r"already within .* nothing was done; pass a smaller budget"):
         compress_to_budget(Request(source=folder, output=None, corpus=corpus, dry_run=True), ["1GB"])
@@ -35,11 +35,11 @@ def test_budgets_that_make_no_sense_are_told_so(pico_folders: Callable[[str], Pa
         compress_to_budget(Request(source=folder, output=None, corpus=corpus, dry_run=True), ["1kB"])
     with pytest.raises(BadInput, match="pass a folder for the result"):
         compress_to_budget(Request(source=folder, output=None, corpus=corpus), ["2x"])
-    with pytest.raises(BadInput, match="inf minutes are no time to plan with"):
+    with pytest.raises(BadInput, match="a search can't take inf minutes"):
         compress_to_budget(Request(source=folder, output=None, corpus=corpus), ["2x"], minutes=float("inf"))
 
 
-def test_where_time_counts_four_bits_are_multiplied_in_int8(
+def test_with_a_time_limit_int4_matmuls_run_in_int8(
     pico_folders: Callable[[str], Path], corpus: Corpus
 ) -> None:
     folder = str(pico_folders("bert"))
@@ -54,7 +54,9 @@ def test_where_time_counts_four_bits_are_multiplied_in_int8(
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_is_called_the_smallest_can_be_had(pico_folders: Callable[[str], Path], corpus: Corpus) -> None:
+def test_the_smallest_candidate_in_the_error_is_possible(
+    pico_folders: Callable[[str], Path], corpus: Corpus
+) -> None:
     folder = str(pico_folders("bert"))
     with pytest.raises(BadInput) as refused:
         compress_to_budget(Request(source=folder, output=None, corpus=corpus, dry_run=True), ["1kB"])
@@ -65,13 +67,13 @@ def test_what_is_called_the_smallest_can_be_had(pico_folders: Callable[[str], Pa
 
 
 @given(st.floats(1e-6, 1e6))
-def test_raised_figures_have_three_digits_and_are_never_less(value: float) -> None:
+def test_figures_are_rounded_up_to_three_digits(value: float) -> None:
     assert value <= float(_raised(value)) * (1 + 1e-8)
     assert float(_raised(value)) <= value * 1.011
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_time_can_only_be_asked_for_where_graphs_are_timed(
+def test_a_time_limit_needs_exported_graphs(
     pico_folders: Callable[[str], Path], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prospects, "find_spec", lambda _: None)
@@ -94,7 +96,7 @@ def test_the_teacher_is_timed_on_few_texts_too(pico_folders: Callable[[str], Pat
 
 
 @given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=200), count=st.integers(1, 300))
-def test_texts_of_all_lengths_are_timed_among_their_like(lengths: list[int], count: int) -> None:
+def test_texts_are_timed_in_batches_of_similar_length(lengths: list[int], count: int) -> None:
     texts = ["x" * length for length in lengths]
     groups = _of_all_lengths(texts, count)
     timed = [len(text) for group in groups for text in group]
@@ -114,7 +116,7 @@ def test_texts_of_all_lengths_are_timed_among_their_like(lengths: list[int], cou
 
 
 @pytest.mark.usefixtures("quick")
-def test_times_of_a_busy_machine_are_called_rough_once(
+def test_a_busy_machine_is_reported_once(
     pico_folders: Callable[[str], Path], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = RecordedProgress()
@@ -131,13 +133,13 @@ def test_times_of_a_busy_machine_are_called_rough_once(
     ("seconds", "rate", "texts"),
     [(4, 3, 200), (45, 3, 204), (45, 9, 608), (450, 3, 2000), (450, 5, 2000), (450, 100, 40_904)],
 )
-def test_a_slow_teacher_answers_fewer_texts(seconds: float, rate: float, texts: int) -> None:
-    """Enough for a sound linear map where twice the time allows it; else the time counts, down to the fewest."""
+def test_a_slow_teacher_encodes_fewer_texts(seconds: float, rate: float, texts: int) -> None:
+    """Enough for a good linear map if twice the time allows it; otherwise as many as the time allows."""
     assert _texts_within(seconds, rate) == texts
 
 
 @pytest.mark.parametrize(
     ("texts", "proved"), [(0, 2000), (200, 200), (2000, 400), (9000, 1800), (50_000, 2000)]
 )
-def test_a_slow_teacher_proves_by_fewer_texts(texts: int, proved: int) -> None:
+def test_a_slow_teacher_is_compared_on_fewer_texts(texts: int, proved: int) -> None:
     assert _proof_texts(texts) == proved

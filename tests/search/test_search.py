@@ -1,4 +1,4 @@
-"""From a budget to a folder, on a pico model: what is promised is what is written."""
+"""From a budget to a folder, on a pico model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_best_that_fits_is_trained_exported_and_written(
 
 
 @pytest.mark.usefixtures("quick")
-def test_where_no_layer_fits_a_static_model_does(
+def test_a_static_model_is_chosen_if_no_layer_fits(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
 ) -> None:
     folder, output = pico_folders("bert"), tmp_path / "small"
@@ -85,7 +85,7 @@ def test_where_no_layer_fits_a_static_model_does(
 
 
 @pytest.mark.usefixtures("quick")
-def test_when_the_time_for_trials_is_gone_the_best_so_far_is_taken(
+def test_the_best_candidate_so_far_is_chosen_when_time_is_up(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "_TRYING", -1.0)
@@ -119,7 +119,7 @@ def test_a_model_that_fits_once_it_is_int8_is_only_exported(
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_occupied_folder_for_the_pair_is_refused_at_once(
+def test_an_occupied_folder_for_the_pair_is_rejected_at_once(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "load", lambda *_, **__: pytest.fail("the model was opened before"))
@@ -153,7 +153,7 @@ def test_a_model_that_is_only_exported_makes_no_pair(
 
 
 @pytest.mark.usefixtures("quick")
-def test_every_model_is_opened_once(
+def test_every_model_is_loaded_once(
     pico_folders: Callable[[str], Path], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
@@ -188,7 +188,7 @@ def test_a_search_loads_its_source_once(
 
 
 @pytest.mark.usefixtures("quick")
-def test_another_model_in_the_same_folder_is_tried_anew(
+def test_a_changed_model_in_the_same_folder_is_tried_again(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places: list[Path] = []
@@ -210,7 +210,7 @@ def test_another_model_in_the_same_folder_is_tried_anew(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_narrow_candidate_is_mapped_by_the_vectors_it_learns_from(
+def test_a_narrow_candidate_is_mapped_with_its_training_vectors(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "_WIDTHS", (Fraction(1), Fraction(1, 2)))
@@ -236,10 +236,10 @@ def test_a_narrow_candidate_is_mapped_by_the_vectors_it_learns_from(
 
 
 @pytest.mark.usefixtures("quick")
-def test_one_that_was_not_tried_has_the_teacher_to_wait_for(
+def test_a_candidate_without_trial_waits_for_the_teachers_vectors(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where trials went before, that time has gone already."""
+    """If trials ran before, that time is already spent."""
     rate, asked = 50.0, []
     monkeypatch.setattr(budget, "_TRIED", 1)
     monkeypatch.setattr(_Prospects, "reading_rate", lambda _: rate)

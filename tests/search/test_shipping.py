@@ -1,4 +1,4 @@
-"""The graph may be refused; the model that was trained is never lost for it."""
+"""If a graph is rejected, the trained model is still written."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from trundle.search.speed import _export_graph, _Speed, _Timed
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
 GATE = (
-    "int8 loses too much on these texts (cosine 0.9; with 3 of 6 products in float cosine 0.95), so nothing was "
-    "written; use --half, or allow more with --max-cosine-loss and --max-agreement-loss"
+    "int8 loses too much on these texts (cosine 0.9; with 3 of 6 matmuls in float cosine 0.95), so nothing "
+    "was written; use --half, or allow more with --max-cosine-loss and --max-agreement-loss"
 )
 SPEED = _Speed(fixed=0.1, attention=1e-6, mlp=1e-6)
 
@@ -39,7 +39,7 @@ SPEED = _Speed(fixed=0.1, attention=1e-6, mlp=1e-6)
 def shipped(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[_Budget], tuple[_Candidate, Path, dict[str, Any]]]:
-    """A model whose int8 graph is refused, shipped within some limits."""
+    """A model whose int8 graph is rejected, exported within some limits."""
     plain = _export_graph
 
     def refuse(folder: Path, precision: Any, **options: Any) -> int:
@@ -60,19 +60,19 @@ def shipped(
     return ship
 
 
-def test_a_float_graph_takes_the_place_of_one_that_is_refused(
+def test_a_float_graph_replaces_a_rejected_one(
     shipped: Callable[[_Budget], tuple[_Candidate, Path, dict[str, Any]]],
 ) -> None:
     _, output, made = shipped(_Budget(parameters=10**6))
     assert made["bytes"] == (output / "onnx" / "model.onnx").stat().st_size
     assert made["milliseconds"] > 0
     assert made["no_graph"] == (
-        "there is no int8 graph: int8 loses too much on these texts (cosine 0.9; with 3 of 6 products in float "
-        "cosine 0.95); the float32 graph fits as well and is there instead"
+        "there is no int8 graph: int8 loses too much on these texts (cosine 0.9; with 3 of 6 matmuls in "
+        "float cosine 0.95); the float32 graph fits as well and is there instead"
     )
 
 
-def test_products_that_lose_too_much_in_int8_are_done_in_float(
+def test_matmuls_that_lose_too_much_in_int8_run_in_float(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file stays as small where the time allows it."""
@@ -137,7 +137,7 @@ def test_the_plan_is_written_before_anything_is_exported(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_what_is_over_the_budget_is_told(
+def test_a_result_over_the_budget_is_reported(
     pico_folders: Callable[[str], Path],
     corpus: Corpus,
     tmp_path: Path,

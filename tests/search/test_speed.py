@@ -1,4 +1,4 @@
-"""What a query takes is told from a few graphs that are timed."""
+"""The time of a query is predicted from a few timed graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
 
 @pytest.mark.parametrize("undisturbed", [True, False])
-def test_what_was_timed_on_a_busy_machine_is_not_kept(
+def test_timings_of_a_busy_machine_are_not_cached(
     undisturbed: bool, pico_folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def timed(folders: Sequence[Path]) -> list[_Timed]:
@@ -41,7 +41,7 @@ def test_what_was_timed_on_a_busy_machine_is_not_kept(
 
 
 @pytest.mark.parametrize("layer", [0.0, 0.2])
-def test_speed_is_told_from_what_was_timed(layer: float, pico_folders: Callable[[str], Path]) -> None:
+def test_speed_is_predicted_from_timings(layer: float, pico_folders: Callable[[str], Path]) -> None:
     model = load(pico_folders("bert"))
     real = _Speed(fixed=0.5, attention=2e-6, mlp=3e-6, layer=layer)
     cuts = _timed_cuts(layout_of(transformer_of(model).model))
@@ -52,7 +52,7 @@ def test_speed_is_told_from_what_was_timed(layer: float, pico_folders: Callable[
         np.testing.assert_allclose(told.milliseconds(each.cost), real.milliseconds(each.cost), rtol=1e-3)
 
 
-def test_a_model_that_cant_be_narrow_is_timed_all_the_same(pico_folders: Callable[[str], Path]) -> None:
+def test_a_model_that_cant_be_narrowed_is_timed(pico_folders: Callable[[str], Path]) -> None:
     layout = layout_of(transformer_of(load(pico_folders("bert"))).model)
     odd = replace(layout, sizes={**layout.sizes, "head": 1})
     assert len(_timed_cuts(odd)) == 3

@@ -1,4 +1,4 @@
-"""Who goes on in a contest of candidates, told from distances alone."""
+"""Successive halving of candidates with given distances."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEAR = 0.02
 def contest(
     monkeypatch: pytest.MonkeyPatch, distances: dict[str, Sequence[float]]
 ) -> tuple[list[_Tried], list[str]]:
-    """An hour is enough for all rounds; what each candidate reaches in them is given, or nothing where it is refused."""
+    """An hour is enough for all rounds; the distances of each candidate are given, none if it is rejected."""
     asked: list[str] = []
 
     def trial(_self: _Trials, tried: _Tried, number: int, seconds: float, steps: int | None) -> _Tried:
@@ -62,7 +62,7 @@ def named(name: str) -> _Tried:
     return _Tried(candidate=SimpleNamespace(name=name))  # type: ignore[arg-type]
 
 
-def test_the_better_half_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_better_half_reaches_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     found, asked = contest(monkeypatch, {"a": [0.53, 0.50], "b": [0.52, 0.51], "c": [0.55], "d": [0.56]})
     assert asked == ["a", "b", "c", "d", "b", "a"]
     assert [each.candidate.name for each in found] == ["a", "b", "c", "d"]
@@ -73,7 +73,7 @@ def test_the_better_half_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_all_make_as_many_steps_as_the_first_has_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_candidates_make_as_many_steps_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the others are; and twice as many where they have twice the time."""
     monkeypatch.setattr(budget, "_TRIED", 4)
     found, _ = contest(monkeypatch, {"a": [], "b": [0.53, 0.50], "c": [0.52, 0.51], "d": [0.55], "e": [0.56]})
@@ -88,20 +88,20 @@ def test_all_make_as_many_steps_as_the_first_has_time_for(monkeypatch: pytest.Mo
     }
 
 
-def test_one_that_is_near_enough_sets_no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_candidate_already_close_enough_does_not_set_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = contest(monkeypatch, {"a": [0.01], "b": [0.5], "c": [0.4]})
     first = round(PACE * _plan_time(60, 3, rate=RATE).rungs[0].seconds)
     assert {each.candidate.name: each.steps for each in found} == {"a": (0,), "b": (first,), "c": (first,)}
 
 
-def test_the_hopeless_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_far_behind_candidates_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     found, asked = contest(monkeypatch, {"a": [0.7], "b": [0.5], "c": [0.66], "d": [0.9]})
     assert asked == ["a", "b", "c", "d"], "all others are far behind, so the leader needs no second round"
     assert [each.candidate.name for each in found] == ["b", "c", "a", "d"]
     assert [each.outcome for each in found[1:]] == 3 * ["dropped in round 1"]
 
 
-def test_one_that_is_refused_is_a_row_and_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_candidate_is_listed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "_TRIED", 2)
     found, asked = contest(monkeypatch, {"a": [], "b": [0.6], "c": [0.5], "d": [0.4]})
     assert asked == ["a", "b", "c"], "the third comes in for the first, and two are enough"
@@ -113,7 +113,7 @@ def test_one_that_is_refused_is_a_row_and_makes_room(monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_one_that_is_refused_late_leaves_the_field_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_candidate_rejected_in_a_later_round_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = contest(monkeypatch, {"a": [0.5], "b": [0.51], "c": [0.52], "d": [0.9]})
     assert [(each.candidate.name, each.outcome) for each in found] == [
         ("d", "chosen"),
@@ -121,12 +121,12 @@ def test_one_that_is_refused_late_leaves_the_field_to_the_others(monkeypatch: py
     ]
 
 
-def test_where_all_are_refused_the_first_sentence_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_all_candidates_are_rejected_the_first_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ImpossibleCut, match="a can't be cut"):
         contest(monkeypatch, {"a": [], "b": []})
 
 
-def test_the_next_best_is_finished_where_the_best_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_best_is_trained_if_the_best_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     able = {"c"}
 
     def finish(_self: _Trials, chosen: _Tried, seconds: float, *_: object, **__: object) -> str:

@@ -1,4 +1,4 @@
-"""A search that was stopped anywhere goes on there when the same command is given again."""
+"""A search interrupted at any point resumes when the same command is run again."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def stopped(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_search_that_was_stopped_goes_on_from_its_trials(
+def test_an_interrupted_search_resumes_from_its_trials(
     searching: Searching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "small"
@@ -70,7 +70,7 @@ def test_a_search_that_was_stopped_goes_on_from_its_trials(
     assert set(tried) == {1}
 
 
-def test_a_last_training_that_was_stopped_goes_on_for_the_time_it_had(
+def test_an_interrupted_final_training_resumes_with_its_time(
     searching: Searching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its checkpoint is kept by its options, and the time that is left is another one."""
@@ -92,7 +92,7 @@ def test_a_last_training_that_was_stopped_goes_on_for_the_time_it_had(
     assert first["steps"][-1]["align"]["minutes"] == 1.7 / 60
 
 
-def test_a_search_that_was_stopped_behind_its_training_only_exports(
+def test_a_search_interrupted_after_training_only_exports(
     searching: Searching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "small"
@@ -124,7 +124,7 @@ def test_a_search_that_was_stopped_behind_its_training_only_exports(
         searching()
 
 
-def test_a_search_that_goes_on_learns_from_as_many_texts(
+def test_a_resumed_search_trains_on_as_many_texts(
     searching: Searching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However fast the machine is then: the teacher's vectors are kept by their number."""
@@ -144,7 +144,7 @@ def test_a_search_that_goes_on_learns_from_as_many_texts(
     assert kinds == [False, False, True]
 
 
-def test_the_same_search_twice_at_a_time_shares_no_trials(
+def test_two_equal_searches_at_once_share_no_trials(
     searching: Searching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     works: list[Path] = []

@@ -1,4 +1,4 @@
-"""What clients get: the same vectors as the runtime's, and one sentence for whatever can't be answered."""
+"""What clients get: the runtime's vectors, and one sentence for each error."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_bad_bodies_get_one_sentence(server: LiveServer, content: Any, status: i
     assert server.embed(input="still here").status == 200
 
 
-def test_what_is_odd_but_allowed(server: LiveServer, student: Encoder) -> None:
+def test_unusual_requests_that_are_allowed(server: LiveServer, student: Encoder) -> None:
     texts = ["", " ", "\x00", "🙂" * 50, "word " * 5000, "a\nb"]
     answer = server.embed(input=texts, user="somebody", unknown_field=1)
     assert answer.status == 200

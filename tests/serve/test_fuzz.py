@@ -1,4 +1,4 @@
-"""The OpenAPI description, fuzzed: whatever fits it and whatever does not, no answer is a 5xx or undocumented."""
+"""The OpenAPI description, fuzzed: no response is a 5xx or undocumented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that are many, slow, gone, or not allowed; and a server that goes down."""
+"""Many, slow, disconnected and unauthorised clients, and the shutdown of the server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def in_background(live: LiveServer, answers: list[Answer], **content: Any) -> th
     return thread
 
 
-def test_a_full_queue_says_when_to_come_again(gated: Gated) -> None:
+def test_a_full_queue_says_when_to_retry(gated: Gated) -> None:
     served = _Served(student=_Model(name="small", encoder=gated))
     with running(served, ServerSettings(waiting=4, most_texts=4)) as live:
         answers: list[Answer] = []
@@ -89,7 +89,7 @@ def test_a_request_that_takes_too_long(gated: Gated) -> None:
         eventually(lambda: live.embed(input="in time").status == 200)
 
 
-def test_a_client_that_hangs_up_is_not_computed_for(gated: Gated) -> None:
+def test_a_disconnected_clients_texts_are_not_computed(gated: Gated) -> None:
     served = _Served(student=_Model(name="small", encoder=gated))
     with running(served) as live:
         answers: list[Answer] = []
@@ -176,7 +176,7 @@ def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Path) -> None:
         ServerSettings(waiting=10, most_texts=20)
 
 
-def test_other_origins_are_let_in_only_when_asked_for(alone: _Served, server: LiveServer) -> None:
+def test_other_origins_are_allowed_only_if_configured(alone: _Served, server: LiveServer) -> None:
     origin = {"Origin": "https://example.org"}
     assert "access-control-allow-origin" not in server.get("/health", origin).headers
     with running(alone, ServerSettings(cors=("https://example.org",))) as live:
@@ -185,7 +185,7 @@ def test_other_origins_are_let_in_only_when_asked_for(alone: _Served, server: Li
         assert "access-control-allow-origin" not in other.headers
 
 
-def test_a_failing_model_is_told_without_the_text(
+def test_a_failing_model_is_reported_without_the_text(
     gated: Gated, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(rows: Any, *, together: bool) -> Any:
@@ -211,7 +211,7 @@ def start(folder: Path, *words: str) -> tuple[subprocess.Popen[str], int]:
     return process, int(line.split("/v1")[0].rsplit(":", 1)[1])
 
 
-def test_going_down_answers_what_was_taken_and_logs_no_text(student_folder: Path, student: Encoder) -> None:
+def test_shutdown_answers_open_requests_and_logs_no_text(student_folder: Path, student: Encoder) -> None:
     process, port = start(student_folder)
     live = LiveServer(port=port)
     eventually(lambda: _is_up(port))
@@ -240,14 +240,15 @@ def _is_up(port: int) -> bool:
 
 def test_serving_an_exported_folder_needs_no_torch(student_folder: Path) -> None:
     script = (
-        "import sys\nfrom trundle.serve.models import open_served; from trundle.serve.routes import _make_app\n"
+        "import sys\nfrom trundle.serve.models import open_served\n"
+        "from trundle.serve.routes import _make_app\n"
         f"_make_app(open_served({str(student_folder)!r}))\n"
         "assert not {'torch', 'transformers', 'sklearn'} & set(sys.modules), 'heavy imports'\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_a_port_that_is_taken(student_folder: Path, server: LiveServer) -> None:
+def test_an_occupied_port(student_folder: Path, server: LiveServer) -> None:
     command = [sys.executable, "-m", "trundle", "serve", str(student_folder), "--port", str(server.port)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""What may be served: an exported folder, any other model folder, a pair."""
+"""What can be served: an exported folder, any other model folder, a pair."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_folder_without_a_graph_is_exported_once(pico_folders: Callable[[str],
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_pair_is_taken_apart(pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_pair_is_served_as_two_models(pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
     student = SentenceTransformer(str(pico_folders("bert")), device="cpu")
     teacher = SentenceTransformer(str(pico_folders("mpnet")), device="cpu")
     student.prompts = {"query": "how do I "}
@@ -49,14 +49,14 @@ def test_a_pair_is_taken_apart(pico_folders: Callable[[str], Path], tmp_path: Pa
         open_served(str(tmp_path / "both"), teacher=str(pico_folders("mpnet")))
 
 
-def test_what_makes_no_pair(student_folder: Path, tmp_path: Path) -> None:
+def test_models_that_do_not_form_a_pair(student_folder: Path, tmp_path: Path) -> None:
     wide = pico.model("bert", str(tmp_path / "backbone"), hidden_size=64, num_hidden_layers=1)
     wide.save_pretrained(str(tmp_path / "wide"))
     with pytest.raises(BadInput, match="trundle align"):
         open_served(str(student_folder), teacher=str(tmp_path / "wide"))
 
 
-def test_strangers_are_named_but_served(student_folder: Path, teacher_folder: Path) -> None:
+def test_unrelated_models_are_served_with_a_warning(student_folder: Path, teacher_folder: Path) -> None:
     progress = RecordedProgress()
     served = open_served(str(student_folder), teacher=str(teacher_folder), name="mine", progress=progress)
     assert [model.name for model in served.models] == ["mine", "big"]
@@ -66,7 +66,7 @@ def test_strangers_are_named_but_served(student_folder: Path, teacher_folder: Pa
     assert card["runs"] == "onnx float32"
 
 
-def test_what_is_no_model(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in (str(tmp_path / "empty"), str(tmp_path / "nothing")):
         with pytest.raises(BadModel):

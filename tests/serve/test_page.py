@@ -1,4 +1,4 @@
-"""The page in a real browser: type, see three columns, switch corpus, use the keyboard, on a phone."""
+"""The page in a real browser: search, change the corpus, use the keyboard, on a phone."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def drop(page: Page, story: Path) -> None:
 
 
 def await_answers(page: Page) -> None:
-    """Until none is under way that would replace what is looked at: typing starts a search by itself, a little later."""
+    """Waits until no search is running that would replace the results; typing starts one after a delay."""
     page.evaluate("new Promise(done => setTimeout(done, 300))")
     page.wait_for_function("state.asked > 0 && state.shown === state.asked")
 
@@ -153,7 +153,7 @@ def test_phone_width(browser: Browser, server: LiveServer, story: Path) -> None:
     context.close()
 
 
-def test_a_key_is_asked_for(browser: Browser, alone: _Served) -> None:
+def test_the_page_asks_for_a_key(browser: Browser, alone: _Served) -> None:
     with running(alone, ServerSettings(keys=("a-key-for-the-page",))) as live:
         context = browser.new_context()
         page = context.new_page()
@@ -164,7 +164,7 @@ def test_a_key_is_asked_for(browser: Browser, alone: _Served) -> None:
         context.close()
 
 
-def test_the_pages_routes_refuse_what_they_cannot_use(server: LiveServer) -> None:
+def test_the_pages_routes_reject_invalid_requests(server: LiveServer) -> None:
     for path, content, status in (
         ("/compare/search", {"query": "", "corpus": "environment"}, 400),
         ("/compare/search", {"query": "a", "corpus": "file-999"}, 404),

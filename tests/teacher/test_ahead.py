@@ -1,4 +1,4 @@
-"""Reading ahead changes when things are made, and nothing else."""
+"""Reading ahead gives the same items, earlier."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_an_error_comes_after_the_items_before_it():
             next(found)
 
 
-def test_whoever_stops_early_leaves_no_thread_behind():
+def test_stopping_early_leaves_no_thread():
     made, before = [], threading.active_count()
 
     def items() -> Iterator[int]:

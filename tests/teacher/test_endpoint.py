@@ -150,7 +150,7 @@ def test_batches_prompts_and_order(server: Server) -> None:
     assert {header["Authorization"] for header in headers} == {f"Bearer {KEY}"}
 
 
-def test_dimensions_are_asked_for_and_insisted_on(server: Server) -> None:
+def test_dimensions_are_requested_and_checked(server: Server) -> None:
     assert teacher(server, dimensions=5).text(["a"]).shape == (1, 5)
     assert server.requests[0][2]["dimensions"] == 5
     server.script = [lambda handler, body: handler.answer(json.dumps({"data": rows(body["input"])}).encode())]
@@ -188,7 +188,7 @@ def patience(trouble: Behaviour) -> float:
     ],
     ids=["429", "429 with header", "500", "503", "hangs up", "cut short", "silent", "drips"],
 )
-def test_passing_trouble_is_waited_out(server: Server, trouble: Behaviour) -> None:
+def test_temporary_failures_are_retried(server: Server, trouble: Behaviour) -> None:
     server.script = [trouble, trouble]
     vectors = teacher(server, timeout=patience(trouble)).text(["ab"])
     np.testing.assert_array_equal(vectors, [embedding("ab")])
@@ -207,7 +207,7 @@ def test_passing_trouble_is_waited_out(server: Server, trouble: Behaviour) -> No
     ],
     ids=["429", "500", "silent", "drips", "hangs up", "cut short"],
 )
-def test_lasting_trouble_is_an_error_after_the_retries(
+def test_a_lasting_failure_is_an_error_after_the_retries(
     server: Server, trouble: Behaviour, message: str
 ) -> None:
     server.script = [trouble] * 9
@@ -216,7 +216,7 @@ def test_lasting_trouble_is_an_error_after_the_retries(
     assert len(server.requests) == 3
 
 
-def test_nobody_there(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_connection_is_an_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with Server() as gone:
         url = gone.url
     monkeypatch.setattr(_Poster, "sleep", lambda *_: pytest.fail("waited for nobody"))
@@ -224,7 +224,7 @@ def test_nobody_there(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         endpoint_teacher(url, "big").text(["a"])
 
 
-def test_a_server_that_has_answered_may_be_starting_anew(server: Server) -> None:
+def test_a_server_that_answered_before_may_be_restarting(server: Server) -> None:
     poster = _Poster(url=server.url + "/embeddings", key_variable=None, retries=2, timeout=30.0)
     body = json.dumps({"model": "big", "input": ["ab"]}).encode()
     poster.post(body, limit=10_000)
@@ -258,7 +258,7 @@ def test_the_whole_address_may_be_given(server: Server, ending: str) -> None:
     ],
     ids=["401", "403", "404", "400", "400 odd", "302", "307"],
 )
-def test_what_no_retry_can_mend_fails_at_once(
+def test_permanent_failures_are_not_retried(
     server: Server, trouble: Behaviour, kind: type[TrundleError], message: str
 ) -> None:
     server.script = [trouble]
@@ -306,14 +306,14 @@ def data(*embeddings: Any) -> bytes:
         (data([1.0], [1.0, 2.0]), "several widths"),
     ],
 )
-def test_garbage_is_refused(server: Server, content: bytes, message: str) -> None:
+def test_invalid_responses_are_rejected(server: Server, content: bytes, message: str) -> None:
     server.script = [says(content)]
     with pytest.raises(BadModel, match=message):
         teacher(server).text(["first", "second"])
     assert len(server.requests) == 1
 
 
-def test_an_endless_answer_and_a_changing_width_are_refused(server: Server) -> None:
+def test_an_endless_answer_and_a_changing_width_are_rejected(server: Server) -> None:
     server.script = [says(b" " * (3 << 20))]
     with pytest.raises(BadModel, match="more than 1048576 bytes"):
         teacher(server).text(["a"])
@@ -345,7 +345,7 @@ def test_any_answer_is_vectors_or_a_clear_error(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("written", ["7", "date", "nonsense", "-3"])
-def test_the_server_may_say_how_long_to_wait(server: Server, written: str) -> None:
+def test_retry_after_is_respected(server: Server, written: str) -> None:
     asked = format_datetime(datetime.now(UTC) + timedelta(seconds=30)) if written == "date" else written
     server.script = [status(429, Retry_After=asked)] * 2
     waits: list[float] = []
@@ -366,13 +366,13 @@ def test_waits_double_up_to_a_limit(server: Server, monkeypatch: pytest.MonkeyPa
     assert all(most / 2 <= wait <= most for wait, most in zip(waits, longest, strict=True))
 
 
-def test_a_wait_too_long_is_not_slept_through(server: Server) -> None:
+def test_a_retry_after_beyond_the_limit_is_an_error(server: Server) -> None:
     server.script = [status(429, b"come back tomorrow", Retry_After="86400")]
     with pytest.raises(BadModel, match=r"wait 86400 seconds \(429: come back tomorrow\)"):
         teacher(server).text(["a"])
 
 
-def test_the_key_is_seen_nowhere(
+def test_the_key_is_never_shown(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -413,7 +413,9 @@ def test_the_key_is_seen_nowhere(
 
 
 @pytest.mark.parametrize("key", ["sk-secret\nX-Other: 1", "sk secret", "sk-ſecret"])
-def test_a_key_no_header_can_carry_is_refused_unseen(server: Server, monkeypatch: Any, key: str) -> None:
+def test_a_key_invalid_in_a_header_is_rejected_without_showing_it(
+    server: Server, monkeypatch: Any, key: str
+) -> None:
     monkeypatch.setitem(os.environ, VARIABLE, key)
     with pytest.raises(BadInput, match=f"{VARIABLE} holds spaces or odd characters") as raised:
         teacher(server).text(["a"])
@@ -421,7 +423,7 @@ def test_a_key_no_header_can_carry_is_refused_unseen(server: Server, monkeypatch
     assert server.requests == []
 
 
-def test_a_key_with_a_line_end_is_mended(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_with_a_line_end_is_stripped(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, f" {KEY}\n")
     teacher(server).text(["a"])
     assert server.requests[0][1]["Authorization"] == f"Bearer {KEY}"
@@ -440,7 +442,7 @@ def test_a_key_with_a_line_end_is_mended(server: Server, monkeypatch: pytest.Mon
         ("http://server/v1?key=secret", "must hold no key"),
     ],
 )
-def test_an_address_that_is_none_or_holds_a_secret_is_refused(url: str, message: str) -> None:
+def test_an_invalid_address_or_one_with_a_secret_is_rejected(url: str, message: str) -> None:
     for use in (endpoint_teacher, _endpoint_id):
         with pytest.raises(BadInput, match=message) as raised:
             use(url, "big")
@@ -452,7 +454,7 @@ def test_an_address_that_is_none_or_holds_a_secret_is_refused(url: str, message:
     [{"batch_size": 0}, {"retries": -1}, {"dimensions": 0}, {"timeout": 0}, {"prompts": {"passage": "p: "}}],
     ids=str,
 )
-def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+def test_impossible_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
         endpoint_teacher("http://server/v1", "big", **options)
 

@@ -1,4 +1,4 @@
-"""The store of teacher vectors: nothing asked twice, lost or mixed, whatever happens in between."""
+"""The store of teacher vectors: no text is encoded twice, lost or mixed up."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_very_long_texts_end_a_shard_early(tmp_path: Path, monkeypatch: pytest.M
     assert_holds(targets, texts)
 
 
-def test_a_teacher_that_does_not_normalise_is_known(tmp_path: Path) -> None:
+def test_a_teacher_that_does_not_normalise_is_detected(tmp_path: Path) -> None:
     texts = make_texts(10)
     targets = build(tmp_path, texts, Teacher({texts[9].text: np.full(WIDTH, 2.0)}))
     assert not targets.normalised
@@ -142,7 +142,7 @@ def test_a_teacher_that_does_not_normalise_is_known(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["vectors.npy", "texts.bin", "index.npy"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "delete"])
-def test_a_damaged_shard_is_found_and_only_it_is_redone(tmp_path: Path, part: str, damage: str) -> None:
+def test_only_a_damaged_shard_is_computed_again(tmp_path: Path, part: str, damage: str) -> None:
     texts = make_texts(14)
     build(tmp_path, texts)
     file = tmp_path / f"00001.{part}"
@@ -177,7 +177,7 @@ def test_a_damaged_shard_is_found_and_only_it_is_redone(tmp_path: Path, part: st
     ],
     ids=str,
 )
-def test_another_teacher_prompt_dtype_or_text_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_another_teacher_prompt_dtype_or_text_is_rejected(tmp_path: Path, other: dict[str, Any]) -> None:
     build(tmp_path, make_texts(10))
     files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     teacher = Teacher()
@@ -187,7 +187,7 @@ def test_another_teacher_prompt_dtype_or_text_is_refused(tmp_path: Path, other: 
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == files
 
 
-def test_texts_after_a_full_last_shard_are_refused(tmp_path: Path) -> None:
+def test_texts_after_a_full_last_shard_are_rejected(tmp_path: Path) -> None:
     build(tmp_path, make_texts(8))
     teacher, told = Teacher(), RecordedProgress()
     with pytest.raises(BadInput, match="other texts"):
@@ -206,7 +206,7 @@ def test_texts_after_a_full_last_shard_are_refused(tmp_path: Path) -> None:
         (np.full(WIDTH, 1e-12), "store float32"),
     ],
 )
-def test_a_bad_vector_names_its_text_and_keeps_what_is_done(
+def test_a_bad_vector_names_its_text_and_keeps_finished_shards(
     tmp_path: Path, answer: Any, message: str
 ) -> None:
     texts = make_texts(14)
@@ -223,7 +223,7 @@ def test_a_bad_vector_names_its_text_and_keeps_what_is_done(
 @pytest.mark.parametrize(
     "answer", [np.zeros((3, WIDTH)), np.ones(WIDTH), np.ones((4, 0)), np.ones((4, 2, 2))]
 )
-def test_an_answer_of_the_wrong_shape_is_refused(tmp_path: Path, answer: Any) -> None:
+def test_an_answer_of_the_wrong_shape_is_rejected(tmp_path: Path, answer: Any) -> None:
     teacher = Embedder(name="odd", text=lambda _: answer, query=lambda _: answer, document=lambda _: answer)
     texts = [Text(text=f"{i}", kind="query") for i in range(4)]
     with pytest.raises(BadModel, match="one row per text"):
@@ -231,7 +231,7 @@ def test_an_answer_of_the_wrong_shape_is_refused(tmp_path: Path, answer: Any) ->
 
 
 @pytest.mark.parametrize("kinds", [("query", "query"), ("query", "document")])
-def test_a_teacher_that_changes_its_width_is_refused(tmp_path: Path, kinds: Any) -> None:
+def test_a_teacher_that_changes_its_width_is_rejected(tmp_path: Path, kinds: Any) -> None:
     widths = iter((8, 9))
 
     def encode(texts: Sequence[str]) -> Vectors:
@@ -245,14 +245,14 @@ def test_a_teacher_that_changes_its_width_is_refused(tmp_path: Path, kinds: Any)
 
 
 @pytest.mark.parametrize("text", ["", " \n", "half \ud800", 3, None])
-def test_a_text_that_is_none_is_refused_by_number(tmp_path: Path, text: Any) -> None:
+def test_an_invalid_text_is_rejected_with_its_number(tmp_path: Path, text: Any) -> None:
     teacher = Teacher()
     with pytest.raises(BadInput, match="text 2 "):
         build(tmp_path, [Text(text="good"), Text(text=text)], teacher)
     assert teacher.calls == []
 
 
-def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_folders_that_are_no_store_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no texts"):
         build(tmp_path / "none", [])
     with pytest.raises(BadInput, match="shard size is 0"):

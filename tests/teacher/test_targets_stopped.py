@@ -1,4 +1,4 @@
-"""A store whose making was stopped anywhere, by a kill or for want of room, is finished without asking twice."""
+"""A build interrupted by a kill or a full disk resumes without encoding a text twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_stop_at_any_write_loses_at_most_one_shard(
+def test_an_interrupt_at_any_write_loses_at_most_one_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
     texts = make_texts(14)
@@ -124,7 +124,7 @@ def test_many_shards_need_few_open_files(tmp_path: Path) -> None:
     assert run_limited(tmp_path / "targets", "RLIMIT_NOFILE", 64).returncode == 0
 
 
-def test_a_full_disk_is_said_and_what_is_done_is_kept(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_finished_shards_are_kept(tmp_path: Path) -> None:
     ended = run_limited(tmp_path / "targets", "RLIMIT_FSIZE", 4000)
     assert f"{WriteFailed.__name__}: " in ended.stderr
     assert "free some space and run again" in ended.stderr

@@ -1,4 +1,4 @@
-"""Vectors that are there already, in a table, become a store."""
+"""A table of existing vectors becomes a store."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_table_becomes_targets(tmp_path: Path, kind: Any) -> None:
         other.targets(tmp_path / "targets", shard_size=4)
 
 
-def test_a_table_without_kinds_keeps_the_first_of_a_repeat(tmp_path: Path) -> None:
+def test_a_table_without_kinds_keeps_the_first_duplicate(tmp_path: Path) -> None:
     rows = [[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]
     teacher = _teacher_from_parquet(table(tmp_path / "t.parquet", rows, text=["a", "b", "a"]))
     targets = teacher.targets(tmp_path / "targets")
@@ -89,7 +89,7 @@ def test_a_bad_row_of_a_table_is_named(tmp_path: Path, row: dict[str, Any], mess
         teacher.targets(tmp_path / "targets", shard_size=4)
 
 
-def test_a_file_that_is_no_table_of_vectors_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_table_of_vectors_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "junk.parquet").write_bytes(b"PAR1 not really")
     for name in ("junk.parquet", "absent.parquet"):
         with pytest.raises(BadInput, match="not a parquet file"):

@@ -1,4 +1,4 @@
-"""Several runs ask for the same vectors at the same time: one computes them, the others find them."""
+"""Several runs need the same vectors at the same time: one computes them, the others wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXTS = [Text(text=f"text number {number}", kind="query") for number in range(40
 
 
 class Waiting(_Silent):
-    """Notes who waits."""
+    """Records that a process waits."""
 
     def __init__(self) -> None:
         self.told = threading.Event()
@@ -36,7 +36,7 @@ def build(folder: Path, teacher: Embedder, progress: _Silent) -> Targets:
     return build_targets(TEXTS, teacher, Manifest(teacher="a", shard_size=10), folder, progress=progress)
 
 
-def test_no_text_is_asked_for_twice_and_nothing_is_left(tmp_path: Path) -> None:
+def test_no_text_is_encoded_twice_and_no_file_is_left(tmp_path: Path) -> None:
     begun, second = threading.Event(), Waiting()
     asked: list[str] = []
 
@@ -56,7 +56,7 @@ def test_no_text_is_asked_for_twice_and_nothing_is_left(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def test_one_that_fails_lets_the_next_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failure_the_next_process_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def encode(texts: list[str]) -> Vectors:

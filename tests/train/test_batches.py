@@ -82,15 +82,15 @@ def test_weights_say_how_often_a_kind_comes():
 
 
 @pytest.mark.parametrize(
-    ("changes", "mend"),
+    ("changes", "fix"),
     [
         ({"batch_size": 0}, "at least 1"),
         ({"seed": -1}, "at least 1 and 0"),
         ({"weights": (0.25,)}, "fewer than one batch"),
     ],
 )
-def test_bad_orders_are_refused(changes: dict[str, object], mend: str):
-    with pytest.raises(BadInput, match=mend):
+def test_invalid_batch_options_are_rejected(changes: dict[str, object], fix: str):
+    with pytest.raises(BadInput, match=fix):
         ByLength([3, 1, 2, 4], **({"batch_size": 2} | changes))
 
 
@@ -113,7 +113,7 @@ def test_a_million_texts_waste_little_padding():
     seed=st.integers(0, 2**31),
     number=st.integers(0, 2),
 )
-def test_processes_with_texts_of_their_own_keep_in_step(
+def test_processes_with_their_own_texts_make_the_same_steps(
     lengths: list[list[int]], count: int, seed: int, number: int
 ):
     orders = [ByLength(own, batch_size=7, seed=seed, batches=count) for own in lengths]
@@ -126,6 +126,6 @@ def test_processes_with_texts_of_their_own_keep_in_step(
     assert all(each == places[0] for each in places), "all take the long batches at the same time"
 
 
-def test_more_batches_than_own_texts_are_refused():
+def test_more_batches_than_own_texts_are_rejected():
     with pytest.raises(BadInput, match="2 texts are fewer than this process's 3 batches"):
         ByLength([1, 2], batch_size=1, batches=3)

@@ -1,4 +1,4 @@
-"""Compiled blocks learn what plain ones learn, and leave nothing behind."""
+"""Compiled blocks train like plain ones, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def learned(model: SentenceTransformer, *, compiled: bool) -> SentenceTransforme
 def test_a_compiled_model_learns_the_same(
     pico_model: Callable[[str], SentenceTransformer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With torch's tracer and autograd, but without its code generator, which takes a minute and is torch's to test."""
+    """With torch's tracer and autograd, but without its code generator, which takes a minute."""
     backends: list[str] = []
 
     def compile_eagerly(block: nn.Module, **options: Any) -> None:
@@ -63,7 +63,7 @@ def test_a_compiled_model_learns_the_same(
     assert all(getattr(part, "_compiled_call_impl", None) is None for part in compiled.modules())
 
 
-def test_without_a_compiler_it_is_said_at_once(
+def test_a_missing_compiler_is_reported_at_once(
     pico_model: Callable[[str], SentenceTransformer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)

@@ -1,4 +1,4 @@
-"""A batch that does not fit goes through in parts, and nothing else changes."""
+"""A batch that does not fit is processed in parts, with the same result."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import pico
 from trundle.methods.align.leaf import _make_loss, _make_splitter
+from trundle.methods.align.resident import Batch
 from trundle.model.encode import make_tokeniser
 from trundle.train.batches import Batches, BatchSplitter, ByLength, Indices
 from trundle.train.loop import TrainingTask, TrainSettings, train
@@ -30,7 +31,7 @@ def numbers(say: Callable[[str], None] = lambda _: None) -> BatchSplitter[list[i
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(1, 60))
-def test_parts_are_the_batch_and_have_room(batch: list[int], room: int) -> None:
+def test_parts_cover_the_batch_and_fit(batch: list[int], room: int) -> None:
     divider = numbers()
     divider.limit = room
     parts = divider.parts(batch)
@@ -40,7 +41,7 @@ def test_parts_are_the_batch_and_have_room(batch: list[int], room: int) -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40))
-def test_the_room_shrinks_until_each_text_is_alone(batch: list[int]) -> None:
+def test_the_limit_shrinks_until_each_text_is_alone(batch: list[int]) -> None:
     told: list[str] = []
     divider = numbers(told.append)
     seen = [len(divider.parts(batch))]
@@ -93,7 +94,7 @@ def test_training_in_parts_leads_to_the_same_weights(
     assert len(told) == 1
 
 
-def test_one_text_that_has_no_room_ends_it(
+def test_a_single_text_that_does_not_fit_is_an_error(
     pico_folders: Callable[[str], Path], pico_model: Callable[[str], SentenceTransformer]
 ) -> None:
     student = SentenceTransformer(str(pico_folders("bert")), device="cpu")
@@ -101,7 +102,7 @@ def test_one_text_that_has_no_room_ends_it(
         trained(student, pico_model("bert"), 1, [])
 
 
-def test_tokens_that_lie_in_one_row_cant_be_cut() -> None:
+def test_packed_tokens_cant_be_split() -> None:
     flat = {"input_ids": torch.arange(9), "offsets": torch.tensor([0, 4])}
     divider = _make_splitter(lambda _: None)
     assert not divider.lower_limit((flat, torch.zeros(2, 3)))

@@ -64,7 +64,7 @@ def check(model: SentenceTransformer) -> None:
 def test_tokens_are_those_of_the_model(
     family: str, pico_model: Callable[[str], SentenceTransformer], monkeypatch: pytest.MonkeyPatch
 ):
-    """By the short cut, which every family can take: without it the model would be asked again."""
+    """By the fast path, which works for every family, without the model's own preprocessing."""
     model = pico_model(family)
     check(model)
     tokenise = make_tokeniser(model)
@@ -80,7 +80,7 @@ def test_padding_and_truncation_on_either_side(tmp_path: Path, side: str):
     check(model)
 
 
-def test_a_model_that_does_something_else_is_asked_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_model_with_its_own_preprocessing_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = pico.model("bert", str(tmp_path))
     theirs = model.preprocess
 
@@ -93,7 +93,7 @@ def test_a_model_that_does_something_else_is_asked_itself(tmp_path: Path, monkey
     check(static)
 
 
-def test_the_models_own_tokenizer_is_left_as_it_was(tmp_path: Path):
+def test_the_models_tokenizer_is_not_changed(tmp_path: Path):
     model = pico.model("bert", str(tmp_path))
     model.encode(["a text"])
     before = model.tokenizer.backend_tokenizer.to_str()
@@ -103,7 +103,7 @@ def test_the_models_own_tokenizer_is_left_as_it_was(tmp_path: Path):
     assert model.tokenizer.backend_tokenizer.to_str() == before
 
 
-def test_a_slow_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_slow_tokenizer_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = pico.model("bert", str(tmp_path))
     monkeypatch.setattr(type(model.tokenizer), "is_fast", False)
     with pytest.raises(BadModel, match=r"tokenizer\.json"):

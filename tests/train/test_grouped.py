@@ -28,7 +28,7 @@ def test_an_epoch_holds_every_item_once_in_batches_of_one_group(
             assert len({groups[item] for item in batch}) == 1
 
 
-def test_any_batch_can_be_asked_for_at_any_time():
+def test_batches_can_be_requested_in_any_order():
     groups = [0] * 30 + [1] * 11
     straight, jumping = ByGroup(groups, batch_size=4, seed=2), ByGroup(groups, batch_size=4, seed=2)
     wanted = [list(straight.batch(number)) for number in range(3 * straight.per_epoch)]
@@ -37,7 +37,7 @@ def test_any_batch_can_be_asked_for_at_any_time():
     assert wanted[: straight.per_epoch] != wanted[straight.per_epoch : 2 * straight.per_epoch]
 
 
-def test_nothing_and_no_batch_are_refused():
+def test_empty_groups_and_batches_are_rejected():
     with pytest.raises(BadInput, match="nothing to make batches of"):
         ByGroup([], batch_size=4)
     with pytest.raises(BadInput, match="batch size 0"):

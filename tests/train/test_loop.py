@@ -61,7 +61,7 @@ class Toy:
     def train(
         self, settings: TrainSettings, each_step: Callable[[int], None] = lambda _step: None, **more: Any
     ) -> _TrainResult:
-        """`each_step` is told the number of each step while it is made."""
+        """`each_step` is called with the number of each step."""
         self.each_step = each_step
         named = {name: more.pop(name) for name in ("validation", "on_validation", "name") if name in more}
         data = {
@@ -103,7 +103,7 @@ SHORT = TrainSettings(steps=24, learning_rate=3e-3, validate_every=6, checkpoint
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_student_comes_nearer_to_its_teacher(toy: Callable[[], Toy], tmp_path: Path, precision: str):
+def test_the_student_comes_closer_to_its_teacher(toy: Callable[[], Toy], tmp_path: Path, precision: str):
     student = toy()
     settings = TrainSettings(steps=60, learning_rate=3e-3, warmup=5, validate_every=20, precision=precision)
     result = student.train(settings, schedule=linear(end=0.1), folder=tmp_path / "run")
@@ -120,7 +120,7 @@ def test_the_student_comes_nearer_to_its_teacher(toy: Callable[[], Toy], tmp_pat
     assert distance == pytest.approx(result.validation, rel=1e-4 if precision == "fp32" else 0.02)
 
 
-def test_lines_are_written_where_they_are_due(toy: Callable[[], Toy], tmp_path: Path):
+def test_log_lines_are_written_at_their_steps(toy: Callable[[], Toy], tmp_path: Path):
     toy().train(SHORT, folder=tmp_path / "run")
     found = lines(tmp_path / "run")
     assert [line["step"] for line in found] == [0, 4, 6, 8, 10, 12, 16, 18, 20, 24]
@@ -130,7 +130,7 @@ def test_lines_are_written_where_they_are_due(toy: Callable[[], Toy], tmp_path: 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0], ids=["best at the end", "best at the start"])
 def test_a_resumed_run_ends_with_the_same_bits(toy: Callable[[], Toy], tmp_path: Path, sign: float):
-    """Dropout, optimizer, learning rate, batch order and the best weights all go on as if nothing had happened."""
+    """Dropout, optimizer, learning rate, batch order and best weights continue as without interruption."""
 
     def run(student: Toy, name: str, **more: Any) -> None:
         held_out = student.batches(some_texts(20, seed=1), sign=sign)
@@ -199,7 +199,7 @@ def test_the_loop_is_what_a_bare_torch_loop_does(toy: Callable[[], Toy]):
     assert same(bare.weights(), ours.weights())
 
 
-def test_patience_ends_a_run_that_gets_worse_and_gives_the_best_weights_back(toy: Callable[[], Toy]):
+def test_patience_ends_a_run_that_gets_worse_and_restores_the_best_weights(toy: Callable[[], Toy]):
     student = toy()
     before = student.weights()
     against = student.batches(some_texts(20, seed=1), sign=-1.0)
@@ -234,7 +234,7 @@ def test_minutes_become_steps_and_the_rate_still_ends_low(toy: Callable[[], Toy]
     assert lines(tmp_path / "run")[-1]["validation"] is not None
 
 
-def test_minutes_leave_time_for_looking(toy: Callable[[], Toy]):
+def test_minutes_leave_time_for_validation(toy: Callable[[], Toy]):
     clock = Clock(1.0)
 
     def look(step: int, loss: float) -> dict[str, float]:
@@ -259,7 +259,7 @@ def test_steps_and_minutes_together_end_with_the_first(toy: Callable[[], Toy]):
     assert (result.steps, result.ended) == (25, "steps")
 
 
-def test_a_loss_that_is_not_a_number_is_named_by_its_step(toy: Callable[[], Toy], tmp_path: Path):
+def test_a_loss_that_is_nan_names_its_step(toy: Callable[[], Toy], tmp_path: Path):
     student = toy()
     calls = 0
 
@@ -275,7 +275,7 @@ def test_a_loss_that_is_not_a_number_is_named_by_its_step(toy: Callable[[], Toy]
     assert not (tmp_path / "run" / "checkpoints").exists(), "nothing spoiled is stored"
 
 
-def test_a_slope_that_is_not_a_number_is_named_too(toy: Callable[[], Toy]):
+def test_a_gradient_that_is_nan_is_named_too(toy: Callable[[], Toy]):
     student = toy()
 
     def loss(_model: nn.Module, batch: Batch) -> Tensor:
@@ -287,7 +287,7 @@ def test_a_slope_that_is_not_a_number_is_named_too(toy: Callable[[], Toy]):
         train(student.model, task, TrainSettings(steps=5))
 
 
-def test_on_validation_adds_measures_while_batches_are_loaded(toy: Callable[[], Toy], tmp_path: Path):
+def test_on_validation_adds_metrics_while_batches_are_loaded(toy: Callable[[], Toy], tmp_path: Path):
     student = toy()
 
     def agree(step: int, loss: float) -> dict[str, float]:
@@ -316,7 +316,7 @@ def test_frozen_weights_stay_and_are_not_stored(toy: Callable[[], Toy], tmp_path
         student.train(SHORT)
 
 
-def test_training_leaves_the_callers_dice_alone(toy: Callable[[], Toy]):
+def test_training_does_not_change_the_callers_rng(toy: Callable[[], Toy]):
     student = toy()
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -325,7 +325,7 @@ def test_training_leaves_the_callers_dice_alone(toy: Callable[[], Toy]):
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_progress_is_told(toy: Callable[[], Toy]):
+def test_progress_is_reported(toy: Callable[[], Toy]):
     told = RecordedProgress()
     toy().train(SHORT, progress=told, name="aligning")
     assert told.tasks == [("aligning", 24)]
@@ -342,17 +342,15 @@ def test_progress_is_told(toy: Callable[[], Toy]):
 
 
 @pytest.mark.parametrize(("amx", "chosen"), [(True, "bf16"), (False, "fp32")])
-def test_precision_follows_what_the_processor_multiplies(
-    amx: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precision_follows_the_processor(amx: bool, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     assert precision_for("auto") == chosen
     assert (precision_for("fp32"), precision_for("bf16")) == ("fp32", "bf16")
 
 
-def test_a_slow_run_keeps_a_checkpoint_by_the_clock(toy: Callable[[], Toy], tmp_path: Path) -> None:
-    """However few steps it has taken: here the clock goes on by 15 s whenever it is looked at."""
+def test_a_slow_run_writes_checkpoints_by_time(toy: Callable[[], Toy], tmp_path: Path) -> None:
+    """Independent of the number of steps: here the clock advances by 15 s on every call."""
     ticks = iter(range(0, 10**6, 15))
     student = toy()
 
@@ -367,7 +365,7 @@ def test_a_slow_run_keeps_a_checkpoint_by_the_clock(toy: Callable[[], Toy], tmp_
     assert int(kept.name.removeprefix("step-")) >= 4
 
 
-def test_a_callers_autocast_does_not_freeze_the_weights(toy: Callable[[], Toy]) -> None:
+def test_an_outer_autocast_does_not_freeze_the_weights(toy: Callable[[], Toy]) -> None:
     """torch keeps the weights it has rounded until the outermost autocast ends."""
     settings = TrainSettings(steps=6, learning_rate=3e-3, precision="bf16")
     plain, inside = toy(), toy()
@@ -386,7 +384,7 @@ def test_no_gradient_comes_from_cudnns_attention(toy: Callable[[], Toy]) -> None
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def test_a_run_with_nothing_left_to_learn_makes_no_step(toy: Callable[[], Toy], tmp_path: Path) -> None:
+def test_a_run_that_meets_its_target_makes_no_step(toy: Callable[[], Toy], tmp_path: Path) -> None:
     student = toy()
     before = student.weights()
     result = student.train(
@@ -398,7 +396,7 @@ def test_a_run_with_nothing_left_to_learn_makes_no_step(toy: Callable[[], Toy], 
     assert toy().train(TrainSettings(steps=3, sufficient_loss=1e-6)).steps == 3
 
 
-def test_a_checkpoint_made_on_the_cpu_is_gone_on_with_on_a_gpu(toy: Callable[[], Toy]) -> None:
+def test_a_cpu_checkpoint_is_resumed_on_a_gpu(toy: Callable[[], Toy]) -> None:
     made = toy()
     learner = _Trainer(
         made.model, [made.loss], precision="fp32", weight_decay=0.0, clip_norm=None, dropout=False

@@ -47,7 +47,7 @@ def material() -> tuple[Tensor, Tensor]:
 
 
 def learn_from_shares(net: Net, rank: int, processes: int) -> _TrainResult:
-    """One batch an epoch, so that all texts meet whoever holds them; every third counts twice."""
+    """One batch per epoch, so that it holds the texts of all processes; every third counts twice."""
     begin, end = (TEXTS * number // processes for number in (rank, rank + 1))
     inputs, targets = (part[begin:end] for part in material())
     batches = sharded_batches(
@@ -137,7 +137,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path):
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path):
     died = call(__file__, "die", str(tmp_path / "killed"))
     assert died.returncode == -signal.SIGKILL, died.stderr
     places = sorted(place.name for place in (tmp_path / "killed" / "checkpoints").iterdir())
@@ -184,7 +184,7 @@ def test_two_processes_do_what_one_does(tmp_path: Path):
             torch.testing.assert_close(weight, sharing["weights"][name], atol=1e-5, rtol=1e-4, msg=name)
 
 
-def test_a_full_disk_is_one_sentence_and_keeps_the_last_checkpoint(tmp_path: Path):
+def test_a_full_disk_gives_one_sentence_and_keeps_the_last_checkpoint(tmp_path: Path):
     resource = pytest.importorskip("resource", reason="file size limits are a Unix thing")
     _write_checkpoint(tmp_path, 10, {"weights": torch.zeros(10)})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,8 +1,9 @@
-"""Batches gathered on the device are the batches that would have been read and tokenised."""
+"""Batches gathered on the device equal those that are read and tokenised."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,13 @@ import torch
 import pico
 from trundle.data.texts import Text
 from trundle.embedder import _plain
+from test_vocabulary import corpus
+from trundle.methods import METHODS
 from trundle.methods.align import resident
 from trundle.methods.align.leaf import _loader, make_align_task
 from trundle.methods.align.resident import Resident, _fits, _make_resident
 from trundle.methods.contract import Context
+from trundle.model.encode import ShortCut
 from trundle.teacher.labelling import build_targets
 from trundle.teacher.shards import Manifest
 
@@ -39,7 +43,7 @@ def make_targets(folder: Path, *, scale: float = 1.0, dtype: str = "float16"):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "qwen2", "gpt2"])
-def test_a_resident_batch_is_the_batch_that_is_read(family, pico_model, targets, monkeypatch, tmp_path):
+def test_a_resident_batch_equals_the_batch_on_disk(family, pico_model, targets, monkeypatch, tmp_path):
     monkeypatch.setattr(resident, "_CHUNK", 33)
     model = copy.deepcopy(pico_model(family))
     model.prompts = {"query": "asked: ", "document": "said: "}
@@ -55,7 +59,7 @@ def test_a_resident_batch_is_the_batch_that_is_read(family, pico_model, targets,
 
 
 def test_each_process_fills_the_device_of_its_own_student(pico_model, targets, monkeypatch, tmp_path):
-    """Of several GPUs, the student's is asked for room and used; told by a student that says where it is."""
+    """With several GPUs, the memory of the student's device counts; a fake student names its device."""
     student, asked = copy.deepcopy(pico_model("bert")), []
 
     def free(device):
@@ -75,12 +79,12 @@ def test_each_process_fills_the_device_of_its_own_student(pico_model, targets, m
     assert task.batches.load.__func__ is Resident.load
 
 
-def test_only_what_surely_fits_is_held(targets):
+def test_vectors_are_resident_only_if_they_fit(targets):
     assert _fits(targets, 1 << 30)
     assert not _fits(targets, 4 * len(targets) * targets.width * 2 - 1)
 
 
-def test_numbers_that_are_stored_in_full_are_held_in_full(pico_model, tmp_path):
+def test_float32_vectors_stay_float32_in_memory(pico_model, tmp_path):
     """Vectors too large for half precision are stored as float32, as the one sentence about them says."""
     large = make_targets(tmp_path, scale=1e5, dtype="float32")
     model = pico_model("bert")
@@ -97,7 +101,7 @@ def test_tokens_are_kept_and_a_cut_vocabulary_reuses_them(pico_model, targets, t
     model = pico_model("bert")
     context = Context(original=model, cache=tmp_path / "cache")
     vocabulary = METHODS["vocabulary"]
-    plan = vocabulary.plan(model, vocabulary.options(keep=60), replace(context, corpus=corpus_of(pico.TEXTS)))
+    plan = vocabulary.plan(model, vocabulary.options(keep=60), replace(context, corpus=corpus(pico.TEXTS)))
     student = vocabulary.apply(model, plan, context).model
     tokenised = []
     flat = ShortCut.flat

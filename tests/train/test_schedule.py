@@ -15,13 +15,13 @@ def leaf_rates(epoch_steps: int, steps: int) -> list[float]:
     return [_learning_rate(step, steps, peak=1e-4, warmup=0, schedule=shape) for step in range(steps)]
 
 
-def test_leaf_as_published_is_three_saws_of_ten_stairs():
+def test_leaf_as_published_has_three_cycles_of_ten_epochs():
     rates = leaf_rates(epoch_steps=4, steps=120)
     one_cycle = [1e-4, 9e-5, 8e-5, 7e-5, 6e-5, 5e-5, 4e-5, 3e-5, 2e-5, 1e-5]
     assert rates == pytest.approx([rate for rate in one_cycle * 3 for _ in range(4)])
 
 
-def test_leaf_shorter_than_a_cycle_goes_down_at_every_step():
+def test_leaf_shorter_than_a_cycle_decreases_at_every_step():
     assert leaf_rates(epoch_steps=100, steps=4) == pytest.approx([1e-4, 7e-5, 4e-5, 1e-5])
 
 

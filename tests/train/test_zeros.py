@@ -1,4 +1,4 @@
-"""What was pruned stays pruned, whatever trains the model afterwards."""
+"""Pruned weights stay zero, whatever method trains the model afterwards."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ EXAMPLES = [Example(query=text, positive=text[::-1]) for text in pico.TEXTS]
 
 def pruned(model: SentenceTransformer) -> SentenceTransformer:
     small = copy_of(model).eval()
-    dice = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for _, weight in block_weights(small):
-            weight.masked_fill_(torch.rand(weight.shape, generator=dice) < 0.5, 0.0)
+            weight.masked_fill_(torch.rand(weight.shape, generator=rng) < 0.5, 0.0)
     return small
 
 
@@ -42,7 +42,9 @@ def learn(model: SentenceTransformer, *, steps: int = 4) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_zeros_stay_and_the_rest_moves(family: str, pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_zeros_stay_and_other_weights_train(
+    family: str, pico_model: Callable[[str], SentenceTransformer]
+) -> None:
     model = pruned(pico_model(family))
     before, old = masks(model), {name: weight.detach().clone() for name, weight in block_weights(model)}
     with zeros_kept(model):
@@ -53,7 +55,7 @@ def test_zeros_stay_and_the_rest_moves(family: str, pico_model: Callable[[str], 
     assert _count_zeros(model) == sum(int(mask.sum()) for mask in before.values())
 
 
-def test_without_it_they_would_fill_up(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_zeros_are_trained_without_keep_zeros(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pruned(pico_model("bert"))
     zeros = _count_zeros(model)
     learn(model, steps=1)
@@ -69,7 +71,7 @@ def with_few_zeros(model: SentenceTransformer) -> SentenceTransformer:
     return rounded
 
 
-def test_a_few_zeros_are_no_pruning_unless_it_is_said(
+def test_a_few_zeros_do_not_count_as_pruning_by_default(
     pico_model: Callable[[str], SentenceTransformer],
 ) -> None:
     for wanted, left in ((None, False), (True, True)):
@@ -80,14 +82,14 @@ def test_a_few_zeros_are_no_pruning_unless_it_is_said(
         assert (_count_zeros(model) == zeros) is left
 
 
-def test_lora_corrects_nothing_beside_a_few_zeros(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_lora_masks_nothing_with_a_few_zeros(pico_model: Callable[[str], SentenceTransformer]) -> None:
     few, many = with_few_zeros(pico_model("bert")), pruned(pico_model("bert"))
     assert _add_adapters(copy_of(few), rank=2, seed=0, keep_zeros=True).after_merge
     assert not _add_adapters(few, rank=2, seed=0).after_merge
     assert _add_adapters(many, rank=2, seed=0).after_merge
 
 
-def test_no_momentum_gathers_on_a_zero(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_zeros_have_no_momentum(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pruned(pico_model("bert"))
     gone = masks(model)
     task = make_contrast_task(model, EXAMPLES, (), ContrastOptions(batch_size=7), prompts={"": Prompts()})
@@ -105,7 +107,7 @@ def test_no_momentum_gathers_on_a_zero(pico_model: Callable[[str], SentenceTrans
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_lora_leaves_zeros_alone_and_trains_what_is_merged(
+def test_lora_keeps_zeros_and_trains_the_merged_weights(
     family: str, pico_model: Callable[[str], SentenceTransformer]
 ) -> None:
     model = pruned(pico_model(family))
@@ -124,7 +126,7 @@ def test_lora_leaves_zeros_alone_and_trains_what_is_merged(
     assert [len(module._forward_hooks) for module in transformer_of(plain).model.modules()] == hooks
 
 
-def test_lora_may_be_told_to_fill_them(pico_model: Callable[[str], SentenceTransformer]) -> None:
+def test_lora_can_train_zeros(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pruned(pico_model("bert"))
     zeros = _count_zeros(model)
     adapted = _add_adapters(model, rank=2, seed=0, keep_zeros=False)

@@ -1,8 +1,8 @@
-"""Train the tokenizers of pico models whose trainers break ties by the order of a hash map, another one in every process.
+"""Train the tokenizers of pico models whose trainers break ties by the order of a hash map.
 
     PYTHONPATH=tests python tests/trained/make.py
 
-Once for all, or tests that measure anything would measure something else each time.
+That order differs between processes, so the trained tokenizers are stored and tests get the same ones.
 """
 
 from __future__ import annotations

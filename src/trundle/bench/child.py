@@ -1,8 +1,9 @@
 """The worker process of a benchmark: one model in one process, which answers requests in JSON lines.
 
-Run as `python -m trundle.bench.child`. Everything that libraries print goes to stderr: the protocol has a private copy
-of stdout. The process ends at once when its parent dies, even in the middle of a measurement. The libraries of an
-engine are imported only in a worker that runs it, so that no engine pays for the memory and start of another.
+Run as `python -m trundle.bench.child`. Everything that libraries print goes to stderr: the protocol has a
+private copy of stdout. The process ends at once when its parent dies, even in the middle of a measurement.
+The libraries of an engine are imported only in a worker that runs it, so that no engine pays for the memory
+and start of another.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _WEIGHT_FILES = {_TORCH: "*.safetensors"} | {
 
 
 def _engines_of(model: str) -> list[str]:
-    """Torch if the model has torch weights, and each of its exported graphs; in a pair, those that both models have."""
+    """Torch if the model has torch weights, and its exported graphs; in a pair, those of both models."""
     folder = Path(model).expanduser()
     if not is_exported(folder):
         return [_TORCH]
@@ -72,7 +73,7 @@ _LoadModel = Callable[..., _LoadedModel]
 
 
 def _loader(engine: str) -> _LoadModel:
-    """The function that loads a model for an engine; the engine's libraries are imported here, not when it is called."""
+    """Imports an engine's libraries and returns the function that loads a model for it."""
     if engine == _TORCH:
         import_module("trundle.model.encode")
         import_module("trundle.model.load")

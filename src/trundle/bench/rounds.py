@@ -1,4 +1,4 @@
-"""A fair benchmark: one process per model, one model at a time, in an order that rotates from round to round."""
+"""A fair benchmark: one process per model, one model at a time, in an order that rotates every round."""
 
 from __future__ import annotations
 

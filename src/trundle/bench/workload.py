@@ -1,7 +1,7 @@
 """The texts of a benchmark (short ones like queries, long ones like documents), and the machine it runs on.
 
-All texts of a kind have about the same number of words, so that a faster model does not get easier or harder texts.
-With a BERT-like tokenizer a short text is about 10 tokens and a long one about 200.
+All texts of a kind have about the same number of words, so that a faster model does not get easier or harder
+texts. With a BERT-like tokenizer a short text is about 10 tokens and a long one about 200.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Workload:
 
 
 def workload(texts: Iterable[str] | None = None) -> _Workload:
-    """Short and long texts made of the words of `texts`, or of generated English; the result is deterministic."""
+    """Short and long texts made of the words of `texts`, or of generated English; deterministic."""
     words = _invented_words() if texts is None else _given_words(texts)
     return _Workload(
         short=_cut(words, islice(cycle(_SHORT_WORDS), _SHORT_TEXTS)),

@@ -29,17 +29,27 @@ _SHOWN_CANDIDATES = 12
 def compress(
     flags: _RunFlags,
     model: _Model,
-    recipe: Annotated[str | None, Option("--recipe", "-r", help="A recipe's name, or a .yaml file.")] = None,
-    budget: Annotated[
-        list[str] | None, Option("--budget", "-b", help="A limit: 12MB, 10x, 20M-params or 5ms; repeatable.")
+    recipe: Annotated[
+        str | None, Option("--recipe", "-r", help="A recipe's name (see `trundle recipes`), or a .yaml file.")
     ] = None,
-    change: Annotated[list[str] | None, Option("--set", help="method.option=value, for a recipe.")] = None,
-    minutes: Annotated[float | None, Option(min=0.1, help="With --budget: total time; default: 30.")] = None,
+    budget: Annotated[
+        list[str] | None,
+        Option(
+            "--budget", "-b", help="A limit: 12MB, 10x (smaller), 20M-params or 5ms (a query); repeatable."
+        ),
+    ] = None,
+    change: Annotated[
+        list[str] | None, Option("--set", help="Change the recipe: method.option=value; repeatable.")
+    ] = None,
+    minutes: Annotated[float | None, Option(min=0.1, help="Minutes for --budget; default: 30.")] = None,
     student: Annotated[
         list[str] | None, Option("--student", help="With --budget: also try this small model; repeatable.")
     ] = None,
 ) -> None:
-    """Make a small model from a large one, by recipe or budget."""
+    """Make a small model from a large one, by recipe or budget.
+
+    With --budget, trundle searches for the best model within all limits and trains it.
+    """
     if (recipe is None) == (not budget):
         raise BadInput("pass either --recipe NAME or a limit such as --budget 12MB")
     if recipe is None:

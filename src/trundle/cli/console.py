@@ -109,7 +109,7 @@ _THIRDS = len("▔─▁")
 
 
 def _curve(losses: Sequence[float], marks: Mapping[int, str]) -> list[str]:
-    """Losses as short strokes over their layers, 1 to L; the marked ones are bold, and named below the axis."""
+    """Losses as short strokes over layers 1 to L; the marked ones are bold and named below the axis."""
     low, high = min(losses), max(losses)
     step = max(1, min(_WIDEST, _COLUMNS // len(losses)))
     grid = [[" "] * (step * len(losses)) for _ in range(_ROWS)]

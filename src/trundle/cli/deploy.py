@@ -18,31 +18,35 @@ if TYPE_CHECKING:
     from trundle.precision import EngineName, Precision
 
 _INT4_HELP = (
-    "An eighth of the bytes, for models aligned with --rounding int4; needs --calibrate. With --int8, matmuls run "
-    "in int8: the same size, and faster."
+    "Store weights in int4: an eighth of the size, for models trained with align --rounding int4; needs "
+    "--calibrate. Add --int8 to run matmuls in int8: the same size, and faster."
 )
 
 
 def export(
     flags: _CommonFlags,
     model: _Model,
-    to: Annotated[Literal["onnx", "openvino"], Option(help="The runtime of the graph.")] = "onnx",
+    to: Annotated[Literal["onnx", "openvino"], Option(help="The runtime that the graph is for.")] = "onnx",
     output: Annotated[
-        Path | None, Option("--output", "-o", help="New folder without torch weights; default: the model's.")
+        Path | None,
+        Option("--output", "-o", help="New folder, without torch weights; default: the model's own folder."),
     ] = None,
-    int8: Annotated[bool, Option("--int8", help="A quarter of the bytes; needs --calibrate.")] = False,
+    int8: Annotated[bool, Option("--int8", help="int8, a quarter of the size; needs --calibrate.")] = False,
     int4: Annotated[bool, Option("--int4", help=_INT4_HELP)] = False,
     half: Annotated[
-        bool, Option("--half", help="Half of the bytes: float16, for openvino bfloat16.")
+        bool, Option("--half", help="16 bits, half of the size: float16, for openvino bfloat16.")
     ] = False,
     calibrate: Annotated[
-        list[str] | None, Option(help="Texts to calibrate int8 and to measure int8 or int4; repeatable.")
+        list[str] | None,
+        Option(help="Texts to calibrate int8 and to measure int8 or int4, as for --data; repeatable."),
     ] = None,
-    max_cosine_loss: Annotated[float, Option(help="Reject int8 or int4 that loses more cosine.")] = 0.01,
+    max_cosine_loss: Annotated[
+        float, Option(help="Reject int8 or int4 if its mean cosine to torch is below 1 by more than this.")
+    ] = 0.01,
     max_agreement_loss: Annotated[
-        float, Option(help="Reject int8 or int4 that loses more neighbours.")
+        float, Option(help="Reject int8 or int4 if a larger share of the ten nearest neighbours differs.")
     ] = 0.1,
-    older_cpus: Annotated[bool, Option("--older-cpus", help="int8 that is safe without VNNI.")] = False,
+    older_cpus: Annotated[bool, Option("--older-cpus", help="Make int8 safe on CPUs without VNNI.")] = False,
     try_both: Annotated[bool, Option("--try-both", help="Use both tracers, keep the faster graph.")] = False,
     force: _Force = False,
 ) -> None:
@@ -99,19 +103,21 @@ def serve(
     flags: _CommonFlags,
     model: _Model,
     teacher: Annotated[str | None, Option(help="The large model, which then encodes documents.")] = None,
-    host: Annotated[str, Option(help="Listen on this address; default: this machine only.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="0 chooses a free port.")] = 8080,
-    name: Annotated[str | None, Option(help="Its name for clients; default: the folder's name.")] = None,
-    keys: Annotated[Path | None, Option(help="File of API keys, one per line; or $TRUNDLE_API_KEYS.")] = None,
-    cors: Annotated[list[str] | None, Option(help="Allow this web origin; repeatable.")] = None,
+    host: Annotated[str, Option(help="Address to listen on; default: this machine only.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8080,
+    name: Annotated[str | None, Option(help="The model's name for clients; default: its folder's.")] = None,
+    keys: Annotated[
+        Path | None, Option(help="File of API keys, one per line; also $TRUNDLE_API_KEYS, comma-separated.")
+    ] = None,
+    cors: Annotated[list[str] | None, Option(help="Allow pages of this web origin; repeatable.")] = None,
     graph: _Graph = None,
-    threads: Annotated[int | None, Option(min=1, help="Threads for each model; default: all.")] = None,
-    timeout: Annotated[float, Option(help="Seconds until a request is answered with 504.")] = 30.0,
-    waiting: Annotated[int, Option(help="Texts in the queue before clients get 429.")] = 4096,
-    most_texts: Annotated[int, Option(help="Most texts in one request.")] = 2048,
-    most_tokens: Annotated[int, Option(help="Most tokens in one request.")] = 300_000,
-    most_bytes: Annotated[int, Option(help="Most bytes in one request.")] = 8 << 20,
-    page: Annotated[bool, Option("--page/--no-page", help="Serve the page that compares searches.")] = True,
+    threads: Annotated[int | None, Option(min=1, help="Threads for each model; default: all cores.")] = None,
+    timeout: Annotated[float, Option(help="Seconds until a request fails with status 504.")] = 30.0,
+    waiting: Annotated[int, Option(help="Texts in the queue before clients get status 429.")] = 4096,
+    most_texts: Annotated[int, Option(help="Maximum number of texts in a request.")] = 2048,
+    most_tokens: Annotated[int, Option(help="Maximum number of tokens in a request.")] = 300_000,
+    most_bytes: Annotated[int, Option(help="Maximum size of a request in bytes.")] = 8 << 20,
+    page: Annotated[bool, Option("--page/--no-page", help="Serve a page at / to compare searches.")] = True,
 ) -> None:
     """Serve OpenAI-style embeddings, and a page to compare searches.
 
@@ -154,13 +160,13 @@ def serve(
 
 def report(
     flags: _CommonFlags,
-    runs: Annotated[list[str], Argument(help="Folders that trundle wrote, to compare.")],
+    runs: Annotated[list[str], Argument(help="Model folders that trundle wrote, to compare.")],
     teacher: Annotated[str | None, Option(help="The large model; default: the runs' own teacher.")] = None,
     data: _Data = None,
     tasks: Annotated[list[str] | None, Option(help="A folder of tasks, or one task; repeatable.")] = None,
-    texts: Annotated[int, Option(min=100, help="Most texts of --data to measure on.")] = 2000,
+    texts: Annotated[int, Option(min=100, help="Maximum number of texts of --data to measure on.")] = 2000,
     speed: Annotated[bool, Option("--speed/--no-speed", help="Time the models if they are loaded.")] = True,
-    output: Annotated[Path, Option("--output", "-o", help="The page; report.json is next to it.")] = _PAGE,
+    output: Annotated[Path, Option("--output", "-o", help="HTML file; report.json is next to it.")] = _PAGE,
 ) -> None:
     """Write an HTML report about runs; it opens offline.
 

@@ -21,27 +21,33 @@ if TYPE_CHECKING:
 
 _TORCH = "torch"
 _Models = Annotated[
-    list[str], Argument(help="Model folders or hub names; without a teacher, the first is the reference.")
+    list[str], Argument(help="Model folders or hub names; without --teacher, the first is the reference.")
 ]
 
 
 def evaluate(
     flags: _CommonFlags,
     models: _Models,
-    tasks: Annotated[str | None, Option(help="Names or kinds in --root, paths or mteb:NAME; commas.")] = None,
+    tasks: Annotated[
+        str | None, Option(help="Comma-separated tasks: names or kinds in --root, paths, or mteb:NAME.")
+    ] = None,
     root: Annotated[Path | None, Option(envvar="TRUNDLE_TASKS", help="Folder of task files.")] = None,
-    teacher: Annotated[str | None, Option(help="Large model or endpoint URL: also search its index.")] = None,
+    teacher: Annotated[
+        str | None, Option(help="Large model or endpoint URL; also scores queries on its documents.")
+    ] = None,
     teacher_model: _TeacherModel = None,
     graph: Annotated[
-        str | None, Option(help="A graph, such as onnx-int8 or fastest; default: torch.")
+        str | None, Option(help="Graph to score, such as onnx-int8 or fastest; default: torch if possible.")
     ] = None,
     data: _Data = None,
     examples: Annotated[int, Option(min=0, help="How many of the worst and best texts to show.")] = 5,
-    inherit: Annotated[bool, Option("--inherit", help="Also truncated, int8 and binary vectors.")] = False,
+    inherit: Annotated[
+        bool, Option("--inherit", help="Also score truncated, int8 and binary vectors.")
+    ] = False,
     dimensions: Annotated[
-        str | None, Option(help="For --inherit, such as 256,64; default: powers of 2.")
+        str | None, Option(help="For --inherit: dimensions such as 256,64; default: powers of 2.")
     ] = None,
-    split: Annotated[str, Option(help="test, or dev for choosing settings.")] = "test",
+    split: Annotated[str, Option(help="Split of the tasks: test, or dev for choosing settings.")] = "test",
     output: Annotated[Path | None, Option("--output", "-o", help="Also write this JSON file.")] = None,
 ) -> None:
     """Score models on tasks, alone and on a teacher's index.
@@ -151,9 +157,9 @@ def _show_comparison(found: Comparison, teacher: str | None) -> None:
 
 
 def bench(
-    models: _Models,
+    models: Annotated[list[str], Argument(help="Model folders or hub names; the first is the reference.")],
     data: _Data = None,
-    rounds: Annotated[int, Option(help="Measurements of each metric, interleaved.")] = 5,
+    rounds: Annotated[int, Option(help="How many times each metric is measured.")] = 5,
     seconds: Annotated[float, Option(help="Seconds per metric and round.")] = 0.5,
     batch_size: Annotated[int, Option(help="Texts per batch when throughput is measured.")] = 32,
     threads: Annotated[int | None, Option(help="Threads for each model; default: all cores.")] = None,
@@ -162,7 +168,7 @@ def bench(
 ) -> None:
     """Compare speed, latency, memory and size of models.
 
-    Each model runs in its own process; measurements are interleaved.
+    Each model runs in its own process; measurements are interleaved. Without --data, texts are generated.
     """
     from trundle.bench.results import caution, rows
     from trundle.bench.rounds import BenchOptions
@@ -190,7 +196,7 @@ def bench(
 
 def pair(
     flags: _CommonFlags,
-    student: Annotated[str, Argument(help="The small model, in its teacher's space.")],
+    student: Annotated[str, Argument(help="The small model, in its teacher's vector space.")],
     teacher: Annotated[str, Option(help="The large model's folder or hub name.")],
     output: Annotated[Path, Option("--output", "-o", help="Folder for the pair.")],
     force: _Force = False,

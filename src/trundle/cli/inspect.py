@@ -23,15 +23,22 @@ if TYPE_CHECKING:
 def inspect(
     flags: _CommonFlags,
     model: _Model,
-    layers: Annotated[bool, Option("--layers", help="Also plot the loss of each layer as last one.")] = False,
-    vocabulary: Annotated[bool, Option("--vocabulary", help="The coverage of smaller vocabularies.")] = False,
+    layers: Annotated[
+        bool, Option("--layers", help="Plot the loss if the model ended at each layer; needs --data.")
+    ] = False,
+    vocabulary: Annotated[
+        bool, Option("--vocabulary", help="Show how much of your texts smaller vocabularies cover.")
+    ] = False,
     data: Annotated[
-        list[str] | None, Option("--data", "-d", help="Tuples for --layers, texts for --vocabulary.")
+        list[str] | None,
+        Option("--data", "-d", help="Labelled tuples for --layers, texts for --vocabulary; repeatable."),
     ] = None,
-    output: Annotated[Path | None, Option("--output", "-o", help="Plot --layers: .html or .svg.")] = None,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="With --layers: plot to this .html or .svg file.")
+    ] = None,
     seed: _Seed = 0,
 ) -> None:
-    """Show the size of each part and what methods could save."""
+    """Show the size of each part and what each method could save."""
     _check_flags(layers=layers, vocabulary=vocabulary, data=data, output=output)
     progress = flags.progress()
     from trundle.methods.depth.curve import list_savings

@@ -18,16 +18,21 @@ if TYPE_CHECKING:
     from trundle.pipeline.run import Request
     from trundle.progress import Progress
 
-_DATA_HELP = "Texts: .txt .jsonl .csv .tsv .parquet, a folder, or 'environment'; repeatable."
-_DATA = Option("--data", "-d", help=_DATA_HELP)
+_FORMATS = (
+    ".txt .jsonl .csv .tsv .parquet, a folder, or 'environment' (the docs of installed packages); repeatable."
+)
+_DATA = Option("--data", "-d", help=f"Texts: {_FORMATS}")
+_TRAINING_DATA = Option(
+    "--data", "-d", help=f"Texts, or labelled tuples if the method needs them: {_FORMATS}"
+)
 
 _Model = Annotated[str, Argument(help="A model folder or hub name.")]
 _Data = Annotated[list[str] | None, _DATA]
-_Seed = Annotated[int, Option(help="Same seed, same bytes.", min=0, max=2**31 - 1)]
+_Seed = Annotated[int, Option(help="Seed; the same seed gives the same result.", min=0, max=2**31 - 1)]
 _Force = Annotated[bool, Option("--force", help="Replace the output folder if it exists.")]
-_TeacherModel = Annotated[str | None, Option(help="The model's name if the teacher is an endpoint.")]
-_Graph = Annotated[str | None, Option(help="The graph to run, such as onnx-int8.")]
-_Json = Annotated[bool, Option("--json", help="Print JSON.")]
+_TeacherModel = Annotated[str | None, Option(help="The model's name, if the teacher is an endpoint.")]
+_Graph = Annotated[str | None, Option(help="The graph to run, such as onnx-int8; default: the fastest.")]
+_Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 _Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.")]
 _Verbose = Annotated[bool, Option("--verbose", "-v", help="Show tracebacks and other libraries' output.")]
 _TrustRemoteCode = Annotated[bool, Option("--trust-remote-code", help="Run code that comes with the model.")]
@@ -53,14 +58,14 @@ class _RunFlags(_CommonFlags):
     """The flags of every command that makes a model."""
 
     output: Annotated[Path | None, Option("--output", "-o", help="Folder for the result.")] = None
-    data: _Data = None
-    fresh: Annotated[bool, Option("--fresh", help="Start over instead of resuming.")] = False
+    data: Annotated[list[str] | None, _TRAINING_DATA] = None
+    fresh: Annotated[bool, Option("--fresh", help="Start over, don't resume an earlier run.")] = False
     seed: _Seed = 0
-    dry_run: Annotated[bool, Option("--dry-run", help="Plan and forecast only; write nothing.")] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the plan and sizes; write nothing.")] = False
     force: _Force = False
     pair: Annotated[
         bool,
-        Option("--pair", help="Also write OUTPUT-pair: queries by the result, documents by its teacher."),
+        Option("--pair", help="Also write OUTPUT-pair: the result encodes queries, its teacher documents."),
     ] = False
 
     def request(self, model: str) -> Request:

@@ -31,19 +31,19 @@ def _group(about: str) -> typer.Typer:
 
 index = _group("Build, search and check indexes, in a folder or in Postgres.")
 targets = _group("Compute a teacher's vectors once, to train students from.")
-_Table = Annotated[str, Option(help="The table in Postgres.")]
+_Table = Annotated[str, Option(help="Name of the table in Postgres.")]
 
 
 @index.command("build")
 @_with_flags
 def _build_index(
     flags: _CommonFlags,
-    model: Annotated[str, Argument(help="The model that embeds the documents; of a pair, the teacher.")],
+    model: Annotated[str, Argument(help="The model that embeds the documents; a pair uses its teacher.")],
     data: Annotated[list[str], _DATA],
     output: Annotated[str, Option("--output", "-o", help="A folder, or postgresql://user@host/database.")],
     precision: Annotated[
         Literal["float", "int8", "binary"] | None,
-        Option(help="Precision of the first search, before full vectors rescore; default: float."),
+        Option(help="Precision of the first search; full vectors rescore it; default: float."),
     ] = None,
     table: _Table = "trundle",
     graph: _Graph = None,
@@ -92,14 +92,15 @@ def _texts(sources: Sequence[str], progress: Progress) -> Iterator[str]:
 def search(
     flags: _CommonFlags,
     where: Annotated[str, Argument(help="An index: a folder, or postgresql://user@host/database.")],
-    queries: Annotated[list[str], Argument(help="What to search for; each query in quotes.")],
+    queries: Annotated[list[str], Argument(help="What to search for; put each query in quotes.")],
     model: Annotated[
-        str | None, Option("--model", "-m", help="For queries; default: the index's own.")
+        str | None,
+        Option("--model", "-m", help="Model for the queries; default: the one that built the index."),
     ] = None,
     results: Annotated[int, Option("--results", "-n", min=1, max=1000, help="How many to show.")] = 10,
     table: _Table = "trundle",
 ) -> None:
-    """Find the nearest texts, with queries by the student or by the model of the index."""
+    """Search an index with its own model, or with a student of it."""
     progress = flags.progress()
     from trundle.export.open import open_encoder
     from trundle.index.stores import open_store
@@ -130,15 +131,17 @@ def search(
 def check(
     flags: _CommonFlags,
     student: _Model,
-    against: Annotated[str, Option(help="The index: a folder, or postgresql://user@host/database.")],
-    teacher: Annotated[str | None, Option(help="Model or endpoint URL that built the index.")] = None,
+    against: Annotated[str, Option(help="The index to check: a folder, or postgresql://user@host/database.")],
+    teacher: Annotated[
+        str | None, Option(help="Model or endpoint URL that built the index; default: its stored vectors.")
+    ] = None,
     teacher_model: _TeacherModel = None,
-    queries: Annotated[str | None, Option(help="A file of users' queries; needs --teacher.")] = None,
-    table: Annotated[str | None, Option(help="The table, if there are several.")] = None,
-    texts: Annotated[str | None, Option(help="Its column of texts.")] = None,
-    vectors: Annotated[str | None, Option(help="Its column of vectors.")] = None,
-    sample: Annotated[int, Option(min=50, help="Texts to search in.")] = 5000,
-    most_queries: Annotated[int, Option(min=1, help="Queries to run.")] = 200,
+    queries: Annotated[str | None, Option(help="File of your users' queries; needs --teacher.")] = None,
+    table: Annotated[str | None, Option(help="The Postgres table, if several hold vectors.")] = None,
+    texts: Annotated[str | None, Option(help="The table's column of texts.")] = None,
+    vectors: Annotated[str | None, Option(help="The table's column of vectors.")] = None,
+    sample: Annotated[int, Option(min=50, help="How many texts of the index to search in.")] = 5000,
+    most_queries: Annotated[int, Option(min=1, help="Maximum number of queries to run.")] = 200,
     seed: _Seed = 0,
 ) -> None:
     """Check on your own index that the student can search it.
@@ -149,7 +152,7 @@ def check(
     from trundle.data.texts import read_texts
     from trundle.export.open import open_sides
     from trundle.index.check import check_index
-    from trundle.index.stores import open_readable
+    from trundle.index.stores import open_index_reader
     from trundle.scale.shard_writer import absolute_name
 
     own_queries = [text.text for text in read_texts(queries)] if queries else []
@@ -159,9 +162,9 @@ def check(
         name, trust = absolute_name(teacher), flags.trust
         large = _open_teacher(name, teacher_model, graph="fastest", trust=trust, progress=progress)
     columns = {"text_column": texts, "vector_column": vectors}
-    with closing(open_readable(against, table=table, progress=progress, **columns)) as readable:
+    with closing(open_index_reader(against, table=table, progress=progress, **columns)) as reader:
         found = check_index(
-            readable,
+            reader,
             small.embedder(absolute_name(student)),
             teacher=large,
             queries=own_queries,
@@ -203,17 +206,20 @@ def _build_targets(
     model: Annotated[str, Argument(help="The teacher: a model folder or hub name.")],
     data: Annotated[
         list[str],
-        Option("--data", "-d", help="Texts; with --ray only parquet, or s3://…, gs://…; repeatable."),
+        Option("--data", "-d", help="Texts; with --ray only parquet, also at s3://… or gs://…; repeatable."),
     ],
-    output: Annotated[Path, Option("--output", "-o", help="Folder of the store; shared, if --ray.")],
+    output: Annotated[Path, Option("--output", "-o", help="Folder; with --ray on a disk all nodes share.")],
     ray: Annotated[
         str | None,
         Option(_RAY, metavar="[HOST:PORT]", help="Use a Ray cluster; default: the one here, or a new one."),
     ] = None,
-    workers: Annotated[int | None, Option(min=1, help="With --ray; default: per GPU or core.")] = None,
+    workers: Annotated[
+        int | None,
+        Option(min=1, help="With --ray: number of workers; default: one per GPU, or else per core."),
+    ] = None,
     runtime: Annotated[bool, Option("--runtime", help="Run the exported graph on the CPU.")] = False,
     threads: Annotated[int | None, Option(min=1, help="Cores per worker, or for --runtime.")] = None,
-    dtype: Annotated[Literal["float16", "float32"], Option(help="Type of the vectors.")] = "float16",
+    dtype: Annotated[Literal["float16", "float32"], Option(help="Type of the stored vectors.")] = "float16",
 ) -> None:
     """Store a teacher's vectors of many texts.
 

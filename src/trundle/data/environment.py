@@ -43,8 +43,9 @@ _LEGAL = re.compile(r"copyright|all rights reserved|permission is hereby", re.IG
 _NOT_A_SUMMARY = re.compile(r"[\w.]+\(.*\)(\s*->.*)?|!!!.*|\.\..*", re.DOTALL)
 
 _NOT_PROSE = re.compile(
-    r"\.\. *(\[|_|\||(code|code-block|sourcecode|testcode|testsetup|doctest|plot|math|image|figure|ipython|literalinclude"
-    r"|versionadded|versionchanged|deprecated|module|currentmodule|autosummary|toctree) *::).*|:r?type\b.*"
+    r"\.\. *(\[|_|\||(code|code-block|sourcecode|testcode|testsetup|doctest|plot|math|image|figure|ipython"
+    r"|literalinclude|versionadded|versionchanged|deprecated|module|currentmodule|autosummary|toctree) *::).*"
+    r"|:r?type\b.*"
 )
 _HEADING = re.compile(r"[#* ]*(Usage|Examples?|References)[:.* ]*", re.IGNORECASE)
 _UNDERLINE = re.compile(r"([-=~^*#+_.`'\"])\1{2,}")

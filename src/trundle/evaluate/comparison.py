@@ -1,4 +1,4 @@
-"""Students compared with their teacher, on labelled tasks and on plain texts; each model encodes each text once."""
+"""Compares students with their teacher on tasks and on plain texts; each model encodes each text once."""
 
 from __future__ import annotations
 
@@ -78,10 +78,11 @@ def compare(
     shorten: Shorten | None = None,
     progress: Progress = SILENT,
 ) -> Comparison:
-    """Score each model on the tasks; with a teacher also in the teacher's index, and by agreement on the texts.
+    """Score each model on the tasks; with a teacher, also in its index and by agreement on the texts.
 
-    `shorten` adds the same with truncated and quantised vectors, on the tasks with documents if there are any. A model of
-    another width than the teacher can't search its index: it is scored alone, and a note says so.
+    `shorten` adds the same with truncated and quantised vectors, on the tasks with documents if there are
+    any. A model of another width than the teacher can't search its index: it is scored alone, and a note says
+    so.
     """
     if not tasks and not texts:
         raise BadInput("there is nothing to measure on; name tasks, or texts to compare with a teacher on")

@@ -1,4 +1,4 @@
-"""How close a student is to its teacher, without labels: cosine, distance, and agreement of what they retrieve."""
+"""How close a student is to its teacher, without labels: cosine, distance, and agreement in retrieval."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ class TextError:
 class Fidelity:
     """A student compared with its teacher.
 
-    Cosine and distance are means over queries and documents together. Agreement is the share of the teacher's top k
-    documents that the student also retrieves: `asymmetric` from the teacher's document vectors, `standard` from its own.
+    Cosine and distance are means over queries and documents together. Agreement is the share of the teacher's
+    top k documents that the student also retrieves: `asymmetric` from the teacher's document vectors,
+    `standard` from its own.
     """
 
     student: str
@@ -78,7 +79,7 @@ def _errors_by_text(
 
 
 def _roles_of(kinds: Sequence[Kind | None]) -> tuple[list[int], list[int]]:
-    """Positions of the queries and of the documents; without queries or documents, some texts take their role."""
+    """Positions of the queries and of the documents; if there are none, other texts take their role."""
     queries = [place for place, kind in enumerate(kinds) if kind == "query"]
     documents = [place for place, kind in enumerate(kinds) if kind != "query"]
     if not queries:
@@ -144,8 +145,9 @@ def watch_margin(
 ) -> Callable[[int, float], dict[str, float]] | None:
     """A validation function for the training loop; None if there are too few texts.
 
-    `vectors` are the teacher's, of the validation texts. Each text is encoded with the prompt of its kind, as the teacher
-    did. The metrics are the agreement with the teacher in its index and, as the paper plots it, in the student's own.
+    `vectors` are the teacher's, of the validation texts. Each text is encoded with the prompt of its kind, as
+    the teacher did. The metrics are the agreement with the teacher in its index and, as the paper plots it,
+    in the student's own.
     """
     queries, documents = (np.asarray(places) for places in _roles_of([text.kind for text in texts]))
     if len(documents) < FEWEST_DOCUMENTS:

@@ -103,7 +103,7 @@ def _clustering_measures(vectors: Vectors, labels: Sequence[str], *, seed: int) 
 
 
 def class_measures(answers: Sequence[float], right: Sequence[float], classes: int) -> dict[str, float]:
-    """Accuracy, F1 and Matthews correlation. With two classes, F1 is the second's, as in GLUE; with more, their mean.
+    """Accuracy, F1 and Matthews correlation. F1 is that of the second of two classes (GLUE), or the mean.
 
     Matthews correlation is 0 if only one class is ever answered.
     """

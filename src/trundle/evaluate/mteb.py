@@ -118,7 +118,7 @@ class _MtebTask:
             found = mteb.evaluate(encoder, self.task, cache=None, co2_tracker=False, show_progress_bar=False)
             result = found.task_results[0]
         except (OSError, DatasetsError, IndexError) as error:
-            raise BadInput(f"{self.name} can't be fetched ({error}); get its data first") from error
+            raise BadInput(f"{self.name} can't be downloaded ({error}); check the network") from error
         main = metadata.main_score
         score = float(result.get_score())
         return _Scores(

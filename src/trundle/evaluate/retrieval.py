@@ -1,4 +1,4 @@
-"""Nearest neighbours by cosine, and collections of queries, documents and judgements that a model is scored on."""
+"""Nearest neighbours by cosine, and collections of queries, documents and judgements to score models on."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def nearest(
 ) -> _Positions:
     """Positions of the k nearest documents of each query by cosine, best first.
 
-    `left_out` names one document per query that is not ranked (−1: none). A row with fewer than k documents ends in −1.
-    Equal scores keep the order of the documents: sums are computed in double precision and rounded to single, so that two
-    copies of a text tie in every block.
+    `left_out` names one document per query that is not ranked (−1: none). A row with fewer than k documents
+    ends in −1. Equal scores keep the order of the documents: sums are computed in double precision and
+    rounded to single, so that two copies of a text tie in every block.
     """
     k = min(k, len(documents))
     scaled = unit(queries)
@@ -79,9 +79,9 @@ def _best_columns(scores: NDArray[np.float32], k: int) -> _Positions:
 def _ranking_measures(gains: NDArray[np.float64], judged: Sequence[Sequence[float]]) -> dict[str, float]:
     """Means over queries of nDCG@10, recall@10, recall@100 and MRR@10.
 
-    `gains` holds the grade of the document at each rank (0 if it was not judged), `judged` all grades of each query.
-    Grades of documents outside the collection count in the ideal. Gains are linear, and grades of 0 or less count
-    nothing. Every query needs a positive grade.
+    `gains` holds the grade of the document at each rank (0 if it was not judged), `judged` all grades of each
+    query. Grades of documents outside the collection count in the ideal. Gains are linear, and grades of 0 or
+    less count nothing. Every query needs a positive grade.
     """
     gains = np.maximum(gains, 0)
     discount = 1 / np.log2(np.arange(2, 12))
@@ -126,9 +126,9 @@ class _Collection:
         - Documents are in descending order of their ids, as trec_eval orders equal scores.
         - Judgements of unknown queries are dropped; those of unknown documents count in the ideal.
         - Queries without a positive judgement are left out.
-        - A document with the id of a query and all its words is the query itself (as in ArguAna): it is left out of that
-          ranking unless it was judged relevant. The id alone is not enough: many collections number queries and
-          documents from 1.
+        - A document with the id of a query and all its words is the query itself (as in ArguAna): it is left
+          out of that ranking unless it was judged relevant. The id alone is not enough: many collections
+          number queries and documents from 1.
         """
         by_query: dict[str, dict[str, float]] = {}
         for query, document, grade in judgements:

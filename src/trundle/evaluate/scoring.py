@@ -48,7 +48,7 @@ class Memory:
                 if not isinstance(text, str):
                     raise BadInput(f"{label} holds a {type(text).__name__} among its texts; convert it first")
             table = self._tables.setdefault(encode, {})
-            # Longest first, as sentence-transformers sorts within one call, so that slices need no more padding.
+            # Longest first, as in sentence-transformers, so that slices need no more padding.
             new = sorted({text for text in texts if text not in table}, key=lambda text: (-len(text), text))
             with self._progress.task(label, len(new)) as advance:
                 for start in range(0, len(new), _TEXTS_AT_ONCE):
@@ -101,8 +101,9 @@ def evaluate(
 ) -> list[Result]:
     """Score a model on tasks; texts whose vectors are in `memory` are not encoded again.
 
-    With `documents` (the teacher that built the index), a task with queries and documents is scored a second time, with
-    queries encoded by the model and documents by the teacher. For other tasks that would be the same figure.
+    With `documents` (the teacher that built the index), a task with queries and documents is scored a second
+    time, with queries encoded by the model and documents by the teacher. For other tasks that would be the
+    same figure.
     """
     if not tasks:
         raise BadInput("there are no tasks to score; name at least one")
@@ -230,7 +231,7 @@ def _at_path(path: Path) -> list[_TaskPath]:
 def _unknown(name: str, listing: Sequence[_TaskPath], root: Path | None) -> str:
     """The error for an unknown name, with similar names or all there are."""
     if root is None:
-        return f"{name} is not a path to a task; to use its name, pass the folder that holds the tasks with --root"
+        return f"{name} is not a path to a task; to use names, pass the folder of the tasks with --root"
     if name in _TASK_KINDS:
         return f"there are no tasks of the kind {name} in {root}; put their files into {root / name}"
     labels = [_label(path) for _, path in listing]

@@ -1,8 +1,8 @@
-"""Vectors as a small index stores them: truncated to their first dimensions, and each value as int8 or binary.
+"""Vectors as a small index stores them: truncated to their first dimensions, and in int8 or binary.
 
-The codes are those of sentence-transformers' `quantize_embeddings`. An int8 code is one of 256 intervals between a
-dimension's lowest and highest value in calibration vectors, compared as the middle of its interval. Binary keeps signs,
-compared as ±1: then cosine orders as the Hamming distance does.
+The codes are those of sentence-transformers' `quantize_embeddings`. An int8 code is one of 256 intervals
+between a dimension's lowest and highest value in calibration vectors, compared as the middle of its interval.
+Binary keeps signs, compared as ±1: then cosine orders as the Hamming distance does.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _measure_inheritance(
     ranges: _Ranges,
     progress: Progress,
 ) -> tuple[_ShortenedScore, ...]:
-    """Score both models, and the student in the teacher's index, for each way to store vectors, the full one first."""
+    """Score both models, and the student in the teacher's index, for each way to store vectors."""
     width = len(ranges.lowest)
     ways = [
         (size, precision) for size in sorted({width, *dimensions}, reverse=True) for precision in _PRECISIONS

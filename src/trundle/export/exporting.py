@@ -1,4 +1,4 @@
-"""From a SentenceTransformer to a folder that the runtime loads: trace, quantise, check, and only then replace files.
+"""From a SentenceTransformer to a folder that the runtime loads: trace, quantise, check, then replace files.
 
 A pair becomes two such folders in one, `query` and `document`; both are made before either is put in place.
 """
@@ -85,8 +85,8 @@ def export_model(
 ) -> Exported:
     """Write a graph of the model into its own folder, or into a new folder `output` without torch weights.
 
-    The graph is made and checked in a scratch folder; it is put in place only if it agrees with torch. A pair gets two
-    graphs, in the folders `query` and `document`. `force` replaces an existing graph or folder.
+    The graph is made and checked in a scratch folder; it is put in place only if it agrees with torch. A pair
+    gets two graphs, in the folders `query` and `document`. `force` replaces an existing graph or folder.
     """
     options = options or ExportOptions()
     row = graph_format(to, precision)

@@ -1,8 +1,9 @@
 """ONNX graphs with int4 weights, dequantised by plain operations that every runtime has.
 
-Sixteen bytes hold a block of 32 codes: the first sixteen in the low halves, the others in the high ones. Rows of the
-token table are dequantised after each lookup, matrices once on loading, because runtimes fold constants. So only the file
-is small. Folding keeps all intermediate results, so most operations work on bytes and none transposes.
+Sixteen bytes hold a block of 32 codes: the first sixteen in the low halves, the others in the high ones. Rows
+of the token table are dequantised after each lookup, matrices once on loading, because runtimes fold
+constants. So only the file is small. Folding keeps all intermediate results, so most operations work on bytes
+and none transposes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _write_int4_with_int8_matmuls(
 
 
 def _with_requantised_matrices(model: onnx.ModelProto, floats: Mapping[str, Vectors]) -> onnx.ModelProto:
-    """The matrices of int8 matmuls stored in int4; on loading, the graph's own scales quantise them to int8."""
+    """Store the matrices of int8 matmuls in int4; on loading, the graph's scales quantise them to int8."""
     stored = {each.name: each for each in model.graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -68,7 +69,7 @@ def _with_requantised_matrices(model: onnx.ModelProto, floats: Mapping[str, Vect
 
 
 def _as_stored(matrix: Vectors, codes: NDArray[np.int8], scales: Vectors) -> Vectors | None:
-    """The matrix or its transpose, whichever the int8 codes belong to: the quantiser does not always name it."""
+    """The matrix or its transpose, whichever the int8 codes belong to; the quantiser may not name it."""
     for one in (matrix, matrix.T):
         if one.shape == codes.shape and np.abs(np.rint(one / scales) - codes).max() <= 1:
             return one
@@ -143,7 +144,7 @@ def _dequantised_matrix(
     transposed: bool = False,
     over: str | None = None,
 ) -> list[onnx.NodeProto]:
-    """Store a matrix of (outputs, inputs) in the layout of its matmul; returns the nodes that compute `out`."""
+    """Store a matrix of (outputs, inputs) in its matmul's layout; returns the nodes that compute `out`."""
     codes, scales = _packed(matrix)
     if not transposed:
         codes, scales = codes.transpose(1, 2, 0), scales.transpose(1, 2, 0)

@@ -29,8 +29,8 @@ def _write_float16(traced: Path, path: Path) -> None:
 def _write_int8(traced: Path, path: Path, *, keep: Sequence[str], older_cpus: bool) -> None:
     """Matrices in int8 with one scale per column, inputs quantised at run time, tables in int8 rows.
 
-    `keep` names matmuls that run in float; only their storage is int8. `older_cpus` gives matrices 7 bits: processors
-    without VNNI add two 8-bit products in 16 bits, which can overflow silently.
+    `keep` names matmuls that run in float; only their storage is int8. `older_cpus` gives matrices 7 bits:
+    processors without VNNI add two 8-bit products in 16 bits, which can overflow silently.
     """
     model = _with_int8_matmuls(
         _with_int8_tables(onnx.load(traced)), path.parent, keep=keep, older_cpus=older_cpus

@@ -1,6 +1,7 @@
 """Load any model to encode with, by torch or as a torch-free encoder.
 
-A folder with graphs is loaded without importing torch. A model without graphs is exported once, into the cache.
+A folder with graphs is loaded without importing torch. A model without graphs is exported once, into the
+cache.
 """
 
 from __future__ import annotations

@@ -123,8 +123,8 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
     fix = "train with int4 first (trundle align … --rounding int4)" if row.weights == "int4" else "use --half"
     instead = ", use --int4 alone" if row.precision == "int4+int8" else ""
     raise BadModel(
-        f"{row.precision} loses too much on these texts ({tried[0]}{more}), so nothing was written; {fix}{instead}, "
-        "or allow more with --max-cosine-loss and --max-agreement-loss"
+        f"{row.precision} loses too much on these texts ({tried[0]}{more}), so nothing was written; "
+        f"{fix}{instead}, or allow more with --max-cosine-loss and --max-agreement-loss"
     )
 
 

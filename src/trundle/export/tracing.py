@@ -1,7 +1,7 @@
-"""The float ONNX graph that every other graph is made from: the full model as one function of token ids, traced.
+"""The float ONNX graph that all others are made from: the full model, traced as a function of token ids.
 
-Nothing here knows an architecture. Everything that the modules of a SentenceTransformer do between token ids and
-`sentence_embedding` is traced unchanged. Only a static model is rebuilt, as the mean of its tokens' rows.
+Nothing here knows an architecture. Everything that the modules of a SentenceTransformer do between token ids
+and `sentence_embedding` is traced unchanged. Only a static model is rebuilt, as the mean of its tokens' rows.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class _Sample:
     total: int
 
 
-class _Readable(Protocol):
+class _IndexReader(Protocol):
     """An index that is only read, which other software may have written."""
 
     @property
@@ -76,7 +76,7 @@ class _Readable(Protocol):
         """Close files and connections."""
 
 
-class _Store(_Readable, Protocol):
+class _Store(_IndexReader, Protocol):
     """An index that trundle writes and searches."""
 
     @property

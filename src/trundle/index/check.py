@@ -17,7 +17,7 @@ import numpy as np
 from trundle.embedder import Embedder, Vectors, check_vectors, top_agreement
 from trundle.errors import BadInput
 from trundle.evaluate.retrieval import nearest, unit
-from trundle.index.base import _Readable
+from trundle.index.base import _IndexReader
 from trundle.progress import SILENT, Progress
 
 _AT = 10
@@ -78,7 +78,7 @@ class _Check:
 
 
 def check_index(
-    index: _Readable,
+    index: _IndexReader,
     student: Embedder,
     *,
     teacher: Embedder | None = None,

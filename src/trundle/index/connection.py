@@ -86,7 +86,8 @@ class _Database:
                 raise
             except psycopg.Error as error:
                 self.close()
-                raise BadInput(f"{self.name} rejects this ({_first_line(error)}); fix it") from error
+                problem = f"{self.name} rejects the request ({_first_line(error)})"
+                raise BadInput(f"{problem}; check the table and your permissions") from error
 
     def close(self) -> None:
         if self._open is not None:
@@ -98,7 +99,8 @@ class _Database:
             try:
                 self._open = psycopg.connect(self._url, connect_timeout=5, application_name="trundle")
             except psycopg.ProgrammingError as error:
-                raise BadInput(f"the database's address is not valid ({_first_line(error)})") from error
+                problem = f"the database's address is not valid ({_first_line(error)})"
+                raise BadInput(f"{problem}; write postgresql://user@host/database") from error
             self._open.read_only = self._read_only
         return self._open
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from trundle.embedder import Encode
 from trundle.errors import BadInput
 from trundle.folders import atomic_folder
-from trundle.index.base import Wanted, _Readable, _Store
+from trundle.index.base import Wanted, _IndexReader, _Store
 from trundle.index.connection import _ForeignTable
 from trundle.index.embedded import _MARK, _create_embedded, _EmbeddedStore
 from trundle.index.postgres import _PostgresStore
@@ -52,14 +52,14 @@ def open_store(where: str, *, table: str = _TABLE, progress: Progress = SILENT) 
     return _EmbeddedStore(folder, progress=progress)
 
 
-def open_readable(
+def open_index_reader(
     where: str,
     *,
     table: str | None = None,
     text_column: str | None = None,
     vector_column: str | None = None,
     progress: Progress = SILENT,
-) -> _Readable:
+) -> _IndexReader:
     """Open any index to read it: a folder that trundle built, or any table with texts and vectors."""
     if _is_address(where):
         return _ForeignTable(

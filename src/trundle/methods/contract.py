@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from trundle.cache import cache_folder
+from trundle.embedder import LONGEST
 from trundle.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from trundle.data.corpus import Corpus
     from trundle.embedder import Embedder
     from trundle.model.cost import Cost
+
+COMPILE_HELP = "Compile the layers first: takes about a minute, then steps are faster on a GPU."
+KEEP_ZEROS_HELP = "Keep zero weights zero. Default: if many are zero, as after pruning."
+LENGTH_HELP = f"Truncate texts to this many tokens. Default: the model's limit, up to {LONGEST}."
+MINUTES_HELP = "Train for at most this many minutes, even if steps or epochs are left."
+PRECISION_HELP = "auto: bf16 if the hardware multiplies it (GPUs, AMX), else fp32."
 
 
 class Options(BaseModel):

@@ -122,7 +122,7 @@ def fits_grid(rows: int, columns: int) -> bool:
 
 
 def on_grid(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a matrix (rows, inputs) as codes from −8 to 7 (rows, blocks, 32) and scales (rows, blocks, 1)."""
+    """Return a matrix (rows, inputs) as codes −8 to 7 (rows, blocks, 32) and scales (rows, blocks, 1)."""
     blocks = matrix.detach().float().reshape(*matrix.shape[:-1], -1, BLOCK)
     largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
     scales = (largest / _LOWEST).half().float()

@@ -24,8 +24,8 @@ queries = model.encode_query(["what is asked"])"""
 def _model_card(
     name: str, lineage: Lineage, *, similarity: str, needs_trundle: bool = False, use: str = ""
 ) -> str:
-    """Renders the lineage as a card; `use` is the example call of a model that gives labels instead of vectors."""
-    scores = _readable(lineage.scores, lineage.space)
+    """Renders the lineage as a card; `use` is the example call of a model that gives labels, not vectors."""
+    scores = _named_scores(lineage.scores, lineage.space)
     front = _front(name, [_first_source(lineage)], "finetune", scores, lineage.data)
     return _card(
         name,
@@ -41,18 +41,19 @@ def _model_card(
 def _pair_card(name: str, lineage: Lineage, *, similarity: str) -> str:
     facts = lineage.steps[-1]["facts"]
     student = lineage.parent or {}
-    scores = _readable(student.get("scores", {}), student.get("space"))
+    scores = _named_scores(student.get("scores", {}), student.get("space"))
     both = [_first_source(lineage), str(lineage.space)]
     return _card(
         name,
         _front(name, both, "merge", scores, student.get("data", ())),
-        f"Two models in one vector space of {facts['width']} dimensions, put together with trundle: queries are "
-        f"encoded by the small `{Path(lineage.source).name}`, documents by `{Path(str(lineage.space)).name}`.",
+        f"Two models in one vector space of {facts['width']} dimensions, put together with trundle: queries "
+        f"are encoded by the small `{Path(lineage.source).name}`, documents by "
+        f"`{Path(str(lineage.space)).name}`.",
         "| | queries | documents |\n|---|---:|---:|\n| parameters | "
         f"{facts['query_parameters'] / 1e6:,.1f}M | {facts['document_parameters'] / 1e6:,.1f}M |",
         _scores(scores),
         _use(name, _ENCODE_BOTH, similarity)
-        + " Plain `encode` takes the way of the documents. How the small model was made is in `trundle.json`.",
+        + " Plain `encode` encodes documents. How the small model was made is in `trundle.json`.",
     )
 
 
@@ -108,7 +109,7 @@ def _hub_name(source: str) -> str:
     return source if looks_like_one else Path(source).name
 
 
-def _readable(scores: Mapping[str, Any], space: str | None) -> dict[str, float]:
+def _named_scores(scores: Mapping[str, Any], space: str | None) -> dict[str, float]:
     numbers = {label: value for label, value in scores.items() if isinstance(value, int | float)}
     return {_without_path(label, space): float(value) for label, value in numbers.items()}
 

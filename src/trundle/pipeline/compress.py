@@ -1,4 +1,4 @@
-"""Runs a recipe: loads the model, plans and applies each method, compares the result with the original, saves it."""
+"""Runs a recipe: loads the model, plans and applies each method, compares and saves the result."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ def compress(
 ) -> Run:
     """Makes a small model out of a large one.
 
-    Parameters: `source` is a model folder, a hub name or a model in memory; `recipe` the methods to apply (see
-    `read_recipe`); `output` a folder for the result; `corpus` the texts to learn from (see `read_corpus`); `replace`
-    allows an existing output folder; `pair` also writes the result and its teacher as one model. `dry_run` plans every
-    method, predicts the result's size and writes nothing. The result holds the new model in `Run.model`.
+    Parameters: `source` is a model folder, a hub name or a model in memory; `recipe` the methods to apply
+    (see `read_recipe`); `output` a folder for the result; `corpus` the texts to learn from (see
+    `read_corpus`); `replace` allows an existing output folder; `pair` also writes the result and its teacher
+    as one model. `dry_run` plans every method, predicts the result's size and writes nothing. The result
+    holds the new model in `Run.model`.
 
     An interrupted run with an output resumes when it is started again.
     """
@@ -59,7 +60,7 @@ def compress(
 
 
 def run_recipe(request: Request, recipe: Recipe) -> Run:
-    """Runs `recipe` as `request` asks; of several processes that train together only the first measures and writes."""
+    """Runs `recipe` for `request`; of several processes that train together, only the first one writes."""
     _check(request, recipe)
     free_gpu_memory()  # of the previous run: a search makes many in one process
     original = request.model()

@@ -32,7 +32,7 @@ class Request:
     corpus: Corpus | None = None
     seed: int = 0
     dry_run: bool = False
-    """Plan every method and predict what it saves. Cuts are made in memory, methods that learn are not run."""
+    """Plan every method and predict what it saves. Cuts are made in memory; nothing is trained."""
     replace: bool = False
     """Replace the output folder if it exists."""
     pair: bool = False
@@ -126,7 +126,7 @@ class Run:
     result: Embedder
     """Both models as texts → vectors; each text is encoded once."""
     needs_trundle: bool
-    """Whether the result has a module of trundle's, which sentence-transformers loads only with trust_remote_code."""
+    """Whether the result has a trundle module, which sentence-transformers loads with trust_remote_code."""
     settle: Callable[[], None]
     """Deletes the intermediate results that `Request.hold` kept."""
 

@@ -1,8 +1,8 @@
-"""Resuming an interrupted run: the result of each finished method is kept in the cache until the run has been saved.
+"""Resuming an interrupted run: the cache keeps the result of each finished method until the run is saved.
 
-The same command skips the methods whose results it finds. Results that took seconds are not kept; a training that was
-interrupted resumes from its own checkpoint. Several runs may start with the same methods, so an entry may appear or
-vanish at any moment; that costs time and nothing else.
+The same command skips the methods whose results it finds. Results that took seconds are not kept; a training
+that was interrupted resumes from its own checkpoint. Several runs may start with the same methods, so an
+entry may appear or vanish at any moment; that costs time and nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The facts about an exported model that its graph does not hold: one small file, written by export, read without torch.
+"""What an exported graph does not say about its model: a small file, written by export, read without torch.
 
 A pair (queries by a student, documents by its teacher) is a folder with two such models, one per side.
 """

@@ -1,4 +1,4 @@
-"""Texts to vectors without torch: prompts, sides and output types, for one model or for the two models of a pair."""
+"""Texts to vectors without torch: prompts, sides and output types, for one model or for a pair."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Encoder:
 
     In a pair, queries go to the student, and all other texts to the teacher.
 
-    Attributes (of the teacher, in a pair): `folder`; `graph`, the graph that runs; `threads`; `dimensions`; `max_tokens`,
-    after which a text is truncated; `prompts` by name; `default_prompt`, its name; `parameters` of the torch model, of both
-    in a pair; `is_pair`.
+    Attributes (of the teacher, in a pair): `folder`; `graph`, the graph that runs; `threads`; `dimensions`;
+    `max_tokens`, after which a text is truncated; `prompts` by name; `default_prompt`, its name; `parameters`
+    of the torch model, of both in a pair; `is_pair`.
     """
 
     def __init__(self, folder: str | Path, *, graph: str | None = None, threads: int | None = None) -> None:
         """Load the model in `folder`.
 
-        `graph` chooses an engine, a precision or both (`onnx`, `int8`, `onnx-int8`); by default the fastest graph runs.
-        `threads` defaults to all cores this process may use.
+        `graph` chooses an engine, a precision or both (`onnx`, `int8`, `onnx-int8`); by default the fastest
+        graph runs. `threads` defaults to all cores this process may use.
         """
         self.folder = Path(folder).expanduser()
         if threads is not None and threads < 1:
@@ -71,8 +71,8 @@ class Encoder:
     def vectors_of(self, rows: Sequence[Sequence[int]], *, together: bool = True) -> Vectors:
         """Full vectors of the token ids that `read` returned; no row may be empty.
 
-        `together` uses all threads for these rows. Without it only the calling thread works, for callers that run
-        several such threads.
+        `together` uses all threads for these rows. Without it only the calling thread works, for callers that
+        run several such threads.
         """
         return self._documents.vectors_of(rows, together=together)
 
@@ -92,9 +92,9 @@ class Encoder:
     ) -> NDArray[Any]:
         """One row per text, in the order given; one vector for a single string.
 
-        `side` says what the texts are: it chooses the model's own prompt and, in a pair, the model. `prompt` is put
-        before every text; `prompt_name` chooses one of the model's own. `dimensions` keeps the first dimensions.
-        A text longer than the model's limit is truncated.
+        `side` says what the texts are: it chooses the model's own prompt and, in a pair, the model. `prompt`
+        is put before every text; `prompt_name` chooses one of the model's own. `dimensions` keeps the first
+        dimensions. A text longer than the model's limit is truncated.
         """
         model = self._model(side)
         return _encoded(model, texts, model.prompt(prompt, prompt_name, side), dimensions, output)
@@ -122,7 +122,7 @@ class Encoder:
         output: Output = "float32",
         ahead: int = _STREAMED,
     ) -> Iterator[NDArray[Any]]:
-        """One vector after the other, in the order of the texts, for a corpus that need not fit into memory."""
+        """One vector after the other, in the order of the texts, for a corpus larger than memory."""
         if ahead < 1:
             raise BadInput(f"ahead is {ahead}; pass 1 or more")
         model = self._model(side)
@@ -156,8 +156,8 @@ def _encoded(
 def _finished(model: _OneModel, vectors: Vectors, dimensions: int | None, output: Output) -> NDArray[Any]:
     """Vectors truncated, and quantised as `output` says.
 
-    int8 scales each vector so that its largest value becomes 127, which keeps every cosine; binary keeps the signs,
-    eight per byte, in the layout of sentence-transformers' `binary`.
+    int8 scales each vector so that its largest value becomes 127, which keeps every cosine; binary keeps the
+    signs, eight per byte, in the layout of sentence-transformers' `binary`.
     """
     _check_output(output)
     short = _truncated(vectors, dimensions, normalise=model.description.normalised)

@@ -106,7 +106,7 @@ class OnnxSession:
 
 
 class _OpenVinoSession:
-    """A graph in OpenVINO that runs `streams` calls at once, each on `threads` threads; further callers wait."""
+    """A graph in OpenVINO that runs `streams` calls at once, each on `threads` threads; other calls wait."""
 
     def __init__(self, path: Path, *, threads: int, streams: int, bfloat16: bool) -> None:
         import openvino
@@ -119,8 +119,9 @@ class _OpenVinoSession:
             settings = {
                 "INFERENCE_NUM_THREADS": threads * streams,
                 "NUM_STREAMS": streams,
-                # Without this hint OpenVINO runs every graph in bfloat16 if the processor can. Int8 graphs must not:
-                # OpenVINO 2026.4 then gives wrong vectors (cosine 0.87) for texts padded to 32 tokens.
+                # Without this hint OpenVINO runs every graph in bfloat16 if the processor can. Int8 graphs
+                # must not: OpenVINO 2026.4 then gives wrong vectors (cosine 0.87) for texts padded to 32
+                # tokens.
                 "INFERENCE_PRECISION_HINT": "bf16" if bfloat16 else "f32",
             }
             compiled = core.compile_model(openvino.Model([vectors], graph.get_parameters()), "CPU", settings)
@@ -156,6 +157,6 @@ def _damaged(path: Path, error: Exception) -> BadModel:
 
 
 def _release_memory() -> None:
-    """Return the memory that loading needed to the system: with int4 weights, most of it. Only glibc keeps it."""
+    """Return the memory that loading needed to the system, most of it with int4 weights; glibc keeps it."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,7 @@
 """One model and its graph: texts that carry their prompt, to vectors.
 
-A few texts run on all threads together, which has the lowest latency. Many texts are tokenised by all threads in
-waves, divided into batches of similar length, and each thread runs one batch after the other by itself.
+A few texts run on all threads together, which has the lowest latency. Many texts are tokenised by all threads
+in waves, divided into batches of similar length, and each thread runs one batch after the other by itself.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Reader:
 def padded(rows: Sequence[Sequence[int]], width: int, pad_id: int) -> tuple[_Ids, _Ids]:
     """Ids and attention mask of rows padded on the right.
 
-    The right side, whatever side the model was trained with: positions then start at 0 for every text, and a text's
-    vector does not depend on the length of the others.
+    The right side, whatever side the model was trained with: positions then start at 0 for every text, and a
+    text's vector does not depend on the length of the others.
     """
     ids = np.full((len(rows), width), pad_id, dtype=np.int64)
     mask = np.zeros((len(rows), width), dtype=np.int64)
@@ -87,7 +87,7 @@ def _longest_first(lengths: Sequence[int]) -> list[int]:
 
 
 def _batches(lengths: Sequence[int], *, tokens: int, texts: int) -> list[list[int]]:
-    """Groups of places of similar length; padded, a group has at most `tokens` tokens, unless it is one long text."""
+    """Groups of similar length with at most `tokens` tokens after padding, unless it is one long text."""
     groups: list[list[int]] = []
     width = 0
     for place in _longest_first(lengths):
@@ -237,8 +237,8 @@ class _OneModel:
     def _shapes(self, lengths: Sequence[int], *, most: int = _BATCH_TOKENS) -> Iterator[_Batch]:
         """Divide texts into batches of at most `most` tokens.
 
-        OpenVINO prepares itself for each new shape, which takes longer than a run, and in int8 another width rounds
-        differently. So it gets few shapes, and a text's width follows from its own length alone.
+        OpenVINO prepares itself for each new shape, which takes longer than a run, and in int8 another width
+        rounds differently. So it gets few shapes, and a text's width follows from its own length alone.
         """
         most = min(most, _BATCH_TOKENS)
         if self.graph.engine == "onnx":

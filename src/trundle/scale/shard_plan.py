@@ -1,8 +1,8 @@
 """Finds the duplicates among very many texts and where shards end, without holding texts or hashes in memory.
 
-Workers hash the texts of each file part. The hashes are written to buckets by value, and each bucket is sorted
-separately. Memory holds one bit per text: whether it is a duplicate of an earlier one. The result is that of
-`trundle.teacher.labelling`, which reads the texts one by one.
+Workers hash the texts of each file part. The hashes are written to buckets by value, and each bucket is
+sorted separately. Memory holds one bit per text: whether it is a duplicate of an earlier one. The result is
+that of `trundle.teacher.labelling`, which reads the texts one by one.
 """
 
 from __future__ import annotations

@@ -85,18 +85,18 @@ _KEPT = 2
 _SHORTEST_TRIAL, _SHORTEST_GPU_TRIAL = 20.0, 5.0
 """A trial of fewer seconds says nothing; a GPU learns more in five than two cores in a minute."""
 _LABELLING, _TRYING, _FINISHING = 0.25, 0.3, 0.35
-"""Shares of the time: teacher vectors, trials, the winner's training. The rest is for export and comparison."""
+"""Shares of the time: teacher vectors, trials, final training. The rest is for export and comparison."""
 _PROVING = 1 - _LABELLING - _TRYING - _FINISHING
 _CLOSING = 60.0
 """Seconds that export, timing and the report take on two slow cores, however few texts there are."""
 _READINGS = 4
-"""How often the held-out texts are encoded at the end: by both models for the comparison, and again for the report."""
+"""How often held-out texts are encoded at the end: by both models to compare, and again for the report."""
 _MAPPING, _FEWEST_MAPPED = 1 / 150, 2048
 """The share of the time to encode texts for a candidate's linear map, and the fewest texts for it."""
 _PROVED_SHARE, _FEWEST_PROVED = 5, 200
 """The comparison uses one text for this many training texts, and never fewer than the second number."""
 _ENOUGH_TEXTS, _FEWEST_TEXTS = 2000, 200
-"""Training gets the first number of texts if twice the planned time allows it, and never fewer than the second."""
+"""Training gets the first number of texts if twice the planned time allows, and at least the second."""
 
 
 @dataclass(frozen=True, kw_only=True)

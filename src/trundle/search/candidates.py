@@ -1,7 +1,7 @@
 """Every model that the methods could make of a model, with its predicted cost.
 
-A candidate that keeps no more of anything than another one that fits is dropped, so what remains is the edge of the
-budget. A static model, with no layers, is for budgets that no layer fits into.
+A candidate that keeps no more of anything than another one that fits is dropped, so what remains is the edge
+of the budget. A static model, with no layers, is for budgets that no layer fits into.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Candidate:
         )
 
     def steps(self, *, texts: int | None = None) -> list[dict[str, Any]]:
-        """Returns the cuts as rows of a recipe; a narrower model is mapped into its original's space on `texts` texts."""
+        """Returns the cuts as recipe rows; `texts` texts map a narrower model into its original's space."""
         if self.untouched:
             return [{"depth": {"keep": self.layers}}]
         sizes = self.whole.sizes
@@ -107,7 +107,7 @@ class _Candidate:
 def _list_candidates(
     model: SentenceTransformer, base: str, *, precision: Precision, dimensions: int, is_teacher: bool = True
 ) -> list[_Candidate]:
-    """Lists the grid of cuts of `model`, each with a linear map into `dimensions`; the teacher itself needs no map."""
+    """Lists all cuts of `model`, each with a linear map into `dimensions`; the teacher needs no map."""
     layout = layout_of(transformer_of(model).model)
     sizes = layout.sizes
     candidate = partial(_Candidate, base=base, precision=precision, whole=layout)
@@ -158,7 +158,7 @@ def _list_candidates(
 def _edge(
     candidates: Iterable[_Candidate], budget: _Budget, coverage: Mapping[str, _Coverage]
 ) -> list[_Candidate]:
-    """The candidates that fit and keep more of something than every other one that fits, most promising first."""
+    """The candidates that fit and keep more of something than any other that fits, most promising first."""
     fitting = [each for each in candidates if _fits(each, budget)]
     best = [
         each
@@ -177,8 +177,9 @@ def _edge(
 def _promise(candidate: _Candidate, coverage: _Coverage) -> float:
     """Estimates quality from what is kept, to decide which candidates get a trial.
 
-    In measurements, a smaller vocabulary hurts most, by what it no longer covers. Then follow half the width and the
-    layers; neurons hardly matter. Int4 costs little once it is trained. `benchmarks/planner.py regret` measures the error.
+    In measurements, a smaller vocabulary hurts most, by what it no longer covers. Then follow half the width
+    and the layers; neurons hardly matter. Int4 costs little once it is trained. `benchmarks/planner.py
+    regret` measures the error.
     """
     layers, _, neurons, width, _ = (float(share) for share in candidate.kept)
     precision = _INT4_PROMISE if candidate.in_int4 else 1.0

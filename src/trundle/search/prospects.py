@@ -55,23 +55,24 @@ class _Prospects:
     def promising(
         self, limits: _Budget, speeds: Mapping[tuple[str, Precision], _Speed], *, before: Cost
     ) -> list[_Candidate]:
-        """Returns the candidates worth a trial, most promising first; rejects a budget that none, or the model, meets."""
+        """Returns the candidates worth a trial; rejects a budget that none of them, or the model, meets."""
         if limits.milliseconds is not None and not speeds:
             raise MissingExtra("a budget in milliseconds", "export")
         found = self.candidates(speeds, timed=limits.milliseconds is not None)
         slow = self.slowest(speeds, before)
         if limits.allows(file_bytes=before.file_bytes, parameters=before.parameters, milliseconds=slow):
             raise BadInput(
-                f"{self.source} is already within {limits} ({before.file_bytes / 1e6:.4g} MB, {before.parameters / 1e6:.4g}M "
-                "parameters), so nothing was done; pass a smaller budget"
+                f"{self.source} is already within {limits} ({before.file_bytes / 1e6:.4g} MB, "
+                f"{before.parameters / 1e6:.4g}M parameters), so nothing was done; pass a smaller budget"
             )
         promising = _edge(found, limits, self.coverages())
         if not promising:
             least = _smallest(found)
             speed = "" if least.milliseconds is None else f", {_raised(least.milliseconds)} ms a query"
             raise BadInput(
-                f"nothing trundle can make of {self.source} is within {limits}: the smallest is {least.name} with "
-                f"{_raised(least.bytes / 1e6)} MB, {_raised(least.cost.parameters / 1e6)}M parameters{speed}; allow that much"
+                f"nothing trundle can make of {self.source} is within {limits}: the smallest is {least.name} "
+                f"with {_raised(least.bytes / 1e6)} MB, {_raised(least.cost.parameters / 1e6)}M parameters"
+                f"{speed}; allow that much"
                 + ("" if len(self.bases) > 1 else ", or pass a smaller backbone with --student")
             )
         # If the model itself fits once it is int8, no cut of it is closer to it.

@@ -1,7 +1,8 @@
-"""From a budget to a model: predict every candidate, try the promising ones, train the best, export and measure it.
+"""From a budget to a model: predict all candidates, try the promising ones, train and export the best.
 
-Each trial is a folder in the cache, so an interrupted search resumes where it was. Trials are compared by the distance
-to the teacher on validation texts; the held-out texts of the final comparison are not used before the end.
+Each trial is a folder in the cache, so an interrupted search resumes where it was. Trials are compared by the
+distance to the teacher on validation texts; the held-out texts of the final comparison are not used before
+the end.
 """
 
 from __future__ import annotations
@@ -112,9 +113,9 @@ def compress_to_budget(
 ) -> Outcome:
     """Finds the best model within a budget.
 
-    Parameters: `budget` lists limits such as "12MB", "10x", "20M-params" or "5ms"; `minutes` is the time for the whole
-    search; `students` are other backbones that may be trained into the source's space. A dry run lists the candidates
-    and the time plan. The source and the students are loaded once.
+    Parameters: `budget` lists limits such as "12MB", "10x", "20M-params" or "5ms"; `minutes` is the time for
+    the whole search; `students` are other backbones that may be trained into the source's space. A dry run
+    lists the candidates and the time plan. The source and the students are loaded once.
     """
     began = time.monotonic()
     if not isinstance(request.source, str):
@@ -122,7 +123,7 @@ def compress_to_budget(
     if request.corpus is None:
         raise BadInput("the small model learns from texts; pass them with --data")
     if not 0 < minutes < math.inf:
-        raise BadInput(f"{minutes} minutes are no time to plan with; pass a number above 0")
+        raise BadInput(f"a search can't take {minutes} minutes; pass a number above 0")
     _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
     trust, progress = request.trust_remote_code, request.progress
     bases = {name: load(name, trust_remote_code=trust) for name in (request.source, *students)}
@@ -134,8 +135,8 @@ def compress_to_budget(
     untouched = planned.chosen.candidate.untouched
     if request.pair and untouched:
         raise BadInput(
-            f"{request.source} is within {limits} once it is {planned.chosen.candidate.precision}, so a pair would hold "
-            "the same model twice; leave --pair out, or pass a smaller budget"
+            f"{request.source} is within {limits} once it is {planned.chosen.candidate.precision}, so a pair "
+            "would hold the same model twice; leave --pair out, or pass a smaller budget"
         )
     if request.dry_run:
         return planned if untouched else _timed(planned, prospects, minutes, prospects.reading_rate())
@@ -205,7 +206,7 @@ def _carried_out(
     began: float,
     minutes: float,
 ) -> Outcome:
-    """Runs the trials, trains the winner and exports it; each part writes its result before the next one starts."""
+    """Runs the trials, trains the best candidate and exports it; each part saves its result."""
     request = trials.request
     assert request.target is not None
     assert request.corpus is not None

@@ -1,8 +1,8 @@
 """Predicts how long a query takes on this machine, from timings of four small cuts of the model.
 
-Graphs with one layer, three layers, half the neurons and half the width determine the fixed cost, the cost of a layer
-and the cost per FLOP of attention and MLP. A static model is timed on its own. Timings are cached, unless the machine
-was busy.
+Graphs with one layer, three layers, half the neurons and half the width determine the fixed cost, the cost of
+a layer and the cost per FLOP of attention and MLP. A static model is timed on its own. Timings are cached,
+unless the machine was busy.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _static(model: SentenceTransformer) -> list[SentenceTransformer]:
 
 
 def _timed_cuts(layout: Layout) -> list[Cut]:
-    """Cuts that separate the parts of a query's time; without the narrow one if the model can't be narrowed."""
+    """Cuts that separate the parts of a query's time; no narrow one if the model can't be narrowed."""
     few = tuple(range(min(3, layout.layers)))
     sizes = layout.sizes
     wanted = [

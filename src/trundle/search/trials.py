@@ -57,7 +57,7 @@ def _identity(output: str | Path) -> str:
 
 _GPU_PACE = {"batch_size": 512, "learning_rate": 5e-4, "warmup": 200}
 _CPU_PACE = {"batch_size": 16, "warmup": 20}
-"""Large batches learn more in a minute where a step takes milliseconds; small ones where it takes a second."""
+"""Large batches learn more per minute if a step takes milliseconds, small ones if it takes a second."""
 
 _OVERTIME = 2.0
 """A trial that has to make as many steps as the first one may take this many times its planned seconds."""
@@ -81,11 +81,11 @@ class _Trials:
     work: Path
 
     def contest(self, tried: Sequence[_Tried], timetable: _Timetable, *, until: float) -> list[_Tried]:
-        """Successive halving: the better half of each round goes on to the next. Returns all candidates, best first.
+        """Successive halving: the better half of each round stays. Returns all candidates, best first.
 
-        The first trial sets the pace; the others make as many steps per second planned, so that neither a busy machine
-        nor a candidate's own speed decides. A candidate that a method rejects is replaced by the next one. After
-        `until` no trial is started, but trials of an interrupted search are used.
+        The first trial sets the pace; the others make as many steps per second planned, so that neither a
+        busy machine nor a candidate's own speed decides. A candidate that a method rejects is replaced by the
+        next one. After `until` no trial is started, but trials of an interrupted search are used.
         """
         running: list[_Tried] = list(tried)
         behind: list[_Tried] = []
@@ -130,7 +130,7 @@ class _Trials:
     def finish_best(
         self, ranked: Sequence[_Tried], seconds: Callable[[_Tried], float]
     ) -> tuple[Run, list[_Tried]]:
-        """Trains the first candidate that no method rejects, for `seconds(candidate)`; returns its run and the ranking."""
+        """Trains the first candidate that no method rejects; returns its run and the ranking."""
         waiting, refused = [each for each in ranked if not each.refused], []
         errors: list[UserError] = []
         while waiting:

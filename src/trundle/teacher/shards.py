@@ -5,8 +5,8 @@
     00000.texts.bin      the texts one after another, UTF-8
     00000.index.npy      for each text: its end in texts.bin, its number of characters, its kind
 
-Files are written under temporary names and renamed, and the manifest names a shard after its files are written:
-a killed run leaves no shard that seems finished.
+Files are written under temporary names and renamed, and the manifest names a shard after its files are
+written: a killed run leaves no shard that seems finished.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the loop calls: optimizer steps and validations on any device, learning rates, and checkpoint files."""
+"""What the loop calls: optimizer steps and validations on any device, learning rates, and checkpoints."""
 
 from __future__ import annotations
 

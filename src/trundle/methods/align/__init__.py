@@ -18,7 +18,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from trundle.methods.contract import Method, Options, Plan
+from trundle.methods.contract import (
+    COMPILE_HELP,
+    KEEP_ZEROS_HELP,
+    MINUTES_HELP,
+    PRECISION_HELP,
+    Method,
+    Options,
+    Plan,
+)
 
 _RATE, _STATIC_RATE = 1e-4, 1e-3
 
@@ -28,36 +36,51 @@ class AlignOptions(Options):
 
     teacher: str | None = Field(
         None,
-        description="Folder, hub name, endpoint URL, .parquet of (text, vector), or `targets build` folder. "
-        "Default in a recipe: its original model.",
+        description="Model folder, hub name, endpoint URL, .parquet of (text, vector), or a folder of "
+        "`targets build`. Default: the model that the recipe starts with; `trundle align` "
+        "needs one.",
     )
-    teacher_model: str | None = Field(None, description="The endpoint's model to use as teacher.")
-    steps: int | None = Field(None, ge=0, description="Steps; 0: only the closed form. Default: 30 epochs.")
-    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description="Train for at most this long.")
+    teacher_model: str | None = Field(None, description="The model's name, if the teacher is an endpoint.")
+    steps: int | None = Field(
+        None, ge=0, description="Optimizer steps; 0: only the closed-form start. Default: 30 epochs."
+    )
+    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description=MINUTES_HELP)
     texts: int | None = Field(None, ge=10, description="Use at most this many of the training texts.")
-    augment: str = Field("", description="Texts made from yours: sentences, spans, prefixes, words, joins.")
-    loss: Literal["leaf", "distilbert", "minilm", "tinybert"] = Field(
-        "leaf", description="The distance alone, or with a loss on the inner states of both models."
+    augment: str = Field(
+        "", description="More texts, made from yours: sentences, spans, prefixes, words, joins."
     )
-    query_weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="Weight of queries in sampling.")
+    loss: Literal["leaf", "distilbert", "minilm", "tinybert"] = Field(
+        "leaf",
+        description="The distance alone, or with a loss on the inner states of both models, to compare.",
+    )
+    query_weight: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="How often queries are sampled, relative to others."
+    )
     batch_size: int = Field(32, ge=1, description="Texts per step; small batches work best.")
     learning_rate: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description=f"Peak. Default: {_RATE:g}, static {_STATIC_RATE:g}."
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description=f"Peak rate. Default: {_RATE:g}, for static models {_STATIC_RATE:g}.",
     )
     warmup: int = Field(0, ge=0, description="Warm-up steps of the learning rate.")
-    start: Literal["ridge", "random", "keep"] = Field("ridge", description="Start of the linear layer.")
-    start_texts: int | None = Field(None, ge=10, description="Texts for the ridge start. Default: 8192.")
+    start: Literal["ridge", "random", "keep"] = Field(
+        "ridge", description="Linear layer: ridge regression, random, or none."
+    )
+    start_texts: int | None = Field(None, ge=10, description="Most texts for the ridge start. Default: 8192.")
     pooling: Literal["keep", "mean"] = Field("keep", description="The student's pooling: its own, or mean.")
     dropout: bool = Field(False, description="Train with the model's dropout.")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where it is fast.")
-    compile: bool = Field(False, description="Compile the layers first: slow to start, then faster on a GPU.")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=PRECISION_HELP)
+    compile: bool = Field(False, description=COMPILE_HELP)
     rounding: Literal["none", "int4"] = Field(
         "none", description="Quantisation-aware training: with int4, export --int4 loses nothing."
     )
-    keep_zeros: bool | None = Field(None, description="Keep zero weights zero. Default: if many are zero.")
-    patience: int | None = Field(None, ge=1, description="Stop after this many validations without a better.")
+    keep_zeros: bool | None = Field(None, description=KEEP_ZEROS_HELP)
+    patience: int | None = Field(
+        None, ge=1, description="Stop after this many validations without improvement."
+    )
     by_rank: bool = Field(False, description="With several processes, each loads its share of the vectors.")
-    margin: bool = Field(False, description="Also measure how far retrieval agrees with the teacher's.")
+    margin: bool = Field(False, description="Also validate how far retrieval agrees with the teacher's.")
 
 
 CYCLES, EPOCHS = 3, 10

@@ -7,7 +7,7 @@ every linear layer of attention and MLP, which are merged at the end, or all wei
 
     - contrast: {steps: 1000}
     - contrast: {train: full, batch_size: 512, mini_batch: 32}
-    - contrast: {pooling: last, attention: bidirectional, prompts: {quora: "Find a question with the same meaning: "}}
+    - contrast: {pooling: last, attention: bidirectional, prompts: {quora: "Same question: "}}
 
 Paper: Large Language Models Are Overparameterized Text Encoders (L³Prune).
 """
@@ -18,8 +18,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from trundle.embedder import LONGEST
-from trundle.methods.contract import FilePrompts, Method, Options, Plan
+from trundle.methods.contract import (
+    COMPILE_HELP,
+    KEEP_ZEROS_HELP,
+    LENGTH_HELP,
+    MINUTES_HELP,
+    PRECISION_HELP,
+    FilePrompts,
+    Method,
+    Options,
+    Plan,
+)
 
 _STEPS = 1000
 _LORA_RATE, _FULL_RATE = 2e-4, 2e-5
@@ -28,39 +37,59 @@ _LORA_RATE, _FULL_RATE = 2e-4, 2e-5
 class ContrastOptions(Options):
     """The tuples, the objective and the training."""
 
-    steps: int | None = Field(None, ge=1, description=f"Steps. Default: {_STEPS}, or what minutes allow.")
-    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description="Train for at most this long.")
-    objective: Literal["infonce", "angle", "cosine", "infonce+angle", "distil"] = Field(
-        "infonce", description="Ranking in the batch, the order of pairs, both, or a teacher's similarities."
+    steps: int | None = Field(
+        None, ge=1, description=f"Optimizer steps. Default: {_STEPS}, or what minutes allow."
     )
-    teacher: str | None = Field(None, description="Teacher for distil. Default: the input model.")
-    temperature: float = Field(0.05, gt=0, allow_inf_nan=False, description="Divisor of similarities.")
-    negatives: int | None = Field(None, ge=0, description="Hard negatives per query, at most. Default: all.")
+    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description=MINUTES_HELP)
+    objective: Literal["infonce", "angle", "cosine", "infonce+angle", "distil"] = Field(
+        "infonce",
+        description="Rank answers in a batch, order pairs (angle, cosine), both, or imitate a teacher.",
+    )
+    teacher: str | None = Field(None, description="Model that distil imitates. Default: the input model.")
+    temperature: float = Field(
+        0.05, gt=0, allow_inf_nan=False, description="Divisor of similarities; lower is stricter."
+    )
+    negatives: int | None = Field(None, ge=0, description="Most hard negatives per query. Default: all.")
     batch_size: int = Field(64, ge=2, description="Tuples per step; more tuples are more negatives.")
-    mini_batch: int | None = Field(None, ge=1, description="Texts in memory at once; same result, slower.")
+    mini_batch: int | None = Field(
+        None, ge=1, description="Texts in memory at once: less memory, but slower."
+    )
     gradient_checkpointing: bool = Field(False, description="Recompute activations, to save memory.")
-    compile: bool = Field(False, description="Compile the layers first: slow to start, then faster on a GPU.")
+    compile: bool = Field(False, description=COMPILE_HELP)
     train: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all weights.")
     rank: int = Field(16, ge=1, description="Rank of the LoRA adapters; alpha is twice the rank.")
     lora_dropout: float = Field(0.05, ge=0, lt=1, description="Dropout before the LoRA adapters.")
     learning_rate: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description=f"Peak. Default: {_LORA_RATE:g}, full {_FULL_RATE:g}."
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description=f"Peak rate. Default: {_LORA_RATE:g} for lora, {_FULL_RATE:g} for full.",
     )
     warmup: int = Field(300, ge=0, description="Warm-up steps of the learning rate; at most half of the run.")
-    max_length: int | None = Field(None, ge=2, description=f"Tokens per text, at most. Default: {LONGEST}.")
+    max_length: int | None = Field(None, ge=2, description=LENGTH_HELP)
     pooling: Literal["keep", "mean", "weightedmean", "last", "cls"] = Field(
         "keep", description="Pooling of token states into a vector; last adds an end token to every text."
     )
-    pool_prompts: bool | None = Field(None, description="Include prompts in pooling. Default: as the model.")
-    attention: Literal["keep", "bidirectional"] = Field("keep", description="Attention of a decoder.")
-    query_prompt: str | None = Field(None, description="Prompt of queries. Default: the model's own.")
-    document_prompt: str | None = Field(None, description="Prompt of documents. Default: the model's own.")
-    prompts: FilePrompts = Field(
-        {}, description="Prompts by data file, such as '{quora: \"Same question: \"}', or by role in a file."
+    pool_prompts: bool | None = Field(
+        None, description="Include prompts in pooling. Default: as in the model."
     )
-    keep_zeros: bool | None = Field(None, description="Keep zero weights zero. Default: if many are zero.")
+    attention: Literal["keep", "bidirectional"] = Field(
+        "keep", description="Attention of a decoder: as it is, or over the whole text."
+    )
+    query_prompt: str | None = Field(
+        None, description="Prompt of queries, saved in the model. Default: its own."
+    )
+    document_prompt: str | None = Field(
+        None, description="Prompt of documents, saved in the model. Default: its own."
+    )
+    prompts: FilePrompts = Field(
+        {},
+        description="Prompts by data file, as in '{quora: \"Same question: \"}', or by query and document "
+        "in a file.",
+    )
+    keep_zeros: bool | None = Field(None, description=KEEP_ZEROS_HELP)
     tuples: int | None = Field(None, ge=2, description="Use at most this many of the training tuples.")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where it is fast.")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=PRECISION_HELP)
 
 
 class ContrastPlan(Plan):
@@ -91,7 +120,7 @@ def _steps(options: ContrastOptions) -> int | None:
 
 CONTRAST = Method(
     name="contrast",
-    help="Train on labelled tuples: queries close to their answers, not to other texts.",
+    help="Train on labelled tuples of queries and their answers.",
     options=ContrastOptions,
     plans=ContrastPlan,
     needs_texts=True,

@@ -35,17 +35,21 @@ class DepthOptions(Options):
     """Which layers to keep; exactly one of keep, fraction, pick and blocks is set."""
 
     keep: int | None = Field(
-        None, strict=True, description="How many layers to keep; 0 makes a static model (a vector per token)."
+        None,
+        strict=True,
+        description="How many layers to keep; 0 makes a static model, with one vector per token.",
     )
     fraction: ExactFraction | None = Field(
-        None, description="Share of the layers to remove, such as 50%; in vocabulary it is the share kept."
+        None,
+        description="Share of the layers to remove instead, such as 50%; in vocabulary it is the share kept.",
     )
     pick: Literal["small", "large"] | None = Field(
-        None, description="Choose by the layer losses on tuples from --data: the minimum of either half."
+        None,
+        description="Use the layer losses on tuples from --data: the minimum of the lower or upper half.",
     )
     blocks: _Blocks | None = Field(None, description="The layers to keep, counted from 0, such as 0,1,2,5,8.")
     order: Literal["auto", "first", "spread"] = Field(
-        "auto", description="With keep and fraction: first or evenly spaced layers; auto: first in decoders."
+        "auto", description="With keep or fraction: the first or spaced layers; auto: first only in decoders."
     )
 
 

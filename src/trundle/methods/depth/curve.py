@@ -44,7 +44,7 @@ _WEIGHTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "lasttoken": lambda places, count: (places == count).float(),
     "cls": lambda places, _count: (places == 1).float(),
 }
-"""The weight of each token, given its place 1..n among the pooled tokens of its text (0: not pooled) and n."""
+"""The weight of a token, given n and its place 1..n among the pooled tokens of its text (0: not pooled)."""
 # The weighted mean of sentence-transformers also counts a prompt that is not pooled (6.0: and left padding).
 _MAXIMUM = "max"
 _POOLINGS = (*_WEIGHTS, _MAXIMUM)

@@ -16,8 +16,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from trundle.embedder import LONGEST
-from trundle.methods.contract import Method, Options, Plan
+from trundle.methods.contract import (
+    KEEP_ZEROS_HELP,
+    LENGTH_HELP,
+    MINUTES_HELP,
+    PRECISION_HELP,
+    Method,
+    Options,
+    Plan,
+)
 
 _EPOCHS = 3
 
@@ -30,15 +37,17 @@ class FinetuneOptions(Options):
     )
     epochs: int | None = Field(None, ge=1, description=f"Epochs. Default: {_EPOCHS}, or what minutes allow.")
     steps: int | None = Field(None, ge=1, description="Optimizer steps, instead of epochs.")
-    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description="Train for at most this long.")
+    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description=MINUTES_HELP)
     rows: int | None = Field(None, ge=2, description="Use at most this many of the training rows.")
     batch_size: int = Field(32, ge=1, description="Rows per step.")
     learning_rate: float = Field(5e-5, gt=0, allow_inf_nan=False, description="Peak learning rate.")
-    warmup: int | None = Field(None, ge=0, description="Warm-up steps. Default: a tenth of the run.")
-    max_length: int | None = Field(None, ge=2, description=f"Tokens per text, at most. Default: {LONGEST}.")
+    warmup: int | None = Field(
+        None, ge=0, description="Warm-up steps of the rate. Default: a tenth of the run."
+    )
+    max_length: int | None = Field(None, ge=2, description=LENGTH_HELP)
     dropout: bool = Field(True, description="Train with the model's dropout.")
-    keep_zeros: bool | None = Field(None, description="Keep zero weights zero. Default: if many are zero.")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where it is fast.")
+    keep_zeros: bool | None = Field(None, description=KEEP_ZEROS_HELP)
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=PRECISION_HELP)
 
 
 class FinetunePlan(Plan):
@@ -70,7 +79,7 @@ class FinetunePlan(Plan):
 
 FINETUNE = Method(
     name="finetune",
-    help="Train the model and a head on labelled texts or pairs: classes, or a number.",
+    help="Train on labelled texts or pairs to predict a class or number.",
     options=FinetuneOptions,
     plans=FinetunePlan,
     needs_texts=True,

@@ -57,14 +57,22 @@ class VocabularyOptions(Options):
 
     keep: int | None = Field(None, strict=True, ge=1, description="How many tokens to keep.")
     fraction: ExactFraction | None = Field(
-        None, description="Share of the tokens to keep, such as 25%; in depth it is the share removed."
+        None,
+        description="Share of the tokens to keep instead, such as 25%; in depth it is the share removed.",
     )
-    parameters: ExactFraction | None = Field(None, description="Share of parameters to keep, such as 80%.")
-    score: _TokenScore = Field("tfidf", description="How tokens are scored; seen keeps all in your texts.")
+    parameters: ExactFraction | None = Field(
+        None, description="Share of all parameters to keep instead, such as 80%."
+    )
+    score: _TokenScore = Field(
+        "tfidf", description="How tokens are scored; seen keeps all that occur in your texts."
+    )
     oov: _Oov = Field(
-        "decompose", description="What the others become: kept pieces, or a similar or the unknown token."
+        "decompose",
+        description="What removed tokens become: kept pieces, a similar token, or the unknown token.",
     )
-    clusters: int = Field(50, ge=1, description="With oov cluster: the number of representatives.")
+    clusters: int = Field(
+        50, ge=1, description="With oov cluster: number of tokens that represent the removed ones."
+    )
     characters: _Characters = Field(
         "auto", description="Characters to keep: all, those in your texts, or (auto) those and ASCII."
     )
@@ -98,7 +106,7 @@ class VocabularyPlan(Plan):
 
 VOCABULARY = Method(
     name="vocabulary",
-    help="Keep the tokens that matter in your texts and rebuild the tokenizer.",
+    help="Keep the tokens that matter in your texts, remove the others.",
     options=VocabularyOptions,
     plans=VocabularyPlan,
 )

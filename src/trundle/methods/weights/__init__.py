@@ -22,7 +22,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trundle.methods.contract import ExactFraction, Method, Options, Plan
+from trundle.methods.contract import LENGTH_HELP, ExactFraction, Method, Options, Plan
 
 _WeightScore = Literal["gaprune", "magnitude", "random", "general-fisher", "domain-fisher", "wanda"]
 _AlignedBy = Literal["row", "tensor"]
@@ -37,20 +37,26 @@ class WeightsOptions(Options):
     domain: str | None = Field(
         None, description="Tuples or texts of your domain, in any form --data takes. Default: --data."
     )
-    general: str | None = Field(None, description="Tuples or texts of general data, as in --data.")
+    general: str | None = Field(
+        None, description="General data, in any form --data takes; for gaprune and general-fisher."
+    )
     sparsity: ExactFraction | None = Field(
         None, description="Share of the weights or neurons to remove, such as 50%; 0 changes nothing."
     )
     structure: _Structure = Field(
         "unstructured",
-        description="What to remove: single weights, MLP neurons, or two of each four weights.",
+        description="Remove single weights, MLP neurons (faster everywhere), or two of each four (GPUs).",
     )
-    method: _WeightScore = Field("gaprune", description="How weights are scored.")
+    method: _WeightScore = Field(
+        "gaprune", description="How weights are scored; gaprune compares your domain with general data (DAI)."
+    )
     selection: _Selection | None = Field(
         None, description="Among which weights the lowest scores are chosen. Default: global, for wanda row."
     )
     attention: bool = Field(False, description="Prune the matrices of attention as well as the MLPs.")
-    samples: int = Field(5000, ge=2, description="Tuples of each source whose gradients are measured.")
+    samples: int = Field(
+        5000, ge=2, description="Maximum number of tuples of each source to measure gradients on."
+    )
     aligned_by: _AlignedBy = Field(
         "row", description="Compare the gradients of both sources per output neuron, or per matrix."
     )
@@ -62,10 +68,14 @@ class WeightsOptions(Options):
         0.0, allow_inf_nan=False, description="How much general importance lowers the score; 1 in the paper."
     )
     gamma: float = Field(0.5, allow_inf_nan=False, description="Weight of magnitude in DAI.")
-    batch_size: int = Field(32, ge=2, description="Samples that are each other's negatives.")
-    max_length: int | None = Field(None, ge=2, description="Tokens to truncate texts to. Default: up to 512.")
+    batch_size: int = Field(
+        32, ge=2, description="Samples that are each other's negatives; more need more memory."
+    )
+    max_length: int | None = Field(None, ge=2, description=LENGTH_HELP)
     take_over: bool = Field(
-        True, description="With neurons: reconstruct the removed ones by least squares on your texts."
+        True,
+        description="With neuron: fit the kept neurons to replace the removed ones, by least squares on "
+        "your texts.",
     )
 
 

@@ -120,7 +120,7 @@ def _measure_gradients(
     label: str = "gradients",
     progress: Progress = SILENT,
 ) -> _Gradients:
-    """Measure Fisher information and the mean gradient; with `dropout_seed` dropout is active as in training."""
+    """Measure Fisher information and the mean gradient; `dropout_seed` turns on dropout as in training."""
     load = _make_sample_loader(model, prompts)
     sums = _Sums(transformer_of(model).model, modules)
     wanted = [weight.requires_grad for weight in model.parameters()]

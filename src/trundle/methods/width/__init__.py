@@ -22,8 +22,16 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trundle.embedder import LONGEST
-from trundle.methods.contract import ExactFraction, Method, Options, Plan, listed
+from trundle.methods.contract import (
+    LENGTH_HELP,
+    MINUTES_HELP,
+    PRECISION_HELP,
+    ExactFraction,
+    Method,
+    Options,
+    Plan,
+    listed,
+)
 
 _FULL: Literal["full"] = "full"
 _Objective = Literal["align", "contrast"]
@@ -35,8 +43,10 @@ _Widths = Annotated[tuple[ExactFraction, ...], BeforeValidator(listed)]
 class WidthOptions(Options):
     """Which sizes, how they are selected, and how they are trained."""
 
-    widths: _Widths = Field("1/2,1/4", validate_default=True, description="Shares of the width.")
-    mlp: bool | None = Field(None, description="Narrow the MLPs by the same share.")
+    widths: _Widths = Field(
+        "1/2,1/4", validate_default=True, description="Comma-separated shares of the width."
+    )
+    mlp: bool | None = Field(None, description="Narrow the MLPs by the same share. Default: no.")
     select: Literal["auto", "consecutive", "uniform", "rotary", "importance"] = Field(
         "auto", description="Dimensions a size keeps; auto: the most important on your texts, or the first."
     )
@@ -57,27 +67,29 @@ class WidthOptions(Options):
         None, ge=2, description="Sizes trained per step: the narrowest and some others. Default: all."
     )
     steps: int | None = Field(
-        None, ge=0, description="Optimizer steps; 0: only the closed form. Default: as in align or contrast."
+        None,
+        ge=0,
+        description="Optimizer steps; 0: only the closed-form start. Default: as in align or contrast.",
     )
-    minutes: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="Train for this long, or until steps is reached."
-    )
+    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description=MINUTES_HELP)
     texts: int | None = Field(None, ge=10, description="Use at most this many texts or tuples.")
     augment: str = Field(
-        "", description="With align: derive more texts from yours: sentences, spans, prefixes, words, joins."
+        "", description="With align: more texts, made from yours: sentences, spans, prefixes, words, joins."
     )
-    batch_size: int | None = Field(None, ge=2, description="Texts per step. Default: 32, or 64 tuples.")
-    mini_batch: int | None = Field(None, ge=1, description="With contrast: texts in memory at once.")
+    batch_size: int | None = Field(
+        None, ge=2, description="Texts or tuples per step. Default: 32 texts, or 64 tuples."
+    )
+    mini_batch: int | None = Field(
+        None, ge=1, description="With contrast: texts in memory at once; fewer save memory."
+    )
     max_length: int | None = Field(
-        None, ge=2, description=f"With contrast: tokens to truncate texts to. Default: up to {LONGEST}."
+        None, ge=2, description=f"With contrast: {LENGTH_HELP[0].lower()}{LENGTH_HELP[1:]}"
     )
     learning_rate: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Peak learning rate. Default: 1e-4 (contrast: 2e-5)."
     )
     warmup: int = Field(0, ge=0, description="Steps in which the learning rate rises.")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto: bf16 if the hardware multiplies it (GPUs, AMX), else fp32."
-    )
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=PRECISION_HELP)
 
 
 class WidthPlan(Plan):
@@ -135,7 +147,7 @@ def _additional_models(plan: WidthPlan) -> tuple[str, ...]:
 
 WIDTH = Method(
     name="width",
-    help="Train a model and the narrow ones inside it in one run, or extract one size.",
+    help="Train a model and narrow ones inside it, or extract one size.",
     options=WidthOptions,
     plans=WidthPlan,
     additional=_additional_models,
