@@ -1,4 +1,4 @@
-"""Steps whose batches are gathered on the device: the same as plain steps, and captured as graphs on a GPU."""
+"""Steps whose batches are gathered on the device equal plain steps; on a GPU they are captured as graphs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from trundle.train import graphs
 from trundle.train.batches import ByBucket, padded_lengths
 from trundle.train.loop import TrainingTask, TrainSettings, train
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
+]
 FAMILIES = ["bert", "roberta", "mpnet", "distilbert", "modernbert", "llama", "qwen3", "gemma3", "gpt2"]
 
 
@@ -76,7 +79,9 @@ def test_graphs_make_the_steps_of_the_plain_trainer(family, device, pico_model, 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_an_interrupted_run_ends_with_the_same_weights(device, pico_model, targets, monkeypatch, tmp_path) -> None:
+def test_an_interrupted_run_ends_with_the_same_weights(
+    device, pico_model, targets, monkeypatch, tmp_path
+) -> None:
     found = []
     for stops in (False, True):
         model = copy.deepcopy(pico_model("bert")).to(device)
@@ -94,9 +99,10 @@ def test_an_interrupted_run_ends_with_the_same_weights(device, pico_model, targe
                     raise KeyboardInterrupt
                 update(self, loaded, rate)
 
-            with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            with monkeypatch.context() as patched:
                 patched.setattr(graphs._GraphTrainer, "step", stop)
-                train(model, task, settings, folder=folder)
+                with pytest.raises(KeyboardInterrupt):
+                    train(model, task, settings, folder=folder)
             model = copy.deepcopy(pico_model("bert")).to(device)
             task = task_of(model, targets, monkeypatch)
         train(model, task, settings, folder=folder)

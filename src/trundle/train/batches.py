@@ -27,6 +27,7 @@ from trundle.errors import BadInput
 _B = TypeVar("_B")
 Indices = NDArray[np.int64]
 
+IN_PARTS = "a batch does not fit into memory, so it is processed in parts; only the time changes"
 _POOL = 128
 """Batches sorted by length together: many, for little padding, but few enough that every epoch differs."""
 _AHEAD = 4
@@ -61,7 +62,7 @@ class BatchSplitter(Generic[_B]):
         if self.texts(largest) == 1 or self.size(largest) == 0:
             return False
         if self.limit == float("inf"):
-            self.say("a batch does not fit into memory, so it is processed in parts; only the time changes")
+            self.say(IN_PARTS)
         self.limit = self.size(largest) / 2
         return True
 
@@ -138,7 +139,7 @@ class ByLength:
         return int(self._places[number % self.per_epoch])
 
 
-_WIDTHS = 8
+_WIDTHS = 12
 """Padded lengths of one training: each is a graph in the GPU's memory."""
 _STEP = 8
 """Padded lengths are multiples of this, as tensor cores prefer."""
@@ -147,8 +148,8 @@ _STEP = 8
 class ByBucket:
     """Batches of exactly `batch_size` texts that are padded to one of a few lengths, shuffled in every epoch.
 
-    Every text comes once per epoch, or as often as the weight of its kind says (see `ByLength`); the last batch
-    repeats texts of another one to be full. A batch between two lengths is padded to the longer one.
+    Every text comes once per epoch, or as often as the weight of its kind says (see `ByLength`). The
+    last batch repeats texts to be full. A batch between two lengths is padded to the longer one.
     """
 
     def __init__(
@@ -209,7 +210,7 @@ def padded_lengths(lengths: NDArray[np.integer], most: int = _WIDTHS) -> list[in
     counts = np.bincount(cells)
     used = np.flatnonzero(counts)
     texts = np.concatenate([[0], np.cumsum(counts[used])])
-    # cost[j] is the least number of padded tokens of the texts up to used[j - 1], with the lengths chosen so far.
+    # cost[j]: the least number of padded tokens of the texts up to used[j - 1], with the lengths chosen
     cost = np.concatenate([[0.0], np.full(len(used), np.inf)])
     cuts: list[NDArray[np.int64]] = []
     for _ in range(min(most, len(used))):

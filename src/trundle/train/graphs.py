@@ -1,9 +1,9 @@
 """Training steps on a GPU as CUDA graphs: the host only copies positions and replays.
 
-Launching the kernels of a small model takes longer than running them. So each padded length gets one graph that
-gathers a batch from the texts in the GPU's memory, runs the model forward and backward and adds to the gradients;
-one more graph clips them and updates the weights. Between the two, several processes average their gradients.
-Without a GPU the same functions run directly, which is how tests compare them with the plain trainer.
+Launching the kernels of a small model takes longer than running them. So each padded length gets one graph
+that gathers a batch from the texts in the GPU's memory, runs the model forward and backward and adds to the
+gradients; one more graph clips them and updates the weights. Between the two, several processes average their
+gradients. Without a GPU the same functions run directly: tests compare them with the plain trainer.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch.optim import AdamW
 
 from trundle.errors import BadInput
 from trundle.model.encode import free_gpu_memory, sound_gradients
-from trundle.train.batches import Batches, ByBucket, _LoadedPart
-from trundle.train.trainer import _decay_groups, _Trainer
+from trundle.train.batches import IN_PARTS, Batches, ByBucket, _LoadedPart
+from trundle.train.trainer import _decay_groups, _Loss, _Trainer
 
 _B = TypeVar("_B")
 
@@ -48,7 +48,9 @@ class _Part:
 class _GraphTrainer(_Trainer[_B]):
     """Makes the steps of `_Trainer` with batches of positions that are gathered on the device."""
 
-    def __init__(self, model: nn.Module, losses: Sequence[Any], batches: Batches[_B], **settings: Any) -> None:
+    def __init__(
+        self, model: nn.Module, losses: Sequence[_Loss[_B]], batches: Batches[_B], **settings: Any
+    ) -> None:
         assert batches.gather is not None
         assert isinstance(batches.order, ByBucket)
         super().__init__(model, losses, **settings)
@@ -71,7 +73,7 @@ class _GraphTrainer(_Trainer[_B]):
         return self._module.to(self.device)  # gradients are averaged here, not by a wrapper
 
     def prepare(self, say: Callable[[str], None]) -> None:
-        """Captures the graphs, the longest texts first; raises `CaptureFailed` if the model does not allow it."""
+        """Captures the graphs, the longest texts first; raises `CaptureFailed` if that is not possible."""
         self._module.train(self._dropout)
         rng = torch.cuda.get_rng_state(self.device) if self.on_gpu else torch.get_rng_state()
         pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
@@ -80,7 +82,7 @@ class _GraphTrainer(_Trainer[_B]):
             for width in reversed(self._order.widths):
                 while (part := self._part(width, size := self._fitting(width, most), pool)) is None:
                     if most == math.inf:
-                        say("a batch does not fit into memory, so it is processed in parts; only the time changes")
+                        say(IN_PARTS)
                     most = width * size - 1
                 self._parts[width] = part
             (torch.cuda.set_rng_state if self.on_gpu else torch.set_rng_state)(rng)
@@ -122,7 +124,8 @@ class _GraphTrainer(_Trainer[_B]):
     def _beside(self, run: Callable[[], None]) -> None:
         """Runs on another stream, as torch asks for before a capture."""
         if not self.on_gpu:
-            return run()
+            run()
+            return
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -149,7 +152,7 @@ class _GraphTrainer(_Trainer[_B]):
         self._loss.zero_()
 
     def _make_optimizer(self) -> None:
-        """Makes the optimizer and its state, of the weights that got a gradient; the rate is in the device's memory."""
+        """Makes the optimizer of the weights that got a gradient, with its state and a rate on the device."""
         weights = [weight for weight in self._weights if weight.grad is not None]
         if not weights:
             raise BadInput("no weight of the model gets a gradient; check the loss")
@@ -175,7 +178,7 @@ class _GraphTrainer(_Trainer[_B]):
         self._place.add_(1).remainder_(_HISTORY)
         self._clear_gradients()
 
-    def load(self, batches: Batches[_B], number: int) -> _LoadedPart[Any]:
+    def load(self, batches: Batches[_B], number: int) -> _LoadedPart[Any]:  # noqa: ARG002
         """Loads the positions of this process's part of a batch."""
         positions = torch.from_numpy(self._order.batch(number)[self.rank :: self.processes].copy())
         part = (self._order.width(number), positions.pin_memory() if self.on_gpu else positions)
@@ -224,6 +227,5 @@ class _GraphTrainer(_Trainer[_B]):
         return dict(self._restored) if self._restored is not None else super().state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Keeps the state until `prepare`: the optimizer is made there, from the weights that get a gradient."""
+        """Keeps the state until `prepare`, which makes the optimizer."""
         self._restored = state
-

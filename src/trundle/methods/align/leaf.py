@@ -56,7 +56,12 @@ def make_align_task(
         size = min(batch_size, len(of))
         if resident is not None and imitate is None and size % process_count() == 0:
             bucketed = ByBucket(
-                lengths, batch_size=size, seed=seed, kinds=is_query, weights=weights, longest=_longest(student)
+                lengths,
+                batch_size=size,
+                seed=seed,
+                kinds=is_query,
+                weights=weights,
+                longest=_longest(student),
             )
             return Batches(order=bucketed, load=load, gather=resident.gather, splitter=splitter)
         order = ByLength(lengths, batch_size=size, seed=seed, kinds=is_query, weights=weights)

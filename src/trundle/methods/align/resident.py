@@ -1,7 +1,8 @@
 """A student's training data in the memory of a GPU: the tokens of all texts and the teacher's vectors.
 
 Texts are tokenised once per tokenizer, on all cores, and their tokens are kept in the cache. A student whose
-vocabulary was cut gets the tokens of the original with other ids; only texts that lost a token are tokenised again.
+vocabulary was cut gets the tokens of the original with other ids; only texts that lost a token are tokenised
+again.
 """
 
 from __future__ import annotations
@@ -68,10 +69,7 @@ class Resident:
 
 
 def resident_on(
-    device: torch.device,
-    student: SentenceTransformer,
-    targets: Targets,
-    context: Context,
+    device: torch.device, student: SentenceTransformer, targets: Targets, context: Context
 ) -> Resident | None:
     """Copies a store to a GPU; returns None if it does not fit or its tokens can't be made fast."""
     if device.type != "cuda" or not _fits(targets, torch.cuda.mem_get_info(device)[0]):
@@ -88,10 +86,7 @@ def _fits(targets: Targets, free_bytes: int) -> bool:
 
 
 def _make_resident(
-    student: SentenceTransformer,
-    targets: Targets,
-    device: torch.device,
-    context: Context,
+    student: SentenceTransformer, targets: Targets, device: torch.device, context: Context
 ) -> Resident | None:
     short_cut = find_short_cut(student)
     if short_cut is None:
@@ -109,10 +104,7 @@ def _make_resident(
 
 
 def _tokens_of(
-    student: SentenceTransformer,
-    targets: Targets,
-    short_cut: ShortCut,
-    context: Context,
+    student: SentenceTransformer, targets: Targets, short_cut: ShortCut, context: Context
 ) -> _Tokens:
     original, cache = context.original, context.cache
     place = _cached_at(student, targets, cache)
@@ -120,7 +112,10 @@ def _tokens_of(
         return found
     if tokenizer_text(original) != tokenizer_text(student):
         known = _read(_cached_at(original, targets, cache, like=student))
-        if known is not None and (mapped := _mapped(known, original, student, targets, short_cut)) is not None:
+        if (
+            known is not None
+            and (mapped := _mapped(known, original, student, targets, short_cut)) is not None
+        ):
             return mapped  # quick enough to be made again
     tokens = _tokenised(student, targets, np.arange(len(targets)), short_cut, context.progress)
     with atomic_folder(place, replace=True, marks=(_TOKENS, _LENGTHS)) as scratch:
@@ -132,7 +127,7 @@ def _tokens_of(
 def _cached_at(
     model: SentenceTransformer, targets: Targets, cache: Path, *, like: SentenceTransformer | None = None
 ) -> Path:
-    """Where the tokens of a store's texts are kept; `like` gives the prompts and the length of another model."""
+    """Where the tokens of a store's texts are kept; `like` is a model with other prompts or length."""
     other = like or model
     settings = [prompts_by_role(other), other.max_seq_length]
     digest = blake2b(tokenizer_text(model).encode(), digest_size=16).hexdigest()
@@ -150,7 +145,11 @@ def _read(place: Path) -> _Tokens | None:
 
 
 def _tokenised(
-    student: SentenceTransformer, targets: Targets, positions: Indices, short_cut: ShortCut, progress: Progress
+    student: SentenceTransformer,
+    targets: Targets,
+    positions: Indices,
+    short_cut: ShortCut,
+    progress: Progress,
 ) -> _Tokens:
     prompts, tokens, counts = prompts_by_role(student), [np.empty(0, np.int32)], [np.empty(0, np.int64)]
     with progress.task("tokenising", len(positions)) as advance:
@@ -176,7 +175,7 @@ def _mapped(
     targets: Targets,
     short_cut: ShortCut,
 ) -> _Tokens | None:
-    """The original's tokens under the student's ids; None if a sample shows that they are not the student's."""
+    """The original's tokens under the student's ids; None if a sample shows that they are others."""
     tokens, counts = known
     ids = _id_map(original.tokenizer, student.tokenizer)
     tokens = ids[tokens]
@@ -186,7 +185,9 @@ def _mapped(
     kept = np.flatnonzero(~lost)
     sample = kept[np.linspace(0, len(kept) - 1, min(_COMPARED, len(kept)), dtype=np.int64)]
     flat, lengths = short_cut.flat(prompted(targets, sample, prompts_by_role(student)))
-    expected = np.concatenate([np.empty(0, np.int32), *(tokens[starts[row] : starts[row] + counts[row]] for row in sample)])
+    expected = np.concatenate(
+        [np.empty(0, np.int32), *(tokens[starts[row] : starts[row] + counts[row]] for row in sample)]
+    )
     if not np.array_equal(lengths, counts[sample]) or not np.array_equal(flat, expected):
         return None
     again = np.flatnonzero(lost)
