@@ -15,7 +15,6 @@ from trundle.data.sampling import distinct, sample
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
 from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, Fidelity, measure_fidelity, queries_and_documents
-from trundle.evaluate.scoring import Memory
 from trundle.folders import check_free
 from trundle.methods.contract import AdditionalModel, Applied, Context
 from trundle.model.cost import Cost, cost
@@ -30,6 +29,7 @@ from trundle.pipeline.stages import _Stage, _stages
 from trundle.progress import is_first, process_count
 from trundle.recipe import Call, Recipe
 from trundle.records import THE_ORIGINAL, Lineage, QualityScores, read_lineage
+from trundle.teacher.held_out import HeldOutVectors
 
 
 def compress(
@@ -76,12 +76,12 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
     )
     made = _apply_all(request, recipe, context)
     vectors = all(call.method.gives_vectors for call in recipe.calls)
-    memory = Memory(request.progress)
-    teacher = memory.remember(made.space or embedder(original, name=THE_ORIGINAL), "original: encoding")
-    student = memory.remember(embedder(made.model, name="result"), "result: encoding")
+    held_out = HeldOutVectors(request.progress)
+    teacher = held_out.remember(made.space or embedder(original, name=THE_ORIGINAL), "original: encoding")
+    student = held_out.remember(embedder(made.model, name="result"), "result: encoding")
     writes = is_first() and not request.dry_run
     fidelity = _compare(teacher, student, request) if request.compare and vectors and writes else None
-    judged = _judge(made, original, student, memory) if made.evaluators and writes else {}
+    judged = _judge(made, original, student, held_out) if made.evaluators and writes else {}
     siblings: list[Sibling] = []
     paired = None
     if request.target is not None and is_first():
@@ -89,7 +89,7 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
         lineage = _lineage(request, made, fidelity, judged, before=cost(original), vectors=vectors)
         _save(made.model, request.target, lineage, made.files, replace=replace, use=made.use)
         siblings += [
-            _write_sibling(name, made, lineage, request, memory, teacher) for name in made.additional
+            _write_sibling(name, made, lineage, request, held_out, teacher) for name in made.additional
         ]
         if request.pair and made.partner is not None:
             paired = pair_folder(request.target)
@@ -217,9 +217,9 @@ def _apply(
 
 
 def _judge(
-    made: _Results, original: SentenceTransformer, student: Embedder, memory: Memory
+    made: _Results, original: SentenceTransformer, student: Embedder, held_out: HeldOutVectors
 ) -> dict[str, tuple[float, float]]:
-    before = memory.remember(embedder(original, name=THE_ORIGINAL), "original: encoding")
+    before = held_out.remember(embedder(original, name=THE_ORIGINAL), "original: encoding")
     scores = [(score(before), score(student)) for score in made.evaluators]
     return {name: (old[name], new[name]) for old, new in scores for name in old}
 
@@ -251,12 +251,12 @@ def _lineage(
 
 
 def _write_sibling(
-    name: str, made: _Results, lineage: Lineage, request: Request, memory: Memory, teacher: Embedder
+    name: str, made: _Results, lineage: Lineage, request: Request, held_out: HeldOutVectors, teacher: Embedder
 ) -> Sibling:
     """Compares and writes an additional model, with the lineage up to the method that made it."""
     beside, taken = made.additional[name]
     place, size = Path(f"{request.target}-{name}"), cost(beside.model)
-    own = memory.remember(embedder(beside.model, name=place.name), f"{place.name}: encoding")
+    own = held_out.remember(embedder(beside.model, name=place.name), f"{place.name}: encoding")
     fidelity = _compare(teacher, own, request)
     origin = dataclasses.replace(
         lineage,

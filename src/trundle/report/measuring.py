@@ -16,7 +16,6 @@ from trundle.embedder import Embedder, Vectors
 from trundle.errors import UserError
 from trundle.evaluate.comparison import Comparison, compare
 from trundle.evaluate.fidelity import AGREEMENT_AT, Fidelity, Top, find_top, on_a_plane
-from trundle.evaluate.scoring import Memory
 from trundle.evaluate.shortening import Shorten, read_ranges
 from trundle.evaluate.tasks import Task
 from trundle.methods.vocabulary.scores import count_tokens, tokenised
@@ -29,6 +28,7 @@ from trundle.report.contents import _Projection, _Quality, _RunMeasurements, _Ru
 from trundle.report.markup import _numbered, _one_line
 from trundle.report.reading import _TORCH
 from trundle.runtime.encoder import Encoder
+from trundle.teacher.held_out import HeldOutVectors
 
 _SAMPLE_QUERIES = 12
 _PROJECTED = 240
@@ -45,11 +45,11 @@ class _Measuring:
     def __init__(
         self, runs: Sequence[_RunRecord], teacher: Embedder, *, trust: bool, progress: Progress
     ) -> None:
-        memory = Memory(progress)
+        held_out = HeldOutVectors(progress)
         self._runs, self._progress = runs, progress
-        self._teacher = memory.remember(teacher, f"{_one_line(teacher.name, 40)}: encoding")
+        self._teacher = held_out.remember(teacher, f"{_one_line(teacher.name, 40)}: encoding")
         self._students = {
-            run.name: memory.remember(_load(run, trust=trust), f"{run.name}: encoding") for run in runs
+            run.name: held_out.remember(_load(run, trust=trust), f"{run.name}: encoding") for run in runs
         }
 
     def compare(self, tasks: Sequence[Task], texts: Sequence[Text]) -> Comparison:
