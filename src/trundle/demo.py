@@ -104,7 +104,9 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
         progress=progress,
     )
     data, texts = [ENVIRONMENT], _MEASURED_PAIRS
-    made = make_report([output], teacher=str(model), data=data, texts=texts, speed=speed, progress=progress)
+    made = make_report(
+        [output], teacher=outcome.run.teacher, data=data, texts=texts, speed=speed, progress=progress
+    )
     page, _ = write_report(made, output / "report.html")
     return DemoResult(
         outcome=outcome,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trundle.data.corpus import Corpus
     from trundle.embedder import Embedder
     from trundle.model.cost import Cost
+    from trundle.teacher.teacher import Teacher
 
 
 class Options(BaseModel):
@@ -81,8 +82,8 @@ class Applied:
     """The model a method made, and what the run records about it."""
 
     model: SentenceTransformer
-    space: Embedder | None = None
-    """The model whose vector space the result is in, if it is not the original."""
+    space: Teacher | None = None
+    """The teacher whose vector space the result is in, if it is not the original; it encodes any text."""
     teacher: SentenceTransformer | None = None
     """The same as a `SentenceTransformer`, if it is one."""
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
@@ -29,6 +30,7 @@ from trundle.report.markup import _numbered, _one_line
 from trundle.report.reading import _TORCH
 from trundle.runtime.encoder import Encoder
 from trundle.teacher.held_out import HeldOutVectors
+from trundle.teacher.teacher import Teacher
 
 _SAMPLE_QUERIES = 12
 _PROJECTED = 240
@@ -128,6 +130,16 @@ def _load(run: _RunRecord, *, trust: bool) -> Embedder:
     if run.form.engine != _TORCH:
         return Encoder(run.folder, graph=run.form.engine).embedder(run.name)
     return embedder(load(run.folder, trust_remote_code=trust).float(), name=run.name)
+
+
+def _open_teacher(name: str, opened: Teacher | None, *, trust: bool) -> tuple[SentenceTransformer, Embedder]:
+    """Return the teacher in full precision: the opened one if it computes in it, otherwise loaded here."""
+    if opened is not None and opened.model is not None and opened.embedder is not None:
+        large = opened.model
+        if large.dtype == torch.float32 and large.device.type == "cpu":  # a GPU labels in half precision
+            return large, replace(opened.embedder, name=name)
+    large = load(name, trust_remote_code=trust).float()
+    return large, embedder(large, name=name)
 
 
 def _measurements(number: int, run: _RunRecord, found: Comparison) -> _RunMeasurements:

@@ -90,7 +90,7 @@ _PROVING = 1 - _LABELLING - _TRYING - _FINISHING
 _CLOSING = 60.0
 """Seconds that export, timing and the report take on two slow cores, however few texts there are."""
 _READINGS = 4
-"""How often the held-out texts are encoded at the end: by both models for the comparison, and again for the report."""
+"""How often the held-out texts are encoded at the end, at most: by both models for the comparison, and again for the report."""
 _MAPPING, _FEWEST_MAPPED = 1 / 150, 2048
 """The share of the time to encode texts for a candidate's linear map, and the fewest texts for it."""
 _PROVED_SHARE, _FEWEST_PROVED = 5, 200
