@@ -197,7 +197,7 @@ def test_a_search_loads_its_source_once(
 def test_the_teacher_reads_each_held_out_text_once(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trials and the last training share the validation texts' vectors, comparison and report the others'."""
+    """The trials and the last training share the validation vectors, comparison and report the others."""
     source, output, read = pico_folders("bert"), tmp_path / "small", Counter[str]()
     plain, teacher = encode._encode, model_digest(load(source))
 

@@ -1,7 +1,7 @@
 """The vectors of the texts that measure a model: held-out texts, and the texts of tasks.
 
-A run computes each of them once. Its comparison with the teacher, its scores and its report share them. The vectors of
-training and validation texts are in a store (`labelling`), because a training reads them in batches from disk.
+A run computes each of them once; its comparison with the teacher, its scores and its report share them. The
+vectors of training and validation texts are in a store (`labelling`): a training reads them from disk.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class HeldOutVectors:
                 if not isinstance(text, str):
                     raise BadInput(f"{label} holds a {type(text).__name__} among its texts; convert it first")
             table = self._tables.setdefault(encode, {})
-            # Longest first, as sentence-transformers sorts within one call, so that slices need no more padding.
+            # Longest first, as in sentence-transformers, so that slices need no more padding.
             new = sorted({text for text in texts if text not in table}, key=lambda text: (-len(text), text))
             with self._progress.task(label, len(new)) as advance:
                 for start in range(0, len(new), _TEXTS_AT_ONCE):
