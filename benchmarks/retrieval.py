@@ -24,13 +24,14 @@ import pyarrow.parquet as pq
 import harness
 from trundle.embedder import asymmetric
 from trundle.evaluate.retrieval import nearest
-from trundle.evaluate.scoring import Memory, find_tasks
+from trundle.evaluate.scoring import find_tasks
 from trundle.evaluate.shortening import _PRECISIONS, _by_tasks, _bytes_of, _with_shortened, read_ranges
 from trundle.export.open import open_embedder, open_encoder
 from trundle.index.base import Wanted, _Precision
 from trundle.index.codes import _code_width
 from trundle.index.embedded import _create_embedded, _EmbeddedStore
 from trundle.records import versions
+from trundle.teacher.held_out import HeldOutVectors
 
 CODES: tuple[_Precision, ...] = ("float", "int8", "binary")
 SETS = "SciFact,ArguAna,squadshifts,CACM,Cranfield,msmarco-mini"
@@ -80,7 +81,7 @@ def shortened(options: argparse.Namespace) -> None:
         raise SystemExit(f"{options.models[1]} has no ranges of its teacher's vectors; align it first")
     # Every text is encoded once, for all sizes and precisions.
     opened = {
-        who: Memory().remember(open_embedder(model)[0], who)
+        who: HeldOutVectors().remember(open_embedder(model)[0], who)
         for who, model in zip(("teacher", "student"), options.models, strict=True)
     }
     score = _by_tasks(tasks)

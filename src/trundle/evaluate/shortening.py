@@ -21,10 +21,11 @@ from trundle.embedder import Embedder, Encode, Vectors, asymmetric, top_agreemen
 from trundle.errors import BadInput
 from trundle.evaluate.fidelity import AGREEMENT_AT, queries_and_documents
 from trundle.evaluate.retrieval import nearest
-from trundle.evaluate.scoring import _SEED, Memory
+from trundle.evaluate.scoring import _SEED
 from trundle.evaluate.tasks import Task
 from trundle.progress import Progress
 from trundle.records import CALIBRATION_FILE
+from trundle.teacher.held_out import HeldOutVectors
 
 _Precision = Literal["float32", "int8", "binary"]
 _PRECISIONS: tuple[_Precision, ...] = get_args(_Precision)
@@ -205,11 +206,11 @@ def _inherited(
     tasks: Sequence[Task],
     texts: Sequence[Text],
     shorten: Shorten,
-    memory: Memory,
+    held_out: HeldOutVectors,
     progress: Progress,
 ) -> list[Inheritance]:
     """The scores of shortened vectors on the tasks, and their agreement on the texts."""
-    theirs, ours = (memory.remember(one, f"{one.name}: encoding") for one in (teacher, model))
+    theirs, ours = (held_out.remember(one, f"{one.name}: encoding") for one in (teacher, model))
     measured: dict[str, _Score] = {}
     if tasks:
         chosen = [task for task in tasks if task.has_documents] or list(tasks)
@@ -223,7 +224,7 @@ def _inherited(
     if ranges is not None:
         calibration = f"{ranges.vectors:,} training vectors of the teacher, kept with the model"
     else:
-        seen = [memory.known(encode) for encode in dict.fromkeys((teacher.document, teacher.text))]
+        seen = [held_out.known(encode) for encode in dict.fromkeys((teacher.document, teacher.text))]
         ranges = measure_ranges([block for block in seen if block is not None], teacher.name)
         calibration = f"{ranges.vectors:,} of the measured vectors: the model's folder keeps no ranges"
     dimensions = shorten.dimensions or _usual_dimensions(len(ranges.lowest))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trundle.data.corpus import Corpus
     from trundle.embedder import Embedder
     from trundle.model.cost import Cost
+    from trundle.teacher.teacher import Teacher
 
 COMPILE_HELP = "Compile the layers first: takes about a minute, then steps are faster on a GPU."
 KEEP_ZEROS_HELP = "Keep zero weights zero. Default: if many are zero, as after pruning."
@@ -88,8 +89,8 @@ class Applied:
     """The model a method made, and what the run records about it."""
 
     model: SentenceTransformer
-    space: Embedder | None = None
-    """The model whose vector space the result is in, if it is not the original."""
+    space: Teacher | None = None
+    """The teacher whose vector space the result is in, if it is not the original; it encodes any text."""
     teacher: SentenceTransformer | None = None
     """The same as a `SentenceTransformer`, if it is one."""
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -15,7 +15,6 @@ from trundle.data.sampling import distinct, sample
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
 from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, Fidelity, measure_fidelity, queries_and_documents
-from trundle.evaluate.scoring import Memory
 from trundle.folders import check_free
 from trundle.methods.contract import AdditionalModel, Applied, Context
 from trundle.model.cost import Cost, cost
@@ -30,6 +29,8 @@ from trundle.pipeline.stages import _Stage, _stages
 from trundle.progress import is_first, process_count
 from trundle.recipe import Call, Recipe
 from trundle.records import THE_ORIGINAL, Lineage, QualityScores, read_lineage
+from trundle.teacher.held_out import HeldOutVectors
+from trundle.teacher.teacher import Teacher, original_teacher
 
 
 def compress(
@@ -77,12 +78,18 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
     )
     made = _apply_all(request, recipe, context)
     vectors = all(call.method.gives_vectors for call in recipe.calls)
-    memory = Memory(request.progress)
-    teacher = memory.remember(made.space or embedder(original, name=THE_ORIGINAL), "original: encoding")
-    student = memory.remember(embedder(made.model, name="result"), "result: encoding")
+    held_out = HeldOutVectors(request.progress)
+    before = held_out.remember(embedder(original, name=THE_ORIGINAL), "original: encoding")
+    teacher, theirs = original_teacher(context), before
+    if made.space is not None and made.space.embedder is not None:
+        teacher, theirs = made.space, held_out.remember(made.space.embedder, "original: encoding")
+    large = request.name if teacher.model is original else teacher.name
+    teacher = dataclasses.replace(teacher, name=large, embedder=theirs)
+    student = held_out.remember(embedder(made.model, name="result"), "result: encoding")
     writes = is_first() and not request.dry_run
-    fidelity = _compare(teacher, student, request) if request.compare and vectors and writes else None
-    judged = _judge(made, original, student, memory) if made.evaluators and writes else {}
+    compares = request.compare and vectors and writes
+    fidelity = _compare(teacher, made.model, student, request) if compares else None
+    judged = _judge(made, before, student) if made.evaluators and writes else {}
     siblings: list[Sibling] = []
     paired = None
     if request.target is not None and is_first():
@@ -90,12 +97,10 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
         lineage = _lineage(request, made, fidelity, judged, before=cost(original), vectors=vectors)
         _save(made.model, request.target, lineage, made.files, replace=replace, use=made.use)
         siblings += [
-            _write_sibling(name, made, lineage, request, memory, teacher) for name in made.additional
+            _write_sibling(name, made, lineage, request, held_out, teacher) for name in made.additional
         ]
         if request.pair and made.partner is not None:
             paired = pair_folder(request.target)
-            space = made.space
-            large = request.name if space is None or made.partner is original else space.name
             names = (str(request.output), large)
             _save_pair(
                 made.model, made.partner, names=names, output=paired, files=made.files, replace=replace
@@ -114,7 +119,8 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
         output=request.target,
         pair=paired,
         additional=tuple(siblings),
-        original=teacher,
+        teacher=teacher,
+        original=theirs,
         result=student,
         needs_trundle=has_token_map(made.model),
         settle=made.settle,
@@ -141,7 +147,7 @@ class _Results:
 
     model: SentenceTransformer
     steps: list[MethodRun] = field(default_factory=list)
-    space: Embedder | None = None
+    space: Teacher | None = None
     partner: SentenceTransformer | None = None
     files: dict[str, str | bytes] = field(default_factory=dict)
     additional: dict[str, tuple[AdditionalModel, int]] = field(default_factory=dict)
@@ -217,10 +223,7 @@ def _apply(
     )
 
 
-def _judge(
-    made: _Results, original: SentenceTransformer, student: Embedder, memory: Memory
-) -> dict[str, tuple[float, float]]:
-    before = memory.remember(embedder(original, name=THE_ORIGINAL), "original: encoding")
+def _judge(made: _Results, before: Embedder, student: Embedder) -> dict[str, tuple[float, float]]:
     scores = [(score(before), score(student)) for score in made.evaluators]
     return {name: (old[name], new[name]) for old, new in scores for name in old}
 
@@ -237,9 +240,10 @@ def _lineage(
     scores = {} if fidelity is None else _headline(fidelity)
     for name, (old, new) in judged.items():
         scores |= {f"{name}, before": round(old, 4), f"{name}, after": round(new, 4)}
+    space = None if made.space is None else made.space.embedder
     lineage = Lineage(
         source=request.name,
-        space=None if made.space is None or not vectors else made.space.name,
+        space=None if space is None or not vectors else space.name,
         steps=tuple(step.as_json() for step in made.steps),
         data=() if request.corpus is None else request.corpus.facts(),
         seed=request.seed,
@@ -252,13 +256,13 @@ def _lineage(
 
 
 def _write_sibling(
-    name: str, made: _Results, lineage: Lineage, request: Request, memory: Memory, teacher: Embedder
+    name: str, made: _Results, lineage: Lineage, request: Request, held_out: HeldOutVectors, teacher: Teacher
 ) -> Sibling:
     """Compares and writes an additional model, with the lineage up to the method that made it."""
     beside, taken = made.additional[name]
     place, size = Path(f"{request.target}-{name}"), cost(beside.model)
-    own = memory.remember(embedder(beside.model, name=place.name), f"{place.name}: encoding")
-    fidelity = _compare(teacher, own, request)
+    own = held_out.remember(embedder(beside.model, name=place.name), f"{place.name}: encoding")
+    fidelity = _compare(teacher, beside.model, own, request)
     origin = dataclasses.replace(
         lineage,
         steps=lineage.steps[: len(lineage.steps) - len(made.steps) + taken],
@@ -283,8 +287,11 @@ def _save(
     save(model, output, lineage=lineage, card=card, files=files, replace=replace)
 
 
-def _compare(original: Embedder, result: Embedder, request: Request) -> Fidelity | None:
-    """Measures how close the result is to the original on held-out texts; None if it can't be measured."""
+def _compare(
+    teacher: Teacher, model: SentenceTransformer, result: Embedder, request: Request
+) -> Fidelity | None:
+    """Measures how close a model is to its teacher on held-out texts; None if it can't be measured."""
+    assert teacher.embedder is not None
     if request.corpus is None:
         return None
     held_out = distinct(request.corpus.held_out(), key=lambda text: text.text)
@@ -292,10 +299,10 @@ def _compare(original: Embedder, result: Embedder, request: Request) -> Fidelity
     queries, documents = queries_and_documents(texts)
     if len(documents) < FEWEST_DOCUMENTS:
         problem = f"{len(texts)} texts are held out, {2 * FEWEST_DOCUMENTS} are needed; pass more with --data"
-    elif original.text(queries[:1]).shape != result.text(queries[:1]).shape:
+    elif teacher.width != (model.get_embedding_dimension() or 0):
         problem = "the vectors have another width; add align to the recipe"
     else:
-        return measure_fidelity(result, original, queries, documents, progress=request.progress)
+        return measure_fidelity(result, teacher.embedder, queries, documents, progress=request.progress)
     request.progress.say(f"not compared with the original: {problem}")
     return None
 

@@ -17,6 +17,7 @@ from trundle.model.load import load
 from trundle.progress import SILENT, Progress
 from trundle.recipe import Call, Recipe
 from trundle.records import MethodRecord
+from trundle.teacher.teacher import Teacher
 
 _IN_MEMORY = "model"
 
@@ -122,9 +123,11 @@ class Run:
     output: Path | None
     pair: Path | None
     additional: tuple[Sibling, ...]
+    teacher: Teacher
+    """The teacher of the result, or the original, by its name in the request or the recipe."""
     original: Embedder
     result: Embedder
-    """Both models as texts → vectors; each text is encoded once."""
+    """The teacher and the result as texts → vectors; each text is encoded once."""
     needs_trundle: bool
     """Whether the result has a trundle module, which sentence-transformers loads with trust_remote_code."""
     settle: Callable[[], None]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
@@ -16,7 +17,6 @@ from trundle.embedder import Embedder, Vectors
 from trundle.errors import UserError
 from trundle.evaluate.comparison import Comparison, compare
 from trundle.evaluate.fidelity import AGREEMENT_AT, Fidelity, Top, find_top, on_a_plane
-from trundle.evaluate.scoring import Memory
 from trundle.evaluate.shortening import Shorten, read_ranges
 from trundle.evaluate.tasks import Task
 from trundle.methods.vocabulary.scores import count_tokens, tokenised
@@ -29,6 +29,8 @@ from trundle.report.contents import _Projection, _Quality, _RunMeasurements, _Ru
 from trundle.report.markup import _numbered, _one_line
 from trundle.report.reading import _TORCH
 from trundle.runtime.encoder import Encoder
+from trundle.teacher.held_out import HeldOutVectors
+from trundle.teacher.teacher import Teacher
 
 _SAMPLE_QUERIES = 12
 _PROJECTED = 240
@@ -45,11 +47,11 @@ class _Measuring:
     def __init__(
         self, runs: Sequence[_RunRecord], teacher: Embedder, *, trust: bool, progress: Progress
     ) -> None:
-        memory = Memory(progress)
+        held_out = HeldOutVectors(progress)
         self._runs, self._progress = runs, progress
-        self._teacher = memory.remember(teacher, f"{_one_line(teacher.name, 40)}: encoding")
+        self._teacher = held_out.remember(teacher, f"{_one_line(teacher.name, 40)}: encoding")
         self._students = {
-            run.name: memory.remember(_load(run, trust=trust), f"{run.name}: encoding") for run in runs
+            run.name: held_out.remember(_load(run, trust=trust), f"{run.name}: encoding") for run in runs
         }
 
     def compare(self, tasks: Sequence[Task], texts: Sequence[Text]) -> Comparison:
@@ -128,6 +130,16 @@ def _load(run: _RunRecord, *, trust: bool) -> Embedder:
     if run.form.engine != _TORCH:
         return Encoder(run.folder, graph=run.form.engine).embedder(run.name)
     return embedder(load(run.folder, trust_remote_code=trust).float(), name=run.name)
+
+
+def _open_teacher(name: str, opened: Teacher | None, *, trust: bool) -> tuple[SentenceTransformer, Embedder]:
+    """Return the teacher in full precision: the opened one if it computes in it, otherwise loaded here."""
+    if opened is not None and opened.model is not None and opened.embedder is not None:
+        large = opened.model
+        if large.dtype == torch.float32 and large.device.type == "cpu":  # a GPU labels in half precision
+            return large, replace(opened.embedder, name=name)
+    large = load(name, trust_remote_code=trust).float()
+    return large, embedder(large, name=name)
 
 
 def _measurements(number: int, run: _RunRecord, found: Comparison) -> _RunMeasurements:

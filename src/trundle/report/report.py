@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trundle.bench.results import BenchResult, caution
 from trundle.bench.rounds import BenchOptions, bench
@@ -26,13 +27,16 @@ from trundle.report.page import _page
 from trundle.report.reading import _TORCH, _read_runs, _weigh
 from trundle.teacher import teacher_kind
 
+if TYPE_CHECKING:
+    from trundle.teacher.teacher import Teacher
+
 _KINDS = ("sts", "retrieval", "classification", "clustering", "pairs")
 
 
 def make_report(
     folders: Sequence[str | Path],
     *,
-    teacher: str | None = None,
+    teacher: str | Teacher | None = None,
     data: Sequence[str] = (),
     tasks: Sequence[str] = (),
     texts: int = MEASURED_TEXTS,
@@ -43,21 +47,21 @@ def make_report(
     """Read the runs in `folders`; with `data` or `tasks`, also measure them and their teacher.
 
     At most `texts` texts of `data` are used. `speed` is a benchmark of the teacher and the runs, or whether
-    to run one.
+    to run one. A `teacher` that a run has opened does not encode a held-out text again.
     """
     runs = _read_runs(folders)
-    teachers = [teacher] if teacher else sorted({run.teacher for run in runs})
+    opened = None if isinstance(teacher, str) else teacher
+    named = teacher if teacher is None or isinstance(teacher, str) else teacher.name
+    teachers = [named] if named else sorted({run.teacher for run in runs})
     chosen = _find_tasks_in(tasks) if tasks else []
     if not data and not chosen:
         return _Report(runs=runs, teacher=_teacher_model(teachers[0], runs) if len(teachers) == 1 else None)
     # These import torch, which a report without measurements does not need.
-    from trundle.model.encode import embedder
-    from trundle.model.load import load
-    from trundle.report.measuring import _measurements, _Measuring, _token_curve
+    from trundle.report.measuring import _measurements, _Measuring, _open_teacher, _token_curve
 
     name = _check_teacher(teachers)
-    large = load(name, trust_remote_code=trust_remote_code).float()
-    measuring = _Measuring(runs, embedder(large, name=name), trust=trust_remote_code, progress=progress)
+    large, theirs = _open_teacher(name, opened, trust=trust_remote_code)
+    measuring = _Measuring(runs, theirs, trust=trust_remote_code, progress=progress)
     lineages = [read_lineage(run.folder) for run in runs]
     read = unseen_texts(list(data), lineages, texts, progress=progress) if data else []
     queries, documents = queries_and_documents(read)

@@ -99,7 +99,7 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     student, start_facts = _started(_pooled(student, options), plan, targets, context)
     applied = Applied(
         model=student,
-        space=teacher.embedder,
+        space=None if teacher.brings_texts else teacher,
         teacher=teacher.model,
         facts=_counts(targets, validation) | start_facts,
         files=files,
@@ -171,7 +171,7 @@ def _pooled(model: SentenceTransformer, options: AlignOptions) -> SentenceTransf
 def reopen(applied: Applied, plan: AlignPlan, context: Context) -> Applied:
     """Adds the teacher to a stored result."""
     teacher = find_teacher(applied.model, plan.options.teacher, plan.options.teacher_model, context)
-    return replace(applied, space=teacher.embedder, teacher=teacher.model)
+    return replace(applied, space=None if teacher.brings_texts else teacher, teacher=teacher.model)
 
 
 def _started(
