@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trundle.model.cost import Cost
     from trundle.teacher.teacher import Teacher
 
-COMPILE_HELP = "Compile the layers first: takes about a minute, then steps are faster on a GPU."
+COMPILE_HELP = "Compile the layers first: takes up to a minute, then steps are faster on a GPU."
 KEEP_ZEROS_HELP = "Keep zero weights zero. Default: if many are zero, as after pruning."
 LENGTH_HELP = f"Truncate texts to this many tokens. Default: the model's limit, up to {LONGEST}."
 MINUTES_HELP = "Train for at most this many minutes, even if steps or epochs are left."

@@ -47,6 +47,8 @@ _SETTLED = 2
 _WATCHED = 20
 """Steps after each of which the fit to a time budget is computed again; later only now and then."""
 _UNKNOWN_STEPS = 10**9
+_VALIDATIONS = 20
+"""Validations in a run of given time, at most."""
 _SAVED_AFTER = 120.0
 """Seconds after which a slow run writes a checkpoint, however few steps it made."""
 
@@ -81,7 +83,8 @@ class TrainSettings:
     precision: _Precision = "fp32"
     dropout: bool = True
     validate_every: int = 500
-    checkpoint_every: int = 500
+    checkpoint_every: int | None = 500
+    """None: only every two minutes."""
     record_every: int = 20
     patience: int | None = None
     """The run ends after this number of validations without a better one."""
@@ -182,6 +185,8 @@ class _TrainingRun(Generic[_B]):
     state: _RunState
     best_weights: dict[str, Tensor] | None = None
     texts: int = 0
+    validated: int = 0
+    """The step of the last validation."""
     validation_seconds: float = 0.0
     """Duration of the last validation."""
     validating: float = 0.0
@@ -221,11 +226,10 @@ class _TrainingRun(Generic[_B]):
                     self._fit(settings.minutes * 60)
                 self._step(batches.take())
                 last = state.step >= state.steps
-                validate = self.held_out and (last or state.step % settings.validate_every == 0)
+                validate = self.held_out and (last or self._is_due())
                 record = last or validate or state.step % settings.record_every == 0
-                save = self.folder and (
-                    last or state.step % settings.checkpoint_every == 0 or (record and self._is_late())
-                )
+                regular = settings.checkpoint_every and state.step % settings.checkpoint_every == 0
+                save = self.folder and (last or regular or (record and self._is_late()))
                 if record or save:
                     state.loss = self.trainer.mean_loss(state.step)
                     with batches.paused():
@@ -256,6 +260,14 @@ class _TrainingRun(Generic[_B]):
         if self.state.step >= self.state.steps:
             return "steps" if self.state.steps == self.settings.steps else "minutes"
         return None
+
+    def _is_due(self) -> bool:
+        """Whether to validate: at regular steps, or in a run of given time at most so many times."""
+        state, every = self.state, self.settings.validate_every
+        if self.settings.minutes is None or state.steps == _UNKNOWN_STEPS:
+            return state.step % every == 0
+        apart = max(every, state.steps // _VALIDATIONS)
+        return state.step % every == 0 and state.step - self.validated >= apart
 
     def _is_late(self) -> bool:
         """Whether the last checkpoint is too old; all processes agree on it."""
@@ -293,6 +305,7 @@ class _TrainingRun(Generic[_B]):
     def _validate(self) -> dict[str, Any]:
         """Measures the validation loss and additional metrics; keeps a copy of the best weights."""
         state, began = self.state, self.clock()
+        self.validated = state.step
         found = self.trainer.validate(self.held_out, state.step)
         state.stale += 1
         if found < state.best:

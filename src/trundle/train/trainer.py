@@ -234,6 +234,15 @@ def linear(*, end: float = 0.0) -> Schedule:
     return schedule
 
 
+def cosine(*, end: float = 0.0) -> Schedule:
+    """Half a cosine from the peak to `end` of it at the last step."""
+
+    def schedule(step: int, steps: int) -> float:
+        return end + (1.0 - end) * 0.5 * (1.0 + math.cos(math.pi * step / max(1, steps - 1)))
+
+    return schedule
+
+
 def leaf_cycles(epoch_steps: int, *, epochs: int = 10, cycles: int = 3, end: float = 0.1) -> Schedule:
     """LEAF's schedule: `cycles` times down to `end` over `epochs` epochs, constant within an epoch.
 

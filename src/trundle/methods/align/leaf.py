@@ -19,7 +19,7 @@ from trundle.methods.align.resident import Batch, Resident, prompted, resident_o
 from trundle.methods.contract import Context
 from trundle.model.encode import check_fast_tokenizer, make_tokeniser
 from trundle.model.heads import prompts_by_role
-from trundle.model.layout import layout_of
+from trundle.model.layout import token_limit
 from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
 from trundle.progress import process_count
@@ -82,7 +82,7 @@ def _longest(student: SentenceTransformer) -> int | None:
     """The most tokens that a student has positions for, padding included; None if there is no limit."""
     if static_table(student) is not None:
         return None
-    return layout_of(transformer_of(student).model).sizes.get("position")
+    return token_limit(transformer_of(student).model)
 
 
 def _make_loss(
