@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
@@ -35,6 +37,46 @@ class _Silent:
 
 
 SILENT = _Silent()
+
+
+class Stopwatch:
+    """Passes progress on and adds up how long each task took; of tasks in one another the inner one counts.
+
+    Only tasks of the thread that made the stopwatch are counted: others run beside them.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        """`progress` shows the tasks."""
+        self._progress, self._thread = progress, threading.get_ident()
+        self._labels, self._since = ["other"], time.monotonic()
+        self.seconds: dict[str, float] = {"other": 0.0}
+        """Seconds by label; `other` is the time outside of all tasks."""
+
+    @contextmanager
+    def task(self, label: str, total: int | None) -> Iterator[Advance]:
+        """Shows `label`, and counts the time of the block for it."""
+        with self._progress.task(label, total) as advance:
+            if threading.get_ident() != self._thread:
+                yield advance
+                return
+            self.count()
+            self._labels.append(label)
+            try:
+                yield advance
+            finally:
+                self.count()
+                self._labels.pop()
+
+    def count(self) -> dict[str, float]:
+        """Returns the seconds by label until now."""
+        now, label = time.monotonic(), self._labels[-1]
+        self.seconds[label] = self.seconds.get(label, 0.0) + now - self._since
+        self._since = now
+        return dict(self.seconds)
+
+    def say(self, line: str) -> None:
+        """Prints a line."""
+        self._progress.say(line)
 
 
 def own_rank() -> int:

@@ -274,6 +274,9 @@ class PlanningRecord:
     measured: Mapping[str, float | None]
     remarks: tuple[str, ...] = ()
     """Where the result differs from what was requested."""
+    planned_seconds: Mapping[str, float] = field(default_factory=dict)
+    spent_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each part of the search, as planned and as measured."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""

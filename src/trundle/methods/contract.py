@@ -7,6 +7,7 @@ generated from the record.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -73,7 +74,9 @@ class Context:
     models: Mapping[str, SentenceTransformer] = field(default_factory=dict)
     """Models that are loaded already, by name."""
     opened: dict[str, Any] = field(default_factory=dict)
-    """Expensive objects loaded by `plan` that `apply` needs again, such as a teacher."""
+    """Expensive objects that are needed again, by this method or by the next run of a search."""
+    deadline: float = math.inf
+    """The time (`time.monotonic`) at which a training must end."""
 
 
 @dataclass(frozen=True, kw_only=True)

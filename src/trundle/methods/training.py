@@ -66,7 +66,15 @@ def run_training(
         explain_out_of_memory(task.name, _LESS_MEMORY),
     ):
         trained = student if module is None else module
-        result = train(trained, task, settings, schedule=schedule, folder=own, progress=context.progress)
+        result = train(
+            trained,
+            task,
+            settings,
+            schedule=schedule,
+            folder=own,
+            deadline=context.deadline,
+            progress=context.progress,
+        )
         metrics = (own / TRAINING_LOG_FILE).read_text(encoding="utf-8") if is_first() else ""
     return Trained(
         facts={

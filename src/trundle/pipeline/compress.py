@@ -75,6 +75,8 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
         fresh=request.fresh,
         progress=request.progress,
         models=request.opened,
+        opened=request.kept,
+        deadline=request.deadline,
     )
     made = _apply_all(request, recipe, context)
     vectors = all(call.method.gives_vectors for call in recipe.calls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +53,10 @@ class Request:
     """Keep intermediate results in the cache until `Run.settle` is called."""
     opened: Mapping[str, SentenceTransformer] = field(default_factory=dict)
     """Models that are loaded already, by the names the source and the recipe use for them."""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """Expensive objects that several runs of a search share, such as the teacher's vectors on a GPU."""
+    deadline: float = math.inf
+    """The time (`time.monotonic`) at which trainings with `minutes` must end."""
 
     @property
     def name(self) -> str:

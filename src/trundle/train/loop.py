@@ -125,14 +125,16 @@ def train(
     *,
     schedule: Schedule = _constant,
     folder: Path | None = None,
+    deadline: float = math.inf,
     progress: Progress = SILENT,
     clock: Callable[[], float] = time.monotonic,
 ) -> _TrainResult:
     """Trains `model` in place; leaves it with the best weights by validation, or the last ones without it.
 
-    `schedule` scales the learning rate. Checkpoints and metrics are written to `folder`; if it has a
-    checkpoint, the run resumes from it. A batch that does not fit into memory is processed in parts if its
-    `Batches` have a splitter. Returns how the run went.
+    `schedule` scales the learning rate. `deadline`, a time of the clock, ends a run with `minutes` earlier.
+    Checkpoints and metrics are written to `folder`; if it has a checkpoint, the run resumes from it. A batch
+    that does not fit into memory is processed in parts if its `Batches` have a splitter. Returns how the run
+    went.
     """
     options: dict[str, Any] = {
         "precision": settings.precision,
@@ -147,6 +149,8 @@ def train(
     else:
         trainer = _GraphTrainer(model, task.losses, task.batches, **options)
     run = _TrainingRun(
+        started=clock(),
+        deadline=deadline,
         trainer=trainer,
         task=task,
         settings=settings,
@@ -162,7 +166,8 @@ def train(
         run.resume()
         if isinstance(trainer, _GraphTrainer):
             try:
-                trainer.prepare(run.progress.say)
+                with run.progress.task("capturing steps", None):
+                    trainer.prepare(run.progress.say)
             except CaptureFailed as error:
                 run.progress.say(f"steps can't be captured as CUDA graphs, so they are slower: {error}")
                 run.trainer = plain()
@@ -174,6 +179,8 @@ def train(
 class _TrainingRun(Generic[_B]):
     """One call of `train`: its inputs and its progress."""
 
+    started: float
+    deadline: float
     trainer: _Trainer[_B]
     task: TrainingTask[_B]
     settings: TrainSettings
@@ -211,7 +218,7 @@ class _TrainingRun(Generic[_B]):
 
     def go(self) -> _TrainResult:
         state, settings, name = self.state, self.settings, self.task.name
-        self.started = self.clock() - state.seconds
+        self.started -= state.seconds
         self.first, self.written, shown = state.step, self._elapsed(), 0
         self.saved = self.written
         by_clock = settings.steps is None
@@ -297,7 +304,7 @@ class _TrainingRun(Generic[_B]):
             step, seconds = self.settled
             per_step = (self._elapsed() - seconds - self.validating) / (state.step - step)
             per_step += self.validation_seconds / settings.validate_every
-            left = budget - self._elapsed() - self.validation_seconds
+            left = min(budget - self._elapsed(), self.deadline - self.clock()) - self.validation_seconds
             agreed = [_steps_that_fit(state.step, seconds_left=left, seconds_per_step=per_step)]
             broadcast_object_list(agreed)
             state.steps = min(max(agreed[0], state.step + 1), settings.steps or _UNKNOWN_STEPS)

@@ -92,45 +92,54 @@ def _make_resident(
     if short_cut is None:
         return None
     tokens, counts = _tokens_of(student, targets, short_cut, context)
-    dtype = np.dtype(targets.manifest.dtype)
-    vectors = torch.empty((len(targets), targets.width), dtype=_DTYPES[dtype.name], device=device)
-    for start in range(0, len(targets), _CHUNK):
-        rows = targets.vectors(np.arange(start, min(start + _CHUNK, len(targets))))
-        vectors[start : start + len(rows)] = torch.from_numpy(rows.astype(dtype)).to(device)
-    lengths = torch.from_numpy(counts).to(device)
+    key = f"vectors {targets.folder} {targets.identity()} {device}"
+    if key not in context.opened:
+        context.opened[key] = _vectors_on(device, targets, context.progress)
+    vectors, lengths = context.opened[key], torch.from_numpy(counts).to(device)
     return Resident(
         short_cut, torch.from_numpy(tokens).to(device), lengths, lengths.cumsum(0) - lengths, vectors
     )
 
 
+def _vectors_on(device: torch.device, targets: Targets, progress: Progress) -> Tensor:
+    dtype = np.dtype(targets.manifest.dtype)
+    vectors = torch.empty((len(targets), targets.width), dtype=_DTYPES[dtype.name], device=device)
+    with progress.task("copying the teacher's vectors", len(targets)) as advance:
+        for start in range(0, len(targets), _CHUNK):
+            rows = targets.vectors(np.arange(start, min(start + _CHUNK, len(targets))))
+            vectors[start : start + len(rows)] = torch.from_numpy(rows.astype(dtype)).to(device)
+            advance(len(rows))
+    return vectors
+
+
 def _tokens_of(
     student: SentenceTransformer, targets: Targets, short_cut: ShortCut, context: Context
 ) -> _Tokens:
-    original, cache = context.original, context.cache
-    place = _cached_at(student, targets, cache)
+    """The student's tokens of all texts: kept ones, or the original's with other ids, or new ones."""
+    place = _cached_at(student, targets, context.cache)
     if (found := _read(place)) is not None:
         return found
+    tokens, original = None, context.original
     if tokenizer_text(original) != tokenizer_text(student):
-        known = _read(_cached_at(original, targets, cache, like=student))
-        if (
-            known is not None
-            and (mapped := _mapped(known, original, student, targets, short_cut)) is not None
-        ):
-            return mapped  # quick enough to be made again
-    tokens = _tokenised(student, targets, np.arange(len(targets)), short_cut, context.progress)
-    with atomic_folder(place, replace=True, marks=(_TOKENS, _LENGTHS)) as scratch:
-        np.save(scratch / _TOKENS, tokens[0])
-        np.save(scratch / _LENGTHS, tokens[1])
+        tokens = _mapped(original, student, targets, short_cut, context)
+    if tokens is None:
+        tokens = _tokenised(student, targets, np.arange(len(targets)), short_cut, context.progress)
+    _write(place, tokens)
     return tokens
 
 
+def _write(place: Path, tokens: _Tokens) -> None:
+    with atomic_folder(place, replace=True, marks=(_TOKENS, _LENGTHS)) as scratch:
+        np.save(scratch / _TOKENS, tokens[0])
+        np.save(scratch / _LENGTHS, tokens[1])
+
+
 def _cached_at(
-    model: SentenceTransformer, targets: Targets, cache: Path, *, like: SentenceTransformer | None = None
+    model: SentenceTransformer, targets: Targets, cache: Path, prompts: Mapping[Any, str] | None = None
 ) -> Path:
-    """Where the tokens of a store's texts are kept; `like` is a model with other prompts or length."""
-    other = like or model
-    settings = [prompts_by_role(other), other.max_seq_length]
+    """Where the tokens of a store's texts are kept; `prompts` replace the model's own."""
     digest = blake2b(tokenizer_text(model).encode(), digest_size=16).hexdigest()
+    settings = [prompts or prompts_by_role(model), model.max_seq_length]
     return cache_entry("tokens", targets.identity(), digest, settings, root=cache)
 
 
@@ -169,13 +178,26 @@ def prompted(targets: Targets, positions: Indices, prompts: Mapping[Any, str]) -
 
 
 def _mapped(
-    known: _Tokens,
     original: SentenceTransformer,
     student: SentenceTransformer,
     targets: Targets,
     short_cut: ShortCut,
+    context: Context,
 ) -> _Tokens | None:
-    """The original's tokens under the student's ids; None if a sample shows that they are others."""
+    """The original's tokens under the student's ids; None if a sample shows that they are others.
+
+    The original's tokens are kept, because other students are cut from it as well.
+    """
+    own_length, original.max_seq_length = original.max_seq_length, student.max_seq_length
+    try:
+        place = _cached_at(original, targets, context.cache, prompts_by_role(student))
+        if (known := _read(place)) is None:
+            if (own := find_short_cut(original)) is None:
+                return None
+            known = _tokenised(student, targets, np.arange(len(targets)), own, context.progress)
+            _write(place, known)
+    finally:
+        original.max_seq_length = own_length
     tokens, counts = known
     ids = _id_map(original.tokenizer, student.tokenizer)
     tokens = ids[tokens]
