@@ -86,12 +86,12 @@ _SHORTEST_TRIAL, _SHORTEST_GPU_TRIAL = 20.0, 5.0
 """A trial of fewer seconds says nothing; a GPU learns more in five than two cores in a minute."""
 _LABELLING, _TRYING, _PROVING = 0.25, 0.3, 0.1
 """Shares of the time: teacher vectors, trials, and the end. The rest is for the winner's training."""
-_GPU_LABELLING, _GPU_TRYING = 0.075, 0.05
+_GPU_LABELLING, _GPU_TRYING = 0.075, 0.03
 """The same with a GPU, which labels thousands of texts a second."""
 _GPU_TRIAL_OVERHEAD = 5.0
 """Seconds of a trial on a GPU besides its steps: cutting, tokens, capturing, saving."""
-_CLOSING = 60.0
-"""Seconds that export, timing and the report take on two slow cores, however few texts there are."""
+_CLOSING, _GPU_CLOSING = 60.0, 40.0
+"""Seconds that export, timing and the report take on two slow cores or beside a GPU, besides encoding."""
 _READINGS = 4
 """How often held-out texts are encoded at the end: by both models to compare, and again for the report."""
 _MAPPING, _FEWEST_MAPPED = 1 / 150, 2048
@@ -154,7 +154,7 @@ def _plan_time(
     mapped = min(texts, RIDGE_TEXTS, max(_FEWEST_MAPPED, round(_MAPPING * whole * rate)))
     mapping = mapped / rate + (_GPU_TRIAL_OVERHEAD if on_gpu else 0.0)
     proved = _proof_texts(texts)
-    closing = _CLOSING + _READINGS * proved / rate
+    closing = (_GPU_CLOSING if on_gpu else _CLOSING) + _READINGS * proved / rate
     if not on_gpu:
         closing = max(_PROVING * whole, closing)
     tried = min(_TRIED, candidates)

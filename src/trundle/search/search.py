@@ -33,6 +33,7 @@ from trundle.progress import Progress, Stopwatch
 from trundle.records import PLANNING_FILE, versions
 from trundle.search.budget import (
     _ENOUGH_TEXTS,
+    _LABELLING,
     _NOTHING_TO_LEARN,
     _TRYING,
     _Budget,
