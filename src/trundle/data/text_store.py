@@ -25,7 +25,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from subprocess import PIPE, Popen
 from tempfile import TemporaryDirectory
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -64,9 +64,8 @@ class TextStore:
     def __init__(self, data: bytes | mmap, index: _Index) -> None:
         self._data, self._index = data, index
         self._borders = np.concatenate([[0], np.cumsum(index["length"])])
-        digest = blake2b(np.ascontiguousarray(index["key"]), digest_size=16)
-        digest.update(np.ascontiguousarray(index["kind"]))
-        self.fingerprint = digest.hexdigest()
+        content = index["key"].tobytes() + index["kind"].tobytes()
+        self.fingerprint = blake2b(content, digest_size=16).hexdigest()
 
     @classmethod
     def of(cls, texts: Iterable[Text]) -> TextStore:
@@ -284,11 +283,10 @@ def _read_in_processes(
     replies: dict[int, Any] = {}
     with ExitStack() as stack:
         for numbers in work:
-            popen = Popen(command, stdin=PIPE, stdout=PIPE, env=environment, process_group=0)
-            worker = stack.enter_context(popen)
+            worker = Popen(command, stdin=PIPE, stdout=PIPE, env=environment, process_group=0)
+            stack.enter_context(worker)
             stack.callback(worker.kill)
-            assert worker.stdin is not None
-            with worker.stdin as tasks:
+            with cast("IO[bytes]", worker.stdin) as tasks:
                 pickle.dump([(pieces[number], folder / f"{number}") for number in sorted(numbers)], tasks)
             replies |= dict.fromkeys(numbers, worker.stdout)
         for number in range(len(pieces)):
