@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trundle.data.environment import Documented, environment_pairs, split_by_package
 from trundle.data.examples import Example, LabelledRow, _read_examples, _read_labelled
-from trundle.data.sampling import _key_bits, distinct, draw, sample
+from trundle.data.sampling import _drawn, _key_bits, distinct, draw, sample
 from trundle.data.text_store import TextStore, _is_stored, _read_store
 from trundle.data.texts import Text, read_texts
 from trundle.errors import BadInput
@@ -104,12 +104,12 @@ class _CorpusReader:
 
     @cached_property
     def _stores(self) -> dict[str, TextStore]:
-        return {source: self._read(source) for source in self._sources}
-
-    def _read(self, source: str) -> TextStore:
-        if source == ENVIRONMENT:
-            return TextStore.of(as_texts(itertools.chain.from_iterable(self._documented.values())))
-        return _read_store(source, self._progress)
+        return {
+            source: _read_store(source, self._progress)
+            if source != ENVIRONMENT
+            else TextStore.of(as_texts(itertools.chain.from_iterable(self._documented.values())))
+            for source in self._sources
+        }
 
     def facts(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(store.facts(source) for source, store in self._stores.items())
@@ -193,8 +193,9 @@ def _part_of(text: str, share: float, seed: int) -> Part:
 
 def _hashed_parts(store: TextStore, share: float, seed: int) -> NDArray[np.int8]:
     """What `_part_of` returns for each text of a store, as positions in `_PARTS`."""
-    other = np.where(store.draws(seed + 1) < 0.5, np.int8(1), np.int8(2))
-    return np.where(store.draws(seed) >= share, np.int8(0), other)
+    bits = store.keys()[:, 0]
+    other = np.where(_drawn(bits, seed + 1) < 0.5, np.int8(1), np.int8(2))
+    return np.where(_drawn(bits, seed) >= share, np.int8(0), other)
 
 
 def _distinct(chosen: Sequence[_Chosen], most: int | None, seed: int, *, kinds: bool) -> Iterator[Text]:

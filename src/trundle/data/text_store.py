@@ -35,7 +35,6 @@ from numpy.typing import NDArray
 
 from trundle.cache import cache_entry, file_state, locked
 from trundle.data import files
-from trundle.data.sampling import _drawn
 from trundle.data.texts import _NEGATIVE, KINDS, Text, _make_texts, _text_columns, may_hold_texts, texts_of
 from trundle.errors import BadInput, TrundleError, WriteFailed
 from trundle.folders import atomic_folder, remove_folder
@@ -85,11 +84,6 @@ class TextStore:
         """Return two numbers per text that are equal for equal texts, or for equal texts of the same kind."""
         keys: NDArray[np.uint64] = self._index["key"]
         return keys + self._index["kind"][:, None].astype(np.uint64) if kinds else keys
-
-    def draws(self, seed: int) -> NDArray[np.float64]:
-        """Return `draw(text, seed)` of every text."""
-        drawn: NDArray[np.float64] = _drawn(self.keys()[:, 0], seed)
-        return drawn
 
     def texts(self, positions: NDArray[np.int64]) -> Iterator[Text]:
         """Yield the texts at these positions."""
@@ -264,7 +258,8 @@ def _whole_columns(piece: _Piece) -> Iterator[_Block]:
                 column = batch.column(column_of["kind"]).fill_null("").dictionary_encode()
                 stated = np.array([_CODES[kind or None] for kind in column.dictionary.to_pylist()], np.int64)
                 codes = np.where(stated[column.indices][:, None], stated[column.indices][:, None], codes)
-            yield [text for row in zip(*texts, strict=True) for text in row], codes.ravel()
+            by_row = texts[0] if len(texts) == 1 else [*chain.from_iterable(zip(*texts, strict=True))]
+            yield by_row, codes.ravel()
 
 
 def _read_in_processes(
