@@ -364,13 +364,13 @@ def test_a_second_run_uses_cached_teacher_vectors(
     corpus = read_corpus([texts], seed=7)
     reads: list[str] = []
 
-    def watched() -> Iterator[Text]:
+    def watched(most: int | None, seed: int) -> Iterator[Text]:
         reads.append("train")
-        return corpus.train()
+        return corpus.distinct_train(most, seed)
 
     def align(steps: int) -> Run:
         recipe = single(METHODS["align"], {"teacher": teacher, "steps": steps, "texts": 150})
-        return compress(small, recipe, output=None, corpus=replace(corpus, train=watched), seed=7)
+        return compress(small, recipe, output=None, corpus=replace(corpus, distinct_texts=watched), seed=7)
 
     first, second = align(1), align(2)
     assert reads == ["train"]
