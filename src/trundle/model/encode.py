@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import chain
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -15,27 +18,35 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
+from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedModel
 
-from trundle.embedder import LONGEST, Embedder, Vectors, check_texts, check_vectors
+from trundle.embedder import LONGEST, Embedder, Vectors, check_texts, check_vectors, is_sound
 from trundle.errors import BadInput, BadModel
+from trundle.model.anatomy import _BY_MODEL_TYPE
 from trundle.model.heads import _pools_prompts, _Role, prompts_by_role
 from trundle.model.tokenizer import _NO_LIMIT, _bare_backend
-from trundle.progress import SILENT, Progress
+from trundle.progress import SILENT, Advance, Progress, ahead
 
 Features = dict[str, Any]
 """The input of a SentenceTransformer's forward pass."""
 
 _SAMPLES = ("query: 12 plain words?", "tabs\tand  spaces ", "Größe 東京 🙂", "[MASK] <s> </s> <pad>", "")
-_BATCH = 32
-_CHUNK = 4096
-"""Texts between two progress reports."""
-_GPU_CHARACTERS = 1 << 17
-"""Characters per batch on a GPU, including padding: enough to use it fully."""
-_GPU_TEXTS = 1024
-_CPU_LABELLING_BATCH, _GPU_LABELLING_BATCH = 32, 256
-"""The least number of texts per batch that a teacher encodes."""
+_BATCH, _GPU_BATCH = 32, 256
+_CHUNK, _GPU_CHUNK = 4096, 1 << 17
+"""Texts whose vectors are computed together; they are sorted by length."""
+_TOKENS_PER_BATCH = 98_304
+"""Tokens per batch on a GPU, including padding: enough to use it fully."""
+_FIRST_SLICE, _SLICE = 2048, 1 << 14
+"""Texts tokenised at once for a GPU; it waits for the first slice, so that one is small."""
+_TEXTS_PER_CALL = 1 << 16
+"""Texts that a teacher on a GPU encodes at once."""
+_QUEUED_BATCHES = 4
+_SWITCH_SECONDS = 1e-4
+"""How long a tokenising thread may keep the interpreter from the thread that feeds the GPU."""
 
 
 def multiplies_bf16(device: torch.device) -> bool:
@@ -68,6 +79,63 @@ def sound_gradients() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@contextmanager
+def fused_attention(model: nn.Module) -> Iterator[None]:
+    """Inside the block, compute attention with the fused kernel in families that the library runs without it.
+
+    They add a bias by relative position to the attention scores; the kernel takes it as part of its mask.
+    """
+    places: list[tuple[Any, list[Any]]] = []
+    for backbone in (module for module in model.modules() if isinstance(module, PreTrainedModel)):
+        family = _BY_MODEL_TYPE.get(backbone.config.model_type)
+        if family is not None and family.adds_position_bias and backbone.base_model is backbone:
+            encoder, blocks = (backbone.get_submodule(path) for path in (family.biased, family.blocks))
+            places.append((encoder, [block.get_submodule(family.attention) for block in blocks.children()]))
+    for encoder, attentions in places:
+        encoder.fused_users = getattr(encoder, "fused_users", 0) + 1  # blocks may be nested, or in threads
+        encoder.forward = MethodType(_with_bias_in_mask, encoder)
+        encoder.compute_position_bias = lambda *_: None
+        for attention in attentions:
+            attention.forward = MethodType(_fused, attention)
+    try:
+        yield
+    finally:
+        for encoder, attentions in places:
+            encoder.fused_users -= 1
+            if not encoder.fused_users:
+                del encoder.fused_users, encoder.compute_position_bias
+                for module in (encoder, *attentions):
+                    del module.forward
+
+
+def _with_bias_in_mask(
+    encoder: Any, states: Tensor, attention_mask: Tensor | None = None, **more: Any
+) -> Any:
+    bias = type(encoder).compute_position_bias(encoder, states[:1])
+    mask = bias if attention_mask is None else bias + attention_mask
+    return type(encoder).forward(encoder, states, mask, **more)
+
+
+def _fused(
+    attention: Any,
+    states: Tensor,
+    mask: Tensor | None = None,
+    position_bias: None = None,
+    output_attentions: bool = False,
+    **_: Any,
+) -> tuple[Tensor, ...]:
+    if output_attentions:
+        found: tuple[Tensor, ...] = type(attention).forward(attention, states, mask, position_bias, True)
+        return found
+    shape = (*states.shape[:-1], -1, attention.attention_head_size)
+    query, key, value = (
+        matrix(states).view(shape).transpose(1, 2) for matrix in (attention.q, attention.k, attention.v)
+    )
+    dropout = attention.dropout.p if attention.dropout.training else 0.0
+    mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    return (attention.o(mixed.transpose(1, 2).flatten(2)),)
 
 
 @contextmanager
@@ -116,6 +184,7 @@ class ShortCut:
     def __init__(self, tokenizer: Any, like: Mapping[str, Any]) -> None:
         self._rust = _bare_backend(tokenizer, tokenizer.model_max_length)
         self._pad = tokenizer.pad_token_id
+        self._longest = tokenizer.model_max_length
         self._left = tokenizer.padding_side == "left"
         self._has_types = "token_type_ids" in like
         self._constants = {name: value for name, value in like.items() if not torch.is_tensor(value)}
@@ -131,10 +200,23 @@ class ShortCut:
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths
 
-    def features(self, tokens: Tensor, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Features:
-        """Return the padded texts that begin at `starts` in the array of tokens, on its device."""
-        width = int(lengths.max())
-        first, count = (torch.from_numpy(array).to(tokens.device)[:, None] for array in (starts, lengths))
+    def aligned(self, width: int) -> int:
+        """Return the next multiple of 8, which GPU kernels need, unless that is more than the model takes."""
+        return min(-(-width // 8) * 8, max(width, self._longest))
+
+    def features(
+        self,
+        tokens: Tensor,
+        starts: NDArray[np.int64] | Tensor,
+        lengths: NDArray[np.int64] | Tensor,
+        width: int | None = None,
+    ) -> Features:
+        """Return the texts that begin at `starts` in the array of tokens, on its device, padded to `width`.
+
+        The default is the longest length; pass a width if the lengths are on a GPU, which would be waited for.
+        """
+        width = int(lengths.max()) if width is None else width
+        first, count = (torch.as_tensor(array).to(tokens.device)[:, None] for array in (starts, lengths))
         places = torch.arange(width, device=tokens.device)[None, :]
         if self._left:
             places = places - (width - count)
@@ -162,40 +244,50 @@ def embedder(
     `half_on_gpu` computes in half precision on a GPU, and in full precision from the first overflow on.
     """
     on_gpu = _on_gpu(model)
-    half = half_on_gpu and on_gpu and model.dtype == torch.float32
+    twin = _HalfTwin(model) if half_on_gpu and on_gpu and model.dtype == torch.float32 else None
     prompts, pools_prompts = prompts_by_role(model), _pools_prompts(model)
     routed = model.truncate_dim is not None or any(isinstance(module, Router) for module in model)
-    library: dict[_Role, Callable[..., Any]] = {
-        "text": model.encode,
-        "query": model.encode_query,
-        "document": model.encode_document,
-    }
+    library = {"text": "encode", "query": "encode_query", "document": "encode_document"}
     tokenise = cache(lambda: make_tokeniser(model))
 
-    def encode_chunk(role: _Role, texts: list[str]) -> Vectors:
-        if not routed and (pools_prompts or not prompts[role]):
-            prompted = [prompts[role] + text for text in texts]
-            return _encode(model, tokenise(), prompted, on_gpu=on_gpu, batch_size=batch_size)
-        vectors = library[role](texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
-        return np.asarray(vectors, dtype=np.float32)
+    def encode_chunk(used: SentenceTransformer, role: _Role, texts: list[str], advance: Advance) -> Vectors:
+        if routed or (prompts[role] and not pools_prompts):
+            by_library = getattr(used, library[role])
+            vectors = by_library(texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
+            advance(len(texts))
+            return np.asarray(vectors, dtype=np.float32)
+        prompted = [prompts[role] + text for text in texts] if prompts[role] else texts
+        tokeniser = tokenise()
+        with fused_attention(used):
+            if on_gpu and isinstance(tokeniser, ShortCut):
+                return _encode_by_tokens(used, tokeniser, prompted, advance)
+            size = max(batch_size, _GPU_BATCH) if on_gpu else batch_size
+            return _encode(used, tokeniser, prompted, advance, batch_size=size)
 
     def encode(role: _Role, texts: Sequence[str]) -> Vectors:
-        nonlocal half
+        nonlocal twin
         check_texts(texts)
-        parts = []
+        parts, size, sound = [], _GPU_CHUNK if on_gpu else _CHUNK, True
         with progress.task(f"{name}: encoding", len(texts)) as advance:
-            for start in range(0, len(texts), _CHUNK):
-                chunk = list(texts[start : start + _CHUNK])
-                with torch.autocast("cuda", dtype=torch.float16, enabled=half):
-                    vectors = encode_chunk(role, chunk)
-                if half and not np.isfinite(vectors).all():
-                    half = False
-                    vectors = encode_chunk(role, chunk)
+            for start in range(0, len(texts), size):
+                chunk = list(texts[start : start + size])
+                half = None if twin is None else twin.current()
+                vectors = encode_chunk(model if half is None else half, role, chunk, advance)
+                if (
+                    not (sound_chunk := is_sound(vectors))
+                    and half is not None
+                    and not np.isfinite(vectors).all()
+                ):
+                    twin = half = None
+                    advance(-len(chunk))
+                    vectors = encode_chunk(model, role, chunk, advance)
                 parts.append(vectors)
-                advance(len(chunk))
+                sound = sound and sound_chunk
         if not parts:
             return np.zeros((0, model.get_embedding_dimension() or 0), dtype=np.float32)
-        found = np.concatenate(parts)
+        found = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if sound:
+            return found
         check_vectors(found, texts, name)
         if (empty := ~found.any(axis=1)).any():
             number = int(np.argmax(empty))
@@ -203,17 +295,62 @@ def embedder(
         return found
 
     roles = {role: partial(encode, role) for role in prompts}
-    return Embedder(name=name, text=roles["text"], query=roles["query"], document=roles["document"])
+    return Embedder(
+        name=name,
+        text=roles["text"],
+        query=roles["query"],
+        document=roles["document"],
+        texts_per_call=_TEXTS_PER_CALL if on_gpu else None,
+    )
 
 
 def labelling_embedder(model: SentenceTransformer, *, name: str, progress: Progress = SILENT) -> Embedder:
     """Return the model as a teacher for many texts; every caller that labels gets the same vectors."""
-    batch_size = _GPU_LABELLING_BATCH if _on_gpu(model) else _CPU_LABELLING_BATCH
-    return embedder(model, name=name, batch_size=batch_size, half_on_gpu=True, progress=progress)
+    return embedder(model, name=name, half_on_gpu=True, progress=progress)
 
 
 def _on_gpu(model: SentenceTransformer) -> bool:
     return model.device.type == "cuda"
+
+
+class _HalfTwin:
+    """A copy of a model whose transformers compute in half precision; the modules after them get float32."""
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        self._model = model
+        self._copied: list[tuple[int, int]] | None = None
+        self._twin: SentenceTransformer | None = None
+
+    def current(self) -> SentenceTransformer | None:
+        """Return the copy, made again if the weights have changed; None if there is no memory for it."""
+        weights = [(weight.data_ptr(), weight._version) for weight in self._model.parameters()]
+        if weights != self._copied:
+            self._copied, self._twin = weights, None
+            try:
+                self._twin = _half_copy(self._model)
+            except torch.OutOfMemoryError:
+                free_gpu_memory()
+        return self._twin
+
+
+def _half_copy(model: SentenceTransformer) -> SentenceTransformer:
+    shared: dict[int, Any] = {}
+    for module in model.modules():
+        if isinstance(module, Transformer):
+            shared[id(module.processor)] = module.processor
+            for weight in module.parameters():  # buffers stay in float32: rotary frequencies need it
+                shared[id(weight)] = nn.Parameter(weight.detach().half(), requires_grad=False)
+    twin = copy.deepcopy(model, shared)
+    for module in twin.modules():
+        if isinstance(module, Transformer):
+            module.forward = MethodType(_float_outputs, module)
+    return twin
+
+
+def _float_outputs(transformer: Transformer, features: Features, **more: Any) -> Features:
+    found = type(transformer).forward(transformer, features, **more)
+    is_half = {name: torch.is_tensor(value) and value.dtype == torch.float16 for name, value in found.items()}
+    return {name: value.float() if is_half[name] else value for name, value in found.items()}
 
 
 @torch.inference_mode()
@@ -221,34 +358,134 @@ def _encode(
     model: SentenceTransformer,
     tokenise: Callable[[list[str]], Features],
     texts: list[str],
+    advance: Advance,
     *,
-    on_gpu: bool,
     batch_size: int,
 ) -> Vectors:
-    """The vectors of the library's encode, without waiting for the GPU until the end."""
+    """The vectors of the library's encode, in batches of texts."""
     model.eval()
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]), reverse=True)
     found: list[Tensor] = []
     start, most_characters = 0, sys.maxsize
     while start < len(order):
         longest = max(len(texts[order[start]]), 1)
-        size = max(batch_size, min(_GPU_TEXTS, _GPU_CHARACTERS // longest)) if on_gpu else batch_size
-        rows = order[start : start + max(1, min(size, most_characters // longest))]
+        rows = order[start : start + max(1, min(batch_size, most_characters // longest))]
         features = tokenise([texts[number] for number in rows])
         try:
             outputs = model(batch_to_device(features, model.device))
         except torch.OutOfMemoryError as error:
-            if len(rows) == 1:
-                what = f"a text of {longest:,} characters needs more memory than the GPU has left"
-                raise BadInput(f"{what}; shorten it, or hide the GPU with CUDA_VISIBLE_DEVICES=") from error
-            most_characters = longest * (len(rows) // 2)  # halves this batch and limits all later ones
-            free_gpu_memory()
+            # halves this batch and limits all later ones
+            most_characters = longest * _half_of(len(rows), f"{longest:,} characters", error)
             continue
         found.append(outputs["sentence_embedding"].float())
         start += len(rows)
+        advance(len(rows))
     vectors = np.empty((len(texts), found[0].shape[1]), dtype=np.float32)
     vectors[order] = torch.cat(found).cpu().numpy()
     return vectors
+
+
+def _half_of(count: int, text: str, error: torch.OutOfMemoryError) -> int:
+    """Return half the number of texts of a batch that did not fit into the GPU's memory."""
+    if count == 1:
+        what = f"a text of {text} needs more memory than the GPU has left"
+        raise BadInput(f"{what}; shorten it, or hide the GPU with CUDA_VISIBLE_DEVICES=") from error
+    free_gpu_memory()
+    return count // 2
+
+
+@torch.inference_mode()
+def _encode_by_tokens(
+    model: SentenceTransformer, short_cut: ShortCut, texts: Sequence[str], advance: Advance
+) -> Vectors:
+    """The vectors of the library's encode, in batches of a number of tokens.
+
+    A thread tokenises the next slice of texts. Nothing waits for the GPU before the end, except for progress.
+    """
+    model.eval()
+    device, most_tokens = model.device, _TOKENS_PER_BATCH
+    found: Tensor | None = None
+    running = _Running(device, advance)
+    with _quick_switches(), ahead(_tokenised_slices(short_cut, texts)) as slices:
+        for flat, numbers in slices:
+            tokens, placed = (_to_device(tensor, device) for tensor in (flat, numbers))
+            lengths, start = numbers[2].tolist(), 0
+            while start < len(lengths):
+                width = short_cut.aligned(lengths[start])
+                end = min(start + max(1, most_tokens // width), len(lengths))
+                rows, starts, counts = placed[:, start:end]
+                try:
+                    outputs = model(short_cut.features(tokens, starts, counts, width))
+                    vectors = outputs["sentence_embedding"].float()
+                    if found is None:
+                        found = torch.empty((len(texts), vectors.shape[1]), device=device)
+                except torch.OutOfMemoryError as error:
+                    most_tokens = width * _half_of(end - start, f"{width:,} tokens", error)
+                    continue
+                found[rows] = vectors
+                running.add(end - start)
+                start = end
+    running.finish()
+    assert found is not None
+    return found.cpu().numpy()
+
+
+def _tokenised_slices(short_cut: ShortCut, texts: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the tokens of some texts in one array, and for each text its number, first token and length.
+
+    Long texts come first. In each slice they are sorted by their number of tokens.
+    """
+    order = np.argsort(-np.fromiter(map(len, texts), np.int64, len(texts)), kind="stable")
+    start, size = 0, _FIRST_SLICE
+    while start < len(order):
+        rows = order[start : start + size]
+        flat, lengths = short_cut.flat([texts[row] for row in rows])
+        numbers = np.stack([rows, lengths.cumsum() - lengths, lengths])
+        by_length = np.argsort(-lengths, kind="stable")
+        yield torch.from_numpy(flat), torch.from_numpy(numbers[:, by_length])
+        start, size = start + size, min(2 * size, _SLICE)
+
+
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor without waiting for the GPU."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+class _Running:
+    """Reports batches when the GPU has computed them, and waits if too many are queued."""
+
+    def __init__(self, device: torch.device, advance: Advance) -> None:
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._advance = advance
+        self._batches: deque[tuple[torch.cuda.Event, int]] = deque()
+
+    def add(self, texts: int) -> None:
+        if self._stream is None:
+            self._advance(texts)
+            return
+        self._batches.append((self._stream.record_event(), texts))
+        while len(self._batches) > _QUEUED_BATCHES or (self._batches and self._batches[0][0].query()):
+            self._wait()
+
+    def finish(self) -> None:
+        while self._batches:
+            self._wait()
+
+    def _wait(self) -> None:
+        event, texts = self._batches.popleft()
+        event.synchronize()
+        self._advance(texts)
+
+
+@contextmanager
+def _quick_switches() -> Iterator[None]:
+    """Let threads take turns more often: each operation on a GPU gives way to a thread that computes."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 @torch.no_grad()

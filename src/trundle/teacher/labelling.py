@@ -1,21 +1,21 @@
 """Compute a teacher's vectors of many texts and store them, one shard at a time.
 
-Duplicate texts are left out. Memory holds one shard and a table of hashes (at most 48 bytes per text), and a
-killed run loses at most one shard: running again checks the finished shards against the texts and computes
-only what is missing or damaged. One process writes a folder at a time; others wait. `trundle.scale` fills one
+Duplicate texts are left out. Memory holds a few shards and a table of hashes (at most 48 bytes per text). A
+killed run loses at most the call that is encoded and the one that is written: running again checks the
+finished shards against the texts and computes only what is missing or damaged. One process writes a folder at a time; others wait. `trundle.scale` fills one
 folder with many workers.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from trundle.data.texts import Kind, Text
 from trundle.embedder import Embedder, Vectors, check_vectors
 from trundle.errors import BadInput, BadModel, OtherTexts, TrundleError, WriteFailed
-from trundle.progress import SILENT, Advance, Progress
+from trundle.progress import SILENT, Advance, Progress, ahead
 from trundle.teacher.shards import (
     Manifest,
     _with_recorded,
@@ -37,33 +37,16 @@ from trundle.teacher.targets import Targets, open_targets
 SHARD_CHARACTERS = 1 << 25
 """A shard ends early when its texts have this many characters, so that long texts do not fill the memory."""
 _TEXTS_PER_CALL = 2048
+_QUICK_CALL = 2.0
+"""If a call takes fewer seconds, the next one gets twice as many texts, up to what the teacher likes."""
 _LOCK = ".lock"
 _KEY_BYTES = 16
 _EMPTY = bytes(_KEY_BYTES)
 
-_T = TypeVar("_T")
 _Role = Literal["text", "query", "document"]
 _LabelItem: TypeAlias = "tuple[Text, Vectors | None]"
 """A text, and its vector if that is known already."""
 _Label: TypeAlias = "Callable[[Sequence[_LabelItem], Advance], Vectors]"
-
-
-@contextmanager
-def _ahead(items: Iterable[_T], *, count: int = 1) -> Iterator[Iterator[_T]]:
-    """Yield an iterator over the same items that computes up to `count` of them in advance, in a thread."""
-    source, end = iter(items), object()
-    with ThreadPoolExecutor(1) as pool:
-        pending: deque[Future[Any]] = deque(pool.submit(next, source, end) for _ in range(count))
-
-        def take() -> Iterator[_T]:
-            while (item := pending.popleft().result()) is not end:
-                pending.append(pool.submit(next, source, end))
-                yield item
-
-        try:
-            yield take()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 class _Seen:
@@ -128,7 +111,8 @@ def build_targets(
         return encode_by_role(teacher, [text for text, _ in items], advance)
 
     total = len(texts) if isinstance(texts, Sized) else None
-    return _store(((text, None) for text in texts), label, wanted, folder, total=total, progress=progress)
+    items, most = ((text, None) for text in texts), teacher.texts_per_call or 0
+    return _store(items, label, wanted, folder, total=total, texts_per_call=most, progress=progress)
 
 
 def _store(
@@ -138,29 +122,38 @@ def _store(
     folder: str | Path,
     *,
     total: int | None = None,
+    texts_per_call: int = 0,
     progress: Progress = SILENT,
 ) -> Targets:
-    """Fill or finish a folder that must match `wanted`; `label` returns the vectors of one shard."""
+    """Fill or finish a folder that must match `wanted`; `label` returns the vectors of one or more shards.
+
+    It gets several shards at once if they have no more than `texts_per_call` texts and it is quick.
+    """
     path = Path(folder)
     with _locked(path, progress):
         manifest = _with_recorded(path, start_or_resume(path, wanted))
         splitter = _Splitter(items=items, shard_size=wanted.shard_size)
-        number = -1
+        writer = _Writer(path, manifest)
         try:
-            with progress.task("teacher vectors", total) as advance, _ahead(splitter.split(advance)) as ready:
-                for number, pending in enumerate(ready):
-                    if _is_finished(path, manifest, number, pending, progress):
-                        advance(len(pending.items))
-                    else:
-                        vectors = label(pending.items, advance)
-                        manifest = _add_shard(path, manifest, number, pending, vectors)
+            with (
+                progress.task("teacher vectors", total) as advance,
+                ahead(splitter.split(advance), count=max(1, texts_per_call // wanted.shard_size)) as ready,
+                writer.writing(),
+            ):
+                missing = _missing(path, manifest, ready, progress, advance)
+                for shards in _calls(missing, texts_per_call):
+                    items = [item for _, pending in shards for item in pending.items]
+                    writer.add(shards, label(items, advance))
         except TrundleError as error:
-            if manifest.shards and not isinstance(error, OtherTexts):
-                progress.say(f"{manifest.count} texts have their vectors in {path}; run again to resume")
+            if writer.manifest.shards and not isinstance(error, OtherTexts):
+                progress.say(
+                    f"{writer.manifest.count} texts have their vectors in {path}; run again to resume"
+                )
             raise
-        if number < 0:
+        if not splitter.shards:
             raise BadInput("there are no texts to train on; pass a source that holds some")
-        if number + 1 < len(manifest.shards):
+        manifest = writer.manifest
+        if splitter.shards < len(manifest.shards):
             raise other_texts_error(path)
         if splitter.repeats:
             progress.say(f"{splitter.repeats} duplicate texts were left out")
@@ -198,15 +191,24 @@ def _locked(folder: Path, progress: Progress) -> Iterator[None]:
 def encode_by_role(
     teacher: Embedder, texts: Sequence[Text], advance: Advance = lambda _units: None
 ) -> Vectors:
-    """Return the teacher's vectors in the order of the texts; they are encoded by role, longest first."""
+    """Return the teacher's vectors in the order of the texts; they are encoded by role.
+
+    A teacher that does not say how many texts it likes gets the longest first.
+    """
     vectors: Vectors | None = None
+    roles = [role_of(text.kind) for text in texts]
+    size = teacher.texts_per_call or _TEXTS_PER_CALL
     for role, encode in (("text", teacher.text), ("query", teacher.query), ("document", teacher.document)):
-        rows = [row for row, text in enumerate(texts) if role_of(text.kind) == role]
-        rows.sort(key=lambda row: len(texts[row].text), reverse=True)
-        for start in range(0, len(rows), _TEXTS_PER_CALL):
-            asked = rows[start : start + _TEXTS_PER_CALL]
+        rows = [row for row, own in enumerate(roles) if own == role]
+        if teacher.texts_per_call is None:
+            rows.sort(key=lambda row: len(texts[row].text), reverse=True)
+        for start in range(0, len(rows), size):
+            asked = rows[start : start + size]
             plain = [texts[row].text for row in asked]
             answer = check_vectors(encode(plain), plain, "the teacher", zeros=False)
+            if teacher.texts_per_call is not None and len(asked) == len(texts):
+                advance(len(asked))
+                return answer
             if vectors is None:
                 vectors = np.empty((len(texts), answer.shape[1]), dtype=np.float32)
             if answer.shape[1] != vectors.shape[1]:
@@ -229,6 +231,9 @@ class _PendingShard:
     fingerprint: str
 
 
+_NumberedShard: TypeAlias = tuple[int, _PendingShard]
+
+
 @dataclass(kw_only=True)
 class _Splitter:
     """Splits a stream into shards of distinct texts, and counts the duplicates."""
@@ -236,6 +241,7 @@ class _Splitter:
     items: Iterable[_LabelItem]
     shard_size: int
     repeats: int = 0
+    shards: int = 0
 
     def split(self, advance: Advance) -> Iterator[_PendingShard]:
         """Yield the shards in order; duplicates are reported to `advance`."""
@@ -245,6 +251,7 @@ class _Splitter:
         characters = 0
 
         def shard() -> _PendingShard:
+            self.shards += 1
             return _PendingShard(items=items, fingerprint=fingerprint(keys, [text for text, _ in items]))
 
         for number, item in enumerate(self.items, 1):
@@ -308,34 +315,83 @@ def start_or_resume(path: Path, wanted: Manifest) -> Manifest:
     return there
 
 
-def _is_finished(
-    path: Path, manifest: Manifest, number: int, pending: _PendingShard, progress: Progress
-) -> bool:
-    """Return whether a shard is stored and intact; one of other texts is an error."""
-    if number >= len(manifest.shards):
-        if manifest.complete:
+def _missing(
+    path: Path, manifest: Manifest, ready: Iterable[_PendingShard], progress: Progress, advance: Advance
+) -> Iterator[_NumberedShard]:
+    """Yield the shards that are not stored or damaged, with their numbers; one of other texts is an error."""
+    for number, pending in enumerate(ready):
+        shard = manifest.shards[number] if number < len(manifest.shards) else None
+        if manifest.complete if shard is None else shard.texts_fingerprint != pending.fingerprint:
             raise other_texts_error(path)
-        return False
-    shard = manifest.shards[number]
-    if shard.texts_fingerprint != pending.fingerprint:
-        raise other_texts_error(path)
-    if is_intact(path, number, shard):
-        return True
-    progress.say(f"shard {number} of {path} is damaged and is computed again")
-    return False
+        if shard is not None and is_intact(path, number, shard):
+            advance(len(pending.items))
+            continue
+        if shard is not None:
+            progress.say(f"shard {number} of {path} is damaged and is computed again")
+        yield number, pending
 
 
-def _add_shard(
-    path: Path, manifest: Manifest, number: int, pending: _PendingShard, vectors: Vectors
-) -> Manifest:
-    width = vectors.shape[1]
-    if manifest.shards and width != manifest.width:
-        raise other_width_error(manifest.width, width)
-    texts = [text for text, _ in pending.items]
-    shard = write_shard(path, number, texts, vectors, dtype=manifest.dtype, fingerprint=pending.fingerprint)
-    manifest = manifest.with_shards((*manifest.shards[:number], shard, *manifest.shards[number + 1 :]), width)
-    manifest.write(path)
-    return manifest
+def _calls(shards: Iterable[_NumberedShard], texts_per_call: int) -> Iterator[list[_NumberedShard]]:
+    """Yield the shards of each call: one at first, and twice as many texts after each quick call."""
+    size, call = 1, []
+    for shard in shards:
+        call.append(shard)
+        count = sum(len(pending.items) for _, pending in call)
+        if count >= size:
+            began = time.monotonic()
+            yield call
+            if time.monotonic() - began < _QUICK_CALL:
+                size = min(2 * count, texts_per_call)
+            call = []
+    if call:
+        yield call
+
+
+class _Writer:
+    """Writes the shards of a folder in a thread, in order, while the next ones are computed."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.manifest = manifest
+        """Names the shards that are on disk."""
+        self._path = path
+        self._pool: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Run the thread during the block; at its end, all shards are on disk."""
+        with ThreadPoolExecutor(1) as self._pool:
+            yield
+            self._wait()
+
+    def add(self, shards: Sequence[_NumberedShard], vectors: Vectors) -> None:
+        """Write shards, whose vectors follow one another; raises the error of an earlier call."""
+        self._wait()
+        assert self._pool is not None
+        self._writing = self._pool.submit(self._write, shards, vectors)
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+
+    def _write(self, shards: Sequence[_NumberedShard], vectors: Vectors) -> None:
+        width, start = vectors.shape[1], 0
+        for number, pending in shards:
+            before = self.manifest
+            if before.shards and width != before.width:
+                raise other_width_error(before.width, width)
+            texts, end = [text for text, _ in pending.items], start + len(pending.items)
+            shard = write_shard(
+                self._path,
+                number,
+                texts,
+                vectors[start:end],
+                dtype=before.dtype,
+                fingerprint=pending.fingerprint,
+            )
+            after = before.with_shards((*before.shards[:number], shard, *before.shards[number + 1 :]), width)
+            after.write(self._path)
+            self.manifest, start = after, end
 
 
 def other_texts_error(path: Path) -> OtherTexts:
