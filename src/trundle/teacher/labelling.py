@@ -14,13 +14,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import compress, islice
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
 from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 
-from trundle.data.texts import Kind, Text
+from trundle.data.texts import KINDS, Kind, Text
 from trundle.embedder import Embedder, Vectors, check_vectors
 from trundle.errors import BadInput, BadModel, OtherTexts, TrundleError, WriteFailed
 from trundle.progress import SILENT, Advance, Progress, ahead
@@ -41,7 +43,9 @@ _QUICK_CALL = 2.0
 """If a call takes fewer seconds, the next one gets twice as many texts, up to what the teacher likes."""
 _LOCK = ".lock"
 _KEY_BYTES = 16
-_EMPTY = bytes(_KEY_BYTES)
+_KIND_ENDINGS = {kind: f"{kind}\n".encode() for kind in (None, *KINDS)}
+_HASHED_TEXTS = 1024
+"""Texts that are hashed and looked up at once."""
 
 _Role = Literal["text", "query", "document"]
 _LabelItem: TypeAlias = "tuple[Text, Vectors | None]"
@@ -57,41 +61,38 @@ class _Seen:
     """
 
     def __init__(self) -> None:
-        self._slots = 1 << 12
-        self._table = bytearray(_KEY_BYTES * self._slots)
+        self._table = np.zeros((1 << 12, 2), dtype="<u8")
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, key: bytes) -> bool:
-        """Add `key` and return whether it is new."""
-        at = self._find(key)
-        if self._table[at : at + _KEY_BYTES] == key:
-            return False
-        self._table[at : at + _KEY_BYTES] = key
-        self._count += 1
-        if 3 * self._count > 2 * self._slots:
-            self._grow()
-        return True
+    def add(self, keys: Sequence[bytes]) -> NDArray[np.bool_]:
+        """Add keys and return which of them are new; of equal ones only the first is."""
+        first = {key: place for place, key in reversed(list(enumerate(keys)))}
+        places = np.fromiter(first.values(), np.int64, len(first))
+        while 3 * (self._count + len(places)) > 2 * len(self._table):
+            old = self._table[self._table.any(axis=1)]
+            self._table = np.zeros((2 * len(self._table), 2), dtype="<u8")
+            self._insert(old)
+        new = np.zeros(len(keys), dtype=np.bool_)
+        new[places] = self._insert(np.frombuffer(b"".join(keys), dtype="<u8").reshape(-1, 2)[places])
+        self._count += int(new.sum())
+        return new
 
-    def _find(self, key: bytes) -> int:
-        """Return where `key` is, or the free slot for it."""
-        table, size = self._table, len(self._table)
-        at = (int.from_bytes(key[:8], "little") & (self._slots - 1)) * _KEY_BYTES
-        while (there := table[at : at + _KEY_BYTES]) != key and there != _EMPTY:
-            at = (at + _KEY_BYTES) % size
-        return at
-
-    def _grow(self) -> None:
-        old = self._table
-        self._slots *= 2
-        self._table = bytearray(_KEY_BYTES * self._slots)
-        for start in range(0, len(old), _KEY_BYTES):
-            key = bytes(old[start : start + _KEY_BYTES])
-            if key != _EMPTY:
-                at = self._find(key)
-                self._table[at : at + _KEY_BYTES] = key
+    def _insert(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Insert distinct keys and return which of them were not there."""
+        table, new, left = self._table, np.zeros(len(keys), dtype=np.bool_), np.arange(len(keys))
+        slots = (keys[:, 0] & np.uint64(len(table) - 1)).astype(np.int64)
+        while len(left):
+            wanted, at = keys[left], slots[left]
+            free = ~table[at].any(axis=1)
+            table[at[free]] = wanted[free]  # of several keys for one slot, one gets it
+            placed = (table[at] == wanted).all(axis=1)
+            new[left[placed & free]] = True
+            left = left[~placed]
+            slots[left] = (slots[left] + 1) % len(table)
+        return new
 
 
 def build_targets(
@@ -245,7 +246,7 @@ class _Splitter:
 
     def split(self, advance: Advance) -> Iterator[_PendingShard]:
         """Yield the shards in order; duplicates are reported to `advance`."""
-        seen = _Seen()
+        seen, stream = _Seen(), enumerate(self.items, 1)
         items: list[_LabelItem] = []
         keys: list[bytes] = []
         characters = 0
@@ -254,25 +255,25 @@ class _Splitter:
             self.shards += 1
             return _PendingShard(items=items, fingerprint=fingerprint(keys, [text for text, _ in items]))
 
-        for number, item in enumerate(self.items, 1):
-            key = text_key(item[0], number)
-            if not seen.add(key):
-                self.repeats += 1
-                advance(1)
-                continue
-            items.append(item)
-            keys.append(key)
-            characters += len(item[0].text)
-            if len(items) == self.shard_size or characters >= SHARD_CHARACTERS:
-                yield shard()
-                items, keys, characters = [], [], 0
+        while chunk := list(islice(stream, _HASHED_TEXTS)):
+            hashed = [text_key(item[0], number) for number, item in chunk]
+            new = seen.add(hashed).tolist()
+            for (_, item), key in compress(zip(chunk, hashed, strict=True), new):
+                items.append(item)
+                keys.append(key)
+                characters += len(item[0].text)
+                if len(items) == self.shard_size or characters >= SHARD_CHARACTERS:
+                    yield shard()
+                    items, keys, characters = [], [], 0
+            self.repeats += (repeats := new.count(False))
+            advance(repeats)
         if items:
             yield shard()
 
 
 def text_key(text: Text, number: int) -> bytes:
     """Return the hash of a text in its role; an invalid text is an error that names its `number`."""
-    if not isinstance(text.text, str) or not text.text.strip():
+    if not isinstance(text.text, str) or not text.text or text.text.isspace():
         raise BadInput(f"text {number} is empty or not a string; leave it out")
     try:
         raw = f"{role_of(text.kind)}\0{text.text}".encode()
@@ -284,10 +285,8 @@ def text_key(text: Text, number: int) -> bytes:
 
 def fingerprint(keys: Iterable[bytes], texts: Iterable[Text]) -> str:
     """Return the hash of a shard's texts and kinds; `keys` are those of `text_key`."""
-    digest = blake2b(digest_size=_KEY_BYTES)
-    for key, text in zip(keys, texts, strict=True):
-        digest.update(key + str(text.kind).encode() + b"\n")
-    return digest.hexdigest()
+    parts = [key + _KIND_ENDINGS[text.kind] for key, text in zip(keys, texts, strict=True)]
+    return blake2b(b"".join(parts), digest_size=_KEY_BYTES).hexdigest()
 
 
 def start_or_resume(path: Path, wanted: Manifest) -> Manifest:
