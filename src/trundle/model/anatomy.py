@@ -105,21 +105,10 @@ class _Family:
     """ModernBERT's first block lacks a norm, so another block can't replace it."""
     positions_after_pad: bool = False
     """Whether the first position is the id after the pad token's, so that this id must not change."""
-    adds_position_bias: bool = False
-    """Whether attention adds a bias by relative position, which the library computes without a fused kernel."""
+    unfused_attention: str | None = None
+    """Path inside a block of attention with a position bias, which the library runs without a fused kernel."""
     extra_axes: Mapping[str, str] = field(default_factory=dict)
     """Axis → config entry, for axes that only this family has."""
-
-    @property
-    def biased(self) -> str:
-        """Path of the module that holds the list of blocks, and computes their position bias if there is one."""
-        return self.blocks.rpartition(".")[0]
-
-    @property
-    def attention(self) -> str:
-        """Path of the attention inside a block: the module that holds the query matrix."""
-        query = next(name for name, member in self.inside.items() if _axes_of(member, "bias") == ("q",))
-        return query.rpartition(".")[0]
 
 
 def _attention(prefix: str, query: str, key: str, value: str, output: str) -> dict[str, _Member]:
@@ -192,7 +181,7 @@ _FAMILIES: tuple[_Family, ...] = (
         | {"encoder.relative_attention_bias": _Table("bucket", "heads", "attention")},
         inside=_attention("attention.attn.", "q", "k", "v", "o") | _norms("attention.LayerNorm") | _BERT_MLP,
         positions_after_pad=True,
-        adds_position_bias=True,
+        unfused_attention="attention.attn",
         extra_axes={"bucket": "relative_attention_num_buckets"},
     ),
     _Family(

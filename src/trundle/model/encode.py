@@ -5,20 +5,18 @@ from __future__ import annotations
 import copy
 import gc
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from itertools import chain
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
-from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -44,7 +42,6 @@ _FIRST_SLICE, _SLICE = 2048, 1 << 14
 """Texts tokenised at once for a GPU; it waits for the first slice, so that one is small."""
 _TEXTS_PER_CALL = 1 << 16
 """Texts that a teacher on a GPU encodes at once."""
-_QUEUED_BATCHES = 4
 _SWITCH_SECONDS = 1e-4
 """How long a tokenising thread may keep the interpreter from the thread that feeds the GPU."""
 
@@ -87,54 +84,37 @@ def fused_attention(model: nn.Module) -> Iterator[None]:
 
     They add a bias by relative position to the attention scores; the kernel takes it as part of its mask.
     """
-    places: list[tuple[Any, list[Any]]] = []
-    for backbone in (module for module in model.modules() if isinstance(module, PreTrainedModel)):
-        family = _BY_MODEL_TYPE.get(backbone.config.model_type)
-        if family is not None and family.adds_position_bias and backbone.base_model is backbone:
-            encoder, blocks = (backbone.get_submodule(path) for path in (family.biased, family.blocks))
-            places.append((encoder, [block.get_submodule(family.attention) for block in blocks.children()]))
-    for encoder, attentions in places:
-        encoder.fused_users = getattr(encoder, "fused_users", 0) + 1  # blocks may be nested, or in threads
-        encoder.forward = MethodType(_with_bias_in_mask, encoder)
-        encoder.compute_position_bias = lambda *_: None
-        for attention in attentions:
-            attention.forward = MethodType(_fused, attention)
-    try:
+    with ExitStack() as undo:
+        for backbone in (module for module in model.modules() if isinstance(module, PreTrainedModel)):
+            family = _BY_MODEL_TYPE.get(backbone.config.model_type)
+            if family is None or family.unfused_attention is None or backbone.base_model is not backbone:
+                continue
+            encoder: Any = backbone.get_submodule(family.blocks.rpartition(".")[0])
+            if "forward" in vars(encoder):  # by a block around this one
+                continue
+            encoder.compute_position_bias = lambda *_: None
+            undo.callback(delattr, encoder, "compute_position_bias")
+            blocks = backbone.get_submodule(family.blocks).children()
+            attentions = [block.get_submodule(family.unfused_attention) for block in blocks]
+            for module in (encoder, *attentions):
+                module.forward = MethodType(_bias_in_mask if module is encoder else _fused, module)
+                undo.callback(delattr, module, "forward")
         yield
-    finally:
-        for encoder, attentions in places:
-            encoder.fused_users -= 1
-            if not encoder.fused_users:
-                del encoder.fused_users, encoder.compute_position_bias
-                for module in (encoder, *attentions):
-                    del module.forward
 
 
-def _with_bias_in_mask(
-    encoder: Any, states: Tensor, attention_mask: Tensor | None = None, **more: Any
-) -> Any:
+def _bias_in_mask(encoder: Any, states: Tensor, attention_mask: Tensor | None = None, **more: Any) -> Any:
     bias = type(encoder).compute_position_bias(encoder, states[:1])
     mask = bias if attention_mask is None else bias + attention_mask
     return type(encoder).forward(encoder, states, mask, **more)
 
 
-def _fused(
-    attention: Any,
-    states: Tensor,
-    mask: Tensor | None = None,
-    position_bias: None = None,
-    output_attentions: bool = False,
-    **_: Any,
-) -> tuple[Tensor, ...]:
-    if output_attentions:
-        found: tuple[Tensor, ...] = type(attention).forward(attention, states, mask, position_bias, True)
-        return found
+def _fused(attention: Any, states: Tensor, mask: Tensor, *_: Any, output_attentions: bool = False) -> Any:
+    if output_attentions:  # the kernel does not return them
+        return type(attention).forward(attention, states, mask, output_attentions=True)
     shape = (*states.shape[:-1], -1, attention.attention_head_size)
-    query, key, value = (
-        matrix(states).view(shape).transpose(1, 2) for matrix in (attention.q, attention.k, attention.v)
-    )
+    heads = (matrix(states).view(shape).transpose(1, 2) for matrix in (attention.q, attention.k, attention.v))
     dropout = attention.dropout.p if attention.dropout.training else 0.0
-    mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    mixed = scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout)
     return (attention.o(mixed.transpose(1, 2).flatten(2)),)
 
 
@@ -202,7 +182,7 @@ class ShortCut:
 
     def aligned(self, width: int) -> int:
         """Return the next multiple of 8, which GPU kernels need, unless that is more than the model takes."""
-        return min(-(-width // 8) * 8, max(width, self._longest))
+        return min(-(-width // 8) * 8, max(width, int(self._longest)))
 
     def features(
         self,
@@ -241,10 +221,12 @@ def embedder(
 ) -> Embedder:
     """Return the model as an Embedder with three roles, each with the model's own prompt for it.
 
-    `half_on_gpu` computes in half precision on a GPU, and in full precision from the first overflow on.
+    `half_on_gpu` computes in half precision on a GPU, with a copy of the weights that is made on first use, and
+    in full precision from the first overflow on.
     """
     on_gpu = _on_gpu(model)
-    twin = _HalfTwin(model) if half_on_gpu and on_gpu and model.dtype == torch.float32 else None
+    half_copy = cache(lambda: _half_copy(model))
+    half = half_on_gpu and on_gpu and model.dtype == torch.float32
     prompts, pools_prompts = prompts_by_role(model), _pools_prompts(model)
     routed = model.truncate_dim is not None or any(isinstance(module, Router) for module in model)
     library = {"text": "encode", "query": "encode_query", "document": "encode_document"}
@@ -265,24 +247,22 @@ def embedder(
             return _encode(used, tokeniser, prompted, advance, batch_size=size)
 
     def encode(role: _Role, texts: Sequence[str]) -> Vectors:
-        nonlocal twin
+        nonlocal half
         check_texts(texts)
+        model.eval()
         parts, size, sound = [], _GPU_CHUNK if on_gpu else _CHUNK, True
         with progress.task(f"{name}: encoding", len(texts)) as advance:
             for start in range(0, len(texts), size):
                 chunk = list(texts[start : start + size])
-                half = None if twin is None else twin.current()
-                vectors = encode_chunk(model if half is None else half, role, chunk, advance)
-                if (
-                    not (sound_chunk := is_sound(vectors))
-                    and half is not None
-                    and not np.isfinite(vectors).all()
-                ):
-                    twin = half = None
-                    advance(-len(chunk))
-                    vectors = encode_chunk(model, role, chunk, advance)
+                used = half_copy() if half else model
+                vectors = encode_chunk(used or model, role, chunk, advance)
+                if not is_sound(vectors):
+                    sound = False
+                    if half and not np.isfinite(vectors).all():
+                        half = False
+                        advance(-len(chunk))
+                        vectors = encode_chunk(model, role, chunk, advance)
                 parts.append(vectors)
-                sound = sound and sound_chunk
         if not parts:
             return np.zeros((0, model.get_embedding_dimension() or 0), dtype=np.float32)
         found = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -313,44 +293,26 @@ def _on_gpu(model: SentenceTransformer) -> bool:
     return model.device.type == "cuda"
 
 
-class _HalfTwin:
-    """A copy of a model whose transformers compute in half precision; the modules after them get float32."""
+def _half_copy(model: SentenceTransformer) -> SentenceTransformer | None:
+    """Return a copy whose transformer computes in half precision, or None if the GPU has no memory for it.
 
-    def __init__(self, model: SentenceTransformer) -> None:
-        self._model = model
-        self._copied: list[tuple[int, int]] | None = None
-        self._twin: SentenceTransformer | None = None
-
-    def current(self) -> SentenceTransformer | None:
-        """Return the copy, made again if the weights have changed; None if there is no memory for it."""
-        weights = [(weight.data_ptr(), weight._version) for weight in self._model.parameters()]
-        if weights != self._copied:
-            self._copied, self._twin = weights, None
-            try:
-                self._twin = _half_copy(self._model)
-            except torch.OutOfMemoryError:
-                free_gpu_memory()
-        return self._twin
+    Buffers stay in float32, because rotary frequencies need it, and so does what follows the transformer.
+    """
+    copied: dict[int, Any] = {id(model.tokenizer): model.tokenizer}
+    try:
+        for weight in model[0].parameters():
+            copied[id(weight)] = nn.Parameter(weight.detach().half(), requires_grad=False)
+        twin: Any = copy.deepcopy(model, copied)
+    except torch.OutOfMemoryError:
+        return None
+    twin[0].forward = MethodType(_float_outputs, twin[0])
+    return cast("SentenceTransformer", twin)
 
 
-def _half_copy(model: SentenceTransformer) -> SentenceTransformer:
-    shared: dict[int, Any] = {}
-    for module in model.modules():
-        if isinstance(module, Transformer):
-            shared[id(module.processor)] = module.processor
-            for weight in module.parameters():  # buffers stay in float32: rotary frequencies need it
-                shared[id(weight)] = nn.Parameter(weight.detach().half(), requires_grad=False)
-    twin = copy.deepcopy(model, shared)
-    for module in twin.modules():
-        if isinstance(module, Transformer):
-            module.forward = MethodType(_float_outputs, module)
-    return twin
-
-
-def _float_outputs(transformer: Transformer, features: Features, **more: Any) -> Features:
-    found = type(transformer).forward(transformer, features, **more)
-    is_half = {name: torch.is_tensor(value) and value.dtype == torch.float16 for name, value in found.items()}
-    return {name: value.float() if is_half[name] else value for name, value in found.items()}
+def _float_outputs(module: Any, features: Features, **more: Any) -> Features:
+    found = type(module).forward(module, features, **more)
+    halves = {name: value for name, value in found.items() if getattr(value, "dtype", None) == torch.float16}
+    return found | {name: value.float() for name, value in halves.items()}
 
 
 @torch.inference_mode()
@@ -363,52 +325,31 @@ def _encode(
     batch_size: int,
 ) -> Vectors:
     """The vectors of the library's encode, in batches of texts."""
-    model.eval()
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]), reverse=True)
     found: list[Tensor] = []
-    start, most_characters = 0, sys.maxsize
-    while start < len(order):
-        longest = max(len(texts[order[start]]), 1)
-        rows = order[start : start + max(1, min(batch_size, most_characters // longest))]
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
         features = tokenise([texts[number] for number in rows])
-        try:
-            outputs = model(batch_to_device(features, model.device))
-        except torch.OutOfMemoryError as error:
-            # halves this batch and limits all later ones
-            most_characters = longest * _half_of(len(rows), f"{longest:,} characters", error)
-            continue
-        found.append(outputs["sentence_embedding"].float())
-        start += len(rows)
+        found.append(model(batch_to_device(features, model.device))["sentence_embedding"].float())
         advance(len(rows))
     vectors = np.empty((len(texts), found[0].shape[1]), dtype=np.float32)
     vectors[order] = torch.cat(found).cpu().numpy()
     return vectors
 
 
-def _half_of(count: int, text: str, error: torch.OutOfMemoryError) -> int:
-    """Return half the number of texts of a batch that did not fit into the GPU's memory."""
-    if count == 1:
-        what = f"a text of {text} needs more memory than the GPU has left"
-        raise BadInput(f"{what}; shorten it, or hide the GPU with CUDA_VISIBLE_DEVICES=") from error
-    free_gpu_memory()
-    return count // 2
-
-
 @torch.inference_mode()
 def _encode_by_tokens(
     model: SentenceTransformer, short_cut: ShortCut, texts: Sequence[str], advance: Advance
 ) -> Vectors:
-    """The vectors of the library's encode, in batches of a number of tokens.
-
-    A thread tokenises the next slice of texts. Nothing waits for the GPU before the end, except for progress.
-    """
-    model.eval()
+    """The vectors of the library's encode, in batches of tokens, while a thread tokenises the next texts."""
     device, most_tokens = model.device, _TOKENS_PER_BATCH
     found: Tensor | None = None
-    running = _Running(device, advance)
-    with _quick_switches(), ahead(_tokenised_slices(short_cut, texts)) as slices:
-        for flat, numbers in slices:
-            tokens, placed = (_to_device(tensor, device) for tensor in (flat, numbers))
+    with ExitStack() as stack:
+        # Each operation on a GPU gives way to a thread that computes; without this, for 5 ms.
+        stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        for flat, numbers in stack.enter_context(ahead(_tokenised(short_cut, texts))):
+            tokens, placed = flat.to(device), numbers.to(device)
             lengths, start = numbers[2].tolist(), 0
             while start < len(lengths):
                 width = short_cut.aligned(lengths[start])
@@ -417,23 +358,27 @@ def _encode_by_tokens(
                 try:
                     outputs = model(short_cut.features(tokens, starts, counts, width))
                     vectors = outputs["sentence_embedding"].float()
-                    if found is None:
-                        found = torch.empty((len(texts), vectors.shape[1]), device=device)
+                    found = vectors.new_empty((len(texts), vectors.shape[1])) if found is None else found
+                    found[rows] = vectors
                 except torch.OutOfMemoryError as error:
-                    most_tokens = width * _half_of(end - start, f"{width:,} tokens", error)
+                    if end - start == 1:
+                        what = f"a text of {width:,} tokens needs more memory than the GPU has left"
+                        raise BadInput(
+                            f"{what}; shorten it, or hide the GPU with CUDA_VISIBLE_DEVICES="
+                        ) from error
+                    most_tokens = width * ((end - start) // 2)  # halves this batch and limits all later ones
+                    free_gpu_memory()
                     continue
-                found[rows] = vectors
-                running.add(end - start)
+                advance(end - start)
                 start = end
-    running.finish()
     assert found is not None
     return found.cpu().numpy()
 
 
-def _tokenised_slices(short_cut: ShortCut, texts: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
+def _tokenised(short_cut: ShortCut, texts: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the tokens of some texts in one array, and for each text its number, first token and length.
 
-    Long texts come first. In each slice they are sorted by their number of tokens.
+    The longest texts come first; those of one array are sorted by their number of tokens.
     """
     order = np.argsort(-np.fromiter(map(len, texts), np.int64, len(texts)), kind="stable")
     start, size = 0, _FIRST_SLICE
@@ -441,51 +386,8 @@ def _tokenised_slices(short_cut: ShortCut, texts: Sequence[str]) -> Iterator[tup
         rows = order[start : start + size]
         flat, lengths = short_cut.flat([texts[row] for row in rows])
         numbers = np.stack([rows, lengths.cumsum() - lengths, lengths])
-        by_length = np.argsort(-lengths, kind="stable")
-        yield torch.from_numpy(flat), torch.from_numpy(numbers[:, by_length])
+        yield torch.from_numpy(flat), torch.from_numpy(numbers[:, np.argsort(-lengths, kind="stable")])
         start, size = start + size, min(2 * size, _SLICE)
-
-
-def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor without waiting for the GPU."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
-class _Running:
-    """Reports batches when the GPU has computed them, and waits if too many are queued."""
-
-    def __init__(self, device: torch.device, advance: Advance) -> None:
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._advance = advance
-        self._batches: deque[tuple[torch.cuda.Event, int]] = deque()
-
-    def add(self, texts: int) -> None:
-        if self._stream is None:
-            self._advance(texts)
-            return
-        self._batches.append((self._stream.record_event(), texts))
-        while len(self._batches) > _QUEUED_BATCHES or (self._batches and self._batches[0][0].query()):
-            self._wait()
-
-    def finish(self) -> None:
-        while self._batches:
-            self._wait()
-
-    def _wait(self) -> None:
-        event, texts = self._batches.popleft()
-        event.synchronize()
-        self._advance(texts)
-
-
-@contextmanager
-def _quick_switches() -> Iterator[None]:
-    """Let threads take turns more often: each operation on a GPU gives way to a thread that computes."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 @torch.no_grad()

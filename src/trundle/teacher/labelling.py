@@ -134,26 +134,27 @@ def _store(
     with _locked(path, progress):
         manifest = _with_recorded(path, start_or_resume(path, wanted))
         splitter = _Splitter(items=items, shard_size=wanted.shard_size)
-        writer = _Writer(path, manifest)
+        written: Future[Manifest] = Future()
+        written.set_result(manifest)
         try:
             with (
                 progress.task("teacher vectors", total) as advance,
                 ahead(splitter.split(advance), count=max(1, texts_per_call // wanted.shard_size)) as ready,
-                writer.writing(),
+                ThreadPoolExecutor(1) as pool,
             ):
                 missing = _missing(path, manifest, ready, progress, advance)
                 for shards in _calls(missing, texts_per_call):
-                    items = [item for _, pending in shards for item in pending.items]
-                    writer.add(shards, label(items, advance))
+                    vectors = label([item for _, pending in shards for item in pending.items], advance)
+                    written.result()  # raises the error of the thread; memory holds two calls
+                    written = pool.submit(_add_shards, path, written, shards, vectors)
+                manifest = written.result()
         except TrundleError as error:
-            if writer.manifest.shards and not isinstance(error, OtherTexts):
-                progress.say(
-                    f"{writer.manifest.count} texts have their vectors in {path}; run again to resume"
-                )
+            there = read_manifest(path)
+            if there is not None and there.shards and not isinstance(error, OtherTexts):
+                progress.say(f"{there.count} texts have their vectors in {path}; run again to resume")
             raise
         if not splitter.shards:
             raise BadInput("there are no texts to train on; pass a source that holds some")
-        manifest = writer.manifest
         if splitter.shards < len(manifest.shards):
             raise other_texts_error(path)
         if splitter.repeats:
@@ -346,51 +347,21 @@ def _calls(shards: Iterable[_NumberedShard], texts_per_call: int) -> Iterator[li
         yield call
 
 
-class _Writer:
-    """Writes the shards of a folder in a thread, in order, while the next ones are computed."""
-
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.manifest = manifest
-        """Names the shards that are on disk."""
-        self._path = path
-        self._pool: ThreadPoolExecutor | None = None
-        self._writing: Future[None] | None = None
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Run the thread during the block; at its end, all shards are on disk."""
-        with ThreadPoolExecutor(1) as self._pool:
-            yield
-            self._wait()
-
-    def add(self, shards: Sequence[_NumberedShard], vectors: Vectors) -> None:
-        """Write shards, whose vectors follow one another; raises the error of an earlier call."""
-        self._wait()
-        assert self._pool is not None
-        self._writing = self._pool.submit(self._write, shards, vectors)
-
-    def _wait(self) -> None:
-        if self._writing is not None:
-            self._writing.result()
-
-    def _write(self, shards: Sequence[_NumberedShard], vectors: Vectors) -> None:
-        width, start = vectors.shape[1], 0
-        for number, pending in shards:
-            before = self.manifest
-            if before.shards and width != before.width:
-                raise other_width_error(before.width, width)
-            texts, end = [text for text, _ in pending.items], start + len(pending.items)
-            shard = write_shard(
-                self._path,
-                number,
-                texts,
-                vectors[start:end],
-                dtype=before.dtype,
-                fingerprint=pending.fingerprint,
-            )
-            after = before.with_shards((*before.shards[:number], shard, *before.shards[number + 1 :]), width)
-            after.write(self._path)
-            self.manifest, start = after, end
+def _add_shards(
+    path: Path, before: Future[Manifest], shards: Sequence[_NumberedShard], vectors: Vectors
+) -> Manifest:
+    """Write shards, whose vectors follow one another, and return the manifest that names them."""
+    manifest, width, start = before.result(), vectors.shape[1], 0
+    for number, pending in shards:
+        if manifest.shards and width != manifest.width:
+            raise other_width_error(manifest.width, width)
+        texts, end = [text for text, _ in pending.items], start + len(pending.items)
+        own, mark = vectors[start:end], pending.fingerprint
+        shard = write_shard(path, number, texts, own, dtype=manifest.dtype, fingerprint=mark)
+        listed = (*manifest.shards[:number], shard, *manifest.shards[number + 1 :])
+        manifest, start = manifest.with_shards(listed, width), end
+        manifest.write(path)
+    return manifest
 
 
 def other_texts_error(path: Path) -> OtherTexts:
