@@ -231,6 +231,7 @@ def test_what_is_too_large_for_half_precision_is_encoded_in_full(family, monkeyp
         return found
 
     monkeypatch.setattr(encode, "_GPU_CHUNK", 10)
+    monkeypatch.setattr(encode, "_CHUNK", 10)
     monkeypatch.setattr(type(model[0].model), "forward", overflowing)
     found = embedder(model, half_on_gpu=True).text(TEXTS)
     np.testing.assert_allclose(found, expected, atol=2e-3)

@@ -69,7 +69,10 @@ def explain_out_of_memory(what: str, fix: str) -> Iterator[None]:
 
 @contextmanager
 def sound_gradients() -> Iterator[None]:
-    """Disable cuDNN's attention kernels: with a mask, gradients may be NaN (pytorch/pytorch issue 196678)."""
+    """Disable cuDNN's attention kernels: with a mask, gradients may be NaN (pytorch/pytorch issue 196678).
+
+    They also prepare each new shape of a batch for long.
+    """
     before: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
@@ -112,9 +115,11 @@ def _fused(attention: Any, states: Tensor, mask: Tensor, *_: Any, output_attenti
     if output_attentions:  # the kernel does not return them
         return type(attention).forward(attention, states, mask, output_attentions=True)
     shape = (*states.shape[:-1], -1, attention.attention_head_size)
-    heads = (matrix(states).view(shape).transpose(1, 2) for matrix in (attention.q, attention.k, attention.v))
+    query, key, value = (
+        matrix(states).view(shape).transpose(1, 2) for matrix in (attention.q, attention.k, attention.v)
+    )
     dropout = attention.dropout.p if attention.dropout.training else 0.0
-    mixed = scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout)
+    mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     return (attention.o(mixed.transpose(1, 2).flatten(2)),)
 
 
@@ -225,6 +230,7 @@ def embedder(
     in full precision from the first overflow on.
     """
     on_gpu = _on_gpu(model)
+    least = max(batch_size, _GPU_BATCH) if on_gpu else batch_size
     half_copy = cache(lambda: _half_copy(model))
     half = half_on_gpu and on_gpu and model.dtype == torch.float32
     prompts, pools_prompts = prompts_by_role(model), _pools_prompts(model)
@@ -235,7 +241,7 @@ def embedder(
     def encode_chunk(used: SentenceTransformer, role: _Role, texts: list[str], advance: Advance) -> Vectors:
         if routed or (prompts[role] and not pools_prompts):
             by_library = getattr(used, library[role])
-            vectors = by_library(texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
+            vectors = by_library(texts, batch_size=least, show_progress_bar=False, convert_to_numpy=True)
             advance(len(texts))
             return np.asarray(vectors, dtype=np.float32)
         prompted = [prompts[role] + text for text in texts] if prompts[role] else texts
@@ -243,14 +249,13 @@ def embedder(
         with fused_attention(used):
             if on_gpu and isinstance(tokeniser, ShortCut):
                 return _encode_by_tokens(used, tokeniser, prompted, advance)
-            size = max(batch_size, _GPU_BATCH) if on_gpu else batch_size
-            return _encode(used, tokeniser, prompted, advance, batch_size=size)
+            return _encode(used, tokeniser, prompted, advance, batch_size=least)
 
     def encode(role: _Role, texts: Sequence[str]) -> Vectors:
         nonlocal half
         check_texts(texts)
         model.eval()
-        parts, size, sound = [], _GPU_CHUNK if on_gpu else _CHUNK, True
+        parts, size, sound = [], _GPU_CHUNK if on_gpu and not routed else _CHUNK, True
         with progress.task(f"{name}: encoding", len(texts)) as advance:
             for start in range(0, len(texts), size):
                 chunk = list(texts[start : start + size])
@@ -260,6 +265,7 @@ def embedder(
                     sound = False
                     if half and not np.isfinite(vectors).all():
                         half = False
+                        half_copy.cache_clear()
                         advance(-len(chunk))
                         vectors = encode_chunk(model, role, chunk, advance)
                 parts.append(vectors)
@@ -310,7 +316,7 @@ def _half_copy(model: SentenceTransformer) -> SentenceTransformer | None:
 
 
 def _float_outputs(module: Any, features: Features, **more: Any) -> Features:
-    found = type(module).forward(module, features, **more)
+    found: Features = type(module).forward(module, features, **more)
     halves = {name: value for name, value in found.items() if getattr(value, "dtype", None) == torch.float16}
     return found | {name: value.float() for name, value in halves.items()}
 
@@ -344,7 +350,7 @@ def _encode_by_tokens(
     """The vectors of the library's encode, in batches of tokens, while a thread tokenises the next texts."""
     device, most_tokens = model.device, _TOKENS_PER_BATCH
     found: Tensor | None = None
-    with ExitStack() as stack:
+    with sound_gradients(), ExitStack() as stack:
         # Each operation on a GPU gives way to a thread that computes; without this, for 5 ms.
         stack.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(_SWITCH_SECONDS)

@@ -82,7 +82,7 @@ class Targets:
         first = wanted == self._starts[self._shards(wanted)]
         starts = np.where(first, 0, self._index["end"][wanted - 1])
         sizes = self._index["end"][wanted] - starts
-        return [raw.decode("utf-8") for raw in self._read("texts", wanted, starts, sizes)]
+        return [raw.decode("utf-8") for raw in self._read(wanted, starts, sizes)]
 
     def kinds(self, positions: ArrayLike) -> list[Kind | None]:
         """Return kinds in the order of the positions."""
@@ -133,16 +133,16 @@ class Targets:
         return np.searchsorted(self._starts, wanted, side="right") - 1
 
     def _read(
-        self, part: _Part, wanted: NDArray[np.int64], starts: NDArray[np.integer], sizes: NDArray[np.integer]
+        self, wanted: NDArray[np.int64], starts: NDArray[np.integer], sizes: NDArray[np.integer]
     ) -> list[bytes]:
-        """Return the bytes of each position; each shard's file is opened once."""
+        """Return the bytes of each text; each shard's file is opened once."""
         ranges = list(zip(starts.tolist(), sizes.tolist(), strict=True))
         by_shard: defaultdict[int, list[int]] = defaultdict(list)
         for row, shard in enumerate(self._shards(wanted).tolist()):
             by_shard[shard].append(row)
         found = [b""] * len(ranges)
         for shard, rows in by_shard.items():
-            read = _read_ranges(self._paths[part][shard], [ranges[row] for row in rows])
+            read = _read_ranges(self._paths["texts"][shard], [ranges[row] for row in rows])
             for row, content in zip(rows, read, strict=True):
                 found[row] = content
         return found
