@@ -42,7 +42,9 @@ _FIRST_SLICE, _SLICE = 2048, 1 << 14
 """Texts tokenised at once for a GPU; it waits for the first slice, so that one is small."""
 _TEXTS_PER_CALL = 1 << 16
 """Texts that a teacher on a GPU encodes at once."""
-_SWITCH_SECONDS = 1e-4
+_PIECE = 1024
+"""Texts whose tokens are copied at once: other threads wait meanwhile."""
+_SWITCH_SECONDS = 2e-5
 """How long a tokenising thread may keep the interpreter from the thread that feeds the GPU."""
 
 
@@ -181,9 +183,12 @@ class ShortCut:
 
     def flat(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return all tokens in one array, and the number of tokens of each text."""
-        rows = [encoding.ids for encoding in self._rust.encode_batch_fast(texts)]
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        return np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths
+        tokens, lengths = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
+        for start in range(0, len(texts), _PIECE):
+            rows = [each.ids for each in self._rust.encode_batch_fast(texts[start : start + _PIECE])]
+            lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
+            tokens.append(np.fromiter(chain.from_iterable(rows), np.int32, int(lengths[-1].sum())))
+        return np.concatenate(tokens), np.concatenate(lengths)
 
     def aligned(self, width: int) -> int:
         """Return the next multiple of 8, which GPU kernels need, unless that is more than the model takes."""
