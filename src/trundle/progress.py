@@ -1,15 +1,20 @@
-"""Progress of long work, and which of several processes reports it."""
+"""Progress of long work, which of several processes reports it, and work that is done in advance."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Advance = Callable[[int], None]
+_T = TypeVar("_T")
 
 
 class Progress(Protocol):
@@ -92,3 +97,23 @@ def process_count() -> int:
 def is_first() -> bool:
     """Whether this process has rank 0, the one that labels, writes and reports."""
     return own_rank() == 0
+
+
+@contextmanager
+def ahead(items: Iterable[_T], *, count: int = 1) -> Iterator[Iterator[_T]]:
+    """Yields an iterator over the same items that computes up to `count` of them in advance, in a thread."""
+    from concurrent.futures import ThreadPoolExecutor  # imported on first use: most commands need no thread
+
+    source, end = iter(items), object()
+    with ThreadPoolExecutor(1) as pool:
+        pending: deque[Future[Any]] = deque(pool.submit(next, source, end) for _ in range(count))
+
+        def take() -> Iterator[_T]:
+            while (item := pending.popleft().result()) is not end:
+                pending.append(pool.submit(next, source, end))
+                yield item
+
+        try:
+            yield take()
+        finally:
+            pool.shutdown(cancel_futures=True)

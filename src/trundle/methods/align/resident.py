@@ -59,7 +59,9 @@ class Resident:
 
     def gather(self, positions: Tensor, width: int) -> Batch:
         """Makes the batch of these positions, padded or cut to `width`, without waiting for the device."""
-        features = self.short_cut.gather(self.tokens, self.starts[positions], self.lengths[positions], width)
+        features = self.short_cut.features(
+            self.tokens, self.starts[positions], self.lengths[positions], width
+        )
         return features, self.vectors[positions].float()
 
     def load(self, positions: Indices) -> Batch:
@@ -106,9 +108,9 @@ def _vectors_on(device: torch.device, targets: Targets, progress: Progress) -> T
     vectors = torch.empty((len(targets), targets.width), dtype=_DTYPES[dtype.name], device=device)
     with progress.task("copying the teacher's vectors", len(targets)) as advance:
         for start in range(0, len(targets), _CHUNK):
-            rows = targets.vectors(np.arange(start, min(start + _CHUNK, len(targets))))
-            vectors[start : start + len(rows)] = torch.from_numpy(rows.astype(dtype)).to(device)
-            advance(len(rows))
+            stop = min(start + _CHUNK, len(targets))
+            vectors[start:stop] = torch.from_numpy(targets.rows(start, stop)).to(device)
+            advance(stop - start)
     return vectors
 
 
