@@ -58,8 +58,8 @@ def file_state(name: str) -> list[Any]:
 def locked(folder: Path, *, if_taken: Callable[[], None] | None) -> Iterator[Path]:
     """Yields `folder` while no other process works in it.
 
-    If another process does, calls `if_taken`, which reports that or raises, and yields a folder next to it. Waits for
-    the other process if `if_taken` is None.
+    If another process does, calls `if_taken`, which reports that or raises, and yields a folder next to it.
+    Waits for the other process if `if_taken` is None.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock_of(folder)

@@ -32,7 +32,7 @@ class Embedder:
     query: Encode
     document: Encode
     texts_per_call: int | None = None
-    """How many texts it needs at once to be fast, in any order; None if a few of similar length are enough."""
+    """How many texts it needs at once to be fast; None if a few of similar length are enough."""
 
     def through(self, wrap: Callable[[Encode], Encode], name: str | None = None) -> Embedder:
         """The same model with each of its three functions wrapped."""
@@ -71,7 +71,7 @@ def check_texts(texts: Sequence[str]) -> None:
 
 
 def is_sound(array: Vectors) -> bool:
-    """Return whether certainly all rows are finite and none is zero: one pass, faster than the exact checks."""
+    """Return whether certainly all rows are finite and none is zero, faster than the exact checks."""
     import numpy as np
 
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Texts that are read once: the same as the plain reader gives, from memory, from the cache and from all cores."""
+"""Texts are read once: the same as the plain reader gives, from memory, the cache and all cores."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class _CorpusReader:
 
     @cached_property
     def _parts(self) -> dict[str, NDArray[np.int8]]:
-        """The part of each text of each source, as its position in `_PARTS`; -1 for a text that is in none."""
+        """The part of each text of each source, as its position in `_PARTS`; -1 if it is in none."""
         others = np.array([_key_bits(text) for text in self._other_documentation], np.uint64)
         found = {}
         for source, store in self._stores.items():

@@ -66,7 +66,7 @@ def _key_bits(key: str) -> int:
 
 
 def _drawn(bits: Any, seed: int) -> Any:
-    """What `draw` returns for a key whose hash starts with these 64 bits, or for an array of them (SplitMix64)."""
+    """What `draw` returns for keys whose hashes start with these 64 bits (SplitMix64)."""
     bits = (bits + (seed * 0x9E3779B97F4A7C15 & _BITS)) & _BITS
     bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
     bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _BITS

@@ -99,7 +99,7 @@ def _is_stored(name: str) -> bool:
 
 
 def _read_store(name: str, progress: Progress = SILENT) -> TextStore:
-    """Open the texts of a source; those of a large source that is not in the cache are written to it first."""
+    """Open the texts of a source; those of a large source are first written to the cache."""
     source = files.parse_source(name)
     if sum(file.stat().st_size for file in source.files) < _LARGE:
         stream, pieces = BytesIO(), list(_pieces(source))
@@ -236,7 +236,7 @@ def _blocks(texts: Iterable[Text]) -> Iterator[_Block]:
 
 
 def _whole_columns(piece: _Piece) -> Iterator[_Block]:
-    """The texts of a piece, by column. Any error means that the row reader, which explains errors, must read it."""
+    """The texts of a piece, by column. After any error the row reader must read it, to explain the error."""
     needed = files.needed_columns(piece.columns, may_hold_texts)
     with pq.ParquetFile(piece.file, buffer_size=files.BUFFER_BYTES, pre_buffer=False) as file:
         names = files._check_unique(piece.file, tuple(file.schema_arrow.names))
@@ -267,8 +267,8 @@ def _read_in_processes(
 ) -> Iterator[_Index]:
     """Yield the index of each piece in order, and write its texts; the first error in order is raised.
 
-    The workers are commands: fork is not safe beside CUDA and threads, and multiprocessing's other ways to start a
-    process import the caller's main module again.
+    The workers are commands: fork is not safe beside CUDA and threads, and multiprocessing's other ways to
+    start a process import the caller's main module again.
     """
     work: list[list[int]] = [[] for _ in range(workers)]
     for number in sorted(range(len(pieces)), key=lambda number: -pieces[number].megabytes):

@@ -106,7 +106,7 @@ class _Family:
     positions_after_pad: bool = False
     """Whether the first position is the id after the pad token's, so that this id must not change."""
     unfused_attention: str | None = None
-    """Path inside a block of attention with a position bias, which the library runs without a fused kernel."""
+    """Path inside a block of attention with a position bias, which the library does not fuse."""
     extra_axes: Mapping[str, str] = field(default_factory=dict)
     """Axis → config entry, for axes that only this family has."""
 

@@ -203,7 +203,7 @@ class ShortCut:
     ) -> Features:
         """Return the texts that begin at `starts` in the array of tokens, on its device, padded to `width`.
 
-        The default is the longest length; pass a width if the lengths are on a GPU, which would be waited for.
+        The default is the longest length. Pass a width if the lengths are on a GPU: reading them would wait.
         """
         width = int(lengths.max()) if width is None else width
         first, count = (torch.as_tensor(array).to(tokens.device)[:, None] for array in (starts, lengths))
@@ -212,7 +212,7 @@ class ShortCut:
         if self._left:
             places = places - (width - count)
         real = (places >= 0) & (places < count)
-        where = (starts[:, None] + places).clamp(0, len(tokens) - 1)
+        where = (first + places).clamp(0, len(tokens) - 1)
         features = {
             "input_ids": torch.where(real, tokens[where].long(), self._pad),
             "attention_mask": real.long(),
@@ -232,8 +232,8 @@ def embedder(
 ) -> Embedder:
     """Return the model as an Embedder with three roles, each with the model's own prompt for it.
 
-    `half_on_gpu` computes in half precision on a GPU, with a copy of the weights that is made on first use, and
-    in full precision from the first overflow on.
+    `half_on_gpu` computes in half precision on a GPU, with a copy of the weights that is made on first use,
+    and in full precision from the first overflow on.
     """
     on_gpu = _on_gpu(model)
     least = max(batch_size, _GPU_BATCH) if on_gpu else batch_size

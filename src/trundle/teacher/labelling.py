@@ -2,8 +2,8 @@
 
 Duplicate texts are left out. Memory holds a few shards and a table of hashes (at most 48 bytes per text). A
 killed run loses at most the call that is encoded and the one that is written: running again checks the
-finished shards against the texts and computes only what is missing or damaged. One process writes a folder at a time; others wait. `trundle.scale` fills one
-folder with many workers.
+finished shards against the texts and computes only what is missing or damaged. One process writes a folder at
+a time; others wait. `trundle.scale` fills one folder with many workers.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Resident:
     vectors: Tensor
 
     def gather(self, positions: Tensor, width: int) -> Batch:
-        """Makes the batch of these positions, padded or cut to `width`, without waiting for the device."""
+        """Makes the batch of these positions, padded or cut to `width`, without a wait for the device."""
         features = self.short_cut.features(
             self.tokens, self.starts[positions], self.lengths[positions], width
         )
