@@ -116,7 +116,8 @@ def compress_to_budget(
     the whole search; `students` are other backbones that may be trained into the source's space. A dry run
     lists the candidates and the time plan. The source and the students are loaded once.
     """
-    began = time.monotonic()
+    began, watch = time.monotonic(), Stopwatch(request.progress)
+    request = replace(request, progress=watch)
     if not isinstance(request.source, str):
         raise BadInput("a search needs the name or folder of a model; save the model and pass its folder")
     if request.corpus is None:
@@ -124,9 +125,7 @@ def compress_to_budget(
     if not 0 < minutes < math.inf:
         raise BadInput(f"a search can't take {minutes} minutes; pass a number above 0")
     _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
-    watch = Stopwatch(request.progress)
-    trust, progress = request.trust_remote_code, watch
-    request = replace(request, progress=watch)
+    trust, progress = request.trust_remote_code, request.progress
     bases = {name: load(name, trust_remote_code=trust) for name in (request.source, *students)}
     prospects = _Prospects(source=request.source, bases=bases, corpus=request.corpus, progress=progress)
     before = cost(bases[request.source])

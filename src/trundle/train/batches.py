@@ -171,7 +171,7 @@ class ByBucket:
         if self._count < batch_size:
             what = f"{self._count} texts are fewer than one batch of {batch_size}"
             raise BadInput(f"{what}; pass more texts or a smaller batch size")
-        self.widths = [min(width, longest or width) for width in padded_lengths(self._lengths)]
+        self.widths: list[int] = [min(width, longest or width) for width in padded_lengths(self._lengths)]
         """The padded lengths, ascending."""
         self.shortest = int(self._lengths.argmin())
         buckets = np.searchsorted(self.widths, self._lengths, side="right")
@@ -191,7 +191,7 @@ class ByBucket:
     def width(self, number: int) -> int:
         """Returns the padded length of batch `number`."""
         last = self._texts[self._start(number) + self.batch_size - 1]
-        return self.widths[self._buckets[last]]
+        return self.widths[int(self._buckets[last])]
 
     def _start(self, number: int) -> int:
         epoch, place = divmod(number, self.per_epoch)

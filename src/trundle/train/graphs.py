@@ -126,7 +126,7 @@ class _GraphTrainer(_Trainer[_B]):
         if not self.on_gpu:
             run()
             return
-        stream = torch.cuda.Stream(self.device)
+        stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             run()
@@ -190,7 +190,7 @@ class _GraphTrainer(_Trainer[_B]):
         part = self._parts[width]
         self._rate.fill_(rate)
         with nullcontext() if self.on_gpu else sound_gradients():
-            for piece in positions.split(len(part.positions)):
+            for piece in torch.split(positions, len(part.positions)):
                 part.positions.copy_(piece, non_blocking=True)
                 part.replay()
         if self.processes > 1:
