@@ -21,7 +21,7 @@ from trundle.precision import Precision, graph_format
 from trundle.progress import Progress
 from trundle.search.budget import _Budget
 from trundle.search.candidates import _Candidate, _Coverage, _edge, _list_candidates, _smallest
-from trundle.search.speed import _measure_speed, _Speed
+from trundle.search.speed import _extrapolated_milliseconds, _measure_speed, _Speed
 
 _TIMED_TEXTS, _MOST_TIMED_TEXTS, _TIMED_SECONDS = 32, 8192, 1.0
 _LENGTHS = 4
@@ -92,7 +92,7 @@ class _Prospects:
         """Measures a query with the source's float graph; None without the packages for graphs."""
         if not self.makes_graphs:
             return None
-        return _measure_speed(self.bases[self.source], "float32", progress=self.progress).milliseconds(before)
+        return _extrapolated_milliseconds(self.bases[self.source], before, progress=self.progress)
 
     def candidates(
         self, speeds: Mapping[tuple[str, Precision], _Speed], *, timed: bool = False
