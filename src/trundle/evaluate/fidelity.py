@@ -153,8 +153,7 @@ def measure_within(
 ) -> Fidelity:
     """Compare two models on as many of the texts as take about `seconds`.
 
-    Starts with the fewest texts that say something, however long they take, and doubles the sample while the
-    next one fits. Each sample contains the one before, so no text is encoded twice.
+    Starts with the fewest that say something, however long they take, and doubles the sample while it fits.
     """
     began, total, held_out = time.monotonic(), len(queries) + len(documents), HeldOutVectors()
     count = min(2 * FEWEST_DOCUMENTS, -(-FEWEST_DOCUMENTS * total // len(documents)))

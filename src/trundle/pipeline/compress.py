@@ -33,6 +33,8 @@ from trundle.records import THE_ORIGINAL, Lineage, QualityScores, read_lineage
 from trundle.teacher.held_out import HeldOutVectors
 from trundle.teacher.teacher import Teacher, original_teacher
 
+_BATCH = 8  # among few texts, lengths differ so much that large batches are mostly padding
+
 
 def compress(
     source: str | SentenceTransformer,
@@ -80,13 +82,13 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
     made = _apply_all(request, recipe, context)
     vectors = all(call.method.gives_vectors for call in recipe.calls)
     held_out = HeldOutVectors(request.progress)
-    before = held_out.remember(embedder(original, name=THE_ORIGINAL), "original: encoding")
+    before = held_out.remember(embedder(original, name=THE_ORIGINAL, batch_size=_BATCH), "original: encoding")
     teacher, theirs = original_teacher(context), before
     if made.space is not None and made.space.embedder is not None:
         teacher, theirs = made.space, held_out.remember(made.space.embedder, "original: encoding")
     large = request.name if teacher.model is original else teacher.name
     teacher = dataclasses.replace(teacher, name=large, embedder=theirs)
-    student = held_out.remember(embedder(made.model, name="result"), "result: encoding")
+    student = held_out.remember(embedder(made.model, name="result", batch_size=_BATCH), "result: encoding")
     writes = is_first() and not request.dry_run
     compares = request.compare and vectors and writes
     fidelity = _compare(teacher, made.model, student, request, {}) if compares else None
@@ -263,7 +265,8 @@ def _write_sibling(
     """Compares and writes an additional model, with the lineage up to the method that made it."""
     beside, taken = made.additional[name]
     place, size = Path(f"{request.target}-{name}"), cost(beside.model)
-    own = held_out.remember(embedder(beside.model, name=place.name), f"{place.name}: encoding")
+    encoder = embedder(beside.model, name=place.name, batch_size=_BATCH)
+    own = held_out.remember(encoder, f"{place.name}: encoding")
     fidelity = _compare(teacher, beside.model, own, request, lineage.compared)
     origin = dataclasses.replace(
         lineage,
@@ -310,8 +313,7 @@ def _compare(
             queries, seconds = sample(queries, like["queries"], seed), math.inf
             documents = sample(documents, like["documents"], seed)
         found = measure_within(seconds, result, teacher.embedder, queries, documents, seed=seed)
-        used, there = found.queries + found.documents, len(queries) + len(documents)
-        if used < there:
+        if (used := found.queries + found.documents) < (there := len(queries) + len(documents)):
             request.progress.say(f"compared on {used:,} of {there:,} held-out texts to save time")
         return found
     request.progress.say(f"not compared with the original: {problem}")

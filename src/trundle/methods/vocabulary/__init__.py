@@ -101,9 +101,7 @@ class VocabularyPlan(Plan):
     def __str__(self) -> str:
         if len(self.kept) == self.of:
             return f"keep all {self.of:,} tokens: nothing to cut"
-        covers = (
-            "" if self.coverage is None else f", {self.coverage:.2%} of what occurs in {self.texts:,} texts"
-        )
+        covers = "" if self.coverage is None else f", {self.coverage:.2%} of what {self.texts:,} texts hold"
         becomes = _BECOMES[self.oov].format(len(self.representatives))
         unread = ""
         if self.characters_lost:
