@@ -55,6 +55,8 @@ class Lineage:
     before: Mapping[str, Any] = field(default_factory=dict)
     after: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, Any] = field(default_factory=dict)
+    compared: Mapping[str, int] = field(default_factory=dict)
+    """How many held-out `queries` and `documents` the model was compared with its teacher on."""
     versions: Mapping[str, str] = field(default_factory=versions)
     parent: Mapping[str, Any] | None = None
     format: int = 1

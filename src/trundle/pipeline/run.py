@@ -47,6 +47,8 @@ class Request:
     """Compare the result with the original on held-out texts."""
     measured_texts: int = MEASURED_TEXTS
     """How many held-out texts to compare on, at most."""
+    measured_seconds: float = 30.0
+    """How long the comparison may take; a slow model is compared on fewer texts."""
     continues: bool = False
     """The source is an intermediate result: the new lineage continues the source's own."""
     hold: bool = False

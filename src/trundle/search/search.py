@@ -156,7 +156,8 @@ def compress_to_budget(
             rate = _once(work / _RATE_FILE, prospects.reading_rate)
             planned = _timed(planned, prospects, minutes, rate)
         times, may_replace = planned.timetable, request.replace or resumes
-        request = replace(request, replace=may_replace, opened=bases, measured_texts=times.proved)
+        request = replace(request, replace=may_replace, opened=bases)
+        request = replace(request, measured_texts=times.proved, measured_seconds=math.inf)
         trials = _Trials(
             source=prospects.source,
             request=request,
