@@ -5,8 +5,8 @@
 
 The first form labels texts with the teacher and trains the student on them (float, then with int4 rounding),
 and prints texts a second. FOLDER has `label.py` and `train.py`, which do the same with one model written out
-by hand; each prints its own rate, and the ratios are to those. Without --bare there are no ratios. --profile also
-prints the kernels that take longest. The second form prints where the time of a `compress --budget` went.
+by hand; each prints its own rate, and the ratios are to those. Without --bare there are no ratios. --profile
+also prints the kernels that take longest. The second form prints where the time of a `compress --budget` went.
 """
 
 from __future__ import annotations
@@ -93,9 +93,15 @@ def report(what: str, rate: float, bare: float | None) -> None:
 def run(script: Path, *arguments: object) -> float:
     """Run a bare script and return the last rate it prints."""
     command = [sys.executable, str(script), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    print(done.stdout, end="", flush=True)
-    return float(RATE.findall(done.stdout)[-1].replace(",", ""))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        lines = []
+        for line in running.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    if running.returncode:
+        raise SystemExit(f"{script} failed")
+    return float(RATE.findall("".join(lines))[-1].replace(",", ""))
 
 
 def label(teacher: str, texts: list[Text], folder: Path, *, profile: bool) -> float:

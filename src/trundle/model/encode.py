@@ -108,7 +108,10 @@ def fused_attention(model: nn.Module) -> Iterator[None]:
 
 
 def _bias_in_mask(encoder: Any, states: Tensor, attention_mask: Tensor | None = None, **more: Any) -> Any:
-    bias = type(encoder).compute_position_bias(encoder, states[:1])
+    # On the device of the states: the library's own function may compute on the CPU, which a graph can't hold.
+    places = torch.arange(states.shape[1], device=states.device)
+    buckets = encoder.relative_position_bucket(places[None, :] - places[:, None])
+    bias = encoder.relative_attention_bias(buckets).permute(2, 0, 1)[None]
     mask = bias if attention_mask is None else bias + attention_mask
     return type(encoder).forward(encoder, states, mask, **more)
 
@@ -384,7 +387,11 @@ def _encode_by_tokens(
                 advance(end - start)
                 start = end
     assert found is not None
-    return found.cpu().numpy()
+    if not found.is_cuda:
+        return found.numpy()
+    # Pinned memory is several times as fast to copy to, and torch keeps it for the next call.
+    host = torch.empty_like(found, device="cpu", pin_memory=True)
+    return host.copy_(found).numpy().copy()
 
 
 def _tokenised(short_cut: ShortCut, texts: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
