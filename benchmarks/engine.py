@@ -5,8 +5,8 @@
 
 The first form labels texts with the teacher and trains the student on them (float, then with int4 rounding),
 and prints texts a second. FOLDER has `label.py` and `train.py`, which do the same with one model written out
-by hand; each prints its own rate, and the ratios are to those. Without --bare there are no ratios. --profile
-also prints the kernels that take longest. The second form prints where the time of a `compress --budget` went.
+by hand; each prints its own rate, and the ratios are to those. --profile prints the slowest kernels.
+The second form prints where the time of a `compress --budget` went.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import pyarrow.parquet as pq
 import harness
 from trundle.data.sampling import distinct, sample
 from trundle.data.texts import Text, read_texts
-from trundle.methods.align import ALIGN
+from trundle.embedder import Embedder
+from trundle.methods.align import ALIGN, AlignOptions
 from trundle.methods.contract import Context
 from trundle.model.load import load
-from trundle.recipe import make_options
 from trundle.teacher.labelling import build_targets
 from trundle.teacher.teacher import open_teacher
 
@@ -110,19 +110,19 @@ def label(teacher: str, texts: list[Text], folder: Path, *, profile: bool) -> fl
     assert opened.embedder is not None
     opened.embedder.text([text.text for text in texts[:2048]])
     if profile:
-        show_kernels(lambda: opened.embedder.text([text.text for text in texts[:65_536]]))  # type: ignore[union-attr]
+        show_kernels(opened.embedder, [text.text for text in texts[:65_536]])
     began = time.perf_counter()
     build_targets(texts, opened.embedder, opened.manifest("float16", 8192), folder / "store")
     return len(texts) / (time.perf_counter() - began)
 
 
-def show_kernels(run: object) -> None:
-    """Print the kernels of a call that take longest."""
+def show_kernels(teacher: Embedder, texts: list[str]) -> None:
+    """Print the kernels that take longest when texts are encoded."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiling
 
     with profiling(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
-        run()  # type: ignore[operator]
+        teacher.text(texts)
     print(found.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=60))
 
 
@@ -139,11 +139,10 @@ def train(student: str, folder: Path, seconds: float, rounding: str) -> float:
         "rounding": rounding,
     }
     context = Context(original=model, cache=folder / "cache", progress=harness.Lines(), fresh=True)
-    options = make_options(ALIGN, settings)
-    applied = ALIGN.apply(model, ALIGN.plan(model, options, context), context)
+    applied = ALIGN.apply(model, ALIGN.plan(model, AlignOptions.model_validate(settings), context), context)
     lines = [json.loads(line) for line in str(applied.files["align.jsonl"]).splitlines()]
-    rates = [line["texts_per_second"] for line in lines if line.get("texts_per_second")]
-    return statistics.harmonic_mean(rates[len(rates) // 4 :])
+    rates: list[float] = [line["texts_per_second"] for line in lines if line.get("texts_per_second")]
+    return float(statistics.harmonic_mean(rates[len(rates) // 4 :]))
 
 
 if __name__ == "__main__":

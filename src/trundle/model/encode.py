@@ -108,7 +108,7 @@ def fused_attention(model: nn.Module) -> Iterator[None]:
 
 
 def _bias_in_mask(encoder: Any, states: Tensor, attention_mask: Tensor | None = None, **more: Any) -> Any:
-    # On the device of the states: the library's own function may compute on the CPU, which a graph can't hold.
+    # The library's own function may compute this on the CPU, which a CUDA graph can't hold.
     places = torch.arange(states.shape[1], device=states.device)
     buckets = encoder.relative_position_bucket(places[None, :] - places[:, None])
     bias = encoder.relative_attention_bias(buckets).permute(2, 0, 1)[None]

@@ -190,7 +190,7 @@ class _GraphTrainer(_Trainer[_B]):
         part = self._parts[width]
         self._rate.fill_(rate)
         with nullcontext() if self.on_gpu else sound_gradients():
-            for piece in torch.split(positions, len(part.positions)):
+            for piece in positions.view(-1, len(part.positions)):
                 part.positions.copy_(piece, non_blocking=True)
                 part.replay()
         if self.processes > 1:
