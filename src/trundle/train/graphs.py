@@ -205,9 +205,10 @@ class _GraphTrainer(_Trainer[_B]):
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         torch.distributed.all_reduce(flat)
         flat /= self.processes
-        sizes = [gradient.numel() for gradient in gradients]
-        for gradient, mean in zip(gradients, flat.split(sizes), strict=True):
-            gradient.copy_(mean.view_as(gradient))
+        start = 0
+        for gradient in gradients:
+            gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+            start += gradient.numel()
 
     def mean_loss(self, step: int) -> float:
         """Returns the mean loss of the steps since the last call, up to `step`; rejects NaN and infinity."""
