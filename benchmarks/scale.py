@@ -41,6 +41,7 @@ from harness import Json
 from trundle.data.texts import Text
 from trundle.embedder import Vectors, _plain
 from trundle.methods.align.leaf import make_align_task
+from trundle.methods.contract import Context
 from trundle.model.heads import copy_of, with_new_head
 from trundle.model.load import load
 from trundle.model.surgery import Cut, cut
@@ -190,7 +191,9 @@ def learn(options: argparse.Namespace) -> None:
     first_layer, results = cut(load(options.model, device="cpu"), Cut(blocks=(0,))), []
     for seed in range(SEEDS):
         student = with_new_head(copy_of(first_layer), whole.width, normalise=whole.normalised, seed=seed)
-        task = make_align_task(student, learned, validation, batch_size=BATCH, seed=seed)
+        task = make_align_task(
+            student, learned, validation, batch_size=BATCH, context=Context(original=student, seed=seed)
+        )
         settings = replace(SETTINGS, seed=seed)
         result = train(student, task, settings)
         results.append({"loss": result.loss, "validation": result.validation})

@@ -8,6 +8,7 @@
     python benchmarks/speed.py bench MODEL
     python benchmarks/speed.py evaluate MODEL --data TASKS
     python benchmarks/speed.py imports
+    python benchmarks/speed.py texts --data TEXTS
 
 loop       the training loop against a bare torch loop (goal: 0.9 or more)
 lora       a LoRA step of `contrast` against a script with peft (goal: 1.1 or less)
@@ -17,6 +18,7 @@ neurons    encoding with half of the MLP neurons, and what the FLOPs predict
 bench      texts/s that `trundle bench` reports against a bare loop (goal: 0.9)
 evaluate   `evaluate` against a bare encode (goal: 1.10 or less)
 imports    importing trundle against sentence-transformers (goal: 1/20, no torch)
+texts      opening a corpus, first and again, against the plain reader
 Every round runs both ways; ratios are medians over rounds with their range.
 """
 
@@ -25,6 +27,7 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
+import os
 import statistics
 import subprocess
 import sys
@@ -377,6 +380,38 @@ def imports(options: argparse.Namespace) -> None:
         )
 
 
+OPENED = """
+import sys, time
+from trundle.data.corpus import read_corpus
+began = time.perf_counter()
+corpus = read_corpus(sys.argv[1:], seed=0)
+corpus.facts(), sum(1 for _ in corpus.held_out())
+opened = time.perf_counter()
+print(opened - began, sum(1 for _ in corpus.train()) / (time.perf_counter() - opened))
+"""
+
+
+def texts(options: argparse.Namespace) -> None:
+    taken: dict[str, list[float]] = {"first": [], "again": [], "plain": []}
+    for _ in range(options.rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            for name in ("first", "again"):
+                command = [sys.executable, "-c", OPENED, *options.data]
+                environment = {**os.environ, "TRUNDLE_CACHE": cache}
+                printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+                seconds, speed = map(float, printed.stdout.split())
+                taken[name].append(seconds)
+                print(f"opening {name}: {seconds:.2f} s, then {speed:,.0f} training texts/s")
+        began = time.perf_counter()
+        count = sum(1 for _ in read_texts(options.data))
+        taken["plain"].append(time.perf_counter() - began)
+        print(f"plain reader: {taken['plain'][-1]:.2f} s for {count:,} texts")
+    for name in ("first", "again"):
+        print(
+            f"opening {name} to one pass of the plain reader: {harness.ratio_of(taken[name], taken['plain'])}"
+        )
+
+
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], harness.Json]] = {
     "loop": (loop, {"steps": 40, "rounds": 7, "batch_size": 32}),
     "lora": (lora, {"steps": 20, "rounds": 5, "batch_size": 16}),
@@ -386,13 +421,14 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], harness.Json]] =
     "bench": (bench, {"rounds": 7, "batch_size": 32}),
     "evaluate": (evaluation, {"rounds": 3}),
     "imports": (imports, {"rounds": 5}),
+    "texts": (texts, {"rounds": 3}),
 }
 
 
 def main() -> None:
     parser = harness.make_parser(__doc__, *COMMANDS)
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--data", nargs="+", help="precision: texts; evaluate: folder of tasks")
+    parser.add_argument("--data", nargs="+", help="precision, texts: texts; evaluate: folder of tasks")
     parser.add_argument("--steps", type=int, help="loop, lora, precision")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--batch-size", type=int)

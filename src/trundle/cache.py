@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-CacheKind = Literal["graphs", "runs", "speed", "steps", "targets", "trials"]
+CacheKind = Literal["graphs", "runs", "speed", "steps", "targets", "texts", "tokens", "trials"]
 
 
 def cache_folder() -> Path:
@@ -55,16 +55,18 @@ def file_state(name: str) -> list[Any]:
 
 
 @contextmanager
-def locked(folder: Path, *, if_taken: Callable[[], None]) -> Iterator[Path]:
+def locked(folder: Path, *, if_taken: Callable[[], None] | None) -> Iterator[Path]:
     """Yields `folder` while no other process works in it.
 
     If another process does, calls `if_taken`, which reports that or raises, and yields a folder next to it.
+    Waits for the other process if `if_taken` is None.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock_of(folder)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=-1 if if_taken is None else 0)
     except Timeout:
+        assert if_taken is not None
         if_taken()
         folder = folder.with_name(f"{folder.name}-{os.getpid()}")
         lock = _lock_of(folder)

@@ -15,9 +15,10 @@ from typing import Any
 
 from trundle.bench.results import BenchResult
 from trundle.bench.rounds import BenchOptions, bench
-from trundle.data.corpus import ENVIRONMENT, HELD_OUT_SHARE, Corpus, as_texts, texts_facts
+from trundle.data.corpus import ENVIRONMENT, HELD_OUT_SHARE, Corpus, as_texts
 from trundle.data.environment import environment_pairs, split_by_package
 from trundle.data.sampling import sample
+from trundle.data.text_store import TextStore
 from trundle.embedder import Embedder
 from trundle.errors import MissingExtra
 from trundle.evaluate.fidelity import Fidelity, measure_fidelity, queries_and_documents
@@ -81,7 +82,7 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
         train=lambda: as_texts(train),
         validation=lambda: as_texts(validation),
         held_out=lambda: as_texts(measured),
-        facts=lambda: (texts_facts(ENVIRONMENT, as_texts(train)),),
+        facts=lambda: (TextStore.of(as_texts(train)).facts(ENVIRONMENT),),
     )
     request = Request(
         source=str(model), output=output, corpus=corpus, seed=_SEED, replace=replace, progress=progress

@@ -55,6 +55,8 @@ class Lineage:
     before: Mapping[str, Any] = field(default_factory=dict)
     after: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, Any] = field(default_factory=dict)
+    compared: Mapping[str, int] = field(default_factory=dict)
+    """How many held-out `queries` and `documents` the model was compared with its teacher on."""
     versions: Mapping[str, str] = field(default_factory=versions)
     parent: Mapping[str, Any] | None = None
     format: int = 1
@@ -274,6 +276,9 @@ class PlanningRecord:
     measured: Mapping[str, float | None]
     remarks: tuple[str, ...] = ()
     """Where the result differs from what was requested."""
+    planned_seconds: Mapping[str, float] = field(default_factory=dict)
+    spent_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each part of the search, as planned and as measured."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""

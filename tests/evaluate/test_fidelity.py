@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 
 from trundle.embedder import Embedder, _plain, top_agreement
 from trundle.errors import BadInput
-from trundle.evaluate.fidelity import _distances, _errors_by_text, measure_fidelity
+from trundle.evaluate import fidelity
+from trundle.evaluate.fidelity import (
+    FEWEST_DOCUMENTS,
+    _distances,
+    _errors_by_text,
+    measure_fidelity,
+    measure_within,
+)
 
 DOCUMENTS = {"east": (1, 0), "north": (0, 1), "west": (-1, 0), "north-east": (1, 1)}
 TEACHER = {"q": (2, 1), **DOCUMENTS}
@@ -95,3 +103,41 @@ def test_differing_widths_are_rejected_with_a_fix():
 def test_invalid_comparisons_are_rejected(queries, k):
     with pytest.raises(BadInput, match="pass"):
         measure_fidelity(table("s", TEACHER), table("t", TEACHER), queries, list(DOCUMENTS), k=k)
+
+
+@pytest.mark.parametrize(
+    ("queries", "documents", "cost", "compared"),
+    [
+        (500, 1500, 0.001, 2000),
+        (500, 1500, 0.02, 1072),  # 67 texts, doubled four times; 2,000 would take 40 s
+        (500, 1500, 9.0, 67),
+        (1950, 50, 9.0, 100),
+        (1, 1999, 9.0, 52),
+        (28, 52, 0.3, 80),
+    ],
+)
+def test_a_comparison_takes_as_many_texts_as_fit(queries, documents, cost, compared, monkeypatch):
+    now, encoded = 0.0, []
+    monkeypatch.setattr(fidelity, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def vectors(texts):
+        return np.array([[int(text[1:]) + 1, 1] for text in texts], dtype=np.float32)
+
+    def encode(texts):
+        nonlocal now
+        now += cost * len(texts)
+        encoded.extend(texts)
+        return vectors(texts)
+
+    def compare(seconds):
+        encoded.clear()
+        texts = [f"q{number}" for number in range(queries)], [f"d{number}" for number in range(documents)]
+        found = measure_within(seconds, _plain("s", encode), _plain("t", vectors), *texts, seed=0)
+        assert len(encoded) == len(set(encoded)) == found.queries + found.documents
+        return found, set(encoded)
+
+    found, texts = compare(30.0)
+    assert found.queries + found.documents == compared
+    fewest, first = compare(0.0)
+    assert FEWEST_DOCUMENTS <= fewest.documents <= FEWEST_DOCUMENTS + 1
+    assert first <= texts

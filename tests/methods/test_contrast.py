@@ -174,7 +174,7 @@ def test_no_data_and_no_tuples_are_rejected(pico_model: PicoModel, corpus: Corpu
         ([{"query": "a", "positive": None}] * 3, {}, "has no text in column 'positive'"),
         (some_rows(1, "one"), {}, "1 labelled tuple is too few to train on"),
         (
-            [{"query": "Find it: ", "positive": f"about {i}"} for i in range(40)],
+            [{"query": f"Find it:{' ' * i}", "positive": f"about {i}"} for i in range(40)],
             {"query_prompt": "Find it:"},
             "nothing but its prompt",
         ),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,30 @@ def test_seen_tokenises_its_texts_exactly_as_before(family: str, pico_model: Mod
     assert len(plan.kept) < plan.of
     assert plan.coverage == 1
     np.testing.assert_allclose(applied.model.encode(texts), model.encode(texts), atol=1e-6)
+
+
+def test_tokens_are_counted_in_a_sample_of_all_texts_in_one_pass(pico_model: Models) -> None:
+    texts = [*["the quick fox"] * 300, *["a small model"] * 300]
+    passes: list[Sequence[str]] = []
+
+    def train() -> Iterator[Text]:
+        passes.append(texts)
+        return (Text(text=text) for text in texts)
+
+    model = pico_model("bert")
+    for score in ("tfidf", "attention"):
+        context = Context(original=model, corpus=replace(corpus(texts), train=train))
+        plan = TOOL.plan(model, make_options(TOOL, {"keep": 150, "texts": 20, "score": score}), context)
+        kept = {read_vocabulary(model).tokens[number] for number in plan.kept}
+        assert {"quick", "model"} <= kept
+        assert plan.texts == 20
+        assert "of what 20 texts hold" in str(plan)
+    assert len(passes) == 2
+
+
+def test_seen_counts_all_texts(pico_model: Models) -> None:
+    plan, _ = run(pico_model("bert"), {"score": "seen", "texts": 1}, texts=pico.TEXTS)
+    assert (plan.texts, plan.coverage) == (len(pico.TEXTS), 1)
 
 
 def test_a_number_above_the_seen_tokens_is_filled_up(pico_model: Models) -> None:

@@ -33,7 +33,7 @@ def write(path: Path, rows: Iterator[dict[str, str]]) -> str:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    numbered = [(number, text) for number in range(30) for text in pico.TEXTS]
+    numbered = [(number, text) for number in range(45) for text in pico.TEXTS]
     domain = ({"query": f"{text} {n}", "positive": f"{n} is {text}"} for n, text in numbered)
     general = (
         {"query": f"{n} {text}", "positive": f"about {text} {n}", "negative": f"no {n}"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +17,15 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 import pico
+from recorded_progress import RecordedProgress
 from trundle.cache import cache_folder
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.data.texts import Text, read_texts
 from trundle.errors import BadInput, ImpossibleCut, WriteFailed
-from trundle.evaluate.fidelity import queries_and_documents
+from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, queries_and_documents
 from trundle.methods import METHODS
 from trundle.model.save import weight_bytes
-from trundle.pipeline.compress import compress, run_recipe
+from trundle.pipeline.compress import _compare, compress, run_recipe
 from trundle.pipeline.run import Request, Run
 from trundle.recipe import parse_recipe, read_recipe, single
 from trundle.records import read_lineage
@@ -60,6 +62,27 @@ def test_start_to_end(pico_folders: Callable[[str], Path], texts: str, tmp_path:
     assert lineage["data"][0]["texts"] == 140 * len(pico.TEXTS)
     assert lineage["scores"]["cosine to the original"] == pytest.approx(run.fidelity.cosine, abs=1e-4)
     assert "keep 2 of 4 layers" in (tmp_path / "small" / "README.md").read_text()
+
+
+def test_a_slow_comparison_uses_fewer_texts_and_says_so(
+    pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
+) -> None:
+    corpus, progress = read_corpus([texts], seed=1), RecordedProgress()
+    request = Request(source=str(pico_folders("bert")), output=tmp_path / "small", corpus=corpus, seed=1)
+    request = replace(request, measured_seconds=0.0, progress=progress)
+    run = run_recipe(request, single(METHODS["depth"], {"keep": 2}))
+    assert run.fidelity is not None
+    assert run.fidelity.documents < 2 * FEWEST_DOCUMENTS
+    assert "compared on 67 of" in progress.lines[-1]
+    compared = {"queries": run.fidelity.queries, "documents": run.fidelity.documents}
+    assert (read_lineage(tmp_path / "small") or {})["compared"] == compared
+    on = f"{run.fidelity.queries} queries and {run.fidelity.documents} documents"
+    assert on in (tmp_path / "small" / "README.md").read_text()
+    without_limit = replace(request, measured_seconds=math.inf)
+    again = _compare(
+        replace(run.teacher, embedder=run.original), run.model, run.result, without_limit, compared
+    )
+    assert again == run.fidelity
 
 
 def test_a_model_in_memory_gives_a_model_in_memory(
@@ -364,13 +387,13 @@ def test_a_second_run_uses_cached_teacher_vectors(
     corpus = read_corpus([texts], seed=7)
     reads: list[str] = []
 
-    def watched() -> Iterator[Text]:
+    def watched(most: int | None, seed: int) -> Iterator[Text]:
         reads.append("train")
-        return corpus.train()
+        return corpus.distinct_train(most, seed)
 
     def align(steps: int) -> Run:
         recipe = single(METHODS["align"], {"teacher": teacher, "steps": steps, "texts": 150})
-        return compress(small, recipe, output=None, corpus=replace(corpus, train=watched), seed=7)
+        return compress(small, recipe, output=None, corpus=replace(corpus, distinct_texts=watched), seed=7)
 
     first, second = align(1), align(2)
     assert reads == ["train"]

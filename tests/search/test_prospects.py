@@ -124,7 +124,7 @@ def test_a_busy_machine_is_reported_once(
     monkeypatch.setattr(prospects, "_measure_speed", lambda *_, **__: busy)
     folder = str(pico_folders("bert"))
     compress_to_budget(
-        Request(source=folder, output=None, corpus=corpus, dry_run=True, progress=told), ["2x"]
+        Request(source=folder, output=None, corpus=corpus, dry_run=True, progress=told), ["2x", "100ms"]
     )
     assert sum("the machine was busy" in line for line in told.lines) == 1
 

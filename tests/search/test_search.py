@@ -201,10 +201,10 @@ def test_the_teacher_reads_each_held_out_text_once(
     source, output, read = pico_folders("bert"), tmp_path / "small", Counter[str]()
     plain, teacher = encode._encode, model_digest(load(source))
 
-    def counted(model: Any, tokenise: Any, texts: list[str], **settings: Any) -> Any:
+    def counted(model: Any, tokenise: Any, texts: list[str], *more: Any, **settings: Any) -> Any:
         if model_digest(model) == teacher:
             read.update(texts)
-        return plain(model, tokenise, texts, **settings)
+        return plain(model, tokenise, texts, *more, **settings)
 
     monkeypatch.setattr(encode, "_encode", counted)
     monkeypatch.setattr(report, "bench", lambda *_, **__: None)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.teacher.labelling import _ahead
+from trundle.progress import ahead
 
 
 @given(st.lists(st.integers()), st.integers(1, 5))
 def test_the_same_items_in_the_same_order(items, count):
-    with _ahead(iter(items), count=count) as found:
+    with ahead(iter(items), count=count) as found:
         assert list(found) == items
 
 
@@ -23,7 +23,7 @@ def test_an_error_comes_after_the_items_before_it():
         yield 1
         raise ValueError("no second one")
 
-    with _ahead(items()) as found:
+    with ahead(items()) as found:
         assert next(found) == 1
         with pytest.raises(ValueError, match="no second one"):
             next(found)
@@ -37,7 +37,7 @@ def test_stopping_early_leaves_no_thread():
             made.append(number)
             yield number
 
-    with _ahead(items(), count=2) as found:
+    with ahead(items(), count=2) as found:
         assert next(found) == 0
     assert threading.active_count() == before
     assert len(made) < 10
@@ -51,6 +51,6 @@ def test_items_are_made_in_advance():
         reached.set()
         yield 2
 
-    with _ahead(items()) as found:
+    with ahead(items()) as found:
         next(found)
         assert reached.wait(timeout=10)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -18,11 +21,12 @@ from fake_teacher import ROLE_OF, WIDTH, Teacher, assert_holds, build, make_text
 from recorded_progress import RecordedProgress
 from trundle.data.texts import Text
 from trundle.embedder import Embedder, Vectors
-from trundle.errors import BadInput, BadModel, UserError
+from trundle.errors import BadInput, BadModel, UserError, WriteFailed
 from trundle.teacher import MANIFEST, labelling
+from trundle.teacher import targets as targets_module
 from trundle.teacher.labelling import _Seen, build_targets
-from trundle.teacher.shards import Manifest, read_manifest
-from trundle.teacher.targets import open_share, open_targets
+from trundle.teacher.shards import Manifest, is_intact, read_manifest
+from trundle.teacher.targets import find_targets, open_share, open_targets
 
 words = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6).filter(str.strip)
 records = st.builds(
@@ -59,21 +63,30 @@ def test_stores_each_distinct_text_once_in_its_role(texts: list[Text], shard_siz
 
 
 @settings(max_examples=30)
-@given(st.lists(st.integers(0, 3000), max_size=9000), st.integers(0, 2**32))
-def test_seen_is_a_set(numbers: list[int], salt: int) -> None:
+@given(st.lists(st.integers(0, 3000), max_size=9000), st.integers(0, 2**32), st.integers(1, 3000))
+def test_seen_is_a_set(numbers: list[int], salt: int, at_once: int) -> None:
     keys = [blake2b(f"{salt} {number}".encode(), digest_size=16).digest() for number in numbers]
     seen, reference = _Seen(), set()
-    for key in keys:
-        assert seen.add(key) == (key not in reference)
-        reference.add(key)
+    for start in range(0, len(keys), at_once):
+        chunk = keys[start : start + at_once]
+        for key, new in zip(chunk, seen.add(chunk), strict=True):
+            assert new == (key not in reference)
+            reference.add(key)
     assert len(seen) == len(reference)
+
+
+def test_seen_tells_keys_of_one_slot_apart() -> None:
+    keys = [bytes(8) + number.to_bytes(8, "little") for number in range(1, 500)]
+    seen = _Seen()
+    assert seen.add(keys[:300]).all()
+    assert seen.add(keys).tolist() == [False] * 300 + [True] * 199
 
 
 def test_seen_grows_past_its_first_table() -> None:
     keys = [blake2b(str(number).encode(), digest_size=16).digest() for number in range(20_000)]
     seen = _Seen()
-    assert all(seen.add(key) for key in keys)
-    assert not any(seen.add(key) for key in keys)
+    assert seen.add(keys).all()
+    assert not seen.add(keys).any()
 
 
 def test_reads_any_order(tmp_path: Path) -> None:
@@ -89,6 +102,116 @@ def test_reads_any_order(tmp_path: Path) -> None:
     for outside in (-1, 50):
         with pytest.raises(IndexError, match="0 to 49"):
             targets.texts([outside])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_consecutive_rows_come_as_they_are_stored(tmp_path: Path, dtype: Any) -> None:
+    targets = build(tmp_path, make_texts(50), dtype=dtype, shard_size=8)
+    stored = np.concatenate([np.load(path) for path in sorted(tmp_path.glob("*.vectors.npy"))])
+    for start, stop in ((0, 50), (3, 8), (7, 33), (49, 50), (5, 5)):
+        found = targets.rows(start, stop)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, stored[start:stop])
+    part = targets.split(5, seed=0)[0]
+    np.testing.assert_array_equal(part.rows(2, 40), part.vectors(range(2, 40)).astype(dtype))
+    (tmp_path / "00002.vectors.npy").write_bytes(b"short")
+    with pytest.raises(BadInput, match="truncated; build the folder again"):
+        targets.rows(0, 50)
+    (tmp_path / "00002.vectors.npy").unlink()
+    with pytest.raises(BadInput, match=r"can't be read .*; build the folder again"):
+        targets.rows(0, 50)
+
+
+def test_a_folder_is_verified_once_and_again_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(tmp_path, make_texts(14))
+    checked: list[int] = []
+
+    def counted(folder: Path, number: int, shard: Any) -> bool:
+        checked.append(number)
+        return is_intact(folder, number, shard)
+
+    monkeypatch.setattr(targets_module, "is_intact", counted)
+    assert find_targets(tmp_path) is not None
+    assert find_targets(tmp_path) is not None
+    assert sorted(checked) == [0, 1, 2, 3]
+    file = tmp_path / "00001.vectors.npy"
+    before = file.read_bytes()
+    file.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    os.utime(file, ns=(0, 0))
+    assert find_targets(tmp_path) is None
+    file.write_bytes(before)
+    assert find_targets(tmp_path) is not None
+
+
+def test_a_teacher_that_likes_many_texts_gets_several_shards_at_once(tmp_path: Path) -> None:
+    teacher, texts = Teacher(), [Text(text=f"{number} {'x' * (number % 5)}") for number in range(50)]
+    many = replace(teacher.embedder, texts_per_call=16)
+    targets = build_targets(texts, many, Manifest(teacher="fake", shard_size=4), tmp_path)
+    assert [len(call) for call in teacher.calls] == [4, 8, 16, 16, 6]
+    assert list(chain.from_iterable(teacher.calls)) == [text.text for text in texts], "in their own order"
+    assert [shard.count for shard in targets.manifest.shards] == [4] * 12 + [2]
+    assert_holds(targets, texts)
+    mixed, again = make_texts(50), tmp_path / "mixed"
+    assert_holds(build_targets(mixed, many, Manifest(teacher="fake", shard_size=4), again), mixed)
+
+
+def test_a_slow_teacher_gets_one_shard_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labelling, "_QUICK_CALL", -1.0)
+    teacher, texts = Teacher(), [Text(text=f"{number}") for number in range(20)]
+    many = replace(teacher.embedder, texts_per_call=16)
+    build_targets(texts, many, Manifest(teacher="fake", shard_size=4), tmp_path)
+    assert [len(call) for call in teacher.calls] == [4] * 5
+
+
+def test_an_error_while_writing_is_raised_and_what_is_on_disk_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, told = make_texts(40), RecordedProgress()
+    write = labelling.write_shard
+
+    def failing(folder: Path, number: int, *given: Any, **more: Any) -> Any:
+        if number == 3:
+            raise WriteFailed("the disk is full; free space, run again")
+        return write(folder, number, *given, **more)
+
+    monkeypatch.setattr(labelling, "write_shard", failing)
+    with pytest.raises(WriteFailed, match="the disk is full"):
+        build(tmp_path, texts, progress=told)
+    monkeypatch.undo()
+    assert told.lines == [f"12 texts have their vectors in {tmp_path}; run again to resume"]
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert manifest.count == 12
+    teacher = Teacher()
+    assert_holds(build(tmp_path, texts, teacher), texts)
+    assert teacher.asked == 28
+
+
+def test_the_next_texts_are_encoded_while_a_shard_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second, write = threading.Event(), labelling.write_shard
+
+    def waiting(*given: Any, **more: Any) -> Any:
+        assert second.wait(20), "the second call comes during the first write"
+        return write(*given, **more)
+
+    class Told(Teacher):
+        def role(self, role: str) -> Any:
+            encode = super().role(role)
+
+            def told(texts: Sequence[str]) -> Vectors:
+                if self.calls:
+                    second.set()
+                return encode(texts)
+
+            return told
+
+    monkeypatch.setattr(labelling, "write_shard", waiting)
+    texts = [Text(text=f"{number}") for number in range(12)]
+    assert_holds(build(tmp_path, texts, Told()), texts)
 
 
 def test_parts_are_disjoint_and_whole(tmp_path: Path) -> None:

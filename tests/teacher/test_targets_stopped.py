@@ -59,7 +59,7 @@ def test_an_interrupt_at_any_write_loses_at_most_one_shard(
             with pytest.raises(BadInput, match=r"not finished|no teacher vectors"):
                 open_targets(folder)
         assert_holds(build(folder, texts, second), texts)
-        assert first.asked + second.asked <= len(texts) + 4
+        assert first.asked + second.asked <= len(texts) + 2 * 4
         assert not [file for file in folder.iterdir() if file.name.startswith(".")]
         stops += 1
     assert stops == 1 + 4 * 4 + 1

@@ -13,7 +13,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 import pico
-from trundle.methods.align.leaf import _Batch, _make_loss, _make_splitter
+from trundle.methods.align.leaf import _make_loss, _make_splitter
+from trundle.methods.align.resident import Batch
 from trundle.model.encode import make_tokeniser
 from trundle.train.batches import Batches, BatchSplitter, ByLength, Indices
 from trundle.train.loop import TrainingTask, TrainSettings, train
@@ -57,14 +58,14 @@ def trained(
     """Three steps of eight texts in a memory that has room for so many tokens."""
     vectors, tokenise = torch.from_numpy(teacher.encode(TEXTS)), make_tokeniser(student)
 
-    def load(positions: Indices) -> _Batch:
+    def load(positions: Indices) -> Batch:
         return tokenise([TEXTS[number] for number in positions]), vectors[positions]
 
     order = ByLength([len(text) for text in TEXTS], batch_size=8)
     batches = Batches(order=order, load=load, splitter=_make_splitter(told.append))
     leaf = _make_loss()
 
-    def loss(model: nn.Module, batch: _Batch) -> Tensor:
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
         if batch[0]["input_ids"].numel() > most:
             raise FULL
         return leaf(model, batch)

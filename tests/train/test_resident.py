@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,15 @@ import pytest
 import torch
 
 import pico
+from trundle.data.corpus import Corpus
 from trundle.data.texts import Text
 from trundle.embedder import _plain
-from trundle.methods.align import leaf
-from trundle.methods.align.leaf import _fits, _loader, _make_resident, _Resident, make_align_task
+from trundle.methods import METHODS
+from trundle.methods.align import resident
+from trundle.methods.align.leaf import _loader, make_align_task
+from trundle.methods.align.resident import Resident, _fits, _make_resident
+from trundle.methods.contract import Context
+from trundle.model.encode import ShortCut
 from trundle.teacher.labelling import build_targets
 from trundle.teacher.shards import Manifest
 
@@ -37,11 +43,11 @@ def make_targets(folder: Path, *, scale: float = 1.0, dtype: str = "float16"):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "qwen2", "gpt2"])
-def test_a_resident_batch_equals_the_batch_on_disk(family, pico_model, targets, monkeypatch):
-    monkeypatch.setattr(leaf, "_CHUNK", 33)
+def test_a_resident_batch_equals_the_batch_on_disk(family, pico_model, targets, monkeypatch, tmp_path):
+    monkeypatch.setattr(resident, "_CHUNK", 33)
     model = copy.deepcopy(pico_model(family))
     model.prompts = {"query": "asked: ", "document": "said: "}
-    held = _make_resident(model, targets, torch.device("cpu"))
+    held = _make_resident(model, targets, torch.device("cpu"), Context(original=model, cache=tmp_path))
     assert held is not None
     load = _loader(model, targets)
     for positions in (np.array([3]), np.array([0, 139, 7, 7, 64]), np.arange(140)):
@@ -52,7 +58,7 @@ def test_a_resident_batch_equals_the_batch_on_disk(family, pico_model, targets, 
         torch.testing.assert_close(vectors, wanted)
 
 
-def test_each_process_fills_the_device_of_its_own_student(pico_model, targets, monkeypatch):
+def test_each_process_fills_the_device_of_its_own_student(pico_model, targets, monkeypatch, tmp_path):
     """With several GPUs, the memory of the student's device counts; a fake student names its device."""
     student, asked = copy.deepcopy(pico_model("bert")), []
 
@@ -60,17 +66,19 @@ def test_each_process_fills_the_device_of_its_own_student(pico_model, targets, m
         asked.append(device)
         return 1 << 30, 1 << 30
 
-    def make(model, targets, device, *, progress):
+    def make(model, targets, device, context):
         asked.append(device)
-        return _make_resident(model, targets, torch.device("cpu"), progress=progress)
+        return _make_resident(model, targets, torch.device("cpu"), context)
 
     monkeypatch.setattr(type(student), "device", torch.device("cuda", 1))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", free)
-    monkeypatch.setattr(leaf, "_make_resident", make)
-    task = make_align_task(student, targets, None, batch_size=4)
+    monkeypatch.setattr(resident, "_make_resident", make)
+    task = make_align_task(
+        student, targets, None, batch_size=4, context=Context(original=student, cache=tmp_path)
+    )
     assert asked == [torch.device("cuda", 1)] * 2
-    assert task.batches.load.__func__ is _Resident.load
+    assert task.batches.load.__func__ is Resident.load
 
 
 def test_vectors_are_resident_only_if_they_fit(targets):
@@ -81,9 +89,44 @@ def test_vectors_are_resident_only_if_they_fit(targets):
 def test_float32_vectors_stay_float32_in_memory(pico_model, tmp_path):
     """Vectors too large for half precision are stored as float32, as the one sentence about them says."""
     large = make_targets(tmp_path, scale=1e5, dtype="float32")
-    held = _make_resident(pico_model("bert"), large, torch.device("cpu"))
+    model = pico_model("bert")
+    held = _make_resident(
+        model, large, torch.device("cpu"), Context(original=model, cache=tmp_path / "cache")
+    )
     positions = np.arange(len(large))
     np.testing.assert_array_equal(held.load(positions)[1].numpy(), large.vectors(positions))
     needed = 4 * int(large.lengths.sum()) + 4 * len(large) * large.width
     assert _fits(large, 4 * needed + 4)
     assert not _fits(large, 4 * needed)
+
+
+def test_tokens_are_kept_and_a_cut_vocabulary_reuses_them(pico_model, targets, tmp_path, monkeypatch):
+    """Only texts that lost a token are tokenised again, and all of them have the tokens of a new start."""
+    model = pico_model("bert")
+    corpus = Corpus(
+        train=lambda: (Text(text=text) for text in pico.TEXTS),
+        validation=lambda: iter(()),
+        held_out=lambda: iter(()),
+        facts=lambda: (),
+    )
+    context = Context(original=model, cache=tmp_path / "cache", corpus=corpus)
+    vocabulary = METHODS["vocabulary"]
+    plan = vocabulary.plan(model, vocabulary.options(keep=150), context)
+    student = vocabulary.apply(model, plan, context).model
+    tokenised = []
+    flat = ShortCut.flat
+
+    def counted(self, texts):
+        tokenised.append(len(texts))
+        return flat(self, texts)
+
+    monkeypatch.setattr(ShortCut, "flat", counted)
+    device = torch.device("cpu")
+    for _ in range(2):
+        _make_resident(model, targets, device, context)
+        assert sum(tokenised) == len(targets) + sum(count for count in tokenised if count < len(targets))
+    found = _make_resident(student, targets, device, context)
+    assert tokenised.count(len(targets)) == 1
+    expected = _make_resident(student, targets, device, replace(context, cache=tmp_path / "other"))
+    for name in ("tokens", "lengths", "starts"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name

@@ -153,7 +153,13 @@ def _write_report(
 
     try:
         made = make_report(
-            [output], teacher=teacher, data=data, texts=texts, trust_remote_code=trust, progress=progress
+            [output],
+            teacher=teacher,
+            data=data,
+            texts=texts,
+            speed=False,  # the search has timed a query of both models
+            trust_remote_code=trust,
+            progress=progress,
         )
     except UserError as problem:
         progress.say(f"the report has no comparison: {problem}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -24,6 +26,7 @@ _QUIETER_LIBRARIES = {
 }
 
 _BAR_WIDTH = 24
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 class _Terminal:
@@ -42,13 +45,55 @@ class _Terminal:
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        hidden = not self._console.is_terminal
-        with Bars(*columns, console=self._console, transient=True, disable=hidden) as bars:
+        if not self._console.is_terminal:
+            with _Lines(label, total, self.say) as lines:
+                yield lines.advance
+            return
+        with Bars(*columns, console=self._console, transient=True) as bars:
             shown = bars.add_task(label, total=total)
             yield lambda units: bars.advance(shown, units)
 
     def say(self, line: str) -> None:
         self._console.print(line, markup=False, style="dim")
+
+
+class _Lines:
+    """Reports a task as a line every few seconds, for logs: what is done, how fast, and the time left.
+
+    Of tasks inside each other only the innermost is reported.
+    """
+
+    _active: ClassVar[list[_Lines]] = []
+
+    def __init__(self, label: str, total: int | None, say: Callable[[str], None]) -> None:
+        self._label, self._total, self._say, self._done = label, total, say, 0
+        self._ended, self._began = threading.Event(), time.monotonic()
+
+    def advance(self, units: int) -> None:
+        self._done += units
+
+    def __enter__(self) -> Self:
+        self._active.append(self)
+        threading.Thread(target=self._report, daemon=True).start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._ended.set()
+        self._active.remove(self)
+
+    def _report(self) -> None:
+        while not self._ended.wait(_SECONDS_BETWEEN_LINES):
+            if self._active[-1:] == [self]:
+                self._say(self._line(time.monotonic() - self._began))
+
+    def _line(self, seconds: float) -> str:
+        done, total = self._done, self._total
+        parts = [f"{self._label}: {done:,}" + ("" if total is None else f" of {total:,}")]
+        if done:
+            rate = done / seconds
+            parts.append(f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s")
+        left = f"{(total - done) * seconds / done:,.0f} s left" if done and total and total >= done else ""
+        return ", ".join([*parts, left or f"{seconds:,.0f} s so far"])
 
 
 def _terminal(*, quiet: bool) -> Progress:

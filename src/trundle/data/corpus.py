@@ -10,11 +10,16 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from trundle.data.environment import Documented, environment_pairs, split_by_package
 from trundle.data.examples import Example, LabelledRow, _read_examples, _read_labelled
-from trundle.data.sampling import _count_and_fingerprint, distinct, draw, sample
+from trundle.data.sampling import _drawn, _key_bits, distinct, draw, sample
+from trundle.data.text_store import TextStore, _is_stored, _read_store
 from trundle.data.texts import Text, read_texts
 from trundle.errors import BadInput
 from trundle.progress import SILENT, Progress
@@ -27,6 +32,8 @@ _FEW_HELD_OUT, _LARGEST_SHARE = 320, 0.25
 """About this many texts of a small corpus are not trained on, up to this share of it."""
 
 Part = Literal["train", "validation", "held_out"]
+_PARTS: tuple[Part, ...] = get_args(Part)
+_Chosen = tuple[TextStore, NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +58,22 @@ class Corpus:
     """The texts or pairs with a label of one part; a pair is held out if one of its texts is."""
     facts: Callable[[], tuple[Mapping[str, Any], ...]]
     """The lineage's record of each source: its number of texts and a fingerprint of their content."""
+    distinct_texts: Callable[[int | None, int], Iterator[Text]] | None = None
+    """A faster `distinct_train`."""
+
+    def distinct_train(self, most: int | None, seed: int) -> Iterator[Text]:
+        """Return the texts to train on, each kind and text once; a sample of them unless `most` is None."""
+        if self.distinct_texts is not None:
+            return self.distinct_texts(most, seed)
+        texts = distinct(self.train(), key=lambda text: f"{text.kind}\0{text.text}")
+        return texts if most is None else iter(sample(texts, most, seed))
 
 
 def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILENT) -> Corpus:
     """Open files, folders and `environment` as one corpus; unreadable sources are rejected at once."""
     reader = _CorpusReader(tuple(dict.fromkeys(sources)), seed, progress)
     return Corpus(
-        train=reader.train,
+        train=lambda: reader.texts_of("train"),
         validation=lambda: reader.texts_of("validation"),
         held_out=lambda: reader.texts_of("held_out"),
         may_train_on=reader.may_train_on,
@@ -65,17 +81,18 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
         validation_examples=lambda: reader.examples("validation"),
         held_out_examples=lambda: reader.examples("held_out"),
         labelled=reader.labelled,
-        facts=lambda: reader.facts_and_held_out[0],
+        facts=reader.facts,
+        distinct_texts=lambda most, seed: _distinct(reader.chosen("train"), most, seed, kinds=True),
     )
 
 
 class _CorpusReader:
-    """Reads the sources once for their facts and held-out texts, and again for the texts to train on."""
+    """Reads the sources when their texts are needed, and splits them by the hashes of their texts."""
 
     def __init__(self, sources: Sequence[str], seed: int, progress: Progress) -> None:
         self._sources, self._seed, self._progress = sources, seed, progress
         for source in sources:
-            if source != ENVIRONMENT:
+            if source != ENVIRONMENT and not _is_stored(source):
                 next(read_texts(source), None)
 
     @cached_property
@@ -86,17 +103,20 @@ class _CorpusReader:
         return {"train": train, "validation": validation, "held_out": measured}
 
     @cached_property
-    def facts_and_held_out(self) -> tuple[tuple[Mapping[str, Any], ...], _HeldOutTexts]:
-        held_out = _HeldOutTexts(self._seed)
-        facts = []
-        for source in self._sources:
-            if source == ENVIRONMENT:
-                pairs = itertools.chain.from_iterable(self._documented.values())
-                facts.append(texts_facts(source, as_texts(pairs)))
-                held_out.count += int(facts[-1]["texts"])
-            else:
-                facts.append(texts_facts(source, held_out.watching(source, read_texts(source))))
-        return tuple(facts), held_out
+    def _stores(self) -> dict[str, TextStore]:
+        return {
+            source: _read_store(source, self._progress)
+            if source != ENVIRONMENT
+            else TextStore.of(as_texts(itertools.chain.from_iterable(self._documented.values())))
+            for source in self._sources
+        }
+
+    def facts(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(store.facts(source) for source, store in self._stores.items())
+
+    @cached_property
+    def _share(self) -> float:
+        return _share_not_trained_on(sum(map(len, self._stores.values())))
 
     @cached_property
     def _other_documentation(self) -> frozenset[str]:
@@ -105,24 +125,36 @@ class _CorpusReader:
         others = itertools.chain(self._documented["validation"], self._documented["held_out"])
         return frozenset(text.text for text in as_texts(others))
 
+    @cached_property
+    def _parts(self) -> dict[str, NDArray[np.int8]]:
+        """The part of each text of each source, as its position in `_PARTS`; -1 if it is in none."""
+        others = np.array([_key_bits(text) for text in self._other_documentation], np.uint64)
+        found = {}
+        for source, store in self._stores.items():
+            parts = hashed = _hashed_parts(store, self._share, self._seed)
+            if source == ENVIRONMENT:
+                counts = [2 * len(self._documented[part]) for part in _PARTS]
+                parts = np.repeat(np.arange(len(_PARTS), dtype=np.int8), counts)
+            elsewhere = (hashed != 0) | np.isin(store.keys()[:, 0], others)
+            found[source] = np.where((parts == 0) & elsewhere, np.int8(-1), parts)
+        return found
+
+    def chosen(self, part: Part) -> list[_Chosen]:
+        """The texts of a part: the stores and the positions in them."""
+        code = _PARTS.index(part)
+        return [
+            (store, np.flatnonzero(self._parts[source] == code)) for source, store in self._stores.items()
+        ]
+
     def _part_of(self, text: str) -> Part:
-        return _part_of(text, self.facts_and_held_out[1].share, self._seed)
+        return _part_of(text, self._share, self._seed)
 
     def may_train_on(self, text: str) -> bool:
         return self._part_of(text) == "train" and text not in self._other_documentation
 
-    def train(self) -> Iterator[Text]:
-        for source in self._sources:
-            texts = as_texts(self._documented["train"]) if source == ENVIRONMENT else read_texts(source)
-            yield from (text for text in texts if self.may_train_on(text.text))
-
     def texts_of(self, part: Part) -> Iterator[Text]:
-        for source in self._sources:
-            if source == ENVIRONMENT:
-                yield from as_texts(self._documented[part])
-            else:
-                texts = self.facts_and_held_out[1].texts(source)
-                yield from (text for text in texts if self._part_of(text.text) == part)
+        for store, positions in self.chosen(part):
+            yield from store.texts(positions)
 
     def examples(self, part: Part) -> Iterator[Example]:
         found: Iterator[Example]
@@ -148,34 +180,6 @@ class _CorpusReader:
                     yield row
 
 
-class _HeldOutTexts:
-    """Collects the texts that are not trained on while they stream by, before their number is known."""
-
-    def __init__(self, seed: int) -> None:
-        self.count, self._seed = 0, seed
-        self._found: dict[str, list[tuple[float, Text]]] = {}
-
-    @property
-    def share(self) -> float:
-        return _share_not_trained_on(self.count)
-
-    def watching(self, source: str, texts: Iterable[Text]) -> Iterator[Text]:
-        found = self._found.setdefault(source, [])
-        full = 2 * _ENOUGH_HELD_OUT
-        for text in texts:
-            self.count += 1
-            # The share only decreases, so a text that is dropped here would be dropped in the end.
-            if (drawn := draw(text.text, self._seed)) < self.share:
-                found.append((drawn, text))
-                if len(found) >= full:
-                    found[:] = [(drawn, text) for drawn, text in found if drawn < self.share]
-                    full = 2 * max(len(found), _ENOUGH_HELD_OUT)
-            yield text
-
-    def texts(self, source: str) -> Iterator[Text]:
-        return (text for drawn, text in self._found[source] if drawn < self.share)
-
-
 def _share_not_trained_on(texts: int) -> float:
     texts = max(texts, 1)
     return min(max(HELD_OUT_SHARE, _FEW_HELD_OUT / texts), _LARGEST_SHARE, _ENOUGH_HELD_OUT / texts)
@@ -185,6 +189,30 @@ def _part_of(text: str, share: float, seed: int) -> Part:
     if draw(text, seed) >= share:
         return "train"
     return "validation" if draw(text, seed + 1) < 0.5 else "held_out"
+
+
+def _hashed_parts(store: TextStore, share: float, seed: int) -> NDArray[np.int8]:
+    """What `_part_of` returns for each text of a store, as positions in `_PARTS`."""
+    bits = store.keys()[:, 0]
+    other = np.where(_drawn(bits, seed + 1) < 0.5, np.int8(1), np.int8(2))
+    return np.where(_drawn(bits, seed) >= share, np.int8(0), other)
+
+
+def _distinct(chosen: Sequence[_Chosen], most: int | None, seed: int, *, kinds: bool) -> Iterator[Text]:
+    """What `distinct`, by text or by kind and text, and then `sample` return for these texts."""
+    if not chosen:
+        return
+    keys = np.concatenate([store.keys(kinds=kinds)[places] for store, places in chosen])
+    rows = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(keys), [None, pa.py_buffer(keys)])
+    numbers = rows.dictionary_encode().indices.to_numpy()  # in the order in which they first occur
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(numbers), prepend=-1))
+    if most is not None:
+        first = first[sample(range(len(first)), most, seed)]
+    start = 0
+    for store, places in chosen:
+        low, high = np.searchsorted(first, [start, start + len(places)])
+        yield from store.texts(places[first[low:high] - start])
+        start += len(places)
 
 
 def as_texts(pairs: Iterable[Documented]) -> Iterator[Text]:
@@ -198,12 +226,6 @@ def _usable(examples: Iterable[Example], may_use: Callable[[str], bool]) -> Iter
     for example in examples:
         if may_use(example.query) and may_use(example.positive):
             yield replace(example, negatives=tuple(filter(may_use, example.negatives)))
-
-
-def texts_facts(source: str, texts: Iterable[Text]) -> Mapping[str, Any]:
-    """Return the number of texts of a source and a fingerprint of them."""
-    count, fingerprint = _count_and_fingerprint(f"{text.kind or 'text'} {text.text}" for text in texts)
-    return {"source": source, "texts": count, "fingerprint": fingerprint}
 
 
 def unseen_texts(
@@ -221,26 +243,26 @@ def unseen_texts(
             if generation.get("data"):
                 trained.append(generation)
             generation = generation.get("parent")
-    texts = (text for source in sources for text in _unseen_in(source, trained, seed, progress))
-    return sample(distinct(texts, key=lambda text: text.text), count, seed=seed)
+    chosen = [each for source in sources for each in _unseen_in(source, trained, seed, progress)]
+    return list(_distinct(chosen, count, seed, kinds=False))
 
 
 def _unseen_in(
     source: str, trained: Sequence[Mapping[str, Any]], seed: int, progress: Progress
-) -> Iterator[Text]:
+) -> list[_Chosen]:
     if source == ENVIRONMENT:
         # Its parts are complete packages, and the seed alone decides which.
         seeds = [one["seed"] for one in trained if ENVIRONMENT in {fact["source"] for fact in one["data"]}]
-        yield from read_corpus([source], seed=seeds[0] if seeds else seed, progress=progress).held_out()
-        return
-    fingerprint = texts_facts(source, read_texts(source))["fingerprint"]
+        return _CorpusReader([source], seeds[0] if seeds else seed, progress).chosen("held_out")
+    store = _read_store(source, progress)
     splits = [
         (_share_not_trained_on(sum(int(fact["texts"]) for fact in one["data"])), int(one["seed"]))
         for one in trained
-        if fingerprint in {fact["fingerprint"] for fact in one["data"]}
+        if store.fingerprint in {fact["fingerprint"] for fact in one["data"]}
     ]
     if splits:
         progress.say(f"{source}: was trained on, so only its held-out texts are used for measuring")
-    for text in read_texts(source):
-        if all(_part_of(text.text, *split) == "held_out" for split in splits):
-            yield text
+    unseen = np.ones(len(store), np.bool_)
+    for split in splits:
+        unseen &= _hashed_parts(store, *split) == _PARTS.index("held_out")
+    return [(store, np.flatnonzero(unseen))]

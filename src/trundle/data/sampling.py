@@ -22,30 +22,35 @@ from numpy.typing import NDArray
 from trundle.errors import BadInput
 
 _T = TypeVar("_T")
+_Vectors = NDArray[np.float32]
+_Numbers = NDArray[np.int64]
+_BITS = 2**64 - 1
 
 
 def fingerprint(items: Iterable[Any]) -> str:
     """Return a fingerprint of the content and order of strings, or of records of strings and numbers."""
-    return _count_and_fingerprint(items)[1]
 
-
-def _count_and_fingerprint(items: Iterable[Any]) -> tuple[int, str]:
     def as_dict(record: Any) -> dict[str, Any]:
         return {field.name: getattr(record, field.name) for field in fields(record)}
 
     encode = json.JSONEncoder(sort_keys=True, default=as_dict).encode
-    digest, count = blake2b(digest_size=16), 0
+    digest = blake2b(digest_size=16)
     for item in items:
         # JSON in ASCII contains no line feed, so a line feed after each item marks the boundaries.
         digest.update(encode(item).encode("ascii") + b"\n")
-        count += 1
-    return count, digest.hexdigest()
+    return digest.hexdigest()
 
 
 def sample(items: Iterable[_T], n: int, seed: int) -> list[_T]:
     """Sample `n` items uniformly from a stream, in their order; a larger sample contains the smaller one."""
     if n < 0:
         raise BadInput(f"a sample of {n} is not possible; request 0 or more")
+    if isinstance(items, range):  # the same numbers, drawn at once
+        *key, place = Random(seed).getstate()[1]
+        twister = np.random.MT19937()
+        twister.state = {"bit_generator": "MT19937", "state": {"key": np.array(key, "u4"), "pos": place}}
+        order = np.argsort(np.random.Generator(twister).random(len(items)), kind="stable")
+        return [items[place] for place in np.sort(order[:n]).tolist()]
     draw = Random(seed).random
     drawn = nsmallest(n, ((draw(), index, item) for index, item in enumerate(items)))
     return [item for _, _, item in sorted(drawn, key=itemgetter(1))]
@@ -53,7 +58,19 @@ def sample(items: Iterable[_T], n: int, seed: int) -> list[_T]:
 
 def draw(key: str, seed: int) -> float:
     """Return a number from 0 to 1, uniform over keys and the same for equal keys."""
-    return (int.from_bytes(_digest(f"{seed}:{key}", 8)) >> 11) * 2.0**-53
+    return float(_drawn(_key_bits(key), seed))
+
+
+def _key_bits(key: str) -> int:
+    return int.from_bytes(_digest(key, 16)[:8], "little")
+
+
+def _drawn(bits: Any, seed: int) -> Any:
+    """What `draw` returns for keys whose hashes start with these 64 bits (SplitMix64)."""
+    bits = (bits + (seed * 0x9E3779B97F4A7C15 & _BITS)) & _BITS
+    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _BITS
+    return ((bits ^ (bits >> 31)) >> 11) * 2.0**-53
 
 
 def distinct(items: Iterable[_T], key: Callable[[_T], str]) -> Iterator[_T]:
@@ -69,9 +86,6 @@ def distinct(items: Iterable[_T], key: Callable[[_T], str]) -> Iterator[_T]:
 def _digest(text: str, size: int) -> bytes:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).digest()
 
-
-_Vectors = NDArray[np.float32]
-_Numbers = NDArray[np.int64]
 
 _SMALL = 4096
 """Up to this many vectors are clustered at once; more are first split into groups of about this size."""

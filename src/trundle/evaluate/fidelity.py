@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trundle.data.sampling import sample
 from trundle.data.texts import Kind, Text
 from trundle.embedder import Embedder, Vectors, top_agreement
 from trundle.errors import BadInput
@@ -138,6 +140,31 @@ def measure_fidelity(
         closest=closest,
         farthest=farthest,
     )
+
+
+def measure_within(
+    seconds: float,
+    student: Embedder,
+    teacher: Embedder,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    *,
+    seed: int,
+) -> Fidelity:
+    """Compare two models on as many of the texts as take about `seconds`.
+
+    Starts with the fewest that say something, however long they take, and doubles the sample while it fits.
+    """
+    began, total, held_out = time.monotonic(), len(queries) + len(documents), HeldOutVectors()
+    count = min(2 * FEWEST_DOCUMENTS, -(-FEWEST_DOCUMENTS * total // len(documents)))
+    while True:
+        held = max(FEWEST_DOCUMENTS, -(-count * len(documents) // total))
+        chosen = sample(queries, max(1, count - held), seed), sample(documents, held, seed)
+        found = measure_fidelity(student, teacher, *chosen, held_out=held_out)
+        more = min(2 * count, total)
+        if more <= count or (time.monotonic() - began) * more / count > seconds:
+            return found
+        count = more
 
 
 def watch_margin(

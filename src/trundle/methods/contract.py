@@ -7,6 +7,7 @@ generated from the record.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from trundle.model.cost import Cost
     from trundle.teacher.teacher import Teacher
 
-COMPILE_HELP = "Compile the layers first: takes about a minute, then steps are faster on a GPU."
+COMPILE_HELP = "Compile the layers first: takes up to a minute, then steps are faster on a GPU."
 KEEP_ZEROS_HELP = "Keep zero weights zero. Default: if many are zero, as after pruning."
 LENGTH_HELP = f"Truncate texts to this many tokens. Default: the model's limit, up to {LONGEST}."
 MINUTES_HELP = "Train for at most this many minutes, even if steps or epochs are left."
@@ -73,7 +74,9 @@ class Context:
     models: Mapping[str, SentenceTransformer] = field(default_factory=dict)
     """Models that are loaded already, by name."""
     opened: dict[str, Any] = field(default_factory=dict)
-    """Expensive objects loaded by `plan` that `apply` needs again, such as a teacher."""
+    """Expensive objects that are needed again, by this method or by the next run of a search."""
+    deadline: float = math.inf
+    """The time (`time.monotonic`) at which a training must end."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,6 +105,8 @@ class _Family:
     """ModernBERT's first block lacks a norm, so another block can't replace it."""
     positions_after_pad: bool = False
     """Whether the first position is the id after the pad token's, so that this id must not change."""
+    unfused_attention: str | None = None
+    """Path inside a block of attention with a position bias, which the library does not fuse."""
     extra_axes: Mapping[str, str] = field(default_factory=dict)
     """Axis → config entry, for axes that only this family has."""
 
@@ -179,6 +181,7 @@ _FAMILIES: tuple[_Family, ...] = (
         | {"encoder.relative_attention_bias": _Table("bucket", "heads", "attention")},
         inside=_attention("attention.attn.", "q", "k", "v", "o") | _norms("attention.LayerNorm") | _BERT_MLP,
         positions_after_pad=True,
+        unfused_attention="attention.attn",
         extra_axes={"bucket": "relative_attention_num_buckets"},
     ),
     _Family(

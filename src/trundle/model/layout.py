@@ -82,6 +82,15 @@ def _with_attention_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     return {**sizes, "q": queries, "o": queries, "k": keys, "v": keys}
 
 
+def token_limit(backbone: PreTrainedModel) -> int | None:
+    """Return the most tokens the model has positions for; None if it has no table of positions."""
+    layout = layout_of(backbone)
+    positions = layout.sizes.get("position")
+    if positions is None or not layout.family.positions_after_pad:
+        return positions
+    return positions - max(getattr(backbone.config, "pad_token_id", None) or 0, 1) - 1
+
+
 def layout_of(backbone: PreTrainedModel) -> Layout:
     """Return the layout of a backbone, checked against the shapes of its weights."""
     family = family_of(backbone.config.model_type)

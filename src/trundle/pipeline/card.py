@@ -33,7 +33,7 @@ def _model_card(
         f"Made from `{Path(lineage.source).name}` with trundle{_space(lineage.space)}.",
         _sizes(lineage.before, lineage.after),
         _steps(lineage),
-        _scores(scores),
+        _scores(scores, lineage.compared),
         _use(name, use or _ENCODE, "" if use else similarity, needs_trundle=needs_trundle),
     )
 
@@ -51,7 +51,7 @@ def _pair_card(name: str, lineage: Lineage, *, similarity: str) -> str:
         f"`{Path(str(lineage.space)).name}`.",
         "| | queries | documents |\n|---|---:|---:|\n| parameters | "
         f"{facts['query_parameters'] / 1e6:,.1f}M | {facts['document_parameters'] / 1e6:,.1f}M |",
-        _scores(scores),
+        _scores(scores, student.get("compared", {})),
         _use(name, _ENCODE_BOTH, similarity)
         + " Plain `encode` encodes documents. How the small model was made is in `trundle.json`.",
     )
@@ -149,9 +149,11 @@ def _steps(lineage: Lineage) -> str:
     return "## How it was made\n\n" + "\n".join(lines) + "\n\nThe whole lineage is in `trundle.json`."
 
 
-def _scores(scores: Mapping[str, float]) -> str:
+def _scores(scores: Mapping[str, float], compared: Mapping[str, int]) -> str:
     rows = "\n".join(f"| {name} | {value:.4f} |" for name, value in scores.items())
-    return f"## Measured on held-out texts\n\n| | |\n|---|---:|\n{rows}" if rows else ""
+    on = " and ".join(f"{count:,} {role}" for role, count in compared.items())
+    with_teacher = f"\n\nCosine, distance and agreement: {on}." if on else ""
+    return f"## Measured on held-out texts\n\n| | |\n|---|---:|\n{rows}{with_teacher}" if rows else ""
 
 
 def how_to_open(name: str, *, needs_trundle: bool) -> str:

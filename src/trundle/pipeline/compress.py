@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from trundle.data.corpus import Corpus
 from trundle.data.sampling import distinct, sample
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
-from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, Fidelity, measure_fidelity, queries_and_documents
+from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, Fidelity, measure_within, queries_and_documents
 from trundle.folders import check_free
 from trundle.methods.contract import AdditionalModel, Applied, Context
 from trundle.model.cost import Cost, cost
@@ -31,6 +32,8 @@ from trundle.recipe import Call, Recipe
 from trundle.records import THE_ORIGINAL, Lineage, QualityScores, read_lineage
 from trundle.teacher.held_out import HeldOutVectors
 from trundle.teacher.teacher import Teacher, original_teacher
+
+_BATCH = 8  # among few texts, lengths differ so much that large batches are mostly padding
 
 
 def compress(
@@ -75,20 +78,22 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
         fresh=request.fresh,
         progress=request.progress,
         models=request.opened,
+        opened=request.kept,
+        deadline=request.deadline,
     )
     made = _apply_all(request, recipe, context)
     vectors = all(call.method.gives_vectors for call in recipe.calls)
     held_out = HeldOutVectors(request.progress)
-    before = held_out.remember(embedder(original, name=THE_ORIGINAL), "original: encoding")
+    before = held_out.remember(embedder(original, name=THE_ORIGINAL, batch_size=_BATCH), "original: encoding")
     teacher, theirs = original_teacher(context), before
     if made.space is not None and made.space.embedder is not None:
         teacher, theirs = made.space, held_out.remember(made.space.embedder, "original: encoding")
     large = request.name if teacher.model is original else teacher.name
     teacher = dataclasses.replace(teacher, name=large, embedder=theirs)
-    student = held_out.remember(embedder(made.model, name="result"), "result: encoding")
+    student = held_out.remember(embedder(made.model, name="result", batch_size=_BATCH), "result: encoding")
     writes = is_first() and not request.dry_run
     compares = request.compare and vectors and writes
-    fidelity = _compare(teacher, made.model, student, request) if compares else None
+    fidelity = _compare(teacher, made.model, student, request, {}) if compares else None
     judged = _judge(made, before, student) if made.evaluators and writes else {}
     siblings: list[Sibling] = []
     paired = None
@@ -250,6 +255,7 @@ def _lineage(
         before=before.as_json(),
         after=made.steps[-1].after.as_json(),
         scores=scores | made.scores,
+        compared=_compared(fidelity),
         parent=read_lineage(request.source) if isinstance(request.source, str) else None,
     )
     return lineage.after_parent() if request.continues else lineage
@@ -261,13 +267,15 @@ def _write_sibling(
     """Compares and writes an additional model, with the lineage up to the method that made it."""
     beside, taken = made.additional[name]
     place, size = Path(f"{request.target}-{name}"), cost(beside.model)
-    own = held_out.remember(embedder(beside.model, name=place.name), f"{place.name}: encoding")
-    fidelity = _compare(teacher, beside.model, own, request)
+    encoder = embedder(beside.model, name=place.name, batch_size=_BATCH)
+    own = held_out.remember(encoder, f"{place.name}: encoding")
+    fidelity = _compare(teacher, beside.model, own, request, lineage.compared)
     origin = dataclasses.replace(
         lineage,
         steps=lineage.steps[: len(lineage.steps) - len(made.steps) + taken],
         after=size.as_json(),
         scores={} if fidelity is None else _headline(fidelity),
+        compared=_compared(fidelity),
     )
     _save(beside.model, place, origin, beside.files, replace=request.replace)
     return Sibling(output=place, after=size, fidelity=fidelity)
@@ -288,7 +296,7 @@ def _save(
 
 
 def _compare(
-    teacher: Teacher, model: SentenceTransformer, result: Embedder, request: Request
+    teacher: Teacher, model: SentenceTransformer, result: Embedder, request: Request, like: Mapping[str, int]
 ) -> Fidelity | None:
     """Measures how close a model is to its teacher on held-out texts; None if it can't be measured."""
     assert teacher.embedder is not None
@@ -302,9 +310,20 @@ def _compare(
     elif teacher.width != (model.get_embedding_dimension() or 0):
         problem = "the vectors have another width; add align to the recipe"
     else:
-        return measure_fidelity(result, teacher.embedder, queries, documents, progress=request.progress)
+        seconds, seed = request.measured_seconds, request.seed
+        if like:  # the same texts as in a comparison before
+            queries, seconds = sample(queries, like["queries"], seed), math.inf
+            documents = sample(documents, like["documents"], seed)
+        found = measure_within(seconds, result, teacher.embedder, queries, documents, seed=seed)
+        if (used := found.queries + found.documents) < (there := len(queries) + len(documents)):
+            request.progress.say(f"compared on {used:,} of {there:,} held-out texts to save time")
+        return found
     request.progress.say(f"not compared with the original: {problem}")
     return None
+
+
+def _compared(fidelity: Fidelity | None) -> dict[str, int]:
+    return {} if fidelity is None else {"queries": fidelity.queries, "documents": fidelity.documents}
 
 
 def _headline(fidelity: Fidelity) -> dict[str, float]:

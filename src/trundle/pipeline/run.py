@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,12 +47,18 @@ class Request:
     """Compare the result with the original on held-out texts."""
     measured_texts: int = MEASURED_TEXTS
     """How many held-out texts to compare on, at most."""
+    measured_seconds: float = 30.0
+    """How long the comparison may take; a slow model is compared on fewer texts."""
     continues: bool = False
     """The source is an intermediate result: the new lineage continues the source's own."""
     hold: bool = False
     """Keep intermediate results in the cache until `Run.settle` is called."""
     opened: Mapping[str, SentenceTransformer] = field(default_factory=dict)
     """Models that are loaded already, by the names the source and the recipe use for them."""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """Expensive objects that several runs of a search share, such as the teacher's vectors on a GPU."""
+    deadline: float = math.inf
+    """The time (`time.monotonic`) at which trainings with `minutes` must end."""
 
     @property
     def name(self) -> str:

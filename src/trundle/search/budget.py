@@ -84,11 +84,14 @@ _KEPT = 2
 """One in this many goes on to the next round."""
 _SHORTEST_TRIAL, _SHORTEST_GPU_TRIAL = 20.0, 5.0
 """A trial of fewer seconds says nothing; a GPU learns more in five than two cores in a minute."""
-_LABELLING, _TRYING, _FINISHING = 0.25, 0.3, 0.35
-"""Shares of the time: teacher vectors, trials, final training. The rest is for export and comparison."""
-_PROVING = 1 - _LABELLING - _TRYING - _FINISHING
-_CLOSING = 60.0
-"""Seconds that export, timing and the report take on two slow cores, however few texts there are."""
+_LABELLING, _TRYING, _PROVING = 0.25, 0.3, 0.1
+"""Shares of the time: teacher vectors, trials, and the end. The rest is for the winner's training."""
+_GPU_LABELLING, _GPU_TRYING = 0.075, 0.03
+"""The same with a GPU, which labels thousands of texts a second."""
+_GPU_TRIAL_OVERHEAD = 5.0
+"""Seconds of a trial on a GPU besides its steps: cutting, tokens, capturing, saving."""
+_CLOSING, _GPU_CLOSING = 60.0, 40.0
+"""Seconds that export, timing and the report take on two slow cores or beside a GPU, besides encoding."""
 _READINGS = 4
 """How often held-out texts are encoded at the end: by both models to compare, and again for the report."""
 _MAPPING, _FEWEST_MAPPED = 1 / 150, 2048
@@ -126,6 +129,12 @@ class _Timetable:
     proved: int = MEASURED_TEXTS
     """Held-out texts to compare the result on."""
 
+    def as_json(self) -> dict[str, float]:
+        """Returns the planned seconds of each part."""
+        trials = sum(rung.candidates * rung.seconds for rung in self.rungs)
+        parts = {"teacher vectors": self.labelling, "trials": trials, "training": self.finishing}
+        return {name: round(seconds, 1) for name, seconds in (parts | {"end": self.closing}).items()}
+
 
 _NOTHING_TO_LEARN = _Timetable(labelling=0.0, rungs=(), finishing=0.0)
 
@@ -139,13 +148,15 @@ def _plan_time(
     """
     shortest = _SHORTEST_GPU_TRIAL if on_gpu else _SHORTEST_TRIAL
     whole = 60 * minutes
-    trying = _TRYING * whole
-    texts = int(min(there, _texts_within(_LABELLING * whole, rate)))
+    trying = (_GPU_TRYING if on_gpu else _TRYING) * whole
+    texts = int(min(there, _texts_within((_GPU_LABELLING if on_gpu else _LABELLING) * whole, rate)))
     labelling = (texts + validation_count(texts)) / rate
     mapped = min(texts, RIDGE_TEXTS, max(_FEWEST_MAPPED, round(_MAPPING * whole * rate)))
-    mapping = mapped / rate
+    mapping = mapped / rate + (_GPU_TRIAL_OVERHEAD if on_gpu else 0.0)
     proved = _proof_texts(texts)
-    closing = max(_PROVING * whole, _CLOSING + _READINGS * proved / rate)
+    closing = (_GPU_CLOSING if on_gpu else _CLOSING) + _READINGS * proved / rate
+    if not on_gpu:
+        closing = max(_PROVING * whole, closing)
     tried = min(_TRIED, candidates)
     while tried > 1 and trying / len(_counts(tried)) / tried < shortest + mapping:
         tried -= 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from trundle.evaluate.fidelity import MEASURED_TEXTS
 from trundle.model.cost import Cost
@@ -64,6 +65,8 @@ class Outcome:
     """Counted in the written model."""
     milliseconds: float | None = None
     """Measured time of a query."""
+    spent: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each part of the search."""
     no_graph: str | None = None
     """Why the planned graph is missing, and what was written instead."""
 
@@ -93,4 +96,6 @@ class Outcome:
             predicted=predicted | {"milliseconds": best.milliseconds},
             measured={"bytes": self.bytes, "parameters": self.parameters, "milliseconds": self.milliseconds},
             remarks=self.remarks,
+            planned_seconds=self.timetable.as_json(),
+            spent_seconds={label: round(seconds, 1) for label, seconds in self.spent.items()},
         )

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.util import find_spec
 from itertools import islice
 
@@ -15,19 +16,19 @@ from sentence_transformers import SentenceTransformer
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput, MissingExtra
 from trundle.model.cost import Cost
-from trundle.model.encode import embedder
+from trundle.model.encode import labelling_embedder
 from trundle.precision import Precision, graph_format
 from trundle.progress import Progress
 from trundle.search.budget import _Budget
 from trundle.search.candidates import _Candidate, _Coverage, _edge, _list_candidates, _smallest
-from trundle.search.speed import _measure_speed, _Speed
+from trundle.search.speed import _extrapolated_milliseconds, _measure_speed, _Speed
 
 _TIMED_TEXTS, _MOST_TIMED_TEXTS, _TIMED_SECONDS = 32, 8192, 1.0
 _LENGTHS = 4
 _COUNTED_TEXTS = 5000
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Prospects:
     """The models of one search, and what arithmetic and a few seconds of timing predict about them."""
 
@@ -37,11 +38,18 @@ class _Prospects:
     corpus: Corpus
     progress: Progress
 
-    def speeds(self) -> dict[tuple[str, Precision], _Speed]:
-        """Measures int8 and float graphs of each base; empty if the packages for graphs are not installed."""
+    @cached_property
+    def makes_graphs(self) -> bool:
+        """Whether the packages for graphs are installed."""
         if find_spec("onnxruntime") is None or find_spec("onnx") is None:
             self.progress.say("int8 graphs and speeds need the extra export: pip install 'trundle[export]'")
-            return {}
+            return False
+        return True
+
+    def speeds(self) -> dict[tuple[str, Precision], _Speed]:
+        """Measures int8 and float graphs of each base, for a budget in milliseconds."""
+        if not self.makes_graphs:
+            raise MissingExtra("a budget in milliseconds", "export")
         wanted: tuple[Precision, ...] = ("float32", "int8")
         found = {
             (base, precision): _measure_speed(model, precision, progress=self.progress)
@@ -56,8 +64,6 @@ class _Prospects:
         self, limits: _Budget, speeds: Mapping[tuple[str, Precision], _Speed], *, before: Cost
     ) -> list[_Candidate]:
         """Returns the candidates worth a trial; rejects a budget that none of them, or the model, meets."""
-        if limits.milliseconds is not None and not speeds:
-            raise MissingExtra("a budget in milliseconds", "export")
         found = self.candidates(speeds, timed=limits.milliseconds is not None)
         slow = self.slowest(speeds, before)
         if limits.allows(file_bytes=before.file_bytes, parameters=before.parameters, milliseconds=slow):
@@ -82,6 +88,12 @@ class _Prospects:
         speed = speeds.get((self.source, "float32"))
         return None if speed is None else speed.milliseconds(before)
 
+    def source_milliseconds(self, before: Cost) -> float | None:
+        """Measures a query with the source's float graph; None without the packages for graphs."""
+        if not self.makes_graphs:
+            return None
+        return _extrapolated_milliseconds(self.bases[self.source], before, progress=self.progress)
+
     def candidates(
         self, speeds: Mapping[tuple[str, Precision], _Speed], *, timed: bool = False
     ) -> list[_Candidate]:
@@ -89,7 +101,7 @@ class _Prospects:
         # If time is limited, int4 weights are multiplied in int8: twice as fast, for a little less agreement.
         grid: Precision = "int4+int8" if timed else "int4"
         dimensions = self.bases[self.source].get_embedding_dimension() or 0
-        precisions: tuple[Precision, ...] = ("int8", grid) if speeds else ("float32",)
+        precisions: tuple[Precision, ...] = ("int8", grid) if self.makes_graphs else ("float32",)
         found = [
             candidate
             for base, model in self.bases.items()
@@ -118,8 +130,8 @@ class _Prospects:
         texts = [text.text for text in islice(self.corpus.train(), _MOST_TIMED_TEXTS)]
         if not texts:
             raise BadInput("there are no texts to learn from; pass them with --data")
-        encode = embedder(self.bases[self.source], name="teacher", half_on_gpu=True).text
-        encode(texts[:4])
+        encode = labelling_embedder(self.bases[self.source], name="teacher").text
+        encode(texts[:64])
         count, taken, read = _TIMED_TEXTS, 0.0, 0
         while taken < _TIMED_SECONDS and read < len(texts):
             groups = _of_all_lengths(texts, count)

@@ -29,7 +29,7 @@ from trundle.model.save import model_digest, weight_bytes
 from trundle.pipeline.pair import pair_folder
 from trundle.pipeline.run import Request
 from trundle.precision import Precision, graph_format
-from trundle.progress import Progress
+from trundle.progress import Progress, Stopwatch
 from trundle.records import PLANNING_FILE, versions
 from trundle.search.budget import (
     _ENOUGH_TEXTS,
@@ -59,23 +59,22 @@ def _ship(
     speeds: Mapping[tuple[str, Precision], _Speed],
     progress: Progress,
 ) -> dict[str, Any]:
-    """Exports the graph and returns its measured size and speed; without graphs, the size of the weights.
+    """Exports the graph and returns its measured size and speed.
 
     If a graph loses too much accuracy, a graph with float matmuls takes its place if it fits the budget.
     """
-    if not speeds:
-        return {"bytes": weight_bytes(output)}
     texts = _calibration_texts(corpus)
     try:
         return _graph(output, candidate.precision, texts, progress)
     except UserError as error:
         refused = f"there is no {candidate.precision} graph: {_cause(error)}"
+    speed = speeds.get((candidate.base, "float32"))
     for precision in graph_format("onnx", candidate.precision).fallbacks:
         other = replace(candidate, precision=precision)
         fits = limits.allows(
             file_bytes=other.bytes,
             parameters=other.cost.parameters,
-            milliseconds=speeds[candidate.base, "float32"].milliseconds(candidate.cost),
+            milliseconds=speed.milliseconds(candidate.cost) if speed is not None else None,
         )
         if fits:
             try:
@@ -117,7 +116,8 @@ def compress_to_budget(
     the whole search; `students` are other backbones that may be trained into the source's space. A dry run
     lists the candidates and the time plan. The source and the students are loaded once.
     """
-    began = time.monotonic()
+    began, watch = time.monotonic(), Stopwatch(request.progress)
+    request = replace(request, progress=watch)
     if not isinstance(request.source, str):
         raise BadInput("a search needs the name or folder of a model; save the model and pass its folder")
     if request.corpus is None:
@@ -130,7 +130,7 @@ def compress_to_budget(
     prospects = _Prospects(source=request.source, bases=bases, corpus=request.corpus, progress=progress)
     before = cost(bases[request.source])
     limits = _parse_budget(budget, whole_bytes=before.file_bytes)
-    speeds = prospects.speeds()
+    speeds = {} if limits.milliseconds is None else prospects.speeds()
     planned = _planned(prospects, limits, speeds, before=before)
     untouched = planned.chosen.candidate.untouched
     if request.pair and untouched:
@@ -156,11 +156,17 @@ def compress_to_budget(
             rate = _once(work / _RATE_FILE, prospects.reading_rate)
             planned = _timed(planned, prospects, minutes, rate)
         times, may_replace = planned.timetable, request.replace or resumes
-        request = replace(request, replace=may_replace, opened=bases, measured_texts=times.proved)
+        request = replace(request, replace=may_replace, opened=bases)
+        request = replace(request, measured_texts=times.proved, measured_seconds=math.inf)
         trials = _Trials(
-            source=prospects.source, request=request, texts=times.texts, mapped=times.mapped, work=work
+            source=prospects.source,
+            request=request,
+            texts=times.texts,
+            mapped=times.mapped,
+            work=work,
+            watch=watch,
         )
-        outcome = _carried_out(planned, trials, speeds=speeds, began=began, minutes=minutes)
+        outcome = _carried_out(planned, prospects, trials, speeds=speeds, began=began, minutes=minutes)
         shutil.rmtree(work, ignore_errors=True)
         return outcome
 
@@ -200,6 +206,7 @@ def _timed(planned: Outcome, prospects: _Prospects, minutes: float, rate: float)
 
 def _carried_out(
     planned: Outcome,
+    prospects: _Prospects,
     trials: _Trials,
     *,
     speeds: Mapping[tuple[str, Precision], _Speed],
@@ -223,21 +230,26 @@ def _carried_out(
         ahead = 0.0 if best.distances else times.labelling + times.mapping
         return _time_left(minutes, time.monotonic() - began + ahead, times.closing)
 
-    run, ranked = trials.finish_best(ranked, seconds)
+    deadline = began + 60 * minutes - times.closing
+    run, ranked = trials.finish_best(ranked, seconds, deadline)
     _mark_written(trials.work, request.target)
     outcome = replace(planned, tried=tuple(ranked), chosen=ranked[0], run=run)
     outcome = replace(outcome, proof_texts=request.measured_texts, parameters=run.after.parameters)
     planning = request.target / PLANNING_FILE
     write_atomic(planning, outcome.record().as_text())  # the export may fail; the trained model is complete
-    made = _ship(
-        outcome.chosen.candidate,
-        request.target,
-        request.corpus,
-        limits=outcome.budget,
-        speeds=speeds,
-        progress=request.progress,
-    )
-    outcome = replace(outcome, **made)
+    made: dict[str, Any] = {"bytes": weight_bytes(request.target)}
+    if prospects.makes_graphs:
+        made = _ship(
+            outcome.chosen.candidate,
+            request.target,
+            request.corpus,
+            limits=outcome.budget,
+            speeds=speeds,
+            progress=request.progress,
+        )
+        if outcome.before_milliseconds is None:
+            made["before_milliseconds"] = prospects.source_milliseconds(outcome.before)
+    outcome = replace(outcome, **made, spent=trials.watch.count())
     write_atomic(planning, outcome.record().as_text())
     run.settle()
     return outcome

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -72,17 +72,7 @@ def _measure_speed(
     if kept.is_file():
         return _Speed(**json.loads(kept.read_text(encoding="utf-8")))
     cuts, static = _timed_cuts(layout_of(transformer_of(model).model)), _static(model)
-    count = len(cuts) + len(static)
-    with TemporaryDirectory() as scratch, progress.task(f"timing {precision} graphs", count) as advance:
-        folders, costs = [], []
-        for number, small in enumerate(chain((cut(model, what) for what in cuts), static)):
-            folder = Path(scratch) / str(number)
-            small.save_pretrained(str(folder), create_model_card=False)
-            costs.append(cost(small))
-            _export_graph(folder, precision, calibrate=workload().long + workload().short, limits=_ANY_LOSS)
-            folders.append(folder)
-            advance(1)
-        timed = _time_queries(folders)
+    costs, timed = _timed_graphs(chain((cut(model, what) for what in cuts), static), precision, progress)
     taken = [each.milliseconds for each in timed]
     speed = _fit(costs[: len(cuts)], taken[: len(cuts)])
     if static:
@@ -91,6 +81,34 @@ def _measure_speed(
         write_atomic(kept, json.dumps(asdict(speed)))
         return speed
     return replace(speed, undisturbed=False)
+
+
+def _extrapolated_milliseconds(
+    model: SentenceTransformer, whole: Cost, *, progress: Progress = SILENT
+) -> float:
+    """Estimates a query with the model's float graph from those of its first layer and its first three."""
+    cuts = _timed_cuts(layout_of(transformer_of(model).model))[:2]
+    costs, timed = _timed_graphs((cut(model, what) for what in cuts), "float32", progress)
+    (few, short), (more, long) = (
+        (each.layers, one.milliseconds) for each, one in zip(costs, timed, strict=True)
+    )
+    return short + (whole.layers - few) * max(0.0, long - short) / max(1, more - few)
+
+
+def _timed_graphs(
+    models: Iterable[SentenceTransformer], precision: Precision, progress: Progress
+) -> tuple[list[Cost], list[_Timed]]:
+    """Exports the models, and times one query with each of the graphs in turns."""
+    with TemporaryDirectory() as scratch, progress.task(f"timing {precision} graphs", None) as advance:
+        folders, costs = [], []
+        for number, small in enumerate(models):
+            folder = Path(scratch) / str(number)
+            small.save_pretrained(str(folder), create_model_card=False)
+            costs.append(cost(small))
+            _export_graph(folder, precision, calibrate=workload().long + workload().short, limits=_ANY_LOSS)
+            folders.append(folder)
+            advance(1)
+        return costs, _time_queries(folders)
 
 
 def _static(model: SentenceTransformer) -> list[SentenceTransformer]:

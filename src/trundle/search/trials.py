@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from trundle.errors import BadInput, BadModel, ImpossibleCut, UserError
 from trundle.folders import write_atomic
 from trundle.pipeline.compress import run_recipe
 from trundle.pipeline.run import Request, Run
+from trundle.progress import SILENT, Stopwatch
 from trundle.recipe import Recipe, make_recipe
 from trundle.records import LINEAGE_FILE, read_lineage
 from trundle.search.budget import _Timetable
@@ -55,7 +57,7 @@ def _identity(output: str | Path) -> str:
     return f"{lineage} {lineage.stat().st_mtime_ns if lineage.is_file() else None}"
 
 
-_GPU_PACE = {"batch_size": 512, "learning_rate": 5e-4, "warmup": 200}
+_GPU_PACE = {"batch_size": 512, "learning_rate": 5e-4, "warmup": 300}
 _CPU_PACE = {"batch_size": 16, "warmup": 20}
 """Large batches learn more per minute if a step takes milliseconds, small ones if it takes a second."""
 
@@ -79,6 +81,8 @@ class _Trials:
     mapped: int
     """Texts to fit a candidate's linear map on, before it is trained."""
     work: Path
+    watch: Stopwatch = field(default_factory=lambda: Stopwatch(SILENT))
+    """Counts where the time goes."""
 
     def contest(self, tried: Sequence[_Tried], timetable: _Timetable, *, until: float) -> list[_Tried]:
         """Successive halving: the better half of each round stays. Returns all candidates, best first.
@@ -128,7 +132,7 @@ class _Trials:
         return [replace(best, outcome="chosen"), *(each for each in found if each is not best)]
 
     def finish_best(
-        self, ranked: Sequence[_Tried], seconds: Callable[[_Tried], float]
+        self, ranked: Sequence[_Tried], seconds: Callable[[_Tried], float], deadline: float = math.inf
     ) -> tuple[Run, list[_Tried]]:
         """Trains the first candidate that no method rejects; returns its run and the ranking."""
         waiting, refused = [each for each in ranked if not each.refused], []
@@ -136,7 +140,7 @@ class _Trials:
         while waiting:
             best = waiting.pop(0)
             try:
-                run = self.finish(best, seconds(best))
+                run = self.finish(best, seconds(best), deadline)
             except _REFUSALS as error:
                 errors.append(error)
                 refused.append(self._refused(best, error))
@@ -145,13 +149,15 @@ class _Trials:
             return run, [replace(best, outcome="chosen"), *sorted(rest, key=_standing)]
         raise errors[0]
 
-    def finish(self, chosen: _Tried, seconds: float) -> Run:
+    def finish(self, chosen: _Tried, seconds: float, deadline: float = math.inf) -> Run:
         """Trains the winner further from its last trial, for as long as was planned first, and writes it."""
         rounds = len(chosen.distances)
         start = self._folder(chosen, rounds - 1) if rounds else None
         planned = _once(self._folder(chosen, rounds).with_suffix(".seconds"), lambda: seconds)
         source = chosen.candidate.base if start is None else str(start)
-        request = replace(self.request, source=source, continues=start is not None, hold=True)
+        request = replace(
+            self.request, source=source, continues=start is not None, hold=True, deadline=deadline
+        )
         return run_recipe(request, self._recipe(chosen, rounds, {"minutes": planned / 60}))
 
     def _may_try(self, tried: _Tried, number: int, until: float) -> bool:

@@ -1,29 +1,31 @@
 """Compute a teacher's vectors of many texts and store them, one shard at a time.
 
-Duplicate texts are left out. Memory holds one shard and a table of hashes (at most 48 bytes per text), and a
-killed run loses at most one shard: running again checks the finished shards against the texts and computes
-only what is missing or damaged. One process writes a folder at a time; others wait. `trundle.scale` fills one
-folder with many workers.
+Duplicate texts are left out. Memory holds a few shards and a table of hashes (at most 48 bytes per text). A
+killed run loses at most the call that is encoded and the one that is written: running again checks the
+finished shards against the texts and computes only what is missing or damaged. One process writes a folder at
+a time; others wait. `trundle.scale` fills one folder with many workers.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import compress, islice
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 import numpy as np
 from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 
-from trundle.data.texts import Kind, Text
+from trundle.data.texts import KINDS, Kind, Text
 from trundle.embedder import Embedder, Vectors, check_vectors
 from trundle.errors import BadInput, BadModel, OtherTexts, TrundleError, WriteFailed
-from trundle.progress import SILENT, Advance, Progress
+from trundle.progress import SILENT, Advance, Progress, ahead
 from trundle.teacher.shards import (
     Manifest,
     _with_recorded,
@@ -37,33 +39,18 @@ from trundle.teacher.targets import Targets, open_targets
 SHARD_CHARACTERS = 1 << 25
 """A shard ends early when its texts have this many characters, so that long texts do not fill the memory."""
 _TEXTS_PER_CALL = 2048
+_QUICK_CALL = 2.0
+"""If a call takes fewer seconds, the next one gets twice as many texts, up to what the teacher likes."""
 _LOCK = ".lock"
 _KEY_BYTES = 16
-_EMPTY = bytes(_KEY_BYTES)
+_KIND_ENDINGS = {kind: f"{kind}\n".encode() for kind in (None, *KINDS)}
+_HASHED_TEXTS = 1024
+"""Texts that are hashed and looked up at once."""
 
-_T = TypeVar("_T")
 _Role = Literal["text", "query", "document"]
 _LabelItem: TypeAlias = "tuple[Text, Vectors | None]"
 """A text, and its vector if that is known already."""
 _Label: TypeAlias = "Callable[[Sequence[_LabelItem], Advance], Vectors]"
-
-
-@contextmanager
-def _ahead(items: Iterable[_T], *, count: int = 1) -> Iterator[Iterator[_T]]:
-    """Yield an iterator over the same items that computes up to `count` of them in advance, in a thread."""
-    source, end = iter(items), object()
-    with ThreadPoolExecutor(1) as pool:
-        pending: deque[Future[Any]] = deque(pool.submit(next, source, end) for _ in range(count))
-
-        def take() -> Iterator[_T]:
-            while (item := pending.popleft().result()) is not end:
-                pending.append(pool.submit(next, source, end))
-                yield item
-
-        try:
-            yield take()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 class _Seen:
@@ -74,41 +61,38 @@ class _Seen:
     """
 
     def __init__(self) -> None:
-        self._slots = 1 << 12
-        self._table = bytearray(_KEY_BYTES * self._slots)
+        self._table = np.zeros((1 << 12, 2), dtype="<u8")
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, key: bytes) -> bool:
-        """Add `key` and return whether it is new."""
-        at = self._find(key)
-        if self._table[at : at + _KEY_BYTES] == key:
-            return False
-        self._table[at : at + _KEY_BYTES] = key
-        self._count += 1
-        if 3 * self._count > 2 * self._slots:
-            self._grow()
-        return True
+    def add(self, keys: Sequence[bytes]) -> NDArray[np.bool_]:
+        """Add keys and return which of them are new; of equal ones only the first is."""
+        first = {key: place for place, key in reversed(list(enumerate(keys)))}
+        places = np.fromiter(first.values(), np.int64, len(first))
+        while 3 * (self._count + len(places)) > 2 * len(self._table):
+            old = self._table[self._table.any(axis=1)]
+            self._table = np.zeros((2 * len(self._table), 2), dtype="<u8")
+            self._insert(old)
+        new = np.zeros(len(keys), dtype=np.bool_)
+        new[places] = self._insert(np.frombuffer(b"".join(keys), dtype="<u8").reshape(-1, 2)[places])
+        self._count += int(new.sum())
+        return new
 
-    def _find(self, key: bytes) -> int:
-        """Return where `key` is, or the free slot for it."""
-        table, size = self._table, len(self._table)
-        at = (int.from_bytes(key[:8], "little") & (self._slots - 1)) * _KEY_BYTES
-        while (there := table[at : at + _KEY_BYTES]) != key and there != _EMPTY:
-            at = (at + _KEY_BYTES) % size
-        return at
-
-    def _grow(self) -> None:
-        old = self._table
-        self._slots *= 2
-        self._table = bytearray(_KEY_BYTES * self._slots)
-        for start in range(0, len(old), _KEY_BYTES):
-            key = bytes(old[start : start + _KEY_BYTES])
-            if key != _EMPTY:
-                at = self._find(key)
-                self._table[at : at + _KEY_BYTES] = key
+    def _insert(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Insert distinct keys and return which of them were not there."""
+        table, new, left = self._table, np.zeros(len(keys), dtype=np.bool_), np.arange(len(keys))
+        slots = (keys[:, 0] & np.uint64(len(table) - 1)).astype(np.int64)
+        while len(left):
+            wanted, at = keys[left], slots[left]
+            free = ~table[at].any(axis=1)
+            table[at[free]] = wanted[free]  # of several keys for one slot, one gets it
+            placed = (table[at] == wanted).all(axis=1)
+            new[left[placed & free]] = True
+            left = left[~placed]
+            slots[left] = (slots[left] + 1) % len(table)
+        return new
 
 
 def build_targets(
@@ -128,7 +112,8 @@ def build_targets(
         return encode_by_role(teacher, [text for text, _ in items], advance)
 
     total = len(texts) if isinstance(texts, Sized) else None
-    return _store(((text, None) for text in texts), label, wanted, folder, total=total, progress=progress)
+    items, most = ((text, None) for text in texts), teacher.texts_per_call or 0
+    return _store(items, label, wanted, folder, total=total, texts_per_call=most, progress=progress)
 
 
 def _store(
@@ -138,29 +123,39 @@ def _store(
     folder: str | Path,
     *,
     total: int | None = None,
+    texts_per_call: int = 0,
     progress: Progress = SILENT,
 ) -> Targets:
-    """Fill or finish a folder that must match `wanted`; `label` returns the vectors of one shard."""
+    """Fill or finish a folder that must match `wanted`; `label` returns the vectors of one or more shards.
+
+    It gets several shards at once if they have no more than `texts_per_call` texts and it is quick.
+    """
     path = Path(folder)
     with _locked(path, progress):
         manifest = _with_recorded(path, start_or_resume(path, wanted))
         splitter = _Splitter(items=items, shard_size=wanted.shard_size)
-        number = -1
+        written: Future[Manifest] = Future()
+        written.set_result(manifest)
         try:
-            with progress.task("teacher vectors", total) as advance, _ahead(splitter.split(advance)) as ready:
-                for number, pending in enumerate(ready):
-                    if _is_finished(path, manifest, number, pending, progress):
-                        advance(len(pending.items))
-                    else:
-                        vectors = label(pending.items, advance)
-                        manifest = _add_shard(path, manifest, number, pending, vectors)
+            with (
+                progress.task("teacher vectors", total) as advance,
+                ahead(splitter.split(advance), count=max(1, texts_per_call // wanted.shard_size)) as ready,
+                ThreadPoolExecutor(1) as pool,
+            ):
+                missing = _missing(path, manifest, ready, progress, advance)
+                for shards in _calls(missing, texts_per_call):
+                    vectors = label([item for _, pending in shards for item in pending.items], advance)
+                    written.result()  # raises the error of the thread; memory holds two calls
+                    written = pool.submit(_add_shards, path, written, shards, vectors)
+                manifest = written.result()
         except TrundleError as error:
-            if manifest.shards and not isinstance(error, OtherTexts):
-                progress.say(f"{manifest.count} texts have their vectors in {path}; run again to resume")
+            there = read_manifest(path)
+            if there is not None and there.shards and not isinstance(error, OtherTexts):
+                progress.say(f"{there.count} texts have their vectors in {path}; run again to resume")
             raise
-        if number < 0:
+        if not splitter.shards:
             raise BadInput("there are no texts to train on; pass a source that holds some")
-        if number + 1 < len(manifest.shards):
+        if splitter.shards < len(manifest.shards):
             raise other_texts_error(path)
         if splitter.repeats:
             progress.say(f"{splitter.repeats} duplicate texts were left out")
@@ -198,15 +193,24 @@ def _locked(folder: Path, progress: Progress) -> Iterator[None]:
 def encode_by_role(
     teacher: Embedder, texts: Sequence[Text], advance: Advance = lambda _units: None
 ) -> Vectors:
-    """Return the teacher's vectors in the order of the texts; they are encoded by role, longest first."""
+    """Return the teacher's vectors in the order of the texts; they are encoded by role.
+
+    A teacher that does not say how many texts it likes gets the longest first.
+    """
     vectors: Vectors | None = None
+    roles = [role_of(text.kind) for text in texts]
+    size = teacher.texts_per_call or _TEXTS_PER_CALL
     for role, encode in (("text", teacher.text), ("query", teacher.query), ("document", teacher.document)):
-        rows = [row for row, text in enumerate(texts) if role_of(text.kind) == role]
-        rows.sort(key=lambda row: len(texts[row].text), reverse=True)
-        for start in range(0, len(rows), _TEXTS_PER_CALL):
-            asked = rows[start : start + _TEXTS_PER_CALL]
+        rows = [row for row, own in enumerate(roles) if own == role]
+        if teacher.texts_per_call is None:
+            rows.sort(key=lambda row: len(texts[row].text), reverse=True)
+        for start in range(0, len(rows), size):
+            asked = rows[start : start + size]
             plain = [texts[row].text for row in asked]
             answer = check_vectors(encode(plain), plain, "the teacher", zeros=False)
+            if teacher.texts_per_call is not None and len(asked) == len(texts):
+                advance(len(asked))
+                return answer
             if vectors is None:
                 vectors = np.empty((len(texts), answer.shape[1]), dtype=np.float32)
             if answer.shape[1] != vectors.shape[1]:
@@ -229,6 +233,9 @@ class _PendingShard:
     fingerprint: str
 
 
+_NumberedShard: TypeAlias = tuple[int, _PendingShard]
+
+
 @dataclass(kw_only=True)
 class _Splitter:
     """Splits a stream into shards of distinct texts, and counts the duplicates."""
@@ -236,36 +243,38 @@ class _Splitter:
     items: Iterable[_LabelItem]
     shard_size: int
     repeats: int = 0
+    shards: int = 0
 
     def split(self, advance: Advance) -> Iterator[_PendingShard]:
         """Yield the shards in order; duplicates are reported to `advance`."""
-        seen = _Seen()
+        seen, stream = _Seen(), enumerate(self.items, 1)
         items: list[_LabelItem] = []
         keys: list[bytes] = []
         characters = 0
 
         def shard() -> _PendingShard:
+            self.shards += 1
             return _PendingShard(items=items, fingerprint=fingerprint(keys, [text for text, _ in items]))
 
-        for number, item in enumerate(self.items, 1):
-            key = text_key(item[0], number)
-            if not seen.add(key):
-                self.repeats += 1
-                advance(1)
-                continue
-            items.append(item)
-            keys.append(key)
-            characters += len(item[0].text)
-            if len(items) == self.shard_size or characters >= SHARD_CHARACTERS:
-                yield shard()
-                items, keys, characters = [], [], 0
+        while chunk := list(islice(stream, _HASHED_TEXTS)):
+            hashed = [text_key(item[0], number) for number, item in chunk]
+            new = seen.add(hashed).tolist()
+            for (_, item), key in compress(zip(chunk, hashed, strict=True), new):
+                items.append(item)
+                keys.append(key)
+                characters += len(item[0].text)
+                if len(items) == self.shard_size or characters >= SHARD_CHARACTERS:
+                    yield shard()
+                    items, keys, characters = [], [], 0
+            self.repeats += (repeats := new.count(False))
+            advance(repeats)
         if items:
             yield shard()
 
 
 def text_key(text: Text, number: int) -> bytes:
     """Return the hash of a text in its role; an invalid text is an error that names its `number`."""
-    if not isinstance(text.text, str) or not text.text.strip():
+    if not isinstance(text.text, str) or not text.text or text.text.isspace():
         raise BadInput(f"text {number} is empty or not a string; leave it out")
     try:
         raw = f"{role_of(text.kind)}\0{text.text}".encode()
@@ -277,10 +286,8 @@ def text_key(text: Text, number: int) -> bytes:
 
 def fingerprint(keys: Iterable[bytes], texts: Iterable[Text]) -> str:
     """Return the hash of a shard's texts and kinds; `keys` are those of `text_key`."""
-    digest = blake2b(digest_size=_KEY_BYTES)
-    for key, text in zip(keys, texts, strict=True):
-        digest.update(key + str(text.kind).encode() + b"\n")
-    return digest.hexdigest()
+    parts = [key + _KIND_ENDINGS[text.kind] for key, text in zip(keys, texts, strict=True)]
+    return blake2b(b"".join(parts), digest_size=_KEY_BYTES).hexdigest()
 
 
 def start_or_resume(path: Path, wanted: Manifest) -> Manifest:
@@ -308,33 +315,52 @@ def start_or_resume(path: Path, wanted: Manifest) -> Manifest:
     return there
 
 
-def _is_finished(
-    path: Path, manifest: Manifest, number: int, pending: _PendingShard, progress: Progress
-) -> bool:
-    """Return whether a shard is stored and intact; one of other texts is an error."""
-    if number >= len(manifest.shards):
-        if manifest.complete:
+def _missing(
+    path: Path, manifest: Manifest, ready: Iterable[_PendingShard], progress: Progress, advance: Advance
+) -> Iterator[_NumberedShard]:
+    """Yield the shards that are not stored or damaged, with their numbers; one of other texts is an error."""
+    for number, pending in enumerate(ready):
+        shard = manifest.shards[number] if number < len(manifest.shards) else None
+        if manifest.complete if shard is None else shard.texts_fingerprint != pending.fingerprint:
             raise other_texts_error(path)
-        return False
-    shard = manifest.shards[number]
-    if shard.texts_fingerprint != pending.fingerprint:
-        raise other_texts_error(path)
-    if is_intact(path, number, shard):
-        return True
-    progress.say(f"shard {number} of {path} is damaged and is computed again")
-    return False
+        if shard is not None and is_intact(path, number, shard):
+            advance(len(pending.items))
+            continue
+        if shard is not None:
+            progress.say(f"shard {number} of {path} is damaged and is computed again")
+        yield number, pending
 
 
-def _add_shard(
-    path: Path, manifest: Manifest, number: int, pending: _PendingShard, vectors: Vectors
+def _calls(shards: Iterable[_NumberedShard], texts_per_call: int) -> Iterator[list[_NumberedShard]]:
+    """Yield the shards of each call: one at first, and twice as many texts after each quick call."""
+    size, call = 1, []
+    for shard in shards:
+        call.append(shard)
+        count = sum(len(pending.items) for _, pending in call)
+        if count >= size:
+            began = time.monotonic()
+            yield call
+            if time.monotonic() - began < _QUICK_CALL:
+                size = min(2 * count, texts_per_call)
+            call = []
+    if call:
+        yield call
+
+
+def _add_shards(
+    path: Path, before: Future[Manifest], shards: Sequence[_NumberedShard], vectors: Vectors
 ) -> Manifest:
-    width = vectors.shape[1]
-    if manifest.shards and width != manifest.width:
-        raise other_width_error(manifest.width, width)
-    texts = [text for text, _ in pending.items]
-    shard = write_shard(path, number, texts, vectors, dtype=manifest.dtype, fingerprint=pending.fingerprint)
-    manifest = manifest.with_shards((*manifest.shards[:number], shard, *manifest.shards[number + 1 :]), width)
-    manifest.write(path)
+    """Write shards, whose vectors follow one another, and return the manifest that names them."""
+    manifest, width, start = before.result(), vectors.shape[1], 0
+    for number, pending in shards:
+        if manifest.shards and width != manifest.width:
+            raise other_width_error(manifest.width, width)
+        texts, end = [text for text, _ in pending.items], start + len(pending.items)
+        own, mark = vectors[start:end], pending.fingerprint
+        shard = write_shard(path, number, texts, own, dtype=manifest.dtype, fingerprint=mark)
+        listed = (*manifest.shards[:number], shard, *manifest.shards[number + 1 :])
+        manifest, start = manifest.with_shards(listed, width), end
+        manifest.write(path)
     return manifest
 
 

@@ -39,6 +39,7 @@ _UNIT_TOLERANCE = 5e-3
 
 _INDEX = np.dtype([("end", "<u8"), ("length", "<u4"), ("kind", "u1")])
 _KIND_CODES: tuple[Kind | None, ...] = (None, "query", "document", "definition")
+_CODE_OF_KIND = {kind: code for code, kind in enumerate(_KIND_CODES)}
 
 Dtype = Literal["float16", "float32"]
 _Part = Literal["vectors", "texts", "index"]
@@ -124,7 +125,7 @@ def write_shard(
     index = np.empty(len(texts), dtype=_INDEX)
     index["end"] = np.cumsum([len(raw) for raw in encoded])
     index["length"] = [len(text.text) for text in texts]
-    index["kind"] = [_KIND_CODES.index(text.kind) for text in texts]
+    index["kind"] = [_CODE_OF_KIND[text.kind] for text in texts]
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
     with np.errstate(over="ignore", under="ignore"):
         stored = vectors.astype(dtype)
@@ -134,7 +135,7 @@ def write_shard(
         raise BadInput(f"the teacher's vector for {text[:60]!r} does not fit into {dtype}; store float32")
     return _Shard(
         count=len(texts),
-        kinds=Counter(text.kind or "none" for text in texts),
+        kinds={str(kind or "none"): number for kind, number in Counter(text.kind for text in texts).items()},
         texts_fingerprint=fingerprint,
         normalised=bool((abs(norms - 1) <= _UNIT_TOLERANCE).all()),
         texts=_write(_part_path(folder, number, "texts"), b"".join(encoded)),
@@ -181,6 +182,27 @@ def _read_ranges(path: Path, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     if any(len(part) != size for part, (_, size) in zip(found, ranges, strict=True)):
         raise BadInput(f"{path} is truncated; build the folder again")
     return found
+
+
+def _read_rows(
+    path: Path, header: int, rows: NDArray[np.int64], found: NDArray[Any], places: NDArray[np.int64]
+) -> None:
+    """Copy rows of a file, which follow its header, to places in an array."""
+    low, count, size = int(rows.min()), int(rows.max() - rows.min()) + 1, found.strides[0]
+    if count > 2 * len(rows):
+        ranges = [(header + row * size, size) for row in rows.tolist()]
+        content = np.frombuffer(b"".join(_read_ranges(path, ranges)), dtype=found.dtype)
+        found[places] = content.reshape(len(rows), -1)
+        return
+    try:
+        content = np.fromfile(
+            path, dtype=found.dtype, count=count * found.shape[1], offset=header + low * size
+        )
+    except OSError as error:
+        raise BadInput(f"{path} can't be read ({error.strerror}); build the folder again") from error
+    if content.size != count * found.shape[1]:
+        raise BadInput(f"{path} is truncated; build the folder again")
+    found[places] = content.reshape(count, -1)[rows - low]
 
 
 def _npy(array: NDArray[Any]) -> bytes:

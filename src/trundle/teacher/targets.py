@@ -6,13 +6,19 @@ up to 2 MB to the process for each row read; reading by position is also faster.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trundle.cache import cache_key
 from trundle.data.texts import Kind, Text
 from trundle.embedder import Vectors
 from trundle.errors import BadInput
@@ -23,6 +29,7 @@ from trundle.teacher.shards import (
     _Part,
     _part_path,
     _read_ranges,
+    _read_rows,
     is_intact,
     read_manifest,
 )
@@ -51,6 +58,12 @@ class Targets:
     def __len__(self) -> int:
         return len(self._index)
 
+    def identity(self) -> str:
+        """Return what distinguishes these texts from others, whichever teacher's vectors they have."""
+        shards = [shard.texts_fingerprint for shard in self._opened]
+        positions = blake2b(self._checked(np.arange(len(self))).tobytes(), digest_size=16)
+        return cache_key(shards, positions.hexdigest())
+
     @property
     def width(self) -> int:
         """The number of dimensions."""
@@ -77,7 +90,7 @@ class Targets:
         first = wanted == self._starts[self._shards(wanted)]
         starts = np.where(first, 0, self._index["end"][wanted - 1])
         sizes = self._index["end"][wanted] - starts
-        return [raw.decode("utf-8") for raw in self._read("texts", wanted, starts, sizes)]
+        return [raw.decode("utf-8") for raw in self._read(wanted, starts, sizes)]
 
     def kinds(self, positions: ArrayLike) -> list[Kind | None]:
         """Return kinds in the order of the positions."""
@@ -85,14 +98,25 @@ class Targets:
 
     def vectors(self, positions: ArrayLike) -> Vectors:
         """Return vectors in the order of the positions, one row each."""
-        wanted = self._checked(positions)
+        return self._rows(self._checked(positions)).astype(np.float32)
+
+    def rows(self, start: int, stop: int) -> NDArray[np.floating]:
+        """Return the vectors of consecutive positions in the precision they are stored in."""
+        return self._rows(self._checked(np.arange(start, stop)))
+
+    def _rows(self, wanted: NDArray[np.int64]) -> NDArray[np.floating]:
+        """Each shard's file is opened once, and read at once if at least half of what is read is wanted."""
         shards = self._shards(wanted)
-        dtype = np.dtype(self.manifest.dtype)
-        row_bytes = self.width * dtype.itemsize
-        headers = np.array([shard.vectors.size - shard.count * row_bytes for shard in self._opened])
-        starts = headers[shards] + (wanted - self._starts[shards]) * row_bytes
-        raw = self._read("vectors", wanted, starts, np.full(len(wanted), row_bytes))
-        return np.frombuffer(b"".join(raw), dtype=dtype).reshape(-1, self.width).astype(np.float32)
+        found = np.empty((len(wanted), self.width), dtype=self.manifest.dtype)
+        order = np.argsort(shards, kind="stable")
+        ends = np.flatnonzero(np.diff(shards[order], append=-1)) + 1
+        for places in np.split(order, ends[:-1]) if len(order) else ():
+            shard = int(shards[places[0]])
+            header = self._opened[shard].vectors.size - self._opened[shard].count * found.strides[0]
+            _read_rows(
+                self._paths["vectors"][shard], header, wanted[places] - self._starts[shard], found, places
+            )
+        return found
 
     def chosen(self, positions: ArrayLike) -> list[Text]:
         """Return texts with their kinds, in the order of the positions."""
@@ -117,16 +141,16 @@ class Targets:
         return np.searchsorted(self._starts, wanted, side="right") - 1
 
     def _read(
-        self, part: _Part, wanted: NDArray[np.int64], starts: NDArray[np.integer], sizes: NDArray[np.integer]
+        self, wanted: NDArray[np.int64], starts: NDArray[np.integer], sizes: NDArray[np.integer]
     ) -> list[bytes]:
-        """Return the bytes of each position; each shard's file is opened once."""
+        """Return the bytes of each text; each shard's file is opened once."""
         ranges = list(zip(starts.tolist(), sizes.tolist(), strict=True))
         by_shard: defaultdict[int, list[int]] = defaultdict(list)
         for row, shard in enumerate(self._shards(wanted).tolist()):
             by_shard[shard].append(row)
         found = [b""] * len(ranges)
         for shard, rows in by_shard.items():
-            read = _read_ranges(self._paths[part][shard], [ranges[row] for row in rows])
+            read = _read_ranges(self._paths["texts"][shard], [ranges[row] for row in rows])
             for row, content in zip(rows, read, strict=True):
                 found[row] = content
         return found
@@ -153,8 +177,21 @@ def find_targets(folder: str | Path) -> Targets | None:
     manifest = read_manifest(path)
     if manifest is None or not manifest.complete:
         return None
-    intact = all(is_intact(path, number, shard) for number, shard in enumerate(manifest.shards))
-    return Targets(path, manifest) if intact else None
+    return Targets(path, manifest) if _is_verified(path, _state(path)) else None
+
+
+def _state(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """What changes when a file of the folder does: names, sizes and times."""
+    files = ((entry.name, entry.stat()) for entry in os.scandir(folder) if not entry.name.startswith("."))
+    return tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in files))
+
+
+@lru_cache(maxsize=8)
+def _is_verified(folder: Path, state: object) -> bool:  # noqa: ARG001
+    """Whether all checksums match; a folder is read once per process, unless its `state` changes."""
+    shards = _finished_manifest(folder).shards
+    with ThreadPoolExecutor() as pool:
+        return all(pool.map(is_intact, repeat(folder), range(len(shards)), shards))
 
 
 def wait_for_targets(folder: str | Path, *, seconds: float = 0.5) -> Targets:

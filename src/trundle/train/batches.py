@@ -20,12 +20,14 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from trundle.errors import BadInput
 
 _B = TypeVar("_B")
 Indices = NDArray[np.int64]
 
+IN_PARTS = "a batch does not fit into memory, so it is processed in parts; only the time changes"
 _POOL = 128
 """Batches sorted by length together: many, for little padding, but few enough that every epoch differs."""
 _AHEAD = 4
@@ -60,7 +62,7 @@ class BatchSplitter(Generic[_B]):
         if self.texts(largest) == 1 or self.size(largest) == 0:
             return False
         if self.limit == float("inf"):
-            self.say("a batch does not fit into memory, so it is processed in parts; only the time changes")
+            self.say(IN_PARTS)
         self.limit = self.size(largest) / 2
         return True
 
@@ -69,8 +71,11 @@ class BatchSplitter(Generic[_B]):
 class Batches(Generic[_B]):
     """The data of a training: an order of texts, and a function that loads a batch in a background thread."""
 
-    order: ByLength | ByGroup
+    order: ByLength | ByGroup | ByBucket
     load: Callable[[Indices], _B]
+    gather: Callable[[Tensor, int], _B] | None = None
+    """For texts in the device's memory, with the order `ByBucket`: makes the batch of these positions there,
+    padded to this length, in operations that a CUDA graph can hold."""
     size: Callable[[int], int] | None = None
     """If the texts are sharded over processes: the size of a batch over all of them."""
     splitter: BatchSplitter[_B] | None = None
@@ -132,6 +137,97 @@ class ByLength:
         """Returns the position of a batch in its epoch before the batches were shuffled."""
         self.batch(number)
         return int(self._places[number % self.per_epoch])
+
+
+_WIDTHS = 12
+"""Padded lengths of one training: each is a graph in the GPU's memory."""
+_STEP = 8
+"""Padded lengths are multiples of this, as tensor cores prefer."""
+
+
+class ByBucket:
+    """Batches of exactly `batch_size` texts that are padded to one of a few lengths, shuffled in every epoch.
+
+    Every text comes once per epoch, or as often as the weight of its kind says (see `ByLength`). The
+    last batch repeats texts to be full. A batch between two lengths is padded to the longer one.
+    """
+
+    def __init__(
+        self,
+        lengths: ArrayLike,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        kinds: ArrayLike | None = None,
+        weights: Sequence[float] = (1.0,),
+        longest: int | None = None,
+    ) -> None:
+        """`longest` is the most tokens that the model takes, padding included."""
+        self._lengths = np.asarray(lengths, dtype=np.int32)
+        self._kinds = np.zeros(len(self._lengths), np.uint8) if kinds is None else np.asarray(kinds, np.uint8)
+        self._weights, self._seed, self.batch_size = tuple(weights), seed, batch_size
+        _check_order(batch_size, seed)
+        self._count = _epoch_size(self._kinds, self._weights)
+        if self._count < batch_size:
+            what = f"{self._count} texts are fewer than one batch of {batch_size}"
+            raise BadInput(f"{what}; pass more texts or a smaller batch size")
+        self.widths: list[int] = [min(width, longest or width) for width in padded_lengths(self._lengths)]
+        """The padded lengths, ascending."""
+        self.shortest = int(self._lengths.argmin())
+        buckets = np.searchsorted(self.widths, self._lengths, side="right")
+        self._buckets = np.minimum(buckets, len(self.widths) - 1).astype(np.int8)
+        self._epoch = -1
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches in one epoch."""
+        return -(-self._count // self.batch_size)
+
+    def batch(self, number: int) -> Indices:
+        """Returns the texts of batch `number`, counted over all epochs; keeps the order of the last epoch."""
+        start = self._start(number)
+        return self._texts[start : start + self.batch_size]
+
+    def width(self, number: int) -> int:
+        """Returns the padded length of batch `number`."""
+        last = self._texts[self._start(number) + self.batch_size - 1]
+        return self.widths[int(self._buckets[last])]
+
+    def _start(self, number: int) -> int:
+        epoch, place = divmod(number, self.per_epoch)
+        if epoch != self._epoch:
+            rng = np.random.default_rng([self._seed, 0, epoch])
+            texts = rng.permutation(_epoch_texts(self._kinds, self._weights, seed=self._seed, epoch=epoch))
+            self._texts: Indices = texts[np.argsort(self._buckets[texts], kind="stable")]
+            self._places = rng.permutation(self.per_epoch)
+            self._epoch = epoch
+        return min(int(self._places[place]) * self.batch_size, self._count - self.batch_size)
+
+
+def padded_lengths(lengths: NDArray[np.integer], most: int = _WIDTHS) -> list[int]:
+    """Returns up to `most` lengths to pad texts to, with the least padding in all."""
+    cells = lengths // _STEP + 1  # at least one token of padding, so that every batch has a mask
+    counts = np.bincount(cells)
+    used = np.flatnonzero(counts)
+    texts = np.concatenate([[0], np.cumsum(counts[used])])
+    # cost[j]: the least number of padded tokens of the texts up to used[j - 1], with the lengths chosen
+    cost = np.concatenate([[0.0], np.full(len(used), np.inf)])
+    cuts: list[NDArray[np.int64]] = []
+    for _ in range(min(most, len(used))):
+        new, cut = np.full_like(cost, np.inf), np.zeros(len(cost), np.int64)
+        for end in range(1, len(cost)):
+            totals = cost[:end] + (texts[end] - texts[:end]) * used[end - 1]
+            cut[end] = int(totals.argmin())
+            new[end] = totals[cut[end]]
+        cost = new
+        cuts.append(cut)
+    found, end = [], len(used)
+    for cut in reversed(cuts):
+        if end == 0:
+            break
+        found.append(int(used[end - 1]) * _STEP)
+        end = int(cut[end])
+    return found[::-1]
 
 
 class ByGroup:

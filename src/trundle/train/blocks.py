@@ -58,6 +58,15 @@ def compiled_blocks(backbone: PreTrainedModel) -> Iterator[None]:
                 block._compiled_call_impl = None
 
 
+def can_compile() -> bool:
+    """Returns whether this machine has what compiling needs."""
+    try:
+        check_compiler()
+    except BadInput:
+        return False
+    return True
+
+
 def check_compiler() -> None:
     """Rejects a machine on which compiling would fail."""
     compilers = [os.environ.get("CXX"), os.environ.get("CC"), "g++", "gcc", "clang", "cc"]

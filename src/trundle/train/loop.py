@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from trundle.progress import SILENT, Progress
 from trundle.records import TrainingRecord
 from trundle.train.batches import Batches, _LoadedPart, _Prefetcher
+from trundle.train.graphs import CaptureFailed, _GraphTrainer
 from trundle.train.trainer import (
     Schedule,
     _add_metrics,
@@ -45,6 +47,8 @@ _SETTLED = 2
 _WATCHED = 20
 """Steps after each of which the fit to a time budget is computed again; later only now and then."""
 _UNKNOWN_STEPS = 10**9
+_VALIDATIONS = 20
+"""Validations in a run of given time, at most."""
 _SAVED_AFTER = 120.0
 """Seconds after which a slow run writes a checkpoint, however few steps it made."""
 
@@ -79,7 +83,8 @@ class TrainSettings:
     precision: _Precision = "fp32"
     dropout: bool = True
     validate_every: int = 500
-    checkpoint_every: int = 500
+    checkpoint_every: int | None = 500
+    """None: only every two minutes."""
     record_every: int = 20
     patience: int | None = None
     """The run ends after this number of validations without a better one."""
@@ -120,26 +125,32 @@ def train(
     *,
     schedule: Schedule = _constant,
     folder: Path | None = None,
+    deadline: float = math.inf,
     progress: Progress = SILENT,
     clock: Callable[[], float] = time.monotonic,
 ) -> _TrainResult:
     """Trains `model` in place; leaves it with the best weights by validation, or the last ones without it.
 
-    `schedule` scales the learning rate. Checkpoints and metrics are written to `folder`; if it has a
-    checkpoint, the run resumes from it. A batch that does not fit into memory is processed in parts if its
-    `Batches` have a splitter. Returns how the run went.
+    `schedule` scales the learning rate. `deadline`, a time of the clock, ends a run with `minutes` earlier.
+    Checkpoints and metrics are written to `folder`; if it has a checkpoint, the run resumes from it. A batch
+    that does not fit into memory is processed in parts if its `Batches` have a splitter. Returns how the run
+    went.
     """
-    trainer = _Trainer(
-        model,
-        task.losses,
-        precision=settings.precision,
-        weight_decay=settings.weight_decay,
-        clip_norm=settings.clip_norm,
-        dropout=settings.dropout,
-        computing=task.computing,
-        splitter=task.batches.splitter,
-    )
+    options: dict[str, Any] = {
+        "precision": settings.precision,
+        "weight_decay": settings.weight_decay,
+        "clip_norm": settings.clip_norm,
+        "dropout": settings.dropout,
+        "computing": task.computing,
+    }
+    plain = partial(_Trainer, model, task.losses, splitter=task.batches.splitter, **options)
+    if task.batches.gather is None:
+        trainer = plain()
+    else:
+        trainer = _GraphTrainer(model, task.losses, task.batches, **options)
     run = _TrainingRun(
+        started=clock(),
+        deadline=deadline,
         trainer=trainer,
         task=task,
         settings=settings,
@@ -153,6 +164,14 @@ def train(
     with torch.random.fork_rng([trainer.device.index or 0] if trainer.device.type == "cuda" else []):
         torch.manual_seed(settings.seed + trainer.rank)
         run.resume()
+        if isinstance(trainer, _GraphTrainer):
+            try:
+                with run.progress.task("capturing steps", None):
+                    trainer.prepare(run.progress.say)
+            except CaptureFailed as error:
+                run.progress.say(f"steps can't be captured as CUDA graphs, so they are slower: {error}")
+                run.trainer = plain()
+                run.trainer.restore(trainer.state())
         return run.go()
 
 
@@ -160,6 +179,8 @@ def train(
 class _TrainingRun(Generic[_B]):
     """One call of `train`: its inputs and its progress."""
 
+    started: float
+    deadline: float
     trainer: _Trainer[_B]
     task: TrainingTask[_B]
     settings: TrainSettings
@@ -171,6 +192,8 @@ class _TrainingRun(Generic[_B]):
     state: _RunState
     best_weights: dict[str, Tensor] | None = None
     texts: int = 0
+    validated: int = 0
+    """The step of the last validation."""
     validation_seconds: float = 0.0
     """Duration of the last validation."""
     validating: float = 0.0
@@ -195,7 +218,7 @@ class _TrainingRun(Generic[_B]):
 
     def go(self) -> _TrainResult:
         state, settings, name = self.state, self.settings, self.task.name
-        self.started = self.clock() - state.seconds
+        self.started -= state.seconds
         self.first, self.written, shown = state.step, self._elapsed(), 0
         self.saved = self.written
         by_clock = settings.steps is None
@@ -210,11 +233,10 @@ class _TrainingRun(Generic[_B]):
                     self._fit(settings.minutes * 60)
                 self._step(batches.take())
                 last = state.step >= state.steps
-                validate = self.held_out and (last or state.step % settings.validate_every == 0)
+                validate = self.held_out and (last or self._is_due())
                 record = last or validate or state.step % settings.record_every == 0
-                save = self.folder and (
-                    last or state.step % settings.checkpoint_every == 0 or (record and self._is_late())
-                )
+                regular = settings.checkpoint_every and state.step % settings.checkpoint_every == 0
+                save = self.folder and (last or regular or (record and self._is_late()))
                 if record or save:
                     state.loss = self.trainer.mean_loss(state.step)
                     with batches.paused():
@@ -246,6 +268,14 @@ class _TrainingRun(Generic[_B]):
             return "steps" if self.state.steps == self.settings.steps else "minutes"
         return None
 
+    def _is_due(self) -> bool:
+        """Whether to validate: at regular steps, or in a run of given time at most so many times."""
+        state, every = self.state, self.settings.validate_every
+        if self.settings.minutes is None or state.steps == _UNKNOWN_STEPS:
+            return state.step % every == 0
+        apart = max(every, state.steps // _VALIDATIONS)
+        return state.step % every == 0 and state.step - self.validated >= apart
+
     def _is_late(self) -> bool:
         """Whether the last checkpoint is too old; all processes agree on it."""
         agreed = [self._elapsed() - self.saved > _SAVED_AFTER]
@@ -274,7 +304,7 @@ class _TrainingRun(Generic[_B]):
             step, seconds = self.settled
             per_step = (self._elapsed() - seconds - self.validating) / (state.step - step)
             per_step += self.validation_seconds / settings.validate_every
-            left = budget - self._elapsed() - self.validation_seconds
+            left = min(budget - self._elapsed(), self.deadline - self.clock()) - self.validation_seconds
             agreed = [_steps_that_fit(state.step, seconds_left=left, seconds_per_step=per_step)]
             broadcast_object_list(agreed)
             state.steps = min(max(agreed[0], state.step + 1), settings.steps or _UNKNOWN_STEPS)
@@ -282,6 +312,7 @@ class _TrainingRun(Generic[_B]):
     def _validate(self) -> dict[str, Any]:
         """Measures the validation loss and additional metrics; keeps a copy of the best weights."""
         state, began = self.state, self.clock()
+        self.validated = state.step
         found = self.trainer.validate(self.held_out, state.step)
         state.stale += 1
         if found < state.best:

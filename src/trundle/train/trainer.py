@@ -47,9 +47,11 @@ class _LossModule(nn.Module, Generic[_B]):
         self._losses = losses
         self._device = device
         self._bf16 = bf16
+        self.caches_casts = True
 
     def forward(self, batch: _B, number: int) -> Tensor:
-        with torch.autocast(self._device, dtype=torch.bfloat16, enabled=self._bf16):
+        cache = self.caches_casts
+        with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16, cache_enabled=cache):
             return self._losses[number](self.model, batch).float()
 
 
@@ -82,9 +84,13 @@ class _Trainer(Generic[_B]):
         self.model = model
         self._module = _LossModule(model, losses, self.device.type, bf16=precision == "bf16").train(dropout)
         self._numbers = range(len(losses))
-        self._parallel = self._accelerator.prepare_model(self._module)
+        self._parallel = self._prepared()
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self._optimizer = _adamw(self._weights, weight_decay, self.device)
+        if not self._weights:
+            raise BadInput("every weight of the model is frozen; leave some of them to train")
+        self._weight_decay = weight_decay
+        fused = self.device.type in ("cpu", "cuda")
+        self._optimizer = AdamW(_decay_groups(self._weights, weight_decay), fused=fused)
         self._clip_norm = clip_norm
         self._dropout = dropout
         self.computing = computing
@@ -92,6 +98,9 @@ class _Trainer(Generic[_B]):
         self._splitter = splitter if self.processes == 1 else None
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
+
+    def _prepared(self) -> Any:
+        return self._accelerator.prepare_model(self._module)
 
     def load(self, batches: Batches[_B], number: int) -> _LoadedPart[_B]:
         """Loads this process's part of a batch, into pinned memory if the device is a GPU."""
@@ -200,15 +209,12 @@ def _pinned(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_cuda else tensor.pin_memory()
 
 
-def _adamw(weights: Sequence[nn.Parameter], weight_decay: float, device: torch.device) -> AdamW:
-    """AdamW without weight decay for biases and norms, which have one axis."""
-    if not weights:
-        raise BadInput("every weight of the model is frozen; leave some of them to train")
-    groups = [
+def _decay_groups(weights: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """The groups of AdamW: biases and norms, which have one axis, do not decay."""
+    return [
         {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": weight_decay},
         {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
     ]
-    return AdamW(groups, fused=device.type in ("cpu", "cuda"))
 
 
 Schedule = Callable[[int, int], float]
@@ -224,6 +230,15 @@ def linear(*, end: float = 0.0) -> Schedule:
 
     def schedule(step: int, steps: int) -> float:
         return 1.0 + (end - 1.0) * step / max(1, steps - 1)
+
+    return schedule
+
+
+def cosine(*, end: float = 0.0) -> Schedule:
+    """Half a cosine from the peak to `end` of it at the last step."""
+
+    def schedule(step: int, steps: int) -> float:
+        return end + (1.0 - end) * 0.5 * (1.0 + math.cos(math.pi * step / max(1, steps - 1)))
 
     return schedule
 

@@ -64,6 +64,15 @@ class AlignOptions(Options):
         description=f"Peak rate. Default: {_RATE:g}, for static models {_STATIC_RATE:g}.",
     )
     warmup: int = Field(0, ge=0, description="Warm-up steps of the learning rate.")
+    schedule: Literal["auto", "leaf", "cosine"] = Field(
+        "auto", description="Learning rate: LEAF's three cycles, or one cosine. auto: cosine with --minutes."
+    )
+    last_rate: float | None = Field(
+        None, ge=0, le=1, description="The last rate as a share of the peak. Default: leaf 0.1, cosine 0.02."
+    )
+    max_length: int | None = Field(
+        None, ge=2, description="Most tokens per text. Default: as many as the teacher, if the model can."
+    )
     start: Literal["ridge", "random", "keep"] = Field(
         "ridge", description="Linear layer: ridge regression, random, or none."
     )
@@ -71,7 +80,7 @@ class AlignOptions(Options):
     pooling: Literal["keep", "mean"] = Field("keep", description="The student's pooling: its own, or mean.")
     dropout: bool = Field(False, description="Train with the model's dropout.")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=PRECISION_HELP)
-    compile: bool = Field(False, description=COMPILE_HELP)
+    compile: bool | None = Field(None, description=COMPILE_HELP + " Default: in long runs on a GPU.")
     rounding: Literal["none", "int4"] = Field(
         "none", description="Quantisation-aware training: with int4, export --int4 loses nothing."
     )
@@ -94,6 +103,8 @@ class AlignPlan(Plan):
     inputs: int
     outputs: int
     normalise: bool
+    max_length: int | None = None
+    """Tokens per text, if that changes."""
 
     def __str__(self) -> str:
         options = self.options

@@ -31,6 +31,7 @@ from trundle.methods.training import Trained, run_training
 from trundle.model import heads
 from trundle.model.cost import Cost, cost, predict
 from trundle.model.encode import embedder
+from trundle.model.layout import token_limit
 from trundle.model.matrices import computing_on_grid, grid_weights, put_on_grid
 from trundle.model.save import model_digest
 from trundle.model.static import static_table
@@ -38,11 +39,13 @@ from trundle.model.surgery import transformer_of
 from trundle.teacher.labelling import encode_by_role
 from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, find_teacher
-from trundle.train.blocks import check_compiler, compiled_blocks
-from trundle.train.loop import TrainSettings
-from trundle.train.trainer import leaf_cycles, precision_for
+from trundle.train.blocks import can_compile, check_compiler, compiled_blocks
+from trundle.train.loop import TrainingTask, TrainSettings
+from trundle.train.trainer import Schedule, cosine, leaf_cycles, precision_for
 
-LAST_RATE = 0.1
+_LAST_RATES = {"leaf": 0.1, "cosine": 0.02}
+_COMPILED_MINUTES = 3.0
+"""A run on a GPU of at least this many minutes compiles the layers unless told otherwise."""
 _VALIDATIONS = 20
 """Validations in a run of known length."""
 _SUFFICIENT_LOSS = 0.02
@@ -80,6 +83,7 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
         inputs=heads.without_head(student).get_embedding_dimension() or 0,
         outputs=teacher.width,
         normalise=teacher.normalises,
+        max_length=_length_for(student, options.max_length, teacher),
     )
 
 
@@ -95,6 +99,8 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
     targets, validation = targets_for(teacher, options, context)
     student = heads.with_prompts(heads.copy_of(model).float(), teacher.prompts, teacher.default_prompt_name)
+    if plan.max_length is not None:
+        student.max_seq_length = plan.max_length
     files = _calibration(targets, plan.teacher, context.seed)
     student, start_facts = _started(_pooled(student, options), plan, targets, context)
     applied = Applied(
@@ -132,9 +138,8 @@ def _train(
         validation,
         batch_size=options.batch_size,
         query_weight=options.query_weight,
-        seed=context.seed,
         imitate=imitator,
-        progress=context.progress,
+        context=context,
     )
     task = replace(
         task,
@@ -150,19 +155,53 @@ def _train(
         normalised=targets.normalised,
         default_rate=_RATE if static_table(student) is None else _STATIC_RATE,
     )
-    with compiled_blocks(transformer_of(student).model) if options.compile else nullcontext():
+    compiles = _compiles(options, task)
+    with compiled_blocks(transformer_of(student).model) if compiles else nullcontext():
         trained = run_training(
             student,
             task,
             settings,
             key=[*key, [part.folder.name for part in vectors if part is not None]],
-            schedule=leaf_cycles(per_epoch, epochs=EPOCHS, cycles=CYCLES, end=LAST_RATE),
+            schedule=schedule_for(options, per_epoch),
             context=context,
             keep_zeros=options.keep_zeros,
         )
     if imitator is not None:
         imitator.close()
     return trained
+
+
+def _compiles(options: AlignOptions, task: TrainingTask[Any]) -> bool:
+    if options.compile is not None:
+        return options.compile
+    return task.batches.gather is not None and (options.minutes or 0.0) >= _COMPILED_MINUTES and can_compile()
+
+
+def schedule_for(options: AlignOptions, per_epoch: int) -> Schedule:
+    """Returns the schedule of the learning rate: LEAF's cycles of epochs, or one cosine."""
+    name = options.schedule
+    if name == "auto":
+        name = "leaf" if options.minutes is None else "cosine"
+    end = _LAST_RATES[name] if options.last_rate is None else options.last_rate
+    return (
+        cosine(end=end) if name == "cosine" else leaf_cycles(per_epoch, epochs=EPOCHS, cycles=CYCLES, end=end)
+    )
+
+
+def _length_for(student: SentenceTransformer, wanted: int | None, teacher: Teacher) -> int | None:
+    """The student's new token limit: the wanted one, or the teacher's if that is longer and possible."""
+    if static_table(student) is not None:
+        return None
+    own, positions = student.max_seq_length, token_limit(transformer_of(student).model)
+    if wanted is not None:
+        if wanted > (positions or wanted):
+            raise BadInput(f"the model has positions for {positions} tokens; pass a max_length up to that")
+        return wanted
+    theirs = None if teacher.model is None else teacher.model.max_seq_length
+    if own is None or theirs is None:
+        return None
+    longest = min(theirs, positions or theirs)
+    return longest if longest > own else None
 
 
 def _pooled(model: SentenceTransformer, options: AlignOptions) -> SentenceTransformer:
@@ -221,7 +260,7 @@ def settings_for(
         dropout=options.dropout,
         precision=precision_for(options.precision),
         validate_every=every,
-        checkpoint_every=every,
+        checkpoint_every=every if options.minutes is None else None,
         patience=options.patience,
         sufficient_loss=_SUFFICIENT_LOSS if options.loss == "leaf" and normalised else None,
         seed=seed,

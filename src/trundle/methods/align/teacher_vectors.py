@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trundle.cache import cache_entry, cache_key
 from trundle.data.augment import augmented
-from trundle.data.sampling import distinct, sample
+from trundle.data.sampling import sample
 from trundle.evaluate import fidelity
 from trundle.evaluate.shortening import measure_ranges
 from trundle.methods.contract import Context
@@ -68,9 +68,7 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
     most = RIDGE_TEXTS if options.texts is None and options.steps == 0 else options.texts
 
     def training_texts() -> Iterator[Text]:
-        chosen = distinct(corpus.train(), key=lambda text: f"{text.kind}\0{text.text}")
-        if most is not None:
-            chosen = iter(sample(chosen, most, seed=context.seed))
+        chosen = corpus.distinct_train(most, context.seed)
         return augmented(chosen, names, seed=context.seed, allowed=corpus.may_train_on)
 
     content = cache_key(corpus.facts(), most, names, context.seed)

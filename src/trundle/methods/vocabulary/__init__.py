@@ -76,6 +76,9 @@ class VocabularyOptions(Options):
     characters: _Characters = Field(
         "auto", description="Characters to keep: all, those in your texts, or (auto) those and ASCII."
     )
+    texts: int = Field(
+        200_000, ge=1, description="Count tokens in at most this many texts; score seen uses all."
+    )
 
 
 class VocabularyPlan(Plan):
@@ -87,7 +90,9 @@ class VocabularyPlan(Plan):
     representatives: _IdRanges = ()
     """With oov: cluster, tokens that are kept only to represent others."""
     coverage: float | None = None
-    """Share of the texts' tokens that are kept."""
+    """Share of the counted texts' tokens that are kept."""
+    texts: int = 0
+    """Number of texts in which tokens were counted."""
     lost: tuple[str, ...] = ()
     """The most frequent of the removed tokens."""
     characters_lost: int = 0
@@ -96,7 +101,7 @@ class VocabularyPlan(Plan):
     def __str__(self) -> str:
         if len(self.kept) == self.of:
             return f"keep all {self.of:,} tokens: nothing to cut"
-        covers = "" if self.coverage is None else f", {self.coverage:.2%} of what occurs in your texts"
+        covers = "" if self.coverage is None else f", {self.coverage:.2%} of what {self.texts:,} texts hold"
         becomes = _BECOMES[self.oov].format(len(self.representatives))
         unread = ""
         if self.characters_lost:

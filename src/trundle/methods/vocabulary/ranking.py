@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,10 @@ from tokenizers import Tokenizer
 
 from trundle.data.corpus import Corpus
 from trundle.data.sampling import distinct, representatives, sample
+from trundle.data.texts import Text
 from trundle.errors import BadInput
 from trundle.methods.contract import Context
-from trundle.methods.vocabulary import _Characters, _TokenScore
+from trundle.methods.vocabulary import VocabularyOptions, _Characters, _TokenScore
 from trundle.methods.vocabulary import scores as scoring
 from trundle.methods.vocabulary.scores import _TokenCounts, count_tokens, tokenised
 from trundle.model.token_map import Vocabulary, token_vectors
@@ -41,22 +42,24 @@ class _Ranking:
 def _rank_tokens(
     model: SentenceTransformer,
     vocabulary: Vocabulary,
-    score: _TokenScore,
+    options: VocabularyOptions,
     context: Context,
     *,
     count: int,
     tree: MergeTree,
 ) -> _Ranking:
     """Count the tokens of the texts and score them; the score `cluster` needs the `count` to choose."""
-    known = np.array(sorted(vocabulary.tokens))
+    known, score = np.array(sorted(vocabulary.tokens)), options.score
     if context.corpus is None:
         if score not in ("cluster", "random"):
             raise BadInput("vocabulary scores tokens on texts; pass them with --data")
         scores = _scores_without_texts(model, vocabulary, score, known, count, context.seed)
         return _Ranking(order=known[np.lexsort((known, -scores[known]))].tolist(), seen=0, counts=None)
+    texts: Iterable[Text] = context.corpus.train()
+    if score != "seen":  # which must not miss a token
+        texts = sample(texts, options.texts, seed=context.seed)
     with scoring._spilling() as spill:
-        texts = (text.text for text in context.corpus.train())
-        chunks = tokenised(vocabulary.backend, texts, context.progress)
+        chunks = tokenised(vocabulary.backend, (text.text for text in texts), context.progress)
         counts = count_tokens(spill.through(chunks) if score == "tfidf" else chunks, vocabulary.size)
         _check_counts(counts, vocabulary, context.progress)
         if score == "tfidf":
@@ -64,8 +67,7 @@ def _rank_tokens(
     if score in ("frequency", "seen"):
         scores = scoring._passed_down(counts.occurrences.astype(np.float64), tree)
     elif score == "attention":
-        drawn = sample(context.corpus.train(), _ATTENTION_TEXTS, seed=context.seed)
-        lines = [text.text for text in drawn]
+        lines = [text.text for text in sample(texts, _ATTENTION_TEXTS, seed=context.seed)]
         scores = scoring._attention_scores(model, lines, vocabulary.size, context.progress)
     elif score != "tfidf":
         there = np.flatnonzero(counts.occurrences)

@@ -51,7 +51,7 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
     if wanted is not None and wanted < len(needed - spared) + spare:  # too few for any texts
         raise _too_few(model, wanted, len(needed) + spare)
     count = max((vocabulary.size if wanted is None else wanted) - len(needed - spared) - spare, 1)
-    ranking = ranks._rank_tokens(model, vocabulary, options.score, context, count=count, tree=tree)
+    ranking = ranks._rank_tokens(model, vocabulary, options, context, count=count, tree=tree)
     everything = wanted is None and options.characters == "auto"
     free = set() if everything else ranks._dispensable(vocabulary, ranking, options.characters) & needed
     needed = tree.with_halves(needed - free)
@@ -73,6 +73,7 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
         oov=options.oov,
         representatives=representatives,
         coverage=coverage,
+        texts=0 if ranking.counts is None else ranking.counts.texts,
         lost=lost,
         characters_lost=len({vocabulary.characters[number] for number in free - set(kept)}),
     )
@@ -209,7 +210,8 @@ def list_sizes(model: SentenceTransformer, context: Context) -> VocabularySizes:
         raise BadInput("a vocabulary is measured on texts; pass them with --data")
     vocabulary = read_vocabulary(model)
     tree, needed = vocabulary.tree, vocabulary.least()
-    ranking = ranks._rank_tokens(model, vocabulary, "tfidf", context, count=vocabulary.size, tree=tree)
+    options = VocabularyOptions()
+    ranking = ranks._rank_tokens(model, vocabulary, options, context, count=vocabulary.size, tree=tree)
     assert ranking.counts is not None
     free = ranks._dispensable(vocabulary, ranking, "auto")
     seen = len(tree.with_halves([*needed, *ranking.order[: ranking.seen]]))  # the same as `--score seen`

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from trundle.data.sampling import fingerprint, sample
 from trundle.embedder import LONGEST
-from trundle.methods.align import CYCLES, EPOCHS, AlignOptions
-from trundle.methods.align.align import LAST_RATE, settings_for
+from trundle.methods.align import AlignOptions
+from trundle.methods.align.align import schedule_for, settings_for
 from trundle.methods.align.leaf import make_align_task
 from trundle.methods.align.ridge import fit_ridge
 from trundle.methods.align.teacher_vectors import RIDGE_TEXTS, targets_for
@@ -40,7 +40,7 @@ from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, original_teacher
 from trundle.train.batches import Batches, Indices
 from trundle.train.loop import TrainingTask
-from trundle.train.trainer import leaf_cycles, linear
+from trundle.train.trainer import linear
 
 _Weighted = tuple[Any, tuple[float, ...]]
 """A batch and the weight of each model's loss on it, the wide model's first."""
@@ -241,16 +241,14 @@ def _align_training(
         narrow.append(_NarrowModel(headless, cut, own))
     if options.steps == 0:
         return _NestedTraining(narrow=narrow, task=None, facts=facts, starts=starts)
-    task = make_align_task(
-        wide, targets, validation, batch_size=options.batch_size, seed=context.seed, progress=context.progress
-    )
+    task = make_align_task(wide, targets, validation, batch_size=options.batch_size, context=context)
     validation_steps = 0 if task.validation is None else task.validation.order.per_epoch
     per_epoch, unit = task.batches.order.per_epoch, targets.normalised
     return _NestedTraining(
         narrow=narrow,
         task=task,
         settings=settings_for(options, per_epoch, validation_steps, context.seed, normalised=unit),
-        shape=leaf_cycles(per_epoch, epochs=EPOCHS, cycles=CYCLES, end=LAST_RATE),
+        shape=schedule_for(options, per_epoch),
         learned_from=[part.folder.name for part in (targets, validation) if part is not None],
         facts=facts,
         starts=starts,
