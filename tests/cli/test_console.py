@@ -1,10 +1,13 @@
-"""Output is printed unchanged."""
+"""Output is printed unchanged; without a terminal, progress is a line now and then."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from trundle.cli.console import _show, _show_table
+from trundle.cli import console
+from trundle.cli.console import _Lines, _show, _show_table, _terminal
 
 
 def test_brackets_are_printed_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
@@ -15,3 +18,25 @@ def test_brackets_are_printed_as_they_are(capfd: pytest.CaptureFixture[str]) -> 
     out, _ = capfd.readouterr()
     assert all(name in out for name, _ in rows)
     assert "[bold]a line[/bold]" in out
+
+
+def test_without_a_terminal_the_innermost_task_is_reported(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "_SECONDS_BETWEEN_LINES", 0.01)
+    progress = _terminal(quiet=False)
+    with progress.task("outside", None), progress.task("inside", 100) as advance:
+        advance(25)
+        time.sleep(0.1)
+    _, err = capfd.readouterr()
+    assert "inside: 25 of 100, " in err
+    assert " s left" in err
+    assert "outside" not in err
+
+
+def test_a_line_says_how_much_is_done_how_fast_and_the_time_left() -> None:
+    lines = _Lines("teacher vectors", 3000, print)
+    assert lines._line(10.0) == "teacher vectors: 0 of 3,000, 10 s so far"
+    lines.advance(1000)
+    assert lines._line(10.0) == "teacher vectors: 1,000 of 3,000, 100/s, 20 s left"
+    assert _Lines("reading", None, print)._line(2.0) == "reading: 0, 2 s so far"

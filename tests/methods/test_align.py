@@ -17,11 +17,13 @@ from trundle.data.texts import Text
 from trundle.errors import BadInput
 from trundle.methods import METHODS
 from trundle.methods.align import AlignPlan
-from trundle.methods.align.align import settings_for
+from trundle.methods.align.align import schedule_for, settings_for
 from trundle.methods.align.ridge import fit_ridge
 from trundle.methods.contract import Context
 from trundle.model.cost import cost
 from trundle.model.encode import embedder
+from trundle.model.layout import token_limit
+from trundle.model.surgery import transformer_of
 from trundle.recipe import make_options
 from trundle.teacher.teacher import find_teacher
 
@@ -123,3 +125,29 @@ def test_a_truncated_model_does_not_keep_its_head(pico_model: Models) -> None:
     context = Context(original=teacher, corpus=corpus())
     with pytest.raises(BadInput, match="truncate_dim, which training does not see; use start: ridge"):
         step.plan(student, make_options(step, {"start": "keep"}), context)
+
+
+def test_a_student_takes_as_many_tokens_as_its_teacher(pico_model: Models) -> None:
+    teacher, student, step = (*map(copy.deepcopy, map(pico_model, ("bert", "mpnet"))), METHODS["align"])
+    context = Context(original=teacher, corpus=corpus())
+    teacher.max_seq_length, student.max_seq_length = 40, 24
+
+    def limit(**options: Any) -> int | None:
+        plan = step.plan(student, make_options(step, {"steps": 0, **options}), context)
+        return step.apply(student, plan, context).model.max_seq_length
+
+    assert (limit(), limit(max_length=30)) == (40, 30)
+    teacher.max_seq_length = 500
+    assert limit() == token_limit(transformer_of(student).model)
+    teacher.max_seq_length = 8
+    assert limit() == 24
+    with pytest.raises(BadInput, match="positions for"):
+        limit(max_length=500)
+
+
+def test_minutes_end_in_one_cosine_and_epochs_in_cycles() -> None:
+    by_time, by_epoch = (make_options(METHODS["align"], options) for options in ({"minutes": 1}, {}))
+    assert schedule_for(by_time, 10)(199, 200) == pytest.approx(0.02)
+    assert schedule_for(by_epoch, 10)(150, 300) > schedule_for(by_epoch, 10)(99, 300)
+    quick = make_options(METHODS["align"], {"minutes": 1, "schedule": "leaf", "last_rate": 0.5})
+    assert schedule_for(quick, 10)(299, 300) == pytest.approx(0.5)

@@ -346,6 +346,10 @@ def test_precision_follows_the_processor(amx: bool, chosen: str, monkeypatch: py
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     assert precision_for("auto") == chosen
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: amx)
+    assert precision_for("auto") == chosen
     assert (precision_for("fp32"), precision_for("bf16")) == ("fp32", "bf16")
 
 

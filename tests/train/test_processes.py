@@ -17,7 +17,7 @@ from accelerate import PartialState
 from torch import Tensor, nn
 
 from trundle.errors import WriteFailed
-from trundle.train.batches import Batches, ByLength, Indices, sharded_batches
+from trundle.train.batches import Batches, ByBucket, ByLength, Indices, sharded_batches
 from trundle.train.loop import TrainingTask, TrainSettings, _TrainResult, train
 from trundle.train.trainer import _write_checkpoint
 
@@ -85,6 +85,22 @@ def learn(net: Net, folder: Path, *, dropout: bool) -> _TrainResult:
     return train(net, task, settings, folder=folder)
 
 
+def learn_by_graphs(net: Net) -> _TrainResult:
+    """Batches that are gathered from positions, as on a GPU; each process takes a half of them."""
+    inputs, targets = material()
+
+    def load(texts: Indices) -> Batch:
+        return inputs[texts], targets[texts]
+
+    def loss(net: nn.Module, batch: Batch) -> Tensor:
+        return (net(batch[0]) - batch[1]).norm(dim=1).mean()
+
+    order = ByBucket(np.arange(TEXTS) % 30 + 1, batch_size=8)
+    batches = Batches(order=order, load=load, gather=lambda positions, _width: load(positions.numpy()))
+    settings = TrainSettings(steps=20, learning_rate=1e-2, dropout=False)
+    return train(net, TrainingTask(losses=[loss], batches=batches), settings)
+
+
 def weights(net: Net) -> dict[str, Tensor]:
     return {name: weight.detach().cpu().clone() for name, weight in net.state_dict().items()}
 
@@ -117,6 +133,11 @@ def run_together(folder: Path) -> None:
     torch.save(
         {"weights": weights(sharing), "loss": shared.loss, "validation": shared.validation},
         folder / f"shared-{state.process_index}.pt",
+    )
+    gathering = Net()
+    gathered = learn_by_graphs(gathering)
+    torch.save(
+        {"weights": weights(gathering), "loss": gathered.loss}, folder / f"gathered-{state.process_index}.pt"
     )
     state.destroy_process_group()
 
@@ -182,6 +203,13 @@ def test_two_processes_do_what_one_does(tmp_path: Path):
         assert sharing["validation"] == pytest.approx(result.validation, rel=1e-4)
         for name, weight in weights(holding_all).items():
             torch.testing.assert_close(weight, sharing["weights"][name], atol=1e-5, rtol=1e-4, msg=name)
+    alone = Net()
+    result = learn_by_graphs(alone)
+    for rank in (0, 1):
+        gathered = torch.load(tmp_path / f"gathered-{rank}.pt", weights_only=True)
+        assert gathered["loss"] == pytest.approx(result.loss, rel=1e-4)
+        for name, weight in weights(alone).items():
+            torch.testing.assert_close(weight, gathered["weights"][name], atol=1e-5, rtol=1e-4, msg=name)
 
 
 def test_a_full_disk_gives_one_sentence_and_keeps_the_last_checkpoint(tmp_path: Path):

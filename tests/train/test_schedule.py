@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.train.trainer import _constant, _learning_rate, _steps_that_fit, leaf_cycles, linear
+from trundle.train.trainer import _constant, _learning_rate, _steps_that_fit, cosine, leaf_cycles, linear
 
 
 def leaf_rates(epoch_steps: int, steps: int) -> list[float]:
@@ -73,3 +73,9 @@ def test_one_step_has_the_peak_rate():
 def test_steps_that_fit():
     assert _steps_that_fit(20, seconds_left=10.0, seconds_per_step=0.5) == 40
     assert _steps_that_fit(20, seconds_left=-3.0, seconds_per_step=0.5) == 20
+
+
+def test_a_cosine_starts_at_the_peak_and_ends_low():
+    shares = [cosine(end=0.02)(step, 101) for step in range(101)]
+    assert (shares[0], shares[50], shares[100]) == pytest.approx((1.0, 0.51, 0.02))
+    assert shares == sorted(shares, reverse=True)

@@ -178,6 +178,7 @@ def _show_outcome(outcome: Outcome) -> None:
     _show_table(tables._budget_result(outcome), gap=True)
     for remark in outcome.remarks:
         _show(f"{remark[0].upper()}{remark[1:]}.")
+    _show(tables._time_spent(outcome))
     _show_run(outcome.run)
     if outcome.milliseconds is not None:
         _show(f"Without torch: trundle.Encoder({str(outcome.run.output)!r}).encode([...])")

@@ -27,6 +27,8 @@ _Rows = list[tuple[str, ...]]
 
 _SHOWN_FACTS = ("opset", "tracer", "agreement@10", "products in float")
 _SHOWN_CHARACTERS = 90
+_SHOWN_PARTS = 5
+_PART_NAMES = {"align": "training"}
 _NOTHING = "–"
 
 
@@ -201,6 +203,14 @@ def _time_plan(outcome: Outcome) -> str:
         f"Nothing was written. The time: teacher vectors {_minutes(times.labelling)} at most; {trials}; "
         f"the best candidate {_minutes(times.finishing)}."
     )
+
+
+def _time_spent(outcome: Outcome) -> str:
+    """The parts of a search that took longest, with their shares of the time."""
+    whole = sum(outcome.spent.values())
+    longest = sorted(outcome.spent.items(), key=lambda part: -part[1])[:_SHOWN_PARTS]
+    named = (f"{_PART_NAMES.get(label, label)} {seconds / whole:.0%}" for label, seconds in longest)
+    return f"Time: {_minutes(whole)}, of which {', '.join(named)}."
 
 
 def _budget_result(outcome: Outcome) -> _Rows:

@@ -49,8 +49,10 @@ _SWITCH_SECONDS = 2e-5
 
 
 def multiplies_bf16(device: torch.device) -> bool:
-    """Return whether a device has bf16 units: every current GPU, and processors with AMX."""
-    return device.type == "cuda" or (device.type == "cpu" and torch.cpu._is_amx_tile_supported())
+    """Return whether a device has bf16 units: GPUs since 2020, and processors with AMX."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" and torch.cpu._is_amx_tile_supported()
 
 
 def free_gpu_memory() -> None:

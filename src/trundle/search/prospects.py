@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
-from itertools import islice
 
 import numpy as np
+import torch
 from sentence_transformers import SentenceTransformer
 
 from trundle.data.corpus import Corpus
@@ -23,7 +23,7 @@ from trundle.search.budget import _Budget
 from trundle.search.candidates import _Candidate, _Coverage, _edge, _list_candidates, _smallest
 from trundle.search.speed import _extrapolated_milliseconds, _measure_speed, _Speed
 
-_TIMED_TEXTS, _MOST_TIMED_TEXTS, _TIMED_SECONDS = 32, 8192, 1.0
+_TIMED_TEXTS, _MOST_TIMED_TEXTS, _TIMED_SECONDS = 32, 65_536, 1.0
 _LENGTHS = 4
 _COUNTED_TEXTS = 5000
 
@@ -119,7 +119,7 @@ class _Prospects:
         ]
 
     def coverages(self) -> dict[str, _Coverage]:
-        texts = [text.text for text in islice(self.corpus.train(), _COUNTED_TEXTS)]
+        texts = [text.text for text in self.corpus.distinct_train(_COUNTED_TEXTS, 0)]
         return {base: _coverage(model, texts) for base, model in self.bases.items()}
 
     def text_count(self) -> float:
@@ -127,7 +127,8 @@ class _Prospects:
 
     def reading_rate(self) -> float:
         """Measures for about a second how many texts the teacher encodes in a second."""
-        texts = [text.text for text in islice(self.corpus.train(), _MOST_TIMED_TEXTS)]
+        most = _MOST_TIMED_TEXTS if torch.cuda.is_available() else _MOST_TIMED_TEXTS // 8
+        texts = [text.text for text in self.corpus.distinct_train(most, 0)]
         if not texts:
             raise BadInput("there are no texts to learn from; pass them with --data")
         encode = labelling_embedder(self.bases[self.source], name="teacher").text

@@ -35,6 +35,7 @@ from trundle.search.budget import (
     _ENOUGH_TEXTS,
     _LABELLING,
     _NOTHING_TO_LEARN,
+    _SHORTEST_TRIAL,
     _TRYING,
     _Budget,
     _parse_budget,
@@ -197,6 +198,9 @@ def _timed(planned: Outcome, prospects: _Prospects, minutes: float, rate: float)
     """Adds the time plan, from how many texts the teacher encodes in a second."""
     there = prospects.text_count()
     times = _plan_time(minutes, len(planned.tried), rate=rate, there=there, on_gpu=torch.cuda.is_available())
+    least = (times.labelling + times.mapping + _SHORTEST_TRIAL + times.closing) / 60
+    if least > minutes:
+        prospects.progress.say(f"{minutes:.4g} minutes are too short here; about {least:.2g} are needed")
     if times.texts < min(_ENOUGH_TEXTS, there):
         speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
         used = f"so training uses {times.texts:,} texts; more --minutes or a GPU allow more"

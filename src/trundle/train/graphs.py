@@ -111,9 +111,9 @@ class _GraphTrainer(_Trainer[_B]):
             for _ in range(_WARM_UP):
                 self._beside(run)
             replay = self._captured(run, pool)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             if size == 1:
-                raise
+                raise CaptureFailed("the GPU has no memory for them") from error
             replay = None
         # After the except block, because its traceback holds the tensors that did not fit.
         self._clear_gradients()

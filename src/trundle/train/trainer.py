@@ -34,8 +34,8 @@ def precision_for(wanted: Literal["auto", "fp32", "bf16"]) -> _Precision:
     """Resolves auto: bf16 if the device has units for it, otherwise fp32."""
     if wanted != "auto":
         return wanted
-    has_units = torch.accelerator.is_available() or multiplies_bf16(torch.device("cpu"))
-    return "bf16" if has_units else "fp32"
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "bf16" if multiplies_bf16(found or torch.device("cpu")) else "fp32"
 
 
 class _LossModule(nn.Module, Generic[_B]):
