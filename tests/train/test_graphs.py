@@ -32,6 +32,8 @@ DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
 ]
+NOT_CAPTURED = ("gemma3",)
+"""Its bidirectional mask is made from a tensor on the CPU (transformers 5.17)."""
 FAMILIES = ["bert", "roberta", "mpnet", "distilbert", "modernbert", "llama", "qwen3", "gemma3", "gpt2"]
 
 
@@ -70,7 +72,8 @@ def test_graphs_make_the_steps_of_the_plain_trainer(family, device, pico_model, 
         task = task_of(model, targets, monkeypatch, graphs=uses_graphs)
         said = RecordedProgress()
         result = train(model, task, settings, progress=said)
-        assert not [line for line in said.lines if "graphs" in line]
+        falls_back = uses_graphs and device == "cuda" and family in NOT_CAPTURED
+        assert any("can't be captured" in line for line in said.lines) == falls_back
         found.append((result.loss, weights(model)))
     (graph_loss, graph_weights), (loss, plain) = found
     assert graph_loss == pytest.approx(loss, rel=1e-4)

@@ -18,7 +18,7 @@ from trundle.data.corpus import Corpus
 from trundle.data.examples import Example
 from trundle.errors import BadInput
 from trundle.methods.contract import Context, Given
-from trundle.model.encode import explain_out_of_memory, fused_attention
+from trundle.model.encode import explain_out_of_memory
 from trundle.model.heads import prompts_by_role
 from trundle.model.save import tokenizer_text
 from trundle.progress import is_first, process_count
@@ -60,15 +60,13 @@ def run_training(
     `keep_zeros` keeps pruned weights at zero; None decides by the model.
     """
     folder = cache_entry("runs", task.name, *key, str(settings), root=context.cache)
-    trained = student if module is None else module
     with (
         _locked(folder, context) as own,
         zeros_kept(student, keep_zeros),
         explain_out_of_memory(task.name, _LESS_MEMORY),
-        fused_attention(trained),
     ):
         result = train(
-            trained,
+            student if module is None else module,
             task,
             settings,
             schedule=schedule,

@@ -19,6 +19,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
+from trundle.model.encode import fused_attention
 from trundle.progress import SILENT, Progress
 from trundle.records import TrainingRecord
 from trundle.train.batches import Batches, _LoadedPart, _Prefetcher
@@ -161,7 +162,8 @@ def train(
         held_out=[] if task.validation is None else trainer.load_all(task.validation),
         state=_RunState(steps=settings.steps or _UNKNOWN_STEPS),
     )
-    with torch.random.fork_rng([trainer.device.index or 0] if trainer.device.type == "cuda" else []):
+    devices = [trainer.device.index or 0] if trainer.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), fused_attention(model):
         torch.manual_seed(settings.seed + trainer.rank)
         run.resume()
         if isinstance(trainer, _GraphTrainer):
