@@ -188,6 +188,8 @@ class _GraphTrainer(_Trainer[_B]):
         """Makes one optimizer step; the host waits only when it is far ahead."""
         width, positions = loaded.part
         part = self._parts[width]
+        if self.model.training is not self._dropout:  # after a validation; a graph has kept the mode
+            self._module.train(self._dropout)
         self._rate.fill_(rate)
         with nullcontext() if self.on_gpu else sound_gradients():
             for piece in positions.view(-1, len(part.positions)):
