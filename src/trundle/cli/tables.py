@@ -176,9 +176,16 @@ def _besides(result: Run) -> _Rows:
 
 
 def _candidates(outcome: Outcome, most: int) -> _Rows:
+    shown = outcome.tried[:most]
     several = len({each.candidate.base for each in outcome.tried}) > 1
-    rows: _Rows = [("candidate", "of" if several else "", "parameters", "file", "query", "distance", "")]
-    for each in outcome.tried[:most]:
+    optional = {
+        "of": several,
+        "query": any(each.candidate.milliseconds is not None for each in shown),
+        "distance": any(each.distances for each in shown),
+    }
+    base_name, query, distance = (name if there else "" for name, there in optional.items())
+    rows: _Rows = [("candidate", base_name, "parameters", "file", query, distance, "")]
+    for each in shown:
         candidate = each.candidate
         base = Path(candidate.base).name if several else ""
         sizes = _count(candidate.cost.parameters), _megabytes(candidate.bytes)
