@@ -27,8 +27,10 @@ def test_without_a_terminal_the_innermost_task_is_reported(
     progress = _terminal(quiet=False)
     with progress.task("outside", None), progress.task("inside", 100) as advance:
         advance(25)
-        time.sleep(0.1)
-    _, err = capfd.readouterr()
+        err, until = "", time.monotonic() + 30
+        while "inside: 25 of 100, " not in err and time.monotonic() < until:
+            time.sleep(0.01)
+            err += capfd.readouterr().err
     assert "inside: 25 of 100, " in err
     assert " s left" in err
     assert "outside" not in err

@@ -101,14 +101,11 @@ class ByLength:
     ) -> None:
         """`batches` sets the number of batches per epoch, not their size, for texts that are sharded."""
         self._lengths = np.asarray(lengths, dtype=np.int32)
-        self._kinds = np.zeros(len(self._lengths), np.uint8) if kinds is None else np.asarray(kinds, np.uint8)
-        self._weights = tuple(weights)
         self._seed = seed
         _check_order(batch_size, seed)
-        count = _epoch_size(self._kinds, self._weights)
-        if count < (batch_size if batches is None else batches):
-            what = f"one batch of {batch_size}" if batches is None else f"this process's {batches} batches"
-            raise BadInput(f"{count} texts are fewer than {what}; pass more texts or a smaller batch size")
+        self._epochs = _Epochs(len(self._lengths), kinds, weights, seed)
+        what = f"one batch of {batch_size}" if batches is None else f"this process's {batches} batches"
+        count = self._epochs.at_least(batch_size if batches is None else batches, what)
         self._bounds = _batch_bounds(count, batch_size) if batches is None else _even_bounds(count, batches)
         self._sharded = batches is not None
         self._epoch = -1
@@ -124,8 +121,8 @@ class ByLength:
         epoch, place = divmod(number, self.per_epoch)
         if epoch != self._epoch:
             rng = np.random.default_rng([self._seed, 0, epoch])
-            texts = _epoch_texts(self._kinds, self._weights, seed=self._seed, epoch=epoch)
-            self._texts = _sort_in_pools(rng.permutation(texts), self._lengths, self._bounds)
+            texts = rng.permutation(self._epochs.texts(epoch))
+            self._texts = _sort_in_pools(texts, self._lengths, self._bounds)
             if self._sharded:  # all processes take long batches at the same time, whatever texts they have
                 rng = np.random.default_rng([self._seed, 2, epoch])
             self._places = rng.permutation(self.per_epoch)
@@ -163,18 +160,15 @@ class ByBucket:
         longest: int | None = None,
     ) -> None:
         """`longest` is the most tokens that the model takes, padding included."""
-        self._lengths = np.asarray(lengths, dtype=np.int32)
-        self._kinds = np.zeros(len(self._lengths), np.uint8) if kinds is None else np.asarray(kinds, np.uint8)
-        self._weights, self._seed, self.batch_size = tuple(weights), seed, batch_size
+        sizes = np.asarray(lengths, dtype=np.int32)
+        self._seed, self.batch_size = seed, batch_size
         _check_order(batch_size, seed)
-        self._count = _epoch_size(self._kinds, self._weights)
-        if self._count < batch_size:
-            what = f"{self._count} texts are fewer than one batch of {batch_size}"
-            raise BadInput(f"{what}; pass more texts or a smaller batch size")
-        self.widths: list[int] = [min(width, longest or width) for width in padded_lengths(self._lengths)]
+        self._epochs = _Epochs(len(sizes), kinds, weights, seed)
+        self._count = self._epochs.at_least(batch_size, f"one batch of {batch_size}")
+        self.widths = sorted({min(width, longest or width) for width in padded_lengths(sizes)})
         """The padded lengths, ascending."""
-        self.shortest = int(self._lengths.argmin())
-        buckets = np.searchsorted(self.widths, self._lengths, side="right")
+        self.shortest = int(sizes.argmin())
+        buckets = np.searchsorted(self.widths, sizes, side="right")
         self._buckets = np.minimum(buckets, len(self.widths) - 1).astype(np.int8)
         self._epoch = -1
 
@@ -197,7 +191,7 @@ class ByBucket:
         epoch, place = divmod(number, self.per_epoch)
         if epoch != self._epoch:
             rng = np.random.default_rng([self._seed, 0, epoch])
-            texts = rng.permutation(_epoch_texts(self._kinds, self._weights, seed=self._seed, epoch=epoch))
+            texts = rng.permutation(self._epochs.texts(epoch))
             self._texts: Indices = texts[np.argsort(self._buckets[texts], kind="stable")]
             self._places = rng.permutation(self.per_epoch)
             self._epoch = epoch
@@ -280,24 +274,32 @@ def _even_bounds(texts: int, count: int) -> Indices:
     return np.arange(count + 1, dtype=np.int64) * texts // count
 
 
-def _epoch_size(kinds: NDArray[np.uint8], weights: Sequence[float]) -> int:
-    return sum(_texts_per_kind(kinds, weights))
+class _Epochs:
+    """The texts of each epoch: each kind is a shuffled ring that continues where the last epoch ended."""
 
+    def __init__(self, texts: int, kinds: ArrayLike | None, weights: Sequence[float], seed: int) -> None:
+        self._kinds = np.zeros(texts, np.uint8) if kinds is None else np.asarray(kinds, np.uint8)
+        counts = np.bincount(self._kinds, minlength=len(weights))
+        self._per_kind = [round(float(count) * weight) for count, weight in zip(counts, weights, strict=True)]
+        self._seed = seed
+        self.size = sum(self._per_kind)
 
-def _texts_per_kind(kinds: NDArray[np.uint8], weights: Sequence[float]) -> list[int]:
-    counts = np.bincount(kinds, minlength=len(weights))
-    return [round(float(count) * weight) for count, weight in zip(counts, weights, strict=True)]
+    def at_least(self, needed: int, what: str) -> int:
+        """Returns the number of texts in an epoch; rejects fewer than are `needed` for `what`."""
+        if self.size < needed:
+            raise BadInput(
+                f"{self.size} texts are fewer than {what}; pass more texts or a smaller batch size"
+            )
+        return self.size
 
-
-def _epoch_texts(kinds: NDArray[np.uint8], weights: Sequence[float], *, seed: int, epoch: int) -> Indices:
-    """The texts of one epoch: each kind is a shuffled ring; an epoch continues where the last one ended."""
-    parts = []
-    for kind, count in enumerate(_texts_per_kind(kinds, weights)):
-        members = np.flatnonzero(kinds == kind)
-        ring = np.random.default_rng([seed, 1, kind]).permutation(members)
-        if count:
-            parts.append(ring[(epoch * count + np.arange(count)) % len(ring)])
-    return np.concatenate(parts)
+    def texts(self, epoch: int) -> Indices:
+        parts = []
+        for kind, count in enumerate(self._per_kind):
+            members = np.flatnonzero(self._kinds == kind)
+            ring = np.random.default_rng([self._seed, 1, kind]).permutation(members)
+            if count:
+                parts.append(ring[(epoch * count + np.arange(count)) % len(ring)])
+        return np.concatenate(parts)
 
 
 def _sort_in_pools(texts: Indices, lengths: NDArray[np.int32], bounds: Indices) -> Indices:
@@ -315,7 +317,7 @@ def sharded_batches(
     weights: Sequence[float],
 ) -> Batches[_B]:
     """Returns the batches of texts that are sharded over processes; all processes must call this together."""
-    sizes = _gather(_epoch_size(kinds, weights))
+    sizes = _gather(_Epochs(len(kinds), kinds, weights, seed).size)
     count = -(-sum(sizes) // min(batch_size, sum(sizes)))
     order = ByLength(lengths, batch_size=batch_size, seed=seed, kinds=kinds, weights=weights, batches=count)
     bounds = [_even_bounds(texts, count) for texts in sizes]
