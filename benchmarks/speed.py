@@ -63,11 +63,12 @@ from trundle.methods.training import Prompts
 from trundle.methods.weights.pruning import _best_neurons
 from trundle.methods.width.narrow import _NarrowModel
 from trundle.model.cost import cost
-from trundle.model.encode import embedder, make_tokeniser
+from trundle.model.encode import embedder
 from trundle.model.layout import layout_of
 from trundle.model.load import load
 from trundle.model.nested import Selection, default_select, narrow_cut
 from trundle.model.surgery import Cut, cut, transformer_of
+from trundle.model.tokens import make_tokeniser
 from trundle.train.batches import Batches, ByLength
 from trundle.train.loop import TrainingTask, TrainSettings, train
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from trundle.errors import BadInput, BadModel
 
@@ -16,11 +16,23 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+Role = Literal["text", "query", "document"]
 Vectors: TypeAlias = "NDArray[np.float32]"
 Encode: TypeAlias = "Callable[[Sequence[str]], Vectors]"
+Tokens: TypeAlias = "tuple[NDArray[np.int32], NDArray[np.int64]]"
+"""The tokens of several texts in one array, and how many each text has."""
 
 LONGEST = 512
 """Training and measuring truncate texts to this many tokens, if the model does not take fewer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoSteps:
+    """The same vectors in two steps, so that some texts are tokenised while others are encoded."""
+
+    tokenise: Callable[[Sequence[str], Sequence[Role]], Tokens]
+    """From texts and the role of each."""
+    encode: Callable[[Tokens], Vectors]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +45,14 @@ class Embedder:
     document: Encode
     texts_per_call: int | None = None
     """How many texts it needs at once to be fast; None if a few of similar length are enough."""
+    two_steps: Callable[[], TwoSteps | None] = lambda: None
 
     def through(self, wrap: Callable[[Encode], Encode], name: str | None = None) -> Embedder:
         """The same model with each of its three functions wrapped."""
         text, query, document = map(wrap, (self.text, self.query, self.document))
-        return replace(self, name=name or self.name, text=text, query=query, document=document)
+        return replace(
+            self, name=name or self.name, text=text, query=query, document=document, two_steps=lambda: None
+        )
 
 
 def asymmetric(queries: Embedder, documents: Embedder) -> Embedder:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import pico
 from trundle.methods.align.leaf import _make_loss, _make_splitter
 from trundle.methods.align.resident import Batch
-from trundle.model.encode import make_tokeniser
+from trundle.model.tokens import make_tokeniser
 from trundle.train.batches import Batches, BatchSplitter, ByLength, Indices
 from trundle.train.loop import TrainingTask, TrainSettings, train
 from weight_difference import weight_difference, weights_of

@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import pico
 from trundle.errors import BadInput, BadModel
-from trundle.model.encode import check_fast_tokenizer, make_tokeniser
+from trundle.model.tokens import check_fast_tokenizer, make_tokeniser
 from trundle.train.batches import _AHEAD, _Prefetcher
 
 TEXTS = [*pico.TEXTS, "", " ", "word " * 500, "a\tb\nc"]

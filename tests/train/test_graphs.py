@@ -32,8 +32,6 @@ DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
 ]
-NOT_CAPTURED = ("gemma3",)
-"""Its bidirectional mask is made from a tensor on the CPU (transformers 5.17)."""
 FAMILIES = ["bert", "roberta", "mpnet", "distilbert", "modernbert", "llama", "qwen3", "gemma3", "gpt2"]
 
 
@@ -72,11 +70,10 @@ def test_graphs_make_the_steps_of_the_plain_trainer(family, device, pico_model, 
         task = task_of(model, targets, monkeypatch, graphs=uses_graphs)
         said = RecordedProgress()
         result = train(model, task, settings, progress=said)
-        falls_back = uses_graphs and device == "cuda" and family in NOT_CAPTURED
-        assert any("can't be captured" in line for line in said.lines) == falls_back
+        assert not any("can't be captured" in line for line in said.lines)
         found.append((result.loss, weights(model)))
     (graph_loss, graph_weights), (loss, plain) = found
-    assert graph_loss == pytest.approx(loss, rel=1e-4)
+    assert graph_loss == pytest.approx(loss, rel=1e-4 if device == "cpu" else 1e-3)  # bf16 on a GPU
     for name, weight in plain.items():
         torch.testing.assert_close(graph_weights[name], weight, rtol=1e-3, atol=2e-4, msg=name)
 

@@ -16,7 +16,7 @@ import pico
 from recorded_progress import RecordedProgress
 from trundle.errors import BadInput
 from trundle.methods.align.leaf import _leaf
-from trundle.model.encode import make_tokeniser
+from trundle.model.tokens import make_tokeniser
 from trundle.train.batches import Batches, ByLength, Indices
 from trundle.train.loop import TrainingTask, TrainSettings, _TrainResult, train
 from trundle.train.trainer import _Trainer, _write_checkpoint, linear, precision_for

@@ -17,9 +17,11 @@ from trundle.embedder import _plain
 from trundle.methods import METHODS
 from trundle.methods.align import resident
 from trundle.methods.align.leaf import _loader, make_align_task
-from trundle.methods.align.resident import Resident, _fits, _make_resident
+from trundle.methods.align.resident import Resident, _fits, _make_resident, keep_teachers_tokens
 from trundle.methods.contract import Context
-from trundle.model.encode import ShortCut
+from trundle.model import encode
+from trundle.model.encode import labelling_embedder
+from trundle.model.tokens import ShortCut
 from trundle.teacher.labelling import build_targets
 from trundle.teacher.shards import Manifest
 
@@ -100,8 +102,9 @@ def test_float32_vectors_stay_float32_in_memory(pico_model, tmp_path):
     assert not _fits(large, 4 * needed)
 
 
-def test_tokens_are_kept_and_a_cut_vocabulary_reuses_them(pico_model, targets, tmp_path, monkeypatch):
-    """Only texts that lost a token are tokenised again, and all of them have the tokens of a new start."""
+@pytest.fixture
+def cut(pico_model, tmp_path):
+    """A context, and a model whose vocabulary was cut in it."""
     model = pico_model("bert")
     corpus = Corpus(
         train=lambda: (Text(text=text) for text in pico.TEXTS),
@@ -112,21 +115,57 @@ def test_tokens_are_kept_and_a_cut_vocabulary_reuses_them(pico_model, targets, t
     context = Context(original=model, cache=tmp_path / "cache", corpus=corpus)
     vocabulary = METHODS["vocabulary"]
     plan = vocabulary.plan(model, vocabulary.options(keep=150), context)
-    student = vocabulary.apply(model, plan, context).model
-    tokenised = []
-    flat = ShortCut.flat
+    return context, vocabulary.apply(model, plan, context).model
+
+
+@pytest.fixture
+def tokenised(monkeypatch):
+    """How many texts each call tokenises."""
+    counts, flat = [], ShortCut.flat
 
     def counted(self, texts):
-        tokenised.append(len(texts))
+        counts.append(len(texts))
         return flat(self, texts)
 
     monkeypatch.setattr(ShortCut, "flat", counted)
-    device = torch.device("cpu")
+    return counts
+
+
+def assert_same_tokens(found, student, targets, context, tmp_path):
+    again = replace(context, cache=tmp_path / "other")
+    expected = _make_resident(student, targets, torch.device("cpu"), again)
+    for name in ("tokens", "lengths", "starts"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+
+
+def test_tokens_are_kept_and_a_cut_vocabulary_reuses_them(cut, targets, tokenised, tmp_path):
+    """Only texts that lost a token are tokenised again, and all of them have the tokens of a new start."""
+    (context, student), device = cut, torch.device("cpu")
     for _ in range(2):
-        _make_resident(model, targets, device, context)
+        _make_resident(context.original, targets, device, context)
         assert sum(tokenised) == len(targets) + sum(count for count in tokenised if count < len(targets))
     found = _make_resident(student, targets, device, context)
     assert tokenised.count(len(targets)) == 1
-    expected = _make_resident(student, targets, device, replace(context, cache=tmp_path / "other"))
-    for name in ("tokens", "lengths", "starts"):
-        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert_same_tokens(found, student, targets, context, tmp_path)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_student_gets_the_tokens_that_its_teacher_read(
+    family, cut, pico_model, tokenised, tmp_path, monkeypatch
+):
+    """A teacher that splits texts in another way has tokens that are of no use."""
+    monkeypatch.setattr(encode, "_on_gpu", lambda _: True)
+    (context, student), teacher, kept = cut, pico_model(family), []
+    texts = [Text(text=f"{text} {number}") for number in range(20) for text in pico.TEXTS]
+    targets = build_targets(
+        texts,
+        labelling_embedder(teacher, name="teacher"),
+        Manifest(teacher="teacher", shard_size=33),
+        tmp_path / "labelled",
+        keep_tokens=kept.append,
+    )
+    keep_teachers_tokens(teacher, targets, kept, context.cache)
+    tokenised.clear()
+    found = _make_resident(student, targets, torch.device("cpu"), context)
+    assert (max(tokenised) < len(targets)) == (family == "bert")
+    assert_same_tokens(found, student, targets, context, tmp_path)

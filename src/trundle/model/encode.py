@@ -1,20 +1,18 @@
-"""Run a SentenceTransformer: tokenise, encode texts to arrays, and handle the limits of a device."""
+"""Run a SentenceTransformer: encode texts to arrays, and handle the limits of a device."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
-from itertools import chain
+from functools import cached_property, partial
 from types import MethodType
 from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from sentence_transformers.util import batch_to_device
@@ -22,28 +20,30 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from trundle.embedder import LONGEST, Embedder, Vectors, check_texts, check_vectors, is_sound
-from trundle.errors import BadInput, BadModel
+from trundle.embedder import (
+    LONGEST,
+    Embedder,
+    Role,
+    Tokens,
+    TwoSteps,
+    Vectors,
+    check_texts,
+    check_vectors,
+    is_sound,
+)
+from trundle.errors import BadInput
 from trundle.model.anatomy import _BY_MODEL_TYPE
-from trundle.model.heads import _pools_prompts, _Role, prompts_by_role
-from trundle.model.tokenizer import _NO_LIMIT, _bare_backend
-from trundle.progress import SILENT, Advance, Progress, ahead
+from trundle.model.heads import _pools_prompts, prompts_by_role
+from trundle.model.tokens import Features, ShortCut, TokenSlice, by_length, make_tokeniser, tokenise_ahead
+from trundle.progress import SILENT, Advance, Progress
 
-Features = dict[str, Any]
-"""The input of a SentenceTransformer's forward pass."""
-
-_SAMPLES = ("query: 12 plain words?", "tabs\tand  spaces ", "Größe 東京 🙂", "[MASK] <s> </s> <pad>", "")
 _BATCH, _GPU_BATCH = 32, 256
 _CHUNK, _GPU_CHUNK = 4096, 1 << 17
 """Texts whose vectors are computed together; they are sorted by length."""
 _TOKENS_PER_BATCH = 98_304
 """Tokens per batch on a GPU, including padding: enough to use it fully."""
-_FIRST_SLICE, _SLICE = 2048, 1 << 14
-"""Texts tokenised at once for a GPU; it waits for the first slice, so that one is small."""
 _TEXTS_PER_CALL = 1 << 16
 """Texts that a teacher on a GPU encodes at once."""
-_PIECE = 1024
-"""Texts whose tokens are copied at once: other threads wait meanwhile."""
 _SWITCH_SECONDS = 2e-5
 """How long a tokenising thread may keep the interpreter from the thread that feeds the GPU."""
 
@@ -86,19 +86,28 @@ def sound_gradients() -> Iterator[None]:
 
 
 @contextmanager
-def fused_attention(model: nn.Module) -> Iterator[None]:
-    """Inside the block, compute attention with the fused kernel in families that the library runs without it.
+def fast_forward(model: nn.Module) -> Iterator[None]:
+    """Inside the block, use the fused attention kernel in every family, and keep no keys and values.
 
-    They add a bias by relative position to the attention scores; the kernel takes it as part of its mask.
+    Some families add a bias by relative position to the attention scores, and the library runs them without
+    the kernel; it takes the bias as part of its mask. Only generation needs keys and values of earlier calls.
     """
     with ExitStack() as undo:
         for backbone in (module for module in model.modules() if isinstance(module, PreTrainedModel)):
+            if getattr(backbone.config, "use_cache", False):
+                backbone.config.use_cache = False
+                undo.callback(setattr, backbone.config, "use_cache", True)
             family = _BY_MODEL_TYPE.get(backbone.config.model_type)
             if family is None or family.unfused_attention is None or backbone.base_model is not backbone:
                 continue
             encoder: Any = backbone.get_submodule(family.blocks.rpartition(".")[0])
             if "forward" in vars(encoder):  # by a block around this one
                 continue
+            # The library then makes a mask of booleans; its mask for other attention copies from the CPU,
+            # which a CUDA graph can't hold.
+            config: Any = backbone.config
+            undo.callback(setattr, config, "_attn_implementation", config._attn_implementation)
+            config._attn_implementation = "sdpa"
             encoder.compute_position_bias = lambda *_: None
             undo.callback(delattr, encoder, "compute_position_bias")
             blocks = backbone.get_submodule(family.blocks).children()
@@ -113,9 +122,11 @@ def _bias_in_mask(encoder: Any, states: Tensor, attention_mask: Tensor | None = 
     # The library's own function may compute this on the CPU, which a CUDA graph can't hold.
     places = torch.arange(states.shape[1], device=states.device)
     buckets = encoder.relative_position_bucket(places[None, :] - places[:, None])
-    bias = encoder.relative_attention_bias(buckets).permute(2, 0, 1)[None]
-    mask = bias if attention_mask is None else bias + attention_mask
-    return type(encoder).forward(encoder, states, mask, **more)
+    mask = encoder.relative_attention_bias(buckets).permute(2, 0, 1)[None].contiguous()
+    if attention_mask is not None:
+        mask = mask.masked_fill(~attention_mask, torch.finfo(mask.dtype).min)
+    # The kernel takes no other mask: torch would compute without it and say nothing.
+    return type(encoder).forward(encoder, states, mask.contiguous(), **more)
 
 
 def _fused(attention: Any, states: Tensor, mask: Tensor, *_: Any, output_attentions: bool = False) -> Any:
@@ -142,91 +153,6 @@ def dropping(model: nn.Module, drops: bool) -> Iterator[None]:
             module.training = trained
 
 
-def check_fast_tokenizer(model: SentenceTransformer) -> None:
-    """Reject a tokenizer written in Python, because it would slow training down."""
-    if not getattr(model.tokenizer, "is_fast", True):
-        raise BadModel("the model's tokenizer is not a fast one; save it with a tokenizer.json first")
-
-
-def make_tokeniser(model: SentenceTransformer) -> Callable[[list[str]], Features]:
-    """Return a function from texts to the model's input. Making it is slow, so make it once."""
-    return find_short_cut(model) or model.preprocess
-
-
-def find_short_cut(model: SentenceTransformer) -> ShortCut | None:
-    """Return a fast tokeniser if it gives exactly the output of the model's own preprocessing on samples."""
-    tokenizer = model.tokenizer
-    if not hasattr(tokenizer, "backend_tokenizer"):
-        return None
-    longest = min(tokenizer.model_max_length, _NO_LIMIT // 100)
-    samples = ["a", "Some more words, ünlike the first.", "long " * longest, *_SAMPLES]
-    expected = model.preprocess(samples)
-    short_cut = ShortCut(tokenizer, expected)
-    found = short_cut(samples)
-    same = found.keys() == expected.keys() and all(
-        torch.equal(value, expected[name]) if torch.is_tensor(value) else value == expected[name]
-        for name, value in found.items()
-    )
-    return short_cut if same else None
-
-
-class ShortCut:
-    """A copy of a tokenizer that writes its tokens directly into one array."""
-
-    def __init__(self, tokenizer: Any, like: Mapping[str, Any]) -> None:
-        self._rust = _bare_backend(tokenizer, tokenizer.model_max_length)
-        self._pad = tokenizer.pad_token_id
-        self._longest = tokenizer.model_max_length
-        self._left = tokenizer.padding_side == "left"
-        self._has_types = "token_type_ids" in like
-        self._constants = {name: value for name, value in like.items() if not torch.is_tensor(value)}
-
-    def __call__(self, texts: list[str]) -> Features:
-        """Tokenise and pad."""
-        tokens, lengths = self.flat(texts)
-        return self.features(torch.from_numpy(tokens), lengths.cumsum() - lengths, lengths)
-
-    def flat(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return all tokens in one array, and the number of tokens of each text."""
-        tokens, lengths = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
-        for start in range(0, len(texts), _PIECE):
-            rows = [each.ids for each in self._rust.encode_batch_fast(texts[start : start + _PIECE])]
-            lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
-            tokens.append(np.fromiter(chain.from_iterable(rows), np.int32, int(lengths[-1].sum())))
-        return np.concatenate(tokens), np.concatenate(lengths)
-
-    def aligned(self, width: int) -> int:
-        """Return the next multiple of 8, which GPU kernels need, unless that is more than the model takes."""
-        return min(-(-width // 8) * 8, max(width, int(self._longest)))
-
-    def features(
-        self,
-        tokens: Tensor,
-        starts: NDArray[np.int64] | Tensor,
-        lengths: NDArray[np.int64] | Tensor,
-        width: int | None = None,
-    ) -> Features:
-        """Return the texts that begin at `starts` in the array of tokens, on its device, padded to `width`.
-
-        The default is the longest length. Pass a width if the lengths are on a GPU: reading them would wait.
-        """
-        width = int(lengths.max()) if width is None else width
-        first, count = (torch.as_tensor(array).to(tokens.device)[:, None] for array in (starts, lengths))
-        count = count.clamp(max=width)
-        places = torch.arange(width, device=tokens.device)[None, :]
-        if self._left:
-            places = places - (width - count)
-        real = (places >= 0) & (places < count)
-        where = (first + places).clamp(0, len(tokens) - 1)
-        features = {
-            "input_ids": torch.where(real, tokens[where].long(), self._pad),
-            "attention_mask": real.long(),
-        }
-        if self._has_types:
-            features["token_type_ids"] = torch.zeros_like(features["input_ids"])
-        return features | self._constants
-
-
 def embedder(
     model: SentenceTransformer,
     *,
@@ -240,65 +166,115 @@ def embedder(
     `half_on_gpu` computes in half precision on a GPU, with a copy of the weights that is made on first use,
     and in full precision from the first overflow on.
     """
-    on_gpu = _on_gpu(model)
-    least = max(batch_size, _GPU_BATCH) if on_gpu else batch_size
-    half_copy = cache(lambda: _half_copy(model))
-    half = half_on_gpu and on_gpu and model.dtype == torch.float32
-    prompts, pools_prompts = prompts_by_role(model), _pools_prompts(model)
-    routed = model.truncate_dim is not None or any(isinstance(module, Router) for module in model)
-    library = {"text": "encode", "query": "encode_query", "document": "encode_document"}
-    tokenise = cache(lambda: make_tokeniser(model))
-
-    def encode_chunk(used: SentenceTransformer, role: _Role, texts: list[str], advance: Advance) -> Vectors:
-        if routed or (prompts[role] and not pools_prompts):
-            by_library = getattr(used, library[role])
-            vectors = by_library(texts, batch_size=least, show_progress_bar=False, convert_to_numpy=True)
-            advance(len(texts))
-            return np.asarray(vectors, dtype=np.float32)
-        prompted = [prompts[role] + text for text in texts] if prompts[role] else texts
-        tokeniser = tokenise()
-        with fused_attention(used):
-            if on_gpu and isinstance(tokeniser, ShortCut):
-                return _encode_by_tokens(used, tokeniser, prompted, advance)
-            return _encode(used, tokeniser, prompted, advance, batch_size=least)
-
-    def encode(role: _Role, texts: Sequence[str]) -> Vectors:
-        nonlocal half
-        check_texts(texts)
-        model.eval()
-        parts, size, sound = [], _GPU_CHUNK if on_gpu and not routed else _CHUNK, True
-        with progress.task(f"{name}: encoding", len(texts)) as advance:
-            for start in range(0, len(texts), size):
-                chunk = list(texts[start : start + size])
-                used = half_copy() if half else model
-                vectors = encode_chunk(used or model, role, chunk, advance)
-                if not is_sound(vectors):
-                    sound = False
-                    if half and not np.isfinite(vectors).all():
-                        half = False
-                        half_copy.cache_clear()
-                        advance(-len(chunk))
-                        vectors = encode_chunk(model, role, chunk, advance)
-                parts.append(vectors)
-        if not parts:
-            return np.zeros((0, model.get_embedding_dimension() or 0), dtype=np.float32)
-        found = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        if sound:
-            return found
-        check_vectors(found, texts, name)
-        if (empty := ~found.any(axis=1)).any():
-            number = int(np.argmax(empty))
-            raise BadInput(f"text {number + 1} ({texts[number][:60]!r}) has nothing to embed; remove it")
-        return found
-
-    roles = {role: partial(encode, role) for role in prompts}
+    runner = _Runner(model, name, batch_size, half_on_gpu, progress)
+    roles = {role: partial(runner.encode, role) for role in runner.prompts}
     return Embedder(
         name=name,
         text=roles["text"],
         query=roles["query"],
         document=roles["document"],
-        texts_per_call=_TEXTS_PER_CALL if on_gpu else None,
+        texts_per_call=_TEXTS_PER_CALL if runner.on_gpu else None,
+        two_steps=runner.two_steps,
     )
+
+
+class _Runner:
+    """Encodes texts in the way that is fastest for a model and its device."""
+
+    def __init__(
+        self, model: SentenceTransformer, name: str, batch_size: int, half_on_gpu: bool, progress: Progress
+    ) -> None:
+        self.model, self.name, self.progress = model, name, progress
+        self.on_gpu = _on_gpu(model)
+        self.batch_size = max(batch_size, _GPU_BATCH) if self.on_gpu else batch_size
+        self.prompts, self._pools_prompts = prompts_by_role(model), _pools_prompts(model)
+        self._routed = model.truncate_dim is not None or any(isinstance(module, Router) for module in model)
+        self._half = half_on_gpu and self.on_gpu and model.dtype == torch.float32
+
+    @cached_property
+    def _half_model(self) -> SentenceTransformer | None:
+        return _half_copy(self.model)
+
+    @cached_property
+    def _tokeniser(self) -> Callable[[list[str]], Features]:
+        return make_tokeniser(self.model)
+
+    def _by_library(self, role: Role) -> bool:
+        return self._routed or bool(self.prompts[role] and not self._pools_prompts)
+
+    def encode(self, role: Role, texts: Sequence[str]) -> Vectors:
+        """Return the vectors of texts in one role."""
+        check_texts(texts)
+        parts, size = [], _GPU_CHUNK if self.on_gpu and not self._routed else _CHUNK
+        with self.progress.task(f"{self.name}: encoding", len(texts)) as advance:
+            for start in range(0, len(texts), size):
+                chunk = list(texts[start : start + size])
+                compute = partial(self._encode_chunk, role=role, texts=chunk, advance=advance)
+                parts.append(self._in_best_precision(compute, partial(advance, -len(chunk))))
+        if not parts:
+            return np.zeros((0, self.model.get_embedding_dimension() or 0), dtype=np.float32)
+        found = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if is_sound(found):
+            return found
+        check_vectors(found, texts, self.name)
+        if (empty := ~found.any(axis=1)).any():
+            number = int(np.argmax(empty))
+            raise BadInput(f"text {number + 1} ({texts[number][:60]!r}) has nothing to embed; remove it")
+        return found
+
+    def _in_best_precision(
+        self, compute: Callable[[SentenceTransformer], Vectors], before_retry: Callable[[], object]
+    ) -> Vectors:
+        """Compute with the copy in half precision, and with the model itself from the first overflow on."""
+        self.model.eval()
+        if (used := self._half_model if self._half else None) is not None:
+            with fast_forward(used):
+                vectors = compute(used)
+            if is_sound(vectors) or np.isfinite(vectors).all():
+                return vectors
+            self._half = False
+            del self._half_model, used
+            before_retry()
+        with fast_forward(self.model):
+            return compute(self.model)
+
+    def _encode_chunk(
+        self, used: SentenceTransformer, *, role: Role, texts: list[str], advance: Advance
+    ) -> Vectors:
+        if self._by_library(role):
+            encode = getattr(used, {"text": "encode"}.get(role, f"encode_{role}"))
+            vectors = encode(
+                texts, batch_size=self.batch_size, show_progress_bar=False, convert_to_numpy=True
+            )
+            advance(len(texts))
+            return np.asarray(vectors, dtype=np.float32)
+        prompt, tokeniser = self.prompts[role], self._tokeniser
+        prompted = [prompt + text for text in texts] if prompt else texts
+        if self.on_gpu and isinstance(tokeniser, ShortCut):
+            with tokenise_ahead(tokeniser, prompted) as slices:
+                return _encode_by_tokens(used, tokeniser, slices, len(texts), advance)
+        return _encode(used, tokeniser, prompted, advance, batch_size=self.batch_size)
+
+    def two_steps(self) -> TwoSteps | None:
+        """Return the steps by tokens, if texts of all roles can be encoded so."""
+        if not self.on_gpu or any(map(self._by_library, self.prompts)):
+            return None
+        if not isinstance(short_cut := self._tokeniser, ShortCut):
+            return None
+
+        def tokenise(texts: Sequence[str], roles: Sequence[Role]) -> Tokens:
+            check_texts(texts)
+            prompts = self.prompts
+            return short_cut.flat([prompts[role] + text for text, role in zip(texts, roles, strict=True)])
+
+        def encode(tokens: Tokens) -> Vectors:
+            slices, count = [by_length(tokens)], len(tokens[1])
+            return self._in_best_precision(
+                lambda used: _encode_by_tokens(used, short_cut, slices, count, lambda _units: None),
+                lambda: None,
+            )
+
+        return TwoSteps(tokenise=tokenise, encode=encode)
 
 
 def labelling_embedder(model: SentenceTransformer, *, name: str, progress: Progress = SILENT) -> Embedder:
@@ -356,16 +332,20 @@ def _encode(
 
 @torch.inference_mode()
 def _encode_by_tokens(
-    model: SentenceTransformer, short_cut: ShortCut, texts: Sequence[str], advance: Advance
+    model: SentenceTransformer,
+    short_cut: ShortCut,
+    slices: Iterable[TokenSlice],
+    count: int,
+    advance: Advance,
 ) -> Vectors:
-    """The vectors of the library's encode, in batches of tokens, while a thread tokenises the next texts."""
+    """The vectors of the library's encode, in batches of tokens, while other threads tokenise and write."""
     device, most_tokens = model.device, _TOKENS_PER_BATCH
     found: Tensor | None = None
     with sound_gradients(), ExitStack() as stack:
         # Each operation on a GPU gives way to a thread that computes; without this, for 5 ms.
         stack.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(_SWITCH_SECONDS)
-        for flat, numbers in stack.enter_context(ahead(_tokenised(short_cut, texts))):
+        for flat, numbers in slices:
             tokens, placed = flat.to(device), numbers.to(device)
             lengths, start = numbers[2].tolist(), 0
             while start < len(lengths):
@@ -375,7 +355,7 @@ def _encode_by_tokens(
                 try:
                     outputs = model(short_cut.features(tokens, starts, counts, width))
                     vectors = outputs["sentence_embedding"].float()
-                    found = vectors.new_empty((len(texts), vectors.shape[1])) if found is None else found
+                    found = vectors.new_empty((count, vectors.shape[1])) if found is None else found
                     found[rows] = vectors
                 except torch.OutOfMemoryError as error:
                     if end - start == 1:
@@ -391,24 +371,8 @@ def _encode_by_tokens(
     assert found is not None
     if not found.is_cuda:
         return found.numpy()
-    # Pinned memory is several times as fast to copy to, and torch keeps it for the next call.
-    host = torch.empty_like(found, device="cpu", pin_memory=True)
-    return host.copy_(found).numpy().copy()
-
-
-def _tokenised(short_cut: ShortCut, texts: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the tokens of some texts in one array, and for each text its number, first token and length.
-
-    The longest texts come first; those of one array are sorted by their number of tokens.
-    """
-    order = np.argsort(-np.fromiter(map(len, texts), np.int64, len(texts)), kind="stable")
-    start, size = 0, _FIRST_SLICE
-    while start < len(order):
-        rows = order[start : start + size]
-        flat, lengths = short_cut.flat([texts[row] for row in rows])
-        numbers = np.stack([rows, lengths.cumsum() - lengths, lengths])
-        yield torch.from_numpy(flat), torch.from_numpy(numbers[:, np.argsort(-lengths, kind="stable")])
-        start, size = start + size, min(2 * size, _SLICE)
+    # Pinned memory is several times as fast to copy to, and torch uses it again once the array is gone.
+    return torch.empty_like(found, device="cpu", pin_memory=True).copy_(found).numpy()
 
 
 @torch.no_grad()

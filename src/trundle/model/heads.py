@@ -16,6 +16,7 @@ from tokenizers import processors
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
+from trundle.embedder import Role
 from trundle.errors import BadInput, BadModel
 from trundle.model.layout import layout_of
 from trundle.model.static import _with_mapped_table, static_table
@@ -234,10 +235,7 @@ def _attends_both_ways(backbone: PreTrainedModel) -> bool:
     return not any(torch.equal(first, second) for first, second in states)
 
 
-_Role = Literal["text", "query", "document"]
-
-
-def prompts_by_role(model: SentenceTransformer) -> dict[_Role, str]:
+def prompts_by_role(model: SentenceTransformer) -> dict[Role, str]:
     """Return the prompt of each of the roles text, query and document; empty if there is none."""
     prompts = model.prompts
     default = prompts.get(model.default_prompt_name or "") or ""

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import compress, islice
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from trundle.data.texts import KINDS, Kind, Text
-from trundle.embedder import Embedder, Vectors, check_vectors
+from trundle.embedder import Embedder, Role, Tokens, Vectors, check_vectors
 from trundle.errors import BadInput, BadModel, OtherTexts, TrundleError, WriteFailed
 from trundle.progress import SILENT, Advance, Progress, ahead
 from trundle.teacher.shards import (
@@ -47,10 +47,18 @@ _KIND_ENDINGS = {kind: f"{kind}\n".encode() for kind in (None, *KINDS)}
 _HASHED_TEXTS = 1024
 """Texts that are hashed and looked up at once."""
 
-_Role = Literal["text", "query", "document"]
 _LabelItem: TypeAlias = "tuple[Text, Vectors | None]"
 """A text, and its vector if that is known already."""
-_Label: TypeAlias = "Callable[[Sequence[_LabelItem], Advance], Vectors]"
+
+
+@dataclass(frozen=True)
+class _VectorSource:
+    """How vectors are computed: `prepare` runs in a thread, while those of the items before are computed."""
+
+    label: Callable[[Any, Advance], Vectors]
+    prepare: Callable[[list[_LabelItem]], Any] = lambda items: items
+    texts_per_call: int = 0
+    """It gets several shards at once if they have no more texts than this and it is quick."""
 
 
 class _Seen:
@@ -101,35 +109,50 @@ def build_targets(
     wanted: Manifest,
     folder: str | Path,
     *,
+    keep_tokens: Callable[[Tokens], None] | None = None,
     progress: Progress = SILENT,
 ) -> Targets:
     """Store the teacher's vector of every distinct text, each encoded in the role of its kind.
 
     The settings of `wanted` are recorded; they must be the same for the folder to be resumed or reused.
+    `keep_tokens` gets the tokens of all texts that are encoded, in their order, if the teacher has them.
     """
+    two_steps = teacher.two_steps()
 
-    def label(items: Sequence[_LabelItem], advance: Advance) -> Vectors:
-        return encode_by_role(teacher, [text for text, _ in items], advance)
+    def prepare(items: list[_LabelItem]) -> tuple[list[Text], Tokens | None]:
+        texts = [text for text, _ in items]
+        if two_steps is None:
+            return texts, None
+        roles = [role_of(text.kind) for text in texts]
+        return texts, two_steps.tokenise([text.text for text in texts], roles)
+
+    def label(prepared: tuple[list[Text], Tokens | None], advance: Advance) -> Vectors:
+        texts, tokens = prepared
+        if two_steps is None or tokens is None:
+            return encode_by_role(teacher, texts, advance)
+        vectors = check_vectors(
+            two_steps.encode(tokens), [text.text for text in texts], "the teacher", zeros=False
+        )
+        if keep_tokens is not None:
+            keep_tokens(tokens)
+        advance(len(texts))
+        return vectors
 
     total = len(texts) if isinstance(texts, Sized) else None
-    items, most = ((text, None) for text in texts), teacher.texts_per_call or 0
-    return _store(items, label, wanted, folder, total=total, texts_per_call=most, progress=progress)
+    source = _VectorSource(label, prepare, teacher.texts_per_call or 0)
+    return _store(((text, None) for text in texts), source, wanted, folder, total=total, progress=progress)
 
 
 def _store(
     items: Iterable[_LabelItem],
-    label: _Label,
+    source: _VectorSource,
     wanted: Manifest,
     folder: str | Path,
     *,
     total: int | None = None,
-    texts_per_call: int = 0,
     progress: Progress = SILENT,
 ) -> Targets:
-    """Fill or finish a folder that must match `wanted`; `label` returns the vectors of one or more shards.
-
-    It gets several shards at once if they have no more than `texts_per_call` texts and it is quick.
-    """
+    """Fill or finish a folder that must match `wanted`."""
     path = Path(folder)
     with _locked(path, progress):
         manifest = _with_recorded(path, start_or_resume(path, wanted))
@@ -139,13 +162,20 @@ def _store(
         try:
             with (
                 progress.task("teacher vectors", total) as advance,
-                ahead(splitter.split(advance), count=max(1, texts_per_call // wanted.shard_size)) as ready,
+                ahead(
+                    splitter.split(advance), count=max(1, source.texts_per_call // wanted.shard_size)
+                ) as ready,
+                ahead(
+                    (shards, source.prepare([item for _, pending in shards for item in pending.items]))
+                    for shards in _calls(
+                        _missing(path, manifest, ready, progress, advance), source.texts_per_call
+                    )
+                ) as calls,
                 ThreadPoolExecutor(1) as pool,
             ):
-                missing = _missing(path, manifest, ready, progress, advance)
-                for shards in _calls(missing, texts_per_call):
-                    vectors = label([item for _, pending in shards for item in pending.items], advance)
-                    written.result()  # raises the error of the thread; memory holds two calls
+                for shards, prepared in calls:
+                    vectors = source.label(prepared, advance)
+                    written.result()  # raises the error of the thread; memory holds three calls
                     written = pool.submit(_add_shards, path, written, shards, vectors)
                 manifest = written.result()
         except TrundleError as error:
@@ -222,7 +252,7 @@ def encode_by_role(
     return vectors
 
 
-def role_of(kind: Kind | None) -> _Role:
+def role_of(kind: Kind | None) -> Role:
     """Return the role of a kind: queries and documents have their own, all others are plain texts."""
     return kind if kind == "query" or kind == "document" else "text"
 

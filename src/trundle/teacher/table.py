@@ -21,7 +21,7 @@ from trundle.data.texts import KINDS, Text, checked_text
 from trundle.embedder import Vectors
 from trundle.errors import BadInput
 from trundle.progress import SILENT, Advance, Progress
-from trundle.teacher.labelling import _LabelItem, _store
+from trundle.teacher.labelling import _LabelItem, _store, _VectorSource
 from trundle.teacher.shards import SHARD_SIZE, Manifest, _content_digest
 from trundle.teacher.targets import Targets
 
@@ -43,7 +43,7 @@ class _TableTeacher:
     ) -> Targets:
         """Copy the table into a folder of targets."""
         wanted = Manifest(teacher=self.teacher_id, shard_size=shard_size)
-        return _store(self.items(), _known, wanted, folder, total=self.rows, progress=progress)
+        return _store(self.items(), _VectorSource(_known), wanted, folder, total=self.rows, progress=progress)
 
     def items(self) -> Iterator[_LabelItem]:
         """Yield the rows; an invalid one is an error that names it."""

@@ -19,7 +19,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
-from trundle.model.encode import fused_attention
+from trundle.model.encode import fast_forward
 from trundle.progress import SILENT, Progress
 from trundle.records import TrainingRecord
 from trundle.train.batches import Batches, _LoadedPart, _Prefetcher
@@ -163,7 +163,7 @@ def train(
         state=_RunState(steps=settings.steps or _UNKNOWN_STEPS),
     )
     devices = [trainer.device.index or 0] if trainer.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), fused_attention(model):
+    with torch.random.fork_rng(devices), fast_forward(model):
         torch.manual_seed(settings.seed + trainer.rank)
         run.resume()
         if isinstance(trainer, _GraphTrainer):

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from trundle.methods.align.imitation import _Outputs, _same_shape
 from trundle.methods.align.resident import Batch, Resident, prompted, resident_on
 from trundle.methods.contract import Context
-from trundle.model.encode import check_fast_tokenizer, make_tokeniser
 from trundle.model.heads import prompts_by_role
 from trundle.model.layout import token_limit
 from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
+from trundle.model.tokens import check_fast_tokenizer, make_tokeniser
 from trundle.progress import process_count
 from trundle.teacher.targets import Targets
 from trundle.train.batches import Batches, BatchSplitter, ByBucket, ByLength, Indices, sharded_batches

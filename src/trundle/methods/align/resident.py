@@ -1,13 +1,13 @@
 """A student's training data in the memory of a GPU: the tokens of all texts and the teacher's vectors.
 
 Texts are tokenised once per tokenizer, on all cores, and their tokens are kept in the cache. A student whose
-vocabulary was cut gets the tokens of the original with other ids; only texts that lost a token are tokenised
-again.
+tokenizer splits texts like the teacher's or the original's gets their tokens with other ids; only texts that
+lost a token are tokenised again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -16,15 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from trundle.cache import cache_entry
+from trundle.embedder import Tokens
 from trundle.folders import atomic_folder
 from trundle.methods.contract import Context
-from trundle.model.encode import ShortCut, find_short_cut
 from trundle.model.heads import prompts_by_role
 from trundle.model.save import tokenizer_text
+from trundle.model.tokens import ShortCut, find_short_cut
 from trundle.progress import SILENT, Progress
 from trundle.teacher.labelling import role_of
 from trundle.teacher.targets import Targets
@@ -38,13 +40,18 @@ _TOKENS_PER_TEXT = 512
 """No text is expected to have more tokens than this when its memory is estimated."""
 _SHARE_OF_FREE_MEMORY = 0.25
 _DTYPES = {"float16": torch.float16, "float32": torch.float32}
-_TOKENS, _LENGTHS = "tokens.npy", "lengths.npy"
+_TOKENS, _LENGTHS, _NAMES = "tokens.npy", "lengths.npy", "names.json"
 _SPECIAL = ("cls_token", "sep_token", "pad_token", "unk_token", "mask_token", "bos_token", "eos_token")
 
 Batch = tuple[dict[str, Any], Tensor]
 """The model's input and the teacher's vectors."""
-_Tokens = tuple[NDArray[np.int32], NDArray[np.int64]]
-"""The tokens of all texts in one array, and how many each text has."""
+
+
+class _Names(BaseModel):
+    """The tokens of a tokenizer by name, to find the same ones in another."""
+
+    ids: dict[str, int]
+    special: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -116,24 +123,29 @@ def _vectors_on(device: torch.device, targets: Targets, progress: Progress) -> T
 
 def _tokens_of(
     student: SentenceTransformer, targets: Targets, short_cut: ShortCut, context: Context
-) -> _Tokens:
-    """The student's tokens of all texts: kept ones, or the original's with other ids, or new ones."""
+) -> Tokens:
+    """The student's tokens of all texts: kept ones, or another tokenizer's with other ids, or new ones."""
     place = _cached_at(student, targets, context.cache)
     if (found := _read(place)) is not None:
         return found
-    tokens, original = None, context.original
-    if tokenizer_text(original) != tokenizer_text(student):
-        tokens = _mapped(original, student, targets, short_cut, context)
+    tokens = None
+    if (teachers := _read_teachers(student, targets, context.cache)) is not None:
+        tokens = _mapped(*teachers, student, targets, short_cut)
+    if tokens is None and tokenizer_text(context.original) != tokenizer_text(student):
+        originals = _originals(student, targets, context)
+        tokens = None if originals is None else _mapped(*originals, student, targets, short_cut)
     if tokens is None:
         tokens = _tokenised(student, targets, np.arange(len(targets)), short_cut, context.progress)
     _write(place, tokens)
     return tokens
 
 
-def _write(place: Path, tokens: _Tokens) -> None:
+def _write(place: Path, tokens: Tokens, names: _Names | None = None) -> None:
     with atomic_folder(place, replace=True, marks=(_TOKENS, _LENGTHS)) as scratch:
         np.save(scratch / _TOKENS, tokens[0])
         np.save(scratch / _LENGTHS, tokens[1])
+        if names is not None:
+            (scratch / _NAMES).write_text(names.model_dump_json(), encoding="utf-8")
 
 
 def _cached_at(
@@ -145,7 +157,7 @@ def _cached_at(
     return cache_entry("tokens", targets.identity(), digest, settings, root=cache)
 
 
-def _read(place: Path) -> _Tokens | None:
+def _read(place: Path) -> Tokens | None:
     """Reads kept tokens; None if there are none, or they were written by something else."""
     try:
         tokens, counts = np.load(place / _TOKENS), np.load(place / _LENGTHS)
@@ -155,13 +167,59 @@ def _read(place: Path) -> _Tokens | None:
     return (tokens, counts) if matches else None
 
 
+def _teachers_place(model: SentenceTransformer, targets: Targets, cache: Path) -> Path:
+    """Where a teacher's tokens are kept for students with the same prompts and the same longest text."""
+    settings = [prompts_by_role(model), model.max_seq_length]
+    return cache_entry("tokens", targets.identity(), "teacher", settings, root=cache)
+
+
+def keep_teachers_tokens(
+    teacher: SentenceTransformer, targets: Targets, parts: Sequence[Tokens], cache: Path
+) -> None:
+    """Keeps the tokens that a teacher read, unless those of some texts are missing."""
+    if sum(len(counts) for _, counts in parts) != len(targets) or targets.is_share:
+        return
+    tokens, counts = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    _write(_teachers_place(teacher, targets, cache), (tokens, counts), _names_of(teacher.tokenizer))
+
+
+def _read_teachers(
+    student: SentenceTransformer, targets: Targets, cache: Path
+) -> tuple[Tokens, _Names] | None:
+    place = _teachers_place(student, targets, cache)
+    try:
+        names = _Names.model_validate_json((place / _NAMES).read_bytes())
+    except (OSError, ValueError):
+        return None
+    tokens = _read(place)
+    return None if tokens is None else (tokens, names)
+
+
+def _originals(
+    student: SentenceTransformer, targets: Targets, context: Context
+) -> tuple[Tokens, _Names] | None:
+    """The tokens of the model that the run started from; kept, because other students are cut from it too."""
+    original = context.original
+    own_length, original.max_seq_length = original.max_seq_length, student.max_seq_length
+    try:
+        place = _cached_at(original, targets, context.cache, prompts_by_role(student))
+        if (known := _read(place)) is None:
+            if (own := find_short_cut(original)) is None:
+                return None
+            known = _tokenised(student, targets, np.arange(len(targets)), own, context.progress)
+            _write(place, known)
+    finally:
+        original.max_seq_length = own_length
+    return known, _names_of(original.tokenizer)
+
+
 def _tokenised(
     student: SentenceTransformer,
     targets: Targets,
     positions: Indices,
     short_cut: ShortCut,
     progress: Progress,
-) -> _Tokens:
+) -> Tokens:
     prompts, tokens, counts = prompts_by_role(student), [np.empty(0, np.int32)], [np.empty(0, np.int64)]
     with progress.task("tokenising", len(positions)) as advance:
         for start in range(0, len(positions), _CHUNK):
@@ -180,28 +238,11 @@ def prompted(targets: Targets, positions: Indices, prompts: Mapping[Any, str]) -
 
 
 def _mapped(
-    original: SentenceTransformer,
-    student: SentenceTransformer,
-    targets: Targets,
-    short_cut: ShortCut,
-    context: Context,
-) -> _Tokens | None:
-    """The original's tokens under the student's ids; None if a sample shows that they are others.
-
-    The original's tokens are kept, because other students are cut from it as well.
-    """
-    own_length, original.max_seq_length = original.max_seq_length, student.max_seq_length
-    try:
-        place = _cached_at(original, targets, context.cache, prompts_by_role(student))
-        if (known := _read(place)) is None:
-            if (own := find_short_cut(original)) is None:
-                return None
-            known = _tokenised(student, targets, np.arange(len(targets)), own, context.progress)
-            _write(place, known)
-    finally:
-        original.max_seq_length = own_length
+    known: Tokens, names: _Names, student: SentenceTransformer, targets: Targets, short_cut: ShortCut
+) -> Tokens | None:
+    """Another tokenizer's tokens under the student's ids; None if a sample shows that they are others."""
     tokens, counts = known
-    ids = _id_map(original.tokenizer, student.tokenizer)
+    ids = _id_map(names, _names_of(student.tokenizer))
     tokens = ids[tokens]
     starts = counts.cumsum() - counts
     lost = np.zeros(len(counts), bool)
@@ -224,11 +265,15 @@ def _mapped(
     return result, sizes
 
 
-def _id_map(old: Any, new: Any) -> NDArray[np.int32]:
+def _names_of(tokenizer: Any) -> _Names:
+    special = {name: getattr(tokenizer, name) for name in _SPECIAL if getattr(tokenizer, name) is not None}
+    return _Names(ids=tokenizer.get_vocab(), special=special)
+
+
+def _id_map(old: _Names, new: _Names) -> NDArray[np.int32]:
     """The new id of each old one, by the token's string or its special role; −1 if it is gone."""
-    theirs, ours = old.get_vocab(), new.get_vocab()
-    same = {getattr(old, name): getattr(new, name) for name in _SPECIAL if getattr(old, name) is not None}
-    ids = np.full(max(theirs.values()) + 1, -1, np.int32)
-    for token, number in theirs.items():
-        ids[number] = ours.get(same.get(token, token), -1)
+    same = {token: new.special.get(role) for role, token in old.special.items()}
+    ids = np.full(max(old.ids.values()) + 1, -1, np.int32)
+    for token, number in old.ids.items():
+        ids[number] = new.ids.get(same.get(token, token) or "", -1)
     return ids

@@ -11,6 +11,7 @@ from trundle.data.augment import augmented
 from trundle.data.sampling import sample
 from trundle.evaluate import fidelity
 from trundle.evaluate.shortening import measure_ranges
+from trundle.methods.align.resident import keep_teachers_tokens
 from trundle.methods.contract import Context
 from trundle.methods.training import NOT_VALIDATED
 from trundle.model.encode import embedder
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from trundle.data.texts import Text
+    from trundle.embedder import Tokens
     from trundle.methods.align import AlignOptions
     from trundle.teacher.targets import Targets
     from trundle.teacher.teacher import Teacher
@@ -93,7 +95,13 @@ def _build(label: str, texts: Callable[[], Iterable[Text]], teacher: Teacher, co
     if (found := find_targets(folder)) is not None:
         return found
     wanted = Manifest(teacher=teacher.identity(), prompts=teacher.used_prompts)
-    return build_targets(texts(), teacher.embedder, wanted, folder, progress=context.progress)
+    tokens: list[Tokens] = []
+    targets = build_targets(
+        texts(), teacher.embedder, wanted, folder, keep_tokens=tokens.append, progress=context.progress
+    )
+    if tokens and teacher.model is not None:
+        keep_teachers_tokens(teacher.model, targets, tokens, context.cache)
+    return targets
 
 
 def _open_shard(folder: Path) -> Targets:

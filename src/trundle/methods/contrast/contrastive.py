@@ -28,7 +28,7 @@ from trundle.data.examples import Example
 from trundle.errors import BadInput
 from trundle.methods.contrast import ContrastOptions
 from trundle.methods.training import Prompts
-from trundle.model.encode import Features, make_tokeniser
+from trundle.model.tokens import Features, make_tokeniser
 from trundle.train.batches import Batches, ByGroup, Indices
 from trundle.train.loop import TrainingTask
 

@@ -22,10 +22,10 @@ from trundle.methods.contract import Applied, Context
 from trundle.methods.finetune import _EPOCHS, FinetuneOptions, FinetunePlan
 from trundle.methods.training import NOT_VALIDATED, VALIDATIONS, Trained, run_training, validation_size
 from trundle.model.cost import Cost, predict
-from trundle.model.encode import Features, check_fast_tokenizer, make_tokeniser
 from trundle.model.heads import copy_of, name_labels, rescale_head, with_new_head, without_head
 from trundle.model.save import model_digest
 from trundle.model.surgery import transformer_of
+from trundle.model.tokens import Features, check_fast_tokenizer, make_tokeniser
 from trundle.progress import process_count
 from trundle.train.batches import Batches, ByLength, Indices
 from trundle.train.loop import TrainingTask, TrainSettings

@@ -27,8 +27,9 @@ from trundle.data.examples import Example
 from trundle.errors import BadInput
 from trundle.methods.contrast.contrastive import TEMPERATURE, directions, make_chunker, relate
 from trundle.methods.training import Prompts
-from trundle.model.encode import Features, dropping
+from trundle.model.encode import dropping
 from trundle.model.surgery import transformer_of
+from trundle.model.tokens import Features
 from trundle.progress import SILENT, Progress
 
 _BATCH = 32
