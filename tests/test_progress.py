@@ -31,3 +31,11 @@ def test_each_second_counts_for_the_innermost_task(monkeypatch: pytest.MonkeyPat
     assert watch.count() == {"other": 3.0, "training": 3.0, "validating": 3.0}
     assert shown.tasks == [("training", 10), ("validating", None), ("beside", None)]
     assert shown.units == 7
+
+
+def test_the_time_before_the_first_task_counts_as_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 5.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    watch = Stopwatch(RecordedProgress(), began=2.0)
+    now = 6.0
+    assert watch.count() == {"starting": 3.0, "other": 1.0}

@@ -50,12 +50,15 @@ class Stopwatch:
     Only tasks of the thread that made the stopwatch are counted: others run beside them.
     """
 
-    def __init__(self, progress: Progress) -> None:
-        """`progress` shows the tasks."""
+    def __init__(self, progress: Progress, began: float | None = None) -> None:
+        """`progress` shows the tasks; the time since `began` (`time.monotonic`) counts as starting."""
         self._progress, self._thread = progress, threading.get_ident()
         self._labels, self._since = ["other"], time.monotonic()
+        self.began = self._since if began is None else began
         self.seconds: dict[str, float] = {"other": 0.0}
         """Seconds by label; `other` is the time outside of all tasks."""
+        if began is not None:
+            self.seconds["starting"] = self._since - began
 
     @contextmanager
     def task(self, label: str, total: int | None) -> Iterator[Advance]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +16,9 @@ from trundle.cli import tables
 from trundle.cli.console import _show, _show_json, _show_table
 from trundle.cli.options import _CommonFlags, _Force, _Json, _Model, _RunFlags
 from trundle.errors import BadInput, UserError
-from trundle.progress import is_first
+from trundle.folders import write_atomic
+from trundle.progress import Stopwatch, is_first
+from trundle.records import PLANNING_FILE
 
 if TYPE_CHECKING:
     from trundle.pipeline.run import Run
@@ -131,14 +135,19 @@ def _run_recipe(model: str, recipe: Recipe, flags: _RunFlags) -> None:
 def _run_budget(
     model: str, budget: Sequence[str], flags: _RunFlags, *, minutes: float | None, students: Sequence[str]
 ) -> None:
+    began = time.monotonic()
     request = flags.request(model)
     from trundle.search.search import MINUTES, compress_to_budget
 
+    watch = Stopwatch(request.progress, began)
+    request = replace(request, progress=watch)
     outcome = compress_to_budget(request, budget, minutes=minutes or MINUTES, students=students)
     if outcome.run is not None and flags.output is not None:
-        data, texts, progress = flags.data or [], outcome.proof_texts, request.progress
-        teacher = outcome.run.teacher
-        _write_report(flags.output, teacher, data, texts=texts, trust=flags.trust, progress=progress)
+        data, texts, teacher = flags.data or [], outcome.proof_texts, outcome.run.teacher
+        with watch.task("report", None):
+            _write_report(flags.output, teacher, data, texts=texts, trust=flags.trust, progress=watch)
+        outcome = replace(outcome, spent=watch.count())
+        write_atomic(flags.output / PLANNING_FILE, outcome.record().as_text())
     if flags.as_json:
         _show_json(outcome.record().as_json() | {"run": outcome.run.as_json() if outcome.run else None})
     else:

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sentence_transformers import SentenceTransformer
+from torch import nn
 
 from trundle.model.anatomy import Conv1D, _Part, _Table
-from trundle.model.heads import without_head
+from trundle.model.heads import modules_without_head
 from trundle.model.layout import Layout, _shrunk, layout_of
 from trundle.model.matrices import BLOCK, fits_grid
 from trundle.model.static import static_shape, static_table
@@ -103,7 +104,7 @@ def predict(
     length: int = _LENGTH,
 ) -> Cost:
     """Predict the cost after a cut to these sizes, and with a Dense (in, out) as the new linear head."""
-    body = model if dense is None else without_head(model)
+    body = list(model) if dense is None else modules_without_head(model)
     itemsize = next(model.parameters()).element_size()
     new = []
     if dense is not None:
@@ -148,10 +149,10 @@ class _Tensor:
         return len(self.shape) == 2 and not self.looked_up
 
 
-def _head_tensors(model: SentenceTransformer) -> list[_Tensor]:
+def _head_tensors(modules: Sequence[nn.Module]) -> list[_Tensor]:
     return [
         _Tensor(file, name, tuple(weight.shape), weight.element_size())
-        for file, module in enumerate(list(model)[1:], 1)
+        for file, module in enumerate(modules[1:], 1)
         for name, weight in module.named_parameters()
     ]
 

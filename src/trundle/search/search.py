@@ -117,7 +117,8 @@ def compress_to_budget(
     the whole search; `students` are other backbones that may be trained into the source's space. A dry run
     lists the candidates and the time plan. The source and the students are loaded once.
     """
-    began, watch = time.monotonic(), Stopwatch(request.progress)
+    given = request.progress
+    watch = given if isinstance(given, Stopwatch) else Stopwatch(given)
     request = replace(request, progress=watch)
     if not isinstance(request.source, str):
         raise BadInput("a search needs the name or folder of a model; save the model and pass its folder")
@@ -127,12 +128,14 @@ def compress_to_budget(
         raise BadInput(f"a search can't take {minutes} minutes; pass a number above 0")
     _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
     trust, progress = request.trust_remote_code, request.progress
-    bases = {name: load(name, trust_remote_code=trust) for name in (request.source, *students)}
+    with watch.task("loading the models", None):
+        bases = {name: load(name, trust_remote_code=trust) for name in (request.source, *students)}
     prospects = _Prospects(source=request.source, bases=bases, corpus=request.corpus, progress=progress)
     before = cost(bases[request.source])
     limits = _parse_budget(budget, whole_bytes=before.file_bytes)
     speeds = {} if limits.milliseconds is None else prospects.speeds()
-    planned = _planned(prospects, limits, speeds, before=before)
+    with watch.task("choosing candidates", None):
+        planned = _planned(prospects, limits, speeds, before=before)
     untouched = planned.chosen.candidate.untouched
     if request.pair and untouched:
         raise BadInput(
@@ -143,8 +146,9 @@ def compress_to_budget(
         return planned if untouched else _timed(planned, prospects, minutes, prospects.reading_rate())
     if request.target is None:
         raise BadInput("pass a folder for the result with -o FOLDER, or use --dry-run")
-    digests = {name: model_digest(model) for name, model in bases.items()}
-    facts = request.corpus.facts()
+    with watch.task("identifying models and texts", None):
+        digests = {name: model_digest(model) for name, model in bases.items()}
+        facts = request.corpus.facts()
     entry = cache_entry("trials", digests, list(budget), minutes, request.seed, str(facts), versions())
     taken = partial(progress.say, "another process runs the same search; this one starts its own")
     with locked(entry, if_taken=taken) as work:
@@ -154,7 +158,8 @@ def compress_to_budget(
             shutil.rmtree(work, ignore_errors=True)
         if not untouched:
             # A resumed search uses the rate it measured first, so that it plans the same way again.
-            rate = _once(work / _RATE_FILE, prospects.reading_rate)
+            with watch.task("measuring the teacher's speed", None):
+                rate = _once(work / _RATE_FILE, prospects.reading_rate)
             planned = _timed(planned, prospects, minutes, rate)
         times, may_replace = planned.timetable, request.replace or resumes
         request = replace(request, replace=may_replace, opened=bases)
@@ -167,7 +172,7 @@ def compress_to_budget(
             work=work,
             watch=watch,
         )
-        outcome = _carried_out(planned, prospects, trials, speeds=speeds, began=began, minutes=minutes)
+        outcome = _carried_out(planned, prospects, trials, speeds=speeds, began=watch.began, minutes=minutes)
         shutil.rmtree(work, ignore_errors=True)
         return outcome
 
