@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,9 +164,14 @@ def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Path) -> None:
         "second-key-456",
         "third-key-789",
     )
+    assert read_keys(None, None) == ()
     file.write_text("\n")
-    with pytest.raises(BadInput, match="one per line"):
-        read_keys(file, None)
+    for variable in (None, "third-key-789"):
+        with pytest.raises(BadInput, match="one per line"):
+            read_keys(file, variable)
+    for empty in ("", " ", ",", "#"):
+        with pytest.raises(BadInput, match="unset it to serve without keys"):
+            read_keys(None, empty)
     with pytest.raises(BadInput, match="can't be read"):
         read_keys(tmp_path / "nothing", None)
     with pytest.raises(BadInput, match="8 or more ASCII characters"):
@@ -183,6 +189,68 @@ def test_other_origins_are_allowed_only_if_configured(alone: _Served, server: Li
         assert live.get("/health", origin).headers["access-control-allow-origin"] == "https://example.org"
         other = live.get("/health", {"Origin": "https://example.com"})
         assert "access-control-allow-origin" not in other.headers
+    for wrong in ("example.org", "https://example.org/", "https://example.org/page", "null", ""):
+        with pytest.raises(BadInput, match="https://"):
+            ServerSettings(cors=(wrong,))
+
+
+def test_browsers_can_use_keys(alone: _Served) -> None:
+    key, origin = "a-key-of-a-page", "https://example.org"
+    with running(alone, ServerSettings(keys=(key,), cors=(origin,))) as live:
+        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        preflight = raw(live.port, b"OPTIONS /v1/embeddings HTTP/1.1\r\nHost: x\r\nConnection: close\r\n")
+        for name, value in {"Origin": origin, **asked}.items():
+            preflight.sendall(f"{name}: {value}\r\n".encode())
+        preflight.sendall(b"\r\n")
+        head = b"".join(iter(lambda: preflight.recv(4096), b"")).lower()
+        preflight.close()
+        assert b" 200 " in head.split(b"\r\n")[0]
+        assert f"access-control-allow-origin: {origin}".encode() in head
+        assert b"access-control-allow-headers" in head
+        for given, status in (({"Authorization": f"Bearer {key}"}, 200), ({}, 401)):
+            answer = live.post("/v1/embeddings", {"input": "a"}, {"Origin": origin, **given})
+            assert answer.status == status
+            assert answer.headers["access-control-allow-origin"] == origin
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *((host, 200) for host in ("localhost", "127.0.0.1:80", "[::1]:8080", "10.0.0.7", "me.localhost:1")),
+        *((host, 200) for host in ("compose-service:8080", "inner.example.org", "INNER.example.org:443")),
+        *((host, 421) for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "a.b.c.d")),
+    ],
+)
+def test_names_that_a_stranger_can_register_are_not_answered(
+    named: LiveServer, host: str, status: int
+) -> None:
+    answer = named.get("/v1/models", {"Host": host})
+    assert answer.status == status
+    if status == 421:
+        assert "--allow-host" in answer.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def named(alone: _Served) -> Iterator[LiveServer]:
+    with running(alone, ServerSettings(hosts=("inner.example.org",))) as live:
+        yield live
+
+
+def test_any_name_is_answered_with_keys(alone: _Served) -> None:
+    with running(alone, ServerSettings(keys=("a-key-123",))) as live:
+        assert live.get("/health", {"Host": "public.example.org"}).status == 200
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "", "multipart/form-data"]
+)
+def test_bodies_that_pages_send_without_preflight(server: LiveServer, kind: str) -> None:
+    answer = server.post("/v1/embeddings", {"input": "a"}, {"Content-Type": kind})
+    assert answer.status == 415
+    assert "application/json" in answer.json()["error"]["message"]
+    assert (
+        server.post("/v1/embeddings", {"input": "a"}, {"Content-Type": "Application/JSON; a=b"}).status == 200
+    )
 
 
 def test_a_failing_model_is_reported_without_the_text(

@@ -110,6 +110,9 @@ def serve(
         Path | None, Option(help="File of API keys, one per line; also $TRUNDLE_API_KEYS, comma-separated.")
     ] = None,
     cors: Annotated[list[str] | None, Option(help="Allow pages of this web origin; repeatable.")] = None,
+    allow_host: Annotated[
+        list[str] | None, Option(help="Answer to this host name without API keys; repeatable.")
+    ] = None,
     graph: _Graph = None,
     threads: Annotated[int | None, Option(min=1, help="Threads for each model; default: all cores.")] = None,
     timeout: Annotated[float, Option(help="Seconds until a request fails with status 504.")] = 30.0,
@@ -129,6 +132,7 @@ def serve(
     settings = ServerSettings(
         keys=read_keys(keys, os.environ.get(KEYS_VARIABLE)),
         cors=tuple(cors or ()),
+        hosts=tuple(allow_host or ()),
         page=page,
         timeout=timeout,
         waiting=waiting,

@@ -1,4 +1,4 @@
-"""Middleware for every route: API keys, metrics, and errors.
+"""Middleware for every route: host names, API keys, metrics, and errors.
 
 A failure is logged only by its kind and place, because messages may contain a client's text.
 """
@@ -8,14 +8,16 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from ipaddress import ip_address
 from traceback import extract_tb
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trundle.serve.batching import _Batcher
+from trundle.serve.settings import ServerSettings
 from trundle.serve.wire import _RequestError
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -59,11 +61,14 @@ class _Metrics:
 
 
 class _Guard:
-    """Middleware around the app: checks the API key, counts, and answers failures."""
+    """Middleware around the app: checks the host name and the API key, counts, and answers failures."""
 
-    def __init__(self, app: ASGIApp, *, keys: Sequence[str], metrics: _Metrics, routes: set[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, settings: ServerSettings, metrics: _Metrics, routes: set[str]
+    ) -> None:
         self._app, self._metrics, self._routes = app, metrics, routes
-        self._keys = [key.encode() for key in keys]
+        self._keys = [key.encode() for key in settings.keys]
+        self._hosts = {host.lower() for host in settings.hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,11 +84,8 @@ class _Guard:
             await send(message)
 
         try:
-            if self._keys and path not in _OPEN and not self._has_key(scope):
-                unknown = "pass a valid API key as a bearer token in the Authorization header"
-                headers = {"WWW-Authenticate": "Bearer"}
-                error = _RequestError(401, unknown, code="invalid_api_key", headers=headers)
-                await error.answer()(scope, receive, counted)
+            if refusal := self._refusal(scope):
+                await refusal.answer()(scope, receive, counted)
             else:
                 await self._app(scope, receive, counted)
         except Exception as failure:
@@ -96,12 +98,39 @@ class _Guard:
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.seconds.labels(route).observe(time.perf_counter() - started)
 
+    def _refusal(self, scope: Scope) -> _RequestError | None:
+        if self._keys:
+            if scope["path"] in _OPEN or self._has_key(scope):
+                return None
+            unknown = "pass a valid API key as a bearer token in the Authorization header"
+            return _RequestError(401, unknown, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        # A web page can point its own name at this address, and may then call the server like its own.
+        given = (value.decode("latin-1") for name, value in scope["headers"] if name == b"host")
+        if all(_is_private_name(host) or host in self._hosts for host in map(_without_port, given)):
+            return None
+        wrong = "this server does not answer to that host name; pass it as --allow-host, or use API keys"
+        return _RequestError(421, wrong, code="wrong_host")
+
     def _has_key(self, scope: Scope) -> bool:
         """Whether the request has a valid key; every key is compared, each in constant time."""
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         kind, _, key = given.partition(b" ")
         same = [hmac.compare_digest(key.strip(), known) for known in self._keys]
         return kind.lower() == b"bearer" and any(same)
+
+
+def _without_port(host: str) -> str:
+    name = host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
+    return name.strip("[]").rstrip(".").lower()
+
+
+def _is_private_name(host: str) -> bool:
+    """Whether nobody can register the name: an address, a name without a dot, or below localhost."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return "." not in host or host.endswith(".localhost")
+    return True
 
 
 class _FastRoute:

@@ -31,8 +31,6 @@ from trundle.serve.playground import _add_page, _Playground
 from trundle.serve.settings import ServerSettings, uvicorn
 from trundle.serve.wire import _JSON, EmbeddingsRequest, _RequestError
 
-_LARGE = 1 << 16
-"""Bodies and answers of more bytes than this are parsed and written in a thread."""
 _WATCHED_AFTER = 0.2
 """Seconds until the check for a disconnect, which costs as much as the rest of a short request."""
 _SWITCH_SECONDS = 0.001
@@ -50,6 +48,8 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         (404, "There is no such model."),
         (408, "The body came too slowly."),
         (413, "The body is too large."),
+        (415, "The body is not sent as application/json."),
+        (421, "Without API keys, the server does not answer to this host name."),
         (429, "The queue is full; see Retry-After."),
         (503, "The server is shutting down."),
         (504, "The request took too long."),
@@ -126,11 +126,16 @@ def _make_app(served: _Served, settings: ServerSettings | None = None) -> FastAP
     _add_embeddings(app, state)
     for kind in (_RequestError, UserError, HTTPException):
         app.add_exception_handler(kind, _answer_error)
-    if settings.cors:
+    app.add_middleware(_Guard, settings=settings, metrics=state.metrics, routes=_ROUTES)
+    if settings.cors:  # outermost: browsers send a preflight without the key
+        origins, exposed = list(settings.cors), ["Retry-After"]
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=exposed,
         )
-    app.add_middleware(_Guard, keys=settings.keys, metrics=state.metrics, routes=_ROUTES)
     _add_status_routes(app, state)
     if settings.page:
         _add_page(app, served, playground, settings)
@@ -169,9 +174,7 @@ def _add_embeddings(app: FastAPI, state: _ServerState) -> None:
 
 async def _answer_embeddings(state: _ServerState, request: Request) -> Response:
     settings = state.settings
-    raw = await wire._read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
-    parse = partial(wire._parse, EmbeddingsRequest, raw)
-    asked = await asyncio.to_thread(parse) if len(raw) > _LARGE else parse()
+    asked = await wire._parse_body(request, EmbeddingsRequest, settings)
     model = state.served.answering(asked.model, asked.input_type)
     if model is None:
         known = ", ".join(each.name for each in state.served.models)
@@ -195,8 +198,8 @@ async def _answer_embeddings(state: _ServerState, request: Request) -> Response:
     state.metrics.texts.labels(model.name, asked.input_type or "text").inc(len(texts))
     state.metrics.tokens.labels(model.name).inc(encoded.tokens)
     write = partial(_written, model, asked, encoded)
-    large = len(texts) * width * 8 > _LARGE
-    return Response(await asyncio.to_thread(write) if large else write(), media_type=_JSON)
+    large = len(texts) * width * 8 > wire._LARGE
+    return Response(await wire._in_thread(large, write), media_type=_JSON)
 
 
 async def _encode(request: Request, batcher: _Batcher, texts: list[str], timeout: float) -> _Pending:
