@@ -128,6 +128,111 @@ def test_slow_and_broken_clients(alone: _Served) -> None:
         assert live.embed(input="still").status == 200
 
 
+def all_of(connection: socket.socket) -> bytes:
+    """What the server sends until it closes the connection."""
+    with connection:
+        try:
+            return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        except ConnectionError:
+            return b""
+
+
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"GET /health HTTP/1.1\r\nHost: x\r\nLong: ", b"GET /", CHUNKED + b"0\r\nTrailer: ", CHUNKED + b"1;"],
+    ids=["a header", "a path", "a trailer", "a chunk extension"],
+)
+def test_headers_without_end(keyed: LiveServer, content: bytes) -> None:
+    with raw(keyed.port, content) as connection, pytest.raises(ConnectionError):
+        connection.sendall(b"a" * (32 << 20))
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"Transfer-Encoding: chunked\r\n\r\n0\r\n"], ids=["headers", "trailers"]
+)
+def test_many_headers(keyed: LiveServer, body: bytes) -> None:
+    many = b"".join(b"Name-%d: value\r\n" % number for number in range(6000))
+    answer = all_of(raw(keyed.port, HEAD + body + many + b"\r\n"))
+    assert b" 431 " in answer
+    assert b"send fewer" in answer
+
+
+@pytest.fixture(scope="module")
+def keyed(alone: _Served) -> Iterator[LiveServer]:
+    with running(alone, ServerSettings(keys=("a-key-123",))) as live:
+        yield live
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"POST /v1/emb", HEALTH, HEALTH + b"Content-Length: 9\r\n\r\n"], ids=range(4)
+)
+def test_silent_connections_are_closed(
+    alone: _Served, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trundle.serve.connections.KEEP_ALIVE_SECONDS", 0.1)
+    with running(alone, ServerSettings(body_timeout=0.3)) as live:
+        assert all_of(raw(live.port, content)).count(b"HTTP/1.1") == content.count(b"\r\n\r\n")
+
+
+def test_a_client_that_does_not_read_is_disconnected(alone: _Served) -> None:
+    with running(alone, ServerSettings(body_timeout=0.3)) as live:
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", live.port))
+        body = json.dumps({"input": ["a"] * 2000}).encode()
+        connection.sendall(6 * (HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body))
+        eventually(lambda: is_closed(connection))
+        connection.close()
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        connection.send(b"x")
+    except ConnectionError:
+        return True
+    return False
+
+
+def test_a_new_connection_replaces_the_one_that_waits_longest(gated: Gated) -> None:
+    served = _Served(student=_Model(name="small", encoder=gated))
+    with running(served, ServerSettings(most_connections=3)) as live:
+        answers: list[Answer] = []
+        busy = in_background(live, answers, input="held")
+        eventually(lambda: gated.held == 1)
+        idle = [raw(live.port, b"") for _ in range(4)]
+        assert all_of(idle[0]) == all_of(idle[1]) == b""
+        assert live.get("/health").status == 200
+        gated.gate.set()
+        busy.join()
+        assert [answer.status for answer in answers] == [200]
+        for connection in idle:
+            connection.close()
+
+
+def test_large_bodies_wait_for_memory(gated: Gated) -> None:
+    served = _Served(student=_Model(name="small", encoder=gated))
+    with running(served, ServerSettings(most_bytes=300_000, waiting_bytes=300_000)) as live:
+        answers: list[Answer] = []
+        large = {"input": "a " * 80_000}
+        first = in_background(live, answers, **large)
+        eventually(lambda: gated.held == 1)
+        refused = live.embed(**large)
+        assert refused.status == 429
+        assert refused.headers["retry-after"] == "1"
+        small = in_background(live, answers, input="a small one")
+        gated.gate.set()
+        first.join()
+        small.join()
+        assert live.embed(**large).status == 200
+        assert [answer.status for answer in answers] == [200, 200]
+
+
 def test_a_body_of_unknown_length_is_cut_off(alone: _Served) -> None:
     with running(alone, ServerSettings(most_bytes=10_000, body_timeout=1.5)) as live:
         connection = raw(live.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
@@ -309,8 +414,8 @@ def _is_up(port: int) -> bool:
 def test_serving_an_exported_folder_needs_no_torch(student_folder: Path) -> None:
     script = (
         "import sys\nfrom trundle.serve.models import open_served\n"
-        "from trundle.serve.routes import _make_app\n"
-        f"_make_app(open_served({str(student_folder)!r}))\n"
+        "from trundle.serve.routes import ServerSettings, _make_app\n"
+        f"_make_app(open_served({str(student_folder)!r}), ServerSettings())\n"
         "assert not {'torch', 'transformers', 'sklearn'} & set(sys.modules), 'heavy imports'\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,4 +1,4 @@
-"""Middleware for every route: host names, API keys, metrics, and errors.
+"""Middleware for every route: host names, API keys, memory, metrics, and errors.
 
 A failure is logged only by its kind and place, because messages may contain a client's text.
 """
@@ -16,9 +16,9 @@ from traceback import extract_tb
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trundle.serve.batching import _Batcher
+from trundle.serve.batching import _Batcher, _Busy
 from trundle.serve.settings import ServerSettings
-from trundle.serve.wire import _RequestError
+from trundle.serve.wire import _LARGE, _RequestError
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -66,7 +66,8 @@ class _Guard:
     def __init__(
         self, app: ASGIApp, *, settings: ServerSettings, metrics: _Metrics, routes: set[str]
     ) -> None:
-        self._app, self._metrics, self._routes = app, metrics, routes
+        self._app, self._metrics, self._routes, self._settings = app, metrics, routes, settings
+        self._held = 0  # bytes of large bodies and answers
         self._keys = [key.encode() for key in settings.keys]
         self._hosts = {host.lower() for host in settings.hosts}
 
@@ -76,18 +77,39 @@ class _Guard:
             return
         path, started, status = scope["path"], time.perf_counter(), 0
         route = path if path in self._routes else "other"
+        received = held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            if size > _LARGE:  # small requests are never refused; the limit on connections bounds them
+                self._held += size - held
+                held = size
+
+        async def limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received = min(received + len(message.get("body", b"")), self._settings.most_bytes)
+            hold(received)
+            if held and self._held > self._settings.waiting_bytes:
+                raise _Busy(1)
+            return message
 
         async def counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-            await send(message)
+            body = message.get("body", b"")
+            hold(received + len(body))
+            # In parts: each one waits until the client has taken those before.
+            for start in range(0, max(1, len(body)), _LARGE):
+                part = {"body": body[start : start + _LARGE], "more_body": start + _LARGE < len(body)}
+                await send({**message, **part} if len(body) > _LARGE else message)
 
         try:
             if refusal := self._refusal(scope):
                 await refusal.answer()(scope, receive, counted)
             else:
-                await self._app(scope, receive, counted)
+                await self._app(scope, limited, counted)
         except Exception as failure:
             place = extract_tb(failure.__traceback__)[-1]
             _LOG.error("%s in %s, line %s", type(failure).__name__, place.filename, place.lineno)
@@ -95,6 +117,7 @@ class _Guard:
                 failed = _RequestError(500, "the server failed on this request; its log says where")
                 await failed.answer()(scope, receive, counted)
         finally:
+            self._held -= held
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.seconds.labels(route).observe(time.perf_counter() - started)
 

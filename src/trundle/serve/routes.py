@@ -25,6 +25,7 @@ from trundle.records import versions
 from trundle.runtime.encoder import Output
 from trundle.serve import wire
 from trundle.serve.batching import _Batcher, _Pending
+from trundle.serve.connections import KEEP_ALIVE_SECONDS, limited_protocol
 from trundle.serve.guard import _CONTENT_TYPE, _FastRoute, _Guard, _Metrics
 from trundle.serve.models import _Model, _Served
 from trundle.serve.playground import _add_page, _Playground
@@ -76,16 +77,21 @@ def run_server(served: _Served, settings: ServerSettings, listening: socket.sock
     """Serves until SIGINT or SIGTERM, then answers the open requests."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    config = uvicorn.Config(
+    uvicorn.Server(_server_config(served, settings)).run(sockets=[listening])
+
+
+def _server_config(served: _Served, settings: ServerSettings) -> uvicorn.Config:
+    return uvicorn.Config(
         _make_app(served, settings),
+        http=limited_protocol(settings),
+        ws="none",
         access_log=False,
-        log_level="warning",
+        log_level="error",  # a warning per invalid request would let strangers fill the log
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(settings.timeout + _SHUTDOWN_SECONDS),
     )
-    uvicorn.Server(config).run(sockets=[listening])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +104,8 @@ class _ServerState:
     batchers: dict[str, _Batcher] = field(default_factory=dict)
 
 
-def _make_app(served: _Served, settings: ServerSettings | None = None) -> FastAPI:
+def _make_app(served: _Served, settings: ServerSettings) -> FastAPI:
     """Returns the server as an ASGI app."""
-    settings = settings or ServerSettings()
     state = _ServerState(served=served, settings=settings)
     playground = _Playground(served, state.batchers)
 

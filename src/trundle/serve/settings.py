@@ -39,20 +39,29 @@ class ServerSettings:
     """Tokens in one request, after each text was truncated to the model's length."""
     most_bytes: int = 8 << 20
     """Bytes of one request's body."""
+    most_characters: int = 200_000
+    """Characters of one text, which are tokenised even if the model reads only the first."""
+    most_connections: int = 800
+    """Open connections; beyond that, the one that has waited longest for a request is closed."""
     waiting: int = 4096
     """Texts in the queue; further requests are answered with 429."""
+    waiting_bytes: int = 64 << 20
+    """Bytes of all large bodies and answers in memory; further large requests are answered with 429."""
     timeout: float = 30.0
     """Seconds until a request is answered with 504."""
     body_timeout: float = 10.0
-    """Seconds that a client may take to send its body."""
+    """Seconds that a client may take to send its headers or its body, or to read a part of its answer."""
 
     def __post_init__(self) -> None:
-        for name in ("most_texts", "most_tokens", "most_bytes", "waiting", "timeout", "body_timeout"):
-            if getattr(self, name) <= 0:
+        for name, value in vars(self).items():
+            if isinstance(value, int | float) and name != "page" and value <= 0:
                 raise BadInput(f"{name.replace('_', ' ')} must be above 0; leave it out for the default")
         if self.waiting < self.most_texts:
             sizes = f"a request may have {self.most_texts} texts, but the queue holds {self.waiting}"
             raise BadInput(f"{sizes}; let more texts wait, or allow fewer in a request")
+        if self.waiting_bytes < self.most_bytes:
+            sizes = f"a request may have {self.most_bytes:,} bytes, but {self.waiting_bytes:,} may wait"
+            raise BadInput(f"{sizes}; let more bytes wait, or allow fewer in a request")
         for origin in self.cors:
             if not _ORIGIN.fullmatch(origin):
                 raise BadInput(f"{origin!r} is not a web origin; pass one such as https://example.org")
