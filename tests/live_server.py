@@ -88,11 +88,13 @@ class Gated(Encoder):
         self.gate = threading.Event()
         self.held = 0
         self.ran: list[int] = []
+        self.lengths: list[set[int]] = []
 
     def vectors_of(self, rows: Any, *, together: bool = True) -> Any:
         self.held += 1
         assert self.gate.wait(30)
         self.ran.append(len(rows))
+        self.lengths.append({len(row) for row in rows})
         return super().vectors_of(rows, together=together)
 
 

@@ -80,6 +80,38 @@ def test_requests_of_many_clients_are_run_together(gated: Gated) -> None:
     assert all(answer.status == 200 for answer in answers)
 
 
+def test_long_texts_run_apart_from_short_ones(gated: Gated) -> None:
+    served = _Served(student=_Model(name="small", encoder=gated))
+    with running(served) as live:
+        answers: list[Answer] = []
+        threads = []
+        for _ in range(2):  # each of the two workers takes one request
+            threads.append(in_background(live, answers, input="a"))
+            eventually(lambda: gated.held == len(threads))
+        for _ in range(4):
+            threads.append(in_background(live, answers, input=["word " * 2000, "word " * 500]))
+            threads.append(in_background(live, answers, input="a"))
+        eventually(lambda: waiting(live) == 12)
+        gated.gate.set()
+        for thread in threads:
+            thread.join()
+    assert [answer.status for answer in answers] == [200] * 10
+    assert all(len(lengths) == 1 for lengths in gated.lengths)
+
+
+def test_too_many_tokens_or_characters_are_not_computed(gated: Gated) -> None:
+    gated.gate.set()
+    settings = ServerSettings(most_tokens=500, most_characters=1000)
+    with running(_Served(student=_Model(name="small", encoder=gated)), settings) as live:
+        for texts, said in ((["one two three"] * 200, "500 tokens"), (["a", "a" * 1001], "1,000 characters")):
+            answer = live.embed(input=texts)
+            assert answer.status == 400
+            assert said in answer.json()["error"]["message"]
+        assert not gated.ran
+        assert waiting(live) == 0
+        assert live.embed(input=["one two"] * 40).status == 200
+
+
 def test_a_request_that_takes_too_long(gated: Gated) -> None:
     served = _Served(student=_Model(name="small", encoder=gated))
     with running(served, ServerSettings(timeout=0.3)) as live:

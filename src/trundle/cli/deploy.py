@@ -120,6 +120,11 @@ def serve(
     most_texts: Annotated[int, Option(help="Maximum number of texts in a request.")] = 2048,
     most_tokens: Annotated[int, Option(help="Maximum number of tokens in a request.")] = 300_000,
     most_bytes: Annotated[int, Option(help="Maximum size of a request in bytes.")] = 8 << 20,
+    most_characters: Annotated[int, Option(help="Maximum number of characters in a text.")] = 200_000,
+    waiting_bytes: Annotated[
+        int, Option(help="Bytes of large requests and answers in memory before clients get status 429.")
+    ] = 64 << 20,
+    most_connections: Annotated[int, Option(help="Maximum number of open connections.")] = 800,
     page: Annotated[bool, Option("--page/--no-page", help="Serve a page at / to compare searches.")] = True,
 ) -> None:
     """Serve OpenAI-style embeddings, and a page to compare searches.
@@ -139,6 +144,9 @@ def serve(
         most_texts=min(most_texts, waiting),
         most_tokens=most_tokens,
         most_bytes=most_bytes,
+        most_characters=most_characters,
+        waiting_bytes=waiting_bytes,
+        most_connections=most_connections,
     )
     from trundle.serve.models import open_served
     from trundle.serve.routes import open_socket, run_server

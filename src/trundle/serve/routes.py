@@ -189,13 +189,16 @@ async def _answer_embeddings(state: _ServerState, request: Request) -> Response:
     if len(texts) > settings.most_texts:
         few = f"{len(texts)} texts are too many for one request; send {settings.most_texts} or fewer"
         raise _RequestError(400, few, param="input")
+    if any(len(text) > settings.most_characters for text in texts):
+        long = f"a text has more than {settings.most_characters:,} characters; shorten it, or split it"
+        raise _RequestError(400, long, param="input")
     width = model.encoder.dimensions
     if asked.dimensions is not None and asked.dimensions > width:
         many = f"the model has {width} dimensions, not {asked.dimensions}; pass 1 to {width}"
         raise _RequestError(400, many, param="dimensions")
     prompt = model.encoder.prompt_for(asked.input_type)
     try:
-        check_texts(texts)
+        await wire._in_thread(sum(map(len, texts)) > wire._LARGE, partial(check_texts, texts))
         prompted = [prompt + text for text in texts] if prompt else texts
         encoded = await _encode(request, state.batchers[model.name], prompted, settings.timeout)
     except UserError as error:
