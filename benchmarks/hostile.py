@@ -196,7 +196,7 @@ def load(options: argparse.Namespace) -> None:
     truth, sent = Encoder(options.model).encode(texts), [request_bytes(text) for text in texts]
     words = ("-m", "trundle", "serve", options.model, "--port", "0", "-q")
     with running_server(*words) as (port, pid):
-        quiet = max(1000, options.requests // 10)
+        quiet = max(500, options.requests // 10)
         asyncio.run(honest(port, options, quiet // 4, truth, sent))
         before, began = memory_of(pid), time.perf_counter()
         alone, wrong = asyncio.run(honest(port, options, quiet, truth, sent))
