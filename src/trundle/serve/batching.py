@@ -34,8 +34,10 @@ from trundle.serve.wire import _RequestError
 _SHARE = 32
 """Most texts of one request in one batch."""
 _BATCH_TEXTS = 128
-_BATCH_TOKENS = 1024
-"""Tokens after which a batch is full; small, because everyone in the batch waits for all of it."""
+_BATCH_TOKENS, _SHORT_BATCH_TOKENS = 1024, 64
+"""Tokens after which a batch is full, and a batch of large requests for which small ones may have to wait."""
+_RECENT_SECONDS = 1.0
+"""For this long after a small request, others are expected."""
 _SMALL_CHARACTERS = 4096
 """A request with more characters, or with more texts than one share, is large."""
 _READ_CHARACTERS = 32_768
@@ -63,6 +65,7 @@ class _Pending:
     texts: Sequence[str]
     vectors: Vectors
     answer: asyncio.Future[_Pending]
+    large: bool
     rows: list[NDArray[np.int32]] | None = None
     """The token ids of a large request; the texts of a small one are tokenised in their batch."""
     reading: asyncio.Task[None] | None = None
@@ -111,9 +114,10 @@ class _Batcher:
         self._small: deque[_Pending] = deque()
         self._large: deque[_Pending] = deque()
         self._large_next = False
+        self._last_small = -math.inf
         self._reader = ThreadPoolExecutor(1, "read")
         self._changed = Condition()
-        self.waiting = 0  # texts that no worker has taken yet
+        self._waiting = {False: 0, True: 0}  # texts that no worker has taken yet, of small and large requests
         self._closing = False
         self._busy = 0
         self._rate = 0.0
@@ -125,6 +129,10 @@ class _Batcher:
             thread.start()
 
     @property
+    def waiting(self) -> int:
+        return sum(self._waiting.values())
+
+    @property
     def works(self) -> bool:
         return all(thread.is_alive() for thread in self._threads)
 
@@ -134,18 +142,21 @@ class _Batcher:
             texts=texts,
             vectors=np.empty((len(texts), self._encoder.dimensions), dtype=np.float32),
             answer=self._loop.create_future(),
+            large=len(texts) > _SHARE or sum(map(len, texts)) > _SMALL_CHARACTERS,
         )
         with self._changed:
             if self._closing:
                 raise _RequestError(503, "the server is shutting down; use another one", code="closing")
-            if self.waiting + len(texts) > self._settings.waiting:
+            # Apart from each other: few large requests fill a queue, and small ones must not be refused then.
+            if self._waiting[pending.large] + len(texts) > self._settings.waiting:
                 seconds = self.waiting / self._rate if self._rate else 1.0
                 raise _Busy(max(1, min(_LONGEST_RETRY, math.ceil(seconds))))
-            self.waiting += len(texts)
-            if len(texts) > _SHARE or sum(map(len, texts)) > _SMALL_CHARACTERS:
+            self._waiting[pending.large] += len(texts)
+            if pending.large:
                 pending.reading = self._loop.create_task(self._read(pending))
             else:
                 self._small.append(pending)
+                self._last_small = time.monotonic()
                 self._changed.notify()
         return pending
 
@@ -158,7 +169,7 @@ class _Batcher:
                 queue.remove(pending)
             if queue is not None or pending.reading is not None:
                 pending.reading = None
-                self.waiting -= len(pending.texts) - pending.taken
+                self._waiting[pending.large] -= len(pending.texts) - pending.taken
 
     async def _read(self, pending: _Pending) -> None:
         """Tokenises a large request and queues it."""
@@ -241,19 +252,21 @@ class _Batcher:
         """Takes up to `most` texts from one queue; an unfinished request goes to the queue's end."""
         queue = self._large if self._large and (self._large_next or not self._small) else self._small
         self._large_next = queue is self._small
+        expected = queue is self._large and time.monotonic() < self._last_small + _RECENT_SECONDS
+        full = _SHORT_BATCH_TOKENS if expected else _BATCH_TOKENS
         batch: list[_Slice] = []
         unfinished: list[_Pending] = []
         texts = tokens = 0
-        while queue and texts < most and tokens < _BATCH_TOKENS:
+        while queue and texts < most and tokens < full:
             pending = queue.popleft()
             start, count = pending.taken, len(pending.texts)
             if pending.over:
-                self.waiting -= count - start
+                self._waiting[pending.large] -= count - start
                 continue
             while pending.taken < min(count, start + _SHARE, start + most - texts):
                 size = pending.size(pending.taken)
-                if tokens and tokens + size > _BATCH_TOKENS:
-                    tokens = _BATCH_TOKENS
+                if tokens and tokens + size > full:
+                    tokens = full
                     break
                 tokens += size
                 pending.taken += 1
@@ -262,7 +275,7 @@ class _Batcher:
                 break
             share = pending.texts[start : pending.taken]
             batch.append(_Slice(pending=pending, start=start, texts=share))
-            self.waiting -= len(share)
+            self._waiting[pending.large] -= len(share)
             texts += len(share)
             if pending.taken < count:
                 unfinished.append(pending)
