@@ -6,8 +6,8 @@ the workers' threads; the event loop is notified once per batch.
 
 Large requests have a queue of their own. They are tokenised first, part by part in one thread, so that one
 with too many tokens is rejected before it is computed. Workers alternate between the queues and never mix
-them in a batch, and a large request returns to the end of its queue after each share: a small request waits
-for at most one share of a large one.
+them in a batch, and a large request returns to the end of its queue after each share. While small requests
+come, batches of large ones are short, and one worker takes none of them.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class _Batcher:
         self._changed = Condition()
         self._waiting = {False: 0, True: 0}  # texts that no worker has taken yet, of small and large requests
         self._closing = False
-        self._busy = 0
+        self._busy = self._large_busy = 0
         self._rate = 0.0
         self._loop = asyncio.get_running_loop()
         # At least two: one tokenises while the other computes.
@@ -226,6 +226,7 @@ class _Batcher:
             self._rate = rate if not self._rate else 0.9 * self._rate + 0.1 * rate
             with self._changed:
                 self._busy -= 1
+                self._large_busy -= batch[0].pending.large
                 ready = [part.pending for part in batch if part.pending.ready]
             if ready:
                 self._loop.call_soon_threadsafe(_settle, ready)
@@ -234,26 +235,28 @@ class _Batcher:
         """Waits for the next batch; empty if the server shuts down and the queue is empty."""
         with self._changed:
             while True:
-                while not self._small and not self._large and not self._closing:
-                    self._changed.wait()
                 free = len(self._threads) - self._busy
                 batch = self._gather(min(_BATCH_TEXTS, max(_LEAST_BATCH, -(-self.waiting // free))))
+                left = bool(self._small or self._large)
                 if batch:
                     self._busy += 1
-                left = bool(self._small or self._large)
-                if left:
-                    self._changed.notify()
-                elif self._closing:
-                    self._changed.notify_all()
-                if batch or (self._closing and not left):
+                    self._large_busy += batch[0].pending.large
+                    if left:
+                        self._changed.notify()
                     return batch
+                if self._closing and not left:
+                    self._changed.notify_all()
+                    return []
+                self._changed.wait()
 
     def _gather(self, most: int) -> list[_Slice]:
         """Takes up to `most` texts from one queue; an unfinished request goes to the queue's end."""
-        queue = self._large if self._large and (self._large_next or not self._small) else self._small
+        expected = time.monotonic() < self._last_small + _RECENT_SECONDS
+        # While small requests come, large ones leave a worker free for them.
+        large = self._large and not (expected and self._large_busy >= len(self._threads) - 1)
+        queue = self._large if large and (self._large_next or not self._small) else self._small
         self._large_next = queue is self._small
-        expected = queue is self._large and time.monotonic() < self._last_small + _RECENT_SECONDS
-        full = _SHORT_BATCH_TOKENS if expected else _BATCH_TOKENS
+        full = _SHORT_BATCH_TOKENS if expected and queue is self._large else _BATCH_TOKENS
         batch: list[_Slice] = []
         unfinished: list[_Pending] = []
         texts = tokens = 0
