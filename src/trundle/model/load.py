@@ -168,7 +168,8 @@ def _check_complete(backbone: PreTrainedModel, folder: Path | None) -> None:
 
 def _check_vocabulary(model: SentenceTransformer, backbone: PreTrainedModel, folder: Path) -> None:
     """Reject a tokenizer with more tokens than the model has vectors: some texts would have none."""
-    tokenizer, vectors = getattr(model, "tokenizer", None), backbone.get_input_embeddings()
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    vectors = backbone.get_input_embeddings()
     if isinstance(model[0], MappedTransformer) or not hasattr(tokenizer, "__len__"):
         return
     rows = getattr(vectors, "num_embeddings", None)
@@ -195,7 +196,8 @@ def _check_sizes(folder: Path, config: dict[str, Any], mapped: bool) -> None:
         raise BadModel(f"{text} is far too large for {tokens:,} tokens; download the full model")
     try:
         with torch.device("meta"), warnings.catch_warnings(action="ignore"):
-            empty = AutoModel.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+            build: Any = AutoModel.from_config
+            empty = build(AutoConfig.from_pretrained(folder, local_files_only=True))
     except Exception:  # what the library can't make, it rejects with its own message when it loads the model
         return
     needed = sum(parameter.numel() for parameter in empty.parameters())
@@ -214,11 +216,10 @@ def _check_modules(folder: Path) -> None:
             raise BadModel(f"{folder / 'modules.json'} names {path}, which is outside; download it again")
         file = folder / path / "config.json"
         about = _read_json(file) if path.parts and file.is_file() else {}
-        sides = (
-            [about.get(name) for name in ("in_features", "out_features")] if isinstance(about, dict) else []
-        )
+        sides = [about.get(name) for name in ("in_features", "out_features") if isinstance(about, dict)]
+        numbers = [side for side in sides if isinstance(side, int)]
         size = sum(weights.stat().st_size for weights in file.parent.glob("*.safetensors"))
-        if all(isinstance(side, int) for side in sides) and math.prod(sides or [0]) > _FEW_PARAMETERS + size:
+        if len(numbers) == 2 and math.prod(numbers) > _FEW_PARAMETERS + size:
             raise BadModel(f"{file} asks for more than the {size:,} bytes of its weights; download it again")
 
 
