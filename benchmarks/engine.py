@@ -93,7 +93,8 @@ def report(what: str, rate: float, bare: float | None) -> None:
 def run(script: Path, *arguments: object) -> float:
     """Run a bare script and return the last rate it prints."""
     command = [sys.executable, str(script), *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+    bound = harness.end_with_parent
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=bound) as running:
         assert running.stdout is not None
         lines = []
         for line in running.stdout:

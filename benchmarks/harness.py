@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -19,7 +21,7 @@ import pyarrow.parquet as pq
 import torch
 from sentence_transformers import SentenceTransformer
 
-from trundle.bench.child import _private_streams
+from trundle.bench.child import _private_streams, _until_closed
 from trundle.bench.rounds import _rotated
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.data.examples import LabelledRow
@@ -40,6 +42,7 @@ ENGLISH_STS = tuple(
     f"sts/{name}" for name in ("STS12", "STS13", "STS14", "STS15", "STS17-en-en", "STSBenchmark")
 )
 TENTH = 10
+LIBC = ctypes.CDLL(None)
 Json = dict[str, Any]
 T = TypeVar("T")
 
@@ -83,6 +86,12 @@ def write_json(place: str | Path, content: object) -> None:
     Path(place).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
+def end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends (Linux); pass it to Popen as preexec_fn."""
+    if sys.platform == "linux":
+        LIBC.prctl(1, signal.SIGKILL)
+
+
 def run_rows(rows: Iterable[str], output: str | Path, *, at_once: int = 1) -> None:
     """Run this script again with `--only ROW` for each row, several at once, each with a log file."""
     Path(output).mkdir(parents=True, exist_ok=True)
@@ -94,7 +103,9 @@ def run_rows(rows: Iterable[str], output: str | Path, *, at_once: int = 1) -> No
             time.sleep(0.5)
         with (Path(output) / f"{row}.log").open("w") as log:
             command = [sys.executable, *sys.argv, "--only", row]
-            started[row] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            started[row] = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, preexec_fn=end_with_parent
+            )
     if failed := [name for name, process in started.items() if process.wait()]:
         raise SystemExit(f"failed: {', '.join(failed)}; see the logs in {output}")
 
@@ -102,14 +113,16 @@ def run_rows(rows: Iterable[str], output: str | Path, *, at_once: int = 1) -> No
 def in_fresh_process(*words: str, launch: Sequence[str] = ()) -> Any:
     """Run this script again with other arguments and read the JSON of the last line it prints."""
     command = [sys.executable, *launch, sys.argv[0], *words]
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    said = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent
+    ).stdout
     return json.loads([line for line in said.splitlines() if line.startswith(("{", "["))][-1])
 
 
 def reply_to_requests(answer: Callable[[Json], Json]) -> None:
-    """Serve a `trundle.bench.process.Worker`: one JSON request and one answer per line."""
+    """Serve a `trundle.bench.rounds._Worker`: one JSON request and one answer per line."""
     requests, replies = _private_streams()
-    for line in requests:
+    for line in _until_closed(requests):
         replies.write(json.dumps(answer(json.loads(line))) + "\n")
         replies.flush()
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer
 
 import harness
@@ -42,7 +43,7 @@ from trundle.export.exporting import export_model
 from trundle.export.quantise import ExportOptions, calibration_texts
 from trundle.export.tracing import _tensor_model, _write_onnx
 from trundle.model.cost import cost
-from trundle.model.encode import embedder
+from trundle.model.encode import embedder, multiplies_bf16
 from trundle.model.load import load
 from trundle.precision import EngineName, Precision, graph_format
 from trundle.runtime.description import usable_cores
@@ -168,6 +169,9 @@ def engines(options: argparse.Namespace) -> None:
         folder = options.work or Path(scratch) / "model"
         graphs = prepare(options.models[0], folder, options.calibrate)
         installed = [name for name in OTHERS if find_spec(name.split()[0].replace("-", "_"))]
+        if not multiplies_bf16(torch.device("cpu")):  # torch would emulate it, a hundred times slower
+            installed.remove(LIBRARIES[1])
+            print(f"{LIBRARIES[1]} is left out: this processor does not multiply bfloat16")
         names = [*installed, *(f"trundle {graph}" for graph in graphs)]
         if options.rounds:
             show(race(names, folder, options), folder, options.threads)
@@ -177,8 +181,8 @@ def engines(options: argparse.Namespace) -> None:
             for graph in graphs[1:]:
                 scores[graph] = evaluate(Encoder(folder, graph=graph).embedder(graph), tasks)
             for name, results in scores.items():
-                for mine, torch in zip(results, scores["torch"], strict=True):
-                    share = f"{100 * mine.score:8.2f}{mine.score / torch.score:9.4f} of torch"
+                for mine, whole in zip(results, scores["torch"], strict=True):
+                    share = f"{100 * mine.score:8.2f}{mine.score / whole.score:9.4f} of torch"
                     print(f"{name:20}{mine.task:16}{mine.main:20}{share}")
 
 

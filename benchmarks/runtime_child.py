@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trundle.bench.child import _latencies, _peak_memory
+from trundle.bench.child import _latencies, _peak_memory, _until_closed
 from trundle.bench.results import _percentile
 
 Encode = Callable[[Sequence[str]], Any]
@@ -107,7 +107,7 @@ def main() -> None:
     (kind, _, graph), folder, threads = sys.argv[1].partition(" "), Path(sys.argv[2]), int(sys.argv[3])
     encode = OPENERS[kind](folder, threads, graph)
     encode(["how do I keep my index?"])
-    for line in sys.stdin:
+    for line in _until_closed(sys.stdin):
         request = json.loads(line)
         texts, seconds = request["texts"], request["seconds"]
         if request["measure"] == "memory":

@@ -163,13 +163,13 @@ def cluster(options: argparse.Namespace, scratch: Path) -> None:
         store = scratch / "the-driver"
         command = [sys.executable, __file__, "drive", options.model, str(store), "--folder", str(folder)]
         command += ["--address", nodes.address, *(["--gpu"] if options.gpu else [])]
-        first = subprocess.Popen(command)
+        first = subprocess.Popen(command, preexec_fn=harness.end_with_parent)
         loss = Loss(lambda: os.kill(first.pid, signal.SIGKILL), store, shards)
         loss()
         first.wait()
         time.sleep(5)  # until its workers have ended too
         loss.finished = shard_times(store, list(recorded(store)))
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True, preexec_fn=harness.end_with_parent)
         loss.compare("the driver", pattern)
     finally:
         ray.shutdown()

@@ -76,9 +76,11 @@ async def clients_of(
 
 
 @contextmanager
-def server(*words: str) -> Iterator[int]:
-    """Start a server that prints its address; yield its port when it answers."""
-    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
+def running_server(*words: str) -> Iterator[tuple[int, int]]:
+    """Start a server that prints its address; yield its port and process when it answers."""
+    process = subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.PIPE, text=True, preexec_fn=harness.end_with_parent
+    )
     assert process.stdout is not None
     try:
         port = int(process.stdout.readline().split("/v1")[0].rsplit(":", 1)[1])
@@ -88,7 +90,7 @@ def server(*words: str) -> Iterator[int]:
                 break
             except ConnectionError:
                 time.sleep(0.1)
-        yield port
+        yield port, process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
@@ -146,9 +148,9 @@ def speed(options: argparse.Namespace) -> None:
     found: dict[tuple[str, int], list[tuple[float, ...]]] = {}
     with ExitStack() as running:
         words = ("-m", "trundle", "serve", options.model, "--port", "0", "-q")
-        servers = {"trundle serve": running.enter_context(server(*words))}
-        plain = server(__file__, "--plain", options.model)
-        servers["sentence-transformers"] = running.enter_context(plain)
+        servers = {"trundle serve": running.enter_context(running_server(*words))[0]}
+        plain = running_server(__file__, "--plain", options.model)
+        servers["sentence-transformers"] = running.enter_context(plain)[0]
         for _ in range(options.rounds):
             for count in harness.numbers(options.clients):
                 ours.send("go")

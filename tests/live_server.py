@@ -18,7 +18,7 @@ import uvicorn
 
 from trundle.runtime.encoder import Encoder
 from trundle.serve.models import _Served
-from trundle.serve.routes import _make_app, open_socket
+from trundle.serve.routes import _server_config, open_socket
 from trundle.serve.settings import ServerSettings
 
 
@@ -67,9 +67,7 @@ class LiveServer:
 def running(served: _Served, settings: ServerSettings | None = None) -> Iterator[LiveServer]:
     """The server's own app under uvicorn until the block ends."""
     listening = open_socket("127.0.0.1", 0)
-    server = uvicorn.Server(
-        uvicorn.Config(_make_app(served, settings), log_level="warning", access_log=False)
-    )
+    server = uvicorn.Server(_server_config(served, settings or ServerSettings()))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
@@ -90,11 +88,13 @@ class Gated(Encoder):
         self.gate = threading.Event()
         self.held = 0
         self.ran: list[int] = []
+        self.lengths: list[set[int]] = []
 
     def vectors_of(self, rows: Any, *, together: bool = True) -> Any:
         self.held += 1
         assert self.gate.wait(30)
         self.ran.append(len(rows))
+        self.lengths.append({len(row) for row in rows})
         return super().vectors_of(rows, together=together)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from recorded_progress import RecordedProgress
 from trundle.data import text_store
 from trundle.data.corpus import read_corpus
 from trundle.data.sampling import _drawn, distinct, draw, sample
-from trundle.data.text_store import TextStore, _read_store
+from trundle.data.text_store import _WORKER, TextStore, _Piece, _read_store
 from trundle.data.texts import Text, read_texts
 from trundle.errors import BadInput
 
@@ -288,3 +290,19 @@ def test_the_environment_and_a_copy_of_its_texts_agree(
         "environment": 2000,
         str(copy): 2000,
     }
+
+
+def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "endless.txt")  # reading it waits for ever
+    piece = _Piece(file=tmp_path / "endless.txt", columns={}, megabytes=1)
+    with subprocess.Popen([sys.executable, "-c", _WORKER], stdin=subprocess.PIPE) as worker:
+        assert worker.stdin is not None
+        pickle.dump([(piece, tmp_path / "0")], worker.stdin)
+        worker.stdin.flush()
+        while not (tmp_path / "0").exists():
+            time.sleep(0.01)
+        worker.stdin.close()
+        try:
+            assert worker.wait(60) == 1
+        finally:
+            worker.kill()

@@ -17,6 +17,7 @@ from sklearn.neighbors import NearestNeighbors
 from clusters import WIDTH, clustered, wanted
 from recorded_progress import RecordedProgress
 from trundle.errors import BadInput, WriteFailed
+from trundle.index.connection import _Database
 from trundle.index.postgres import _PostgresStore
 from trundle.index.stores import build_index, create_store, open_index_reader, open_store
 
@@ -97,6 +98,15 @@ def test_a_server_that_stays_down(postgres: Any, texts: list[str]) -> None:
         postgres.start()
     assert store.count() == 10
     store.close()
+
+
+def test_a_statement_that_takes_too_long_is_not_repeated(postgres: Any) -> None:
+    lines = RecordedProgress()
+    url = f"{postgres.url}{'&' if '?' in postgres.url else '?'}options=-c%20statement_timeout%3D50"
+    database = _Database(url, read_only=True, retry_seconds=60, progress=lines)
+    with pytest.raises(WriteFailed, match="stopped a statement"):
+        database.do(lambda connection: connection.execute("SELECT pg_sleep(20)"))
+    assert not lines.lines
 
 
 def test_tables_filled_by_other_programs(postgres: Any) -> None:

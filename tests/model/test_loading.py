@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
@@ -21,6 +25,7 @@ from trundle.model.encode import embedder
 from trundle.model.load import load
 from trundle.model.static import shares_by_rank, static_model, static_shape
 from trundle.model.surgery import transformer_of
+from trundle.runtime.description import Description, read_description
 
 
 @pytest.fixture
@@ -146,6 +151,83 @@ def test_a_config_larger_than_its_weights(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 6}))
     with pytest.raises(BadModel, match=r"holds no weights for encoder\.layer\.4"):
         load(folder)
+
+
+def edited(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def other_shapes(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.endswith("query.weight"))
+    save_file(weights | {name: torch.zeros(7, 3)}, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def large_tokenizer(folder: Path, tokens: int) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary |= {f"token {number}": number for number in range(len(vocabulary), tokens)}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+def another_module(folder: Path, **changes: object) -> None:
+    first, *others = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([first, *(each | changes for each in others)]))
+
+
+def zip_bomb(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with zipfile.ZipFile(folder / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(64 << 20))
+
+
+def large_dense_layer(folder: Path) -> None:
+    another_module(folder, path="2_Dense", type="sentence_transformers.models.Dense")
+    (folder / "2_Dense").mkdir()
+    (folder / "2_Dense" / "config.json").write_text('{"in_features": 1000000, "out_features": 1000000}')
+
+
+STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "other shapes": (other_shapes, "other shapes than its config says"),
+    "a large tokenizer": (lambda folder: large_tokenizer(folder, 2 * 10**5), "far too large for"),
+    "more tokens than vectors": (lambda folder: large_tokenizer(folder, 1000), "the model has vectors for"),
+    "a million layers": (lambda folder: edited(folder / "config.json", num_hidden_layers=10**6), "1,000,000"),
+    "a billion tokens": (lambda folder: edited(folder / "config.json", vocab_size=10**9), "parameters"),
+    "wide": (lambda folder: edited(folder / "config.json", intermediate_size=10**9), "parameters"),
+    "positions": (lambda folder: edited(folder / "config.json", max_position_embeddings=10**9), "parameters"),
+    "a path outside": (lambda folder: another_module(folder, path="../other"), "outside"),
+    "an absolute path": (lambda folder: another_module(folder, path="/etc"), "outside"),
+    "another library": (
+        lambda folder: another_module(folder, type="antigravity.Module"),
+        "not part of Sentence",
+    ),
+    "a zip bomb": (zip_bomb, "pickle files"),
+    "a large dense layer": (large_dense_layer, "more than the 0 bytes"),
+    "nested modules": (lambda folder: (folder / "modules.json").write_text("[" * 10**5), "can't be read"),
+    "no list of modules": (
+        lambda folder: (folder / "modules.json").write_text("{}"),
+        "not a list of modules",
+    ),
+    "no config": (lambda folder: (folder / "config.json").write_text("[1]"), "not a config"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_models_from_strangers(folder: Path, name: str) -> None:
+    change, said = STRANGE[name]
+    change(folder)
+    with pytest.raises(BadModel, match=said) as raised:
+        load(folder)
+    assert "\n" not in str(raised.value)
+    assert "antigravity" not in sys.modules
+
+
+def test_an_exported_folder_that_names_files_outside(tmp_path: Path) -> None:
+    about = Description(dimensions=4, normalised=True, max_tokens=8, pad_id=0, parameters=1)
+    for strange in (replace(about, tokenizer="../tokenizer.json"), replace(about, tokenizer="/etc/passwd")):
+        (tmp_path / "encoder.json").write_text(strange.as_text())
+        with pytest.raises(BadModel, match="outside"):
+            read_description(tmp_path)
 
 
 def test_pickled_weights_are_rejected(folder: Path) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,38 @@ def test_requests_of_many_clients_are_run_together(gated: Gated) -> None:
     assert all(answer.status == 200 for answer in answers)
 
 
+def test_long_texts_run_apart_from_short_ones(gated: Gated) -> None:
+    served = _Served(student=_Model(name="small", encoder=gated))
+    with running(served) as live:
+        answers: list[Answer] = []
+        threads = []
+        for _ in range(2):  # each of the two workers takes one request
+            threads.append(in_background(live, answers, input="a"))
+            eventually(lambda: gated.held == len(threads))
+        for _ in range(4):
+            threads.append(in_background(live, answers, input=["word " * 2000, "word " * 500]))
+            threads.append(in_background(live, answers, input="a"))
+        eventually(lambda: waiting(live) == 12)
+        gated.gate.set()
+        for thread in threads:
+            thread.join()
+    assert [answer.status for answer in answers] == [200] * 10
+    assert all(len(lengths) == 1 for lengths in gated.lengths)
+
+
+def test_too_many_tokens_or_characters_are_not_computed(gated: Gated) -> None:
+    gated.gate.set()
+    settings = ServerSettings(most_tokens=500, most_characters=1000)
+    with running(_Served(student=_Model(name="small", encoder=gated)), settings) as live:
+        for texts, said in ((["one two three"] * 200, "500 tokens"), (["a", "a" * 1001], "1,000 characters")):
+            answer = live.embed(input=texts)
+            assert answer.status == 400
+            assert said in answer.json()["error"]["message"]
+        assert not gated.ran
+        assert waiting(live) == 0
+        assert live.embed(input=["one two"] * 40).status == 200
+
+
 def test_a_request_that_takes_too_long(gated: Gated) -> None:
     served = _Served(student=_Model(name="small", encoder=gated))
     with running(served, ServerSettings(timeout=0.3)) as live:
@@ -127,6 +160,111 @@ def test_slow_and_broken_clients(alone: _Served) -> None:
         assert live.embed(input="still").status == 200
 
 
+def all_of(connection: socket.socket) -> bytes:
+    """What the server sends until it closes the connection."""
+    with connection:
+        try:
+            return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        except ConnectionError:
+            return b""
+
+
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"GET /health HTTP/1.1\r\nHost: x\r\nLong: ", b"GET /", CHUNKED + b"0\r\nTrailer: ", CHUNKED + b"1;"],
+    ids=["a header", "a path", "a trailer", "a chunk extension"],
+)
+def test_headers_without_end(keyed: LiveServer, content: bytes) -> None:
+    with raw(keyed.port, content) as connection, pytest.raises(ConnectionError):
+        connection.sendall(b"a" * (32 << 20))
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"Transfer-Encoding: chunked\r\n\r\n0\r\n"], ids=["headers", "trailers"]
+)
+def test_many_headers(keyed: LiveServer, body: bytes) -> None:
+    many = b"".join(b"Name-%d: value\r\n" % number for number in range(6000))
+    answer = all_of(raw(keyed.port, HEAD + body + many + b"\r\n"))
+    assert b" 431 " in answer
+    assert b"send fewer" in answer
+
+
+@pytest.fixture(scope="module")
+def keyed(alone: _Served) -> Iterator[LiveServer]:
+    with running(alone, ServerSettings(keys=("a-key-123",))) as live:
+        yield live
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"POST /v1/emb", HEALTH, HEALTH + b"Content-Length: 9\r\n\r\n"], ids=range(4)
+)
+def test_silent_connections_are_closed(
+    alone: _Served, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trundle.serve.connections.KEEP_ALIVE_SECONDS", 0.1)
+    with running(alone, ServerSettings(body_timeout=0.3)) as live:
+        assert all_of(raw(live.port, content)).count(b"HTTP/1.1") == content.count(b"\r\n\r\n")
+
+
+def test_a_client_that_does_not_read_is_disconnected(alone: _Served) -> None:
+    with running(alone, ServerSettings(body_timeout=0.3)) as live:
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", live.port))
+        body = json.dumps({"input": ["a"] * 2000}).encode()
+        connection.sendall(6 * (HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body))
+        eventually(lambda: is_closed(connection))
+        connection.close()
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        connection.send(b"x")
+    except ConnectionError:
+        return True
+    return False
+
+
+def test_a_new_connection_replaces_the_one_that_waits_longest(gated: Gated) -> None:
+    served = _Served(student=_Model(name="small", encoder=gated))
+    with running(served, ServerSettings(most_connections=3)) as live:
+        answers: list[Answer] = []
+        busy = in_background(live, answers, input="held")
+        eventually(lambda: gated.held == 1)
+        idle = [raw(live.port, b"") for _ in range(4)]
+        assert all_of(idle[0]) == all_of(idle[1]) == b""
+        assert live.get("/health").status == 200
+        gated.gate.set()
+        busy.join()
+        assert [answer.status for answer in answers] == [200]
+        for connection in idle:
+            connection.close()
+
+
+def test_large_bodies_wait_for_memory(gated: Gated) -> None:
+    served = _Served(student=_Model(name="small", encoder=gated))
+    with running(served, ServerSettings(most_bytes=300_000, waiting_bytes=300_000)) as live:
+        answers: list[Answer] = []
+        large = {"input": "a " * 80_000}
+        first = in_background(live, answers, **large)
+        eventually(lambda: gated.held == 1)
+        refused = live.embed(**large)
+        assert refused.status == 429
+        assert refused.headers["retry-after"] == "1"
+        small = in_background(live, answers, input="a small one")
+        gated.gate.set()
+        first.join()
+        small.join()
+        assert live.embed(**large).status == 200
+        assert [answer.status for answer in answers] == [200, 200]
+
+
 def test_a_body_of_unknown_length_is_cut_off(alone: _Served) -> None:
     with running(alone, ServerSettings(most_bytes=10_000, body_timeout=1.5)) as live:
         connection = raw(live.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
@@ -163,9 +301,14 @@ def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Path) -> None:
         "second-key-456",
         "third-key-789",
     )
+    assert read_keys(None, None) == ()
     file.write_text("\n")
-    with pytest.raises(BadInput, match="one per line"):
-        read_keys(file, None)
+    for variable in (None, "third-key-789"):
+        with pytest.raises(BadInput, match="one per line"):
+            read_keys(file, variable)
+    for empty in ("", " ", ",", "#"):
+        with pytest.raises(BadInput, match="unset it to serve without keys"):
+            read_keys(None, empty)
     with pytest.raises(BadInput, match="can't be read"):
         read_keys(tmp_path / "nothing", None)
     with pytest.raises(BadInput, match="8 or more ASCII characters"):
@@ -183,6 +326,68 @@ def test_other_origins_are_allowed_only_if_configured(alone: _Served, server: Li
         assert live.get("/health", origin).headers["access-control-allow-origin"] == "https://example.org"
         other = live.get("/health", {"Origin": "https://example.com"})
         assert "access-control-allow-origin" not in other.headers
+    for wrong in ("example.org", "https://example.org/", "https://example.org/page", "null", ""):
+        with pytest.raises(BadInput, match="https://"):
+            ServerSettings(cors=(wrong,))
+
+
+def test_browsers_can_use_keys(alone: _Served) -> None:
+    key, origin = "a-key-of-a-page", "https://example.org"
+    with running(alone, ServerSettings(keys=(key,), cors=(origin,))) as live:
+        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        preflight = raw(live.port, b"OPTIONS /v1/embeddings HTTP/1.1\r\nHost: x\r\nConnection: close\r\n")
+        for name, value in {"Origin": origin, **asked}.items():
+            preflight.sendall(f"{name}: {value}\r\n".encode())
+        preflight.sendall(b"\r\n")
+        head = b"".join(iter(lambda: preflight.recv(4096), b"")).lower()
+        preflight.close()
+        assert b" 200 " in head.split(b"\r\n")[0]
+        assert f"access-control-allow-origin: {origin}".encode() in head
+        assert b"access-control-allow-headers" in head
+        for given, status in (({"Authorization": f"Bearer {key}"}, 200), ({}, 401)):
+            answer = live.post("/v1/embeddings", {"input": "a"}, {"Origin": origin, **given})
+            assert answer.status == status
+            assert answer.headers["access-control-allow-origin"] == origin
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *((host, 200) for host in ("localhost", "127.0.0.1:80", "[::1]:8080", "10.0.0.7", "me.localhost:1")),
+        *((host, 200) for host in ("compose-service:8080", "inner.example.org", "INNER.example.org:443")),
+        *((host, 421) for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "a.b.c.d")),
+    ],
+)
+def test_names_that_a_stranger_can_register_are_not_answered(
+    named: LiveServer, host: str, status: int
+) -> None:
+    answer = named.get("/v1/models", {"Host": host})
+    assert answer.status == status
+    if status == 421:
+        assert "--allow-host" in answer.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def named(alone: _Served) -> Iterator[LiveServer]:
+    with running(alone, ServerSettings(hosts=("inner.example.org",))) as live:
+        yield live
+
+
+def test_any_name_is_answered_with_keys(alone: _Served) -> None:
+    with running(alone, ServerSettings(keys=("a-key-123",))) as live:
+        assert live.get("/health", {"Host": "public.example.org"}).status == 200
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "", "multipart/form-data"]
+)
+def test_bodies_that_pages_send_without_preflight(server: LiveServer, kind: str) -> None:
+    answer = server.post("/v1/embeddings", {"input": "a"}, {"Content-Type": kind})
+    assert answer.status == 415
+    assert "application/json" in answer.json()["error"]["message"]
+    assert (
+        server.post("/v1/embeddings", {"input": "a"}, {"Content-Type": "Application/JSON; a=b"}).status == 200
+    )
 
 
 def test_a_failing_model_is_reported_without_the_text(
@@ -241,8 +446,8 @@ def _is_up(port: int) -> bool:
 def test_serving_an_exported_folder_needs_no_torch(student_folder: Path) -> None:
     script = (
         "import sys\nfrom trundle.serve.models import open_served\n"
-        "from trundle.serve.routes import _make_app\n"
-        f"_make_app(open_served({str(student_folder)!r}))\n"
+        "from trundle.serve.routes import ServerSettings, _make_app\n"
+        f"_make_app(open_served({str(student_folder)!r}), ServerSettings())\n"
         "assert not {'torch', 'transformers', 'sklearn'} & set(sys.modules), 'heavy imports'\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

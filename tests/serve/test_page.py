@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -181,6 +182,27 @@ def test_the_pages_routes_reject_invalid_requests(server: LiveServer) -> None:
     assert server.get("/compare/corpora/none").status == 404
 
 
+def test_others_are_answered_while_a_large_file_is_split(
+    alone: _Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, reached = threading.Event(), threading.Event()
+
+    def split(text: str) -> list[str]:
+        reached.set()
+        assert gate.wait(30)
+        return ["a passage of this file"]
+
+    monkeypatch.setattr("trundle.serve.playground._split_passages", split)
+    with running(alone) as live:
+        body = {"name": "large.txt", "text": "x" * 200_000}
+        dropping = threading.Thread(target=live.post, args=("/compare/corpora", body))
+        dropping.start()
+        assert reached.wait(30)
+        assert live.get("/health").status == 200
+        gate.set()
+        dropping.join()
+
+
 def test_passages() -> None:
     assert _split_passages(STORY) == STORY.split("\n\n")
     assert _split_passages("first line of it\nsecond line of it\n") == [
@@ -192,7 +214,11 @@ def test_passages() -> None:
     assert all(len(piece) <= _LONGEST for piece in pieces)
     numbered = " ".join(f"Sentence number {number} has some words." for number in range(100))
     assert " ".join(_split_passages(numbered)) == numbered
-    unbroken = _split_passages("x" * 2000)
+    words = " ".join(f"word{number}" for number in range(1000))
+    assert " ".join(_split_passages(words)) == words
+    letters = "".join(chr(0x4E00 + number) for number in range(2000))
+    unbroken = _split_passages(letters)
+    assert "".join(unbroken) == letters
     assert all(len(piece) <= _LONGEST for piece in unbroken)
     assert _split_passages("") == []
 

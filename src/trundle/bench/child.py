@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -213,11 +213,8 @@ class _RequestHandler:
 
 def _serve(requests: TextIO, replies: TextIO, find_loader: Callable[[str], _LoadModel]) -> None:
     """Answer requests until they end; then the process ends."""
-    waiting: SimpleQueue[str] = SimpleQueue()
     handler = _RequestHandler(find_loader, _peak_memory())
-    threading.Thread(target=_listen, args=(requests, waiting), daemon=True).start()
-    while True:
-        line = waiting.get()
+    for line in _until_closed(requests):
         try:
             reply = handler.answer(json.loads(line))
         except Exception as error:
@@ -230,11 +227,18 @@ def _serve(requests: TextIO, replies: TextIO, find_loader: Callable[[str], _Load
         replies.flush()
 
 
-def _listen(requests: TextIO, waiting: SimpleQueue[str]) -> None:
-    """Pass requests on; when they end, end the process whatever it is doing."""
-    for line in requests:
-        waiting.put(line)
-    os._exit(0)
+def _until_closed(requests: TextIO) -> Iterator[str]:
+    """Requests as they come; when they end, the process ends, whatever it is doing."""
+    waiting: SimpleQueue[str] = SimpleQueue()
+
+    def listen() -> None:
+        for line in requests:
+            waiting.put(line)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        yield waiting.get()
 
 
 def _private_streams() -> tuple[TextIO, TextIO]:

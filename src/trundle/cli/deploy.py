@@ -110,6 +110,9 @@ def serve(
         Path | None, Option(help="File of API keys, one per line; also $TRUNDLE_API_KEYS, comma-separated.")
     ] = None,
     cors: Annotated[list[str] | None, Option(help="Allow pages of this web origin; repeatable.")] = None,
+    allow_host: Annotated[
+        list[str] | None, Option(help="Answer to this host name without API keys; repeatable.")
+    ] = None,
     graph: _Graph = None,
     threads: Annotated[int | None, Option(min=1, help="Threads for each model; default: all cores.")] = None,
     timeout: Annotated[float, Option(help="Seconds until a request fails with status 504.")] = 30.0,
@@ -117,6 +120,11 @@ def serve(
     most_texts: Annotated[int, Option(help="Maximum number of texts in a request.")] = 2048,
     most_tokens: Annotated[int, Option(help="Maximum number of tokens in a request.")] = 300_000,
     most_bytes: Annotated[int, Option(help="Maximum size of a request in bytes.")] = 8 << 20,
+    most_characters: Annotated[int, Option(help="Maximum number of characters in a text.")] = 200_000,
+    waiting_bytes: Annotated[
+        int, Option(help="Bytes of large requests and answers in memory before clients get status 429.")
+    ] = 64 << 20,
+    most_connections: Annotated[int, Option(help="Maximum number of open connections.")] = 800,
     page: Annotated[bool, Option("--page/--no-page", help="Serve a page at / to compare searches.")] = True,
 ) -> None:
     """Serve OpenAI-style embeddings, and a page to compare searches.
@@ -129,12 +137,16 @@ def serve(
     settings = ServerSettings(
         keys=read_keys(keys, os.environ.get(KEYS_VARIABLE)),
         cors=tuple(cors or ()),
+        hosts=tuple(allow_host or ()),
         page=page,
         timeout=timeout,
         waiting=waiting,
         most_texts=min(most_texts, waiting),
         most_tokens=most_tokens,
         most_bytes=most_bytes,
+        most_characters=most_characters,
+        waiting_bytes=waiting_bytes,
+        most_connections=most_connections,
     )
     from trundle.serve.models import open_served
     from trundle.serve.routes import open_socket, run_server

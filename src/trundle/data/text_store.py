@@ -25,6 +25,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from subprocess import PIPE, Popen
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
@@ -281,8 +282,9 @@ def _read_in_processes(
             worker = Popen(command, stdin=PIPE, stdout=PIPE, env=environment, process_group=0)
             stack.enter_context(worker)
             stack.callback(worker.kill)
-            with cast("IO[bytes]", worker.stdin) as tasks:
-                pickle.dump([(pieces[number], folder / f"{number}") for number in sorted(numbers)], tasks)
+            tasks = cast("IO[bytes]", worker.stdin)  # stays open: a worker ends with its parent
+            pickle.dump([(pieces[number], folder / f"{number}") for number in sorted(numbers)], tasks)
+            tasks.flush()
             replies |= dict.fromkeys(numbers, worker.stdout)
         for number in range(len(pieces)):
             try:
@@ -300,7 +302,10 @@ def _read_in_processes(
 
 def _work() -> None:
     """Read the pieces that standard input names; each reply is an error or None."""
-    for piece, path in pickle.load(sys.stdin.buffer):
+    work = pickle.load(sys.stdin.buffer)
+    # Without a buffer, which the interpreter could not lock at its end while this thread waits for it.
+    Thread(target=lambda: os._exit(1) if not os.read(0, 1) else None, daemon=True).start()
+    for piece, path in work:
         error = None
         try:
             with path.open("wb") as part:

@@ -75,6 +75,9 @@ class _Database:
                 if isinstance(error, psycopg.errors.DiskFull | psycopg.errors.OutOfMemory):
                     problem = f"is full ({_first_line(error)}); free some space and run again"
                     raise WriteFailed(f"{self.name} {problem}: what was stored is kept") from error
+                if isinstance(error, psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable):
+                    problem = f"stopped a statement ({_first_line(error)}); raise its timeout and run again"
+                    raise WriteFailed(f"{self.name} {problem}: what was stored is kept") from error
                 if time.monotonic() + wait > end:
                     problem = f"can't be reached ({_first_line(error)}); start the server and run again"
                     raise WriteFailed(f"{self.name} {problem}: what was stored is kept") from error

@@ -9,17 +9,19 @@ runs only on request.
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from fractions import Fraction
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
+import torch
 from huggingface_hub import errors as hub
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from trundle.errors import BadInput, BadModel
 from trundle.model.anatomy import _BY_MODEL_TYPE, family_of
@@ -36,6 +38,14 @@ _TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model"),
     *("sentencepiece.bpe.model", "spiece.model"),
 )
+_COUNTED, _FEW = ("layer", "block", "group", "expert"), 1000
+"""Parts of config keys that say how often a module is repeated, and a number of them that is always allowed.
+
+So many tokens without a vector are allowed as well.
+"""
+_FEW_PARAMETERS = 10**6
+_TOKENIZER_BYTES, _TOKEN_BYTES = 2 << 20, 400
+"""A tokenizer file's largest size: of its fixed parts, and per token; the largest known has 130 per token."""
 
 
 def load(
@@ -62,10 +72,13 @@ def load(
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
+        if "ignore_mismatched_sizes" in reason:
+            reason = "its weights have other shapes than its config says"
         raise BadModel(f"{name} can't be loaded ({reason}); check the folder or download it again") from error
     backbone = getattr(model[0], "model", None) if len(model) else None
     if isinstance(backbone, PreTrainedModel):
         _check_complete(backbone, _backbone_folder(folder))
+        _check_vocabulary(model, backbone, folder)
         _limit_to_positions(model, backbone)
     return model if width is None else _narrowed(model, folder, width)
 
@@ -111,8 +124,13 @@ def _with_pooling(
 ) -> SentenceTransformer:
     if pooling is None:
         pooling = "weightedmean" if family_of(str(config.get("model_type"))).causal else "mean"
-    settings = {"use_safetensors": True, "trust_remote_code": trust_remote_code, "local_files_only": True}
-    transformer = Transformer(str(folder), model_kwargs=settings)
+    settings = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    transformer = Transformer(
+        str(folder),
+        model_kwargs=settings | {"use_safetensors": True},
+        processor_kwargs=dict(settings),
+        config_kwargs=dict(settings),
+    )
     tokenizer = transformer.tokenizer
     if tokenizer is None:
         raise BadModel(f"{folder} has no tokenizer; add its tokenizer.json")
@@ -151,6 +169,66 @@ def _check_complete(backbone: PreTrainedModel, folder: Path | None) -> None:
             raise BadModel(f"{folder} holds no weights for {name}; download the full model")
 
 
+def _check_vocabulary(model: SentenceTransformer, backbone: PreTrainedModel, folder: Path) -> None:
+    """Reject a tokenizer with many more tokens than the model has vectors: some texts would have none.
+
+    A few more are common: tokens of a larger model, such as for images, that no text holds.
+    """
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    vectors = backbone.get_input_embeddings()
+    if isinstance(model[0], MappedTransformer) or not hasattr(tokenizer, "__len__"):
+        return
+    rows = getattr(vectors, "num_embeddings", None)
+    if rows is not None and len(tokenizer) > rows + _FEW:
+        sizes = f"{len(tokenizer):,} tokens, but the model has vectors for {rows:,}"
+        raise BadModel(f"{folder}'s tokenizer has {sizes}; download the full model")
+
+
+def _check_sizes(folder: Path, config: dict[str, Any], mapped: bool) -> None:
+    """Reject a config that asks for far more than the files hold: the library would first allocate it all."""
+    tensors = size = 0
+    for file in folder.glob("*.safetensors"):
+        size += file.stat().st_size
+        with safe_open(str(file), framework="np") as weights:
+            tensors += len(weights.keys())
+    for name, value in config.items():
+        counts = isinstance(value, int) and any(word in name for word in _COUNTED)
+        if counts and value > max(tensors, _FEW):
+            problem = f"asks for {value:,} ({name}), but the files hold {tensors:,} tensors"
+            raise BadModel(f"{folder / 'config.json'} {problem}; download the full model")
+    tokens, text = config.get("vocab_size"), folder / "tokenizer.json"
+    largest = _TOKENIZER_BYTES + _TOKEN_BYTES * tokens if isinstance(tokens, int) and not mapped else math.inf
+    if text.is_file() and text.stat().st_size > largest:
+        raise BadModel(f"{text} is far too large for {tokens:,} tokens; download the full model")
+    try:
+        with torch.device("meta"), warnings.catch_warnings(action="ignore"):
+            build: Any = AutoModel.from_config
+            empty = build(AutoConfig.from_pretrained(folder, local_files_only=True))
+    except Exception:  # what the library can't make, it rejects with its own message when it loads the model
+        return
+    needed = sum(parameter.numel() for parameter in empty.parameters())
+    if needed > _FEW_PARAMETERS + 2 * size:  # no format has less than half a byte per parameter
+        problem = f"asks for {needed:,} parameters, but the files hold {size:,} bytes"
+        raise BadModel(f"{folder / 'config.json'} {problem}; download the full model")
+
+
+def _check_modules(folder: Path) -> None:
+    """Reject modules outside the folder, and dense layers that are larger than their files."""
+    modules = _read_json(folder / "modules.json")
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise BadModel(f"{folder / 'modules.json'} is not a list of modules; download the full model")
+    for path in (PurePath(str(module.get("path", ""))) for module in modules):
+        if path.is_absolute() or ".." in path.parts:
+            raise BadModel(f"{folder / 'modules.json'} names {path}, which is outside; download it again")
+        file = folder / path / "config.json"
+        about = _read_json(file) if path.parts and file.is_file() else {}
+        sides = [about.get(name) for name in ("in_features", "out_features") if isinstance(about, dict)]
+        numbers = [side for side in sides if isinstance(side, int)]
+        size = sum(weights.stat().st_size for weights in file.parent.glob("*.safetensors"))
+        if len(numbers) == 2 and math.prod(numbers) > _FEW_PARAMETERS + size:
+            raise BadModel(f"{file} asks for more than the {size:,} bytes of its weights; download it again")
+
+
 def _folder(name: str, trust_remote_code: bool) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
@@ -178,6 +256,10 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
         raise BadModel(f"{folder} holds graphs without torch weights; pass the model it was exported from")
     if not (folder / "modules.json").is_file() and not (folder / "config.json").is_file():
         raise BadModel(f"{folder} has neither modules.json nor config.json; pass a model folder")
+    mapped = False
+    if (folder / "modules.json").is_file():
+        _check_modules(folder)
+        mapped = any(module.get("type") == _MAPPED_TYPE for module in _read_json(folder / "modules.json"))
     for file in sorted(folder.rglob("*.safetensors")):
         try:
             with safe_open(str(file), framework="np"):
@@ -191,12 +273,16 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
     if inner is None or not (inner / "config.json").is_file():
         return {}
     config: dict[str, Any] = _read_json(inner / "config.json")
+    if not isinstance(config, dict):
+        raise BadModel(f"{inner / 'config.json'} is not a config; download the full model")
     if config and not any(inner.glob("*.safetensors")):
         raise BadModel(f"{inner} holds no weights (*.safetensors); download the full model")
     if config and not any((inner / name).is_file() for name in _TOKENIZER_FILES):
         raise BadModel(f"{inner} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); download the full model")
     if "auto_map" in config and config.get("model_type") not in _BY_MODEL_TYPE and not trust_remote_code:
         raise BadModel(f"{folder} brings its own code to run; read it, then pass --trust-remote-code")
+    if config and not trust_remote_code:
+        _check_sizes(inner, config, mapped)
     return config
 
 
@@ -212,5 +298,5 @@ def _backbone_folder(folder: Path) -> Path | None:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise BadModel(f"{path} can't be read ({error}); download or copy the model again") from error

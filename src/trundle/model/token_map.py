@@ -148,7 +148,12 @@ class MappedTransformer(Transformer):
         path = cls.load_file_path(model_name_or_path, filename=_MAP_FILE, **hub)
         if path is None:
             raise BadModel(f"{model_name_or_path} has no {_MAP_FILE}; download the full model")
-        table = np.load(path, allow_pickle=False)
+        try:
+            table = np.load(path, mmap_mode="r", allow_pickle=False)  # reads no more than the file holds
+        except ValueError as error:
+            raise BadModel(f"{path} is damaged ({error}); download the model again") from error
+        if not isinstance(table, np.ndarray) or table.ndim != 1:
+            raise BadModel(f"{path} is not a list of tokens; download the model again")
         if table.max(initial=0) >= transformer.model.config.vocab_size:
             raise BadModel(f"{path} points beyond the model's vocabulary; download the model again")
         return cls.around(transformer, torch.from_numpy(table.astype(np.int64)))

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from trundle.errors import BadModel
@@ -106,6 +106,10 @@ def read_description(folder: Path) -> Description:
         if content.pop("format") != _FORMAT:
             raise BadModel(f"{path} was written by another version of trundle; export the model again")
         graphs = tuple(Graph(**graph) for graph in content.pop("graphs"))
-        return Description(graphs=graphs, **content)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        found = Description(graphs=graphs, **content)
+        for name in map(PurePath, (found.tokenizer, *(graph.path for graph in graphs))):
+            if name.is_absolute() or ".." in name.parts:
+                raise BadModel(f"{path} names {name}, which is outside; export the model again")
+        return found
+    except (RecursionError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadModel(f"{path} is damaged ({error}); export the model again") from error

@@ -1,9 +1,13 @@
 """Dynamic batching: the texts of several requests run together.
 
 A free worker takes whatever waits, so no request waits for a batch to fill up, and batches grow under load.
-There is one worker per core: under load each runs its own batch on one core. A large request returns to the
-end of the queue after each share, so it does not block small ones. Tokenising and inference run in the
-workers' threads; the event loop is notified once per batch.
+There is one worker per core: under load each runs its own batch on one core. Tokenising and inference run in
+the workers' threads; the event loop is notified once per batch.
+
+Large requests have a queue of their own. They are tokenised first, part by part in one thread, so that one
+with too many tokens is rejected before it is computed. Workers alternate between the queues and never mix
+them in a batch, and a large request returns to the end of its queue after each share. While small requests
+come, batches of large ones are short, and one worker takes none of them.
 """
 
 from __future__ import annotations
@@ -12,11 +16,14 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Condition, Thread
+from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, BadModel
@@ -27,7 +34,14 @@ from trundle.serve.wire import _RequestError
 _SHARE = 32
 """Most texts of one request in one batch."""
 _BATCH_TEXTS = 128
-_BATCH_CHARACTERS = 32_768
+_BATCH_TOKENS, _SHORT_BATCH_TOKENS = 1024, 64
+"""Tokens after which a batch is full, and a batch of large requests for which small ones may have to wait."""
+_RECENT_SECONDS = 1.0
+"""For this long after a small request, others are expected."""
+_SMALL_CHARACTERS = 4096
+"""A request with more characters, or with more texts than one share, is large."""
+_READ_CHARACTERS = 32_768
+"""Characters of a large request that are tokenised at once."""
 _LEAST_BATCH = 8
 """Batches up to this size are not split between free workers."""
 _WORTH_ALL_THREADS = 128
@@ -51,6 +65,11 @@ class _Pending:
     texts: Sequence[str]
     vectors: Vectors
     answer: asyncio.Future[_Pending]
+    large: bool
+    rows: list[NDArray[np.int32]] | None = None
+    """The token ids of a large request; the texts of a small one are tokenised in their batch."""
+    reading: asyncio.Task[None] | None = None
+    """Tokenises a large request; None when that is done."""
     taken: int = 0
     """Texts that workers have taken from the queue."""
     done: int = 0
@@ -62,6 +81,13 @@ class _Pending:
     def over(self) -> bool:
         """Whether the rest need not be computed."""
         return self.dropped or self.failure is not None
+
+    def size(self, place: int) -> int:
+        """The tokens of a text, estimated if it has not been tokenised."""
+        if self.rows is not None:
+            return len(self.rows[place])
+        text = self.texts[place]
+        return 2 + len(text) // (4 if text.isascii() else 2)
 
     @property
     def ready(self) -> bool:
@@ -85,11 +111,15 @@ class _Batcher:
     ) -> None:
         """`watch` is called after every batch with its number of texts and its seconds."""
         self._encoder, self._settings, self._watch = encoder, settings, watch
-        self._queue: deque[_Pending] = deque()
+        self._small: deque[_Pending] = deque()
+        self._large: deque[_Pending] = deque()
+        self._large_next = False
+        self._last_small = -math.inf
+        self._reader = ThreadPoolExecutor(1, "read")
         self._changed = Condition()
-        self.waiting = 0  # texts that no worker has taken yet
+        self._waiting = {False: 0, True: 0}  # texts that no worker has taken yet, of small and large requests
         self._closing = False
-        self._busy = 0
+        self._busy = self._large_busy = 0
         self._rate = 0.0
         self._loop = asyncio.get_running_loop()
         # At least two: one tokenises while the other computes.
@@ -97,6 +127,10 @@ class _Batcher:
         self._threads = [Thread(target=self._work, name=f"batch-{number}") for number in range(workers)]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return sum(self._waiting.values())
 
     @property
     def works(self) -> bool:
@@ -108,25 +142,62 @@ class _Batcher:
             texts=texts,
             vectors=np.empty((len(texts), self._encoder.dimensions), dtype=np.float32),
             answer=self._loop.create_future(),
+            large=len(texts) > _SHARE or sum(map(len, texts)) > _SMALL_CHARACTERS,
         )
         with self._changed:
             if self._closing:
                 raise _RequestError(503, "the server is shutting down; use another one", code="closing")
-            if self.waiting + len(texts) > self._settings.waiting:
+            # Apart from each other: few large requests fill a queue, and small ones must not be refused then.
+            if self._waiting[pending.large] + len(texts) > self._settings.waiting:
                 seconds = self.waiting / self._rate if self._rate else 1.0
                 raise _Busy(max(1, min(_LONGEST_RETRY, math.ceil(seconds))))
-            self.waiting += len(texts)
-            self._queue.append(pending)
-            self._changed.notify()
+            self._waiting[pending.large] += len(texts)
+            if pending.large:
+                pending.reading = self._loop.create_task(self._read(pending))
+            else:
+                self._small.append(pending)
+                self._last_small = time.monotonic()
+                self._changed.notify()
         return pending
 
     def drop(self, pending: _Pending) -> None:
         """Cancels a request: texts that no worker has taken are not computed."""
         with self._changed:
             pending.dropped = True
-            if pending in self._queue:
-                self._queue.remove(pending)
-                self.waiting -= len(pending.texts) - pending.taken
+            queue = next((queue for queue in (self._small, self._large) if pending in queue), None)
+            if queue is not None:
+                queue.remove(pending)
+            if queue is not None or pending.reading is not None:
+                pending.reading = None
+                self._waiting[pending.large] -= len(pending.texts) - pending.taken
+
+    async def _read(self, pending: _Pending) -> None:
+        """Tokenises a large request and queues it."""
+        rows: list[NDArray[np.int32]] = []
+        try:
+            for part in _parts(pending.texts):
+                found = await self._loop.run_in_executor(self._reader, self._encoder.read, part)
+                if pending.reading is None:
+                    return
+                self._check_rows(pending, found)
+                rows += [np.array(row, dtype=np.int32) for row in found]
+        except Exception as error:
+            self._fail(pending, error)
+            self.drop(pending)
+            _settle([pending])
+            return
+        with self._changed:
+            pending.rows, pending.reading = rows, None
+            self._large.append(pending)
+            self._changed.notify()
+
+    def _check_rows(self, pending: _Pending, rows: Sequence[Sequence[int]]) -> None:
+        """Counts the tokens of a request; raises an error if a text has none or the request too many."""
+        pending.tokens += sum(map(len, rows))
+        if not all(map(len, rows)):
+            raise BadInput("a text has nothing to embed; leave it out")
+        if pending.tokens > (most := self._settings.most_tokens):
+            raise BadInput(f"there are more than {most:,} tokens; send fewer texts")
 
     async def encode(self, texts: Sequence[str]) -> _Pending:
         pending = self.submit(texts)
@@ -143,6 +214,7 @@ class _Batcher:
             self._changed.notify_all()
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
+        self._reader.shutdown(wait=False, cancel_futures=True)
 
     def _work(self) -> None:
         while batch := self._next():
@@ -154,6 +226,7 @@ class _Batcher:
             self._rate = rate if not self._rate else 0.9 * self._rate + 0.1 * rate
             with self._changed:
                 self._busy -= 1
+                self._large_busy -= batch[0].pending.large
                 ready = [part.pending for part in batch if part.pending.ready]
             if ready:
                 self._loop.call_soon_threadsafe(_settle, ready)
@@ -162,39 +235,54 @@ class _Batcher:
         """Waits for the next batch; empty if the server shuts down and the queue is empty."""
         with self._changed:
             while True:
-                while not self._queue and not self._closing:
-                    self._changed.wait()
                 free = len(self._threads) - self._busy
                 batch = self._gather(min(_BATCH_TEXTS, max(_LEAST_BATCH, -(-self.waiting // free))))
+                left = bool(self._small or self._large)
                 if batch:
                     self._busy += 1
-                if self._queue:
-                    self._changed.notify()
-                elif self._closing:
-                    self._changed.notify_all()
-                if batch or (not self._queue and self._closing):
+                    self._large_busy += batch[0].pending.large
+                    if left:
+                        self._changed.notify()
                     return batch
+                if self._closing and not left:
+                    self._changed.notify_all()
+                    return []
+                self._changed.wait()
 
     def _gather(self, most: int) -> list[_Slice]:
-        """Takes up to `most` texts; an unfinished request goes to the end of the queue."""
+        """Takes up to `most` texts from one queue; an unfinished request goes to the queue's end."""
+        expected = time.monotonic() < self._last_small + _RECENT_SECONDS
+        # While small requests come, large ones leave a worker free for them.
+        large = self._large and not (expected and self._large_busy >= len(self._threads) - 1)
+        queue = self._large if large and (self._large_next or not self._small) else self._small
+        self._large_next = queue is self._small
+        full = _SHORT_BATCH_TOKENS if expected and queue is self._large else _BATCH_TOKENS
         batch: list[_Slice] = []
         unfinished: list[_Pending] = []
-        texts = characters = 0
-        while self._queue and texts < most and characters < _BATCH_CHARACTERS:
-            pending = self._queue.popleft()
-            left = len(pending.texts) - pending.taken
+        texts = tokens = 0
+        while queue and texts < most and tokens < full:
+            pending = queue.popleft()
+            start, count = pending.taken, len(pending.texts)
             if pending.over:
-                self.waiting -= left
+                self._waiting[pending.large] -= count - start
                 continue
-            share = pending.texts[pending.taken : pending.taken + min(_SHARE, most - texts)]
-            batch.append(_Slice(pending=pending, start=pending.taken, texts=share))
-            pending.taken += len(share)
-            self.waiting -= len(share)
+            while pending.taken < min(count, start + _SHARE, start + most - texts):
+                size = pending.size(pending.taken)
+                if tokens and tokens + size > full:
+                    tokens = full
+                    break
+                tokens += size
+                pending.taken += 1
+            if pending.taken == start:
+                queue.appendleft(pending)
+                break
+            share = pending.texts[start : pending.taken]
+            batch.append(_Slice(pending=pending, start=start, texts=share))
+            self._waiting[pending.large] -= len(share)
             texts += len(share)
-            characters += sum(map(len, share))
-            if len(share) < left:
+            if pending.taken < count:
                 unfinished.append(pending)
-        self._queue.extend(unfinished)
+        queue.extend(unfinished)
         return batch
 
     def _run(self, batch: Sequence[_Slice]) -> None:
@@ -209,16 +297,21 @@ class _Batcher:
 
     def _fill(self, batch: Sequence[_Slice]) -> None:
         """Tokenises the slices, runs them as one batch, and stores the vectors."""
-        rows = iter(self._encoder.read([text for part in batch for text in part.texts]))
-        good: list[tuple[_Slice, list[list[int]]]] = []
+        unread = [text for part in batch if part.pending.rows is None for text in part.texts]
+        rows = iter(self._encoder.read(unread) if unread else [])
+        good: list[tuple[_Slice, Sequence[Sequence[int]]]] = []
         for part in batch:
-            own = [next(rows) for _ in part.texts]
-            if [] in own:
-                self._fail(part.pending, BadInput("a text has nothing to embed; leave it out"))
-            elif part.pending.tokens + sum(map(len, own)) > (most := self._settings.most_tokens):
-                self._fail(part.pending, BadInput(f"there are more than {most:,} tokens; send fewer texts"))
-            elif not part.pending.over:
-                good.append((part, own))
+            pending, end = part.pending, part.start + len(part.texts)
+            if pending.rows is not None:
+                good.append((part, cast("Sequence[Sequence[int]]", pending.rows[part.start : end])))
+                continue
+            read = [next(rows) for _ in part.texts]
+            try:
+                self._check_rows(pending, read)
+            except BadInput as error:
+                self._fail(pending, error)
+            if not pending.over:
+                good.append((part, read))
         if not good:
             return
         inputs = [row for _, own in good for row in own]
@@ -232,13 +325,23 @@ class _Batcher:
                 part.pending.vectors[part.start : part.start + len(own)] = found
                 with self._changed:
                     part.pending.done += len(own)
-                    part.pending.tokens += sum(map(len, own))
             else:
                 self._fail(part.pending, BadModel("the model returns NaN or infinity; export it again"))
 
     def _fail(self, pending: _Pending, error: Exception) -> None:
         with self._changed:
             pending.failure = pending.failure or error
+
+
+def _parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Consecutive texts with at most `_READ_CHARACTERS` characters, or one longer text."""
+    start = characters = 0
+    for place, text in enumerate(texts):
+        if characters and characters + len(text) > _READ_CHARACTERS:
+            yield texts[start:place]
+            start, characters = place, 0
+        characters += len(text)
+    yield texts[start:]
 
 
 def _settle(finished: Sequence[_Pending]) -> None:

@@ -1,4 +1,4 @@
-"""Middleware for every route: API keys, metrics, and errors.
+"""Middleware for every route: host names, API keys, memory, metrics, and errors.
 
 A failure is logged only by its kind and place, because messages may contain a client's text.
 """
@@ -8,15 +8,17 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from ipaddress import ip_address
 from traceback import extract_tb
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trundle.serve.batching import _Batcher
-from trundle.serve.wire import _RequestError
+from trundle.serve.batching import _Batcher, _Busy
+from trundle.serve.settings import ServerSettings
+from trundle.serve.wire import _LARGE, _RequestError
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -59,11 +61,15 @@ class _Metrics:
 
 
 class _Guard:
-    """Middleware around the app: checks the API key, counts, and answers failures."""
+    """Middleware around the app: checks the host name and the API key, counts, and answers failures."""
 
-    def __init__(self, app: ASGIApp, *, keys: Sequence[str], metrics: _Metrics, routes: set[str]) -> None:
-        self._app, self._metrics, self._routes = app, metrics, routes
-        self._keys = [key.encode() for key in keys]
+    def __init__(
+        self, app: ASGIApp, *, settings: ServerSettings, metrics: _Metrics, routes: set[str]
+    ) -> None:
+        self._app, self._metrics, self._routes, self._settings = app, metrics, routes, settings
+        self._held = 0  # bytes of large bodies and answers
+        self._keys = [key.encode() for key in settings.keys]
+        self._hosts = {host.lower() for host in settings.hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,21 +77,39 @@ class _Guard:
             return
         path, started, status = scope["path"], time.perf_counter(), 0
         route = path if path in self._routes else "other"
+        received = held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            if size > _LARGE:  # small requests are never refused; the limit on connections bounds them
+                self._held += size - held
+                held = size
+
+        async def limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received = min(received + len(message.get("body", b"")), self._settings.most_bytes)
+            hold(received)
+            if held and self._held > self._settings.waiting_bytes:
+                raise _Busy(1)
+            return message
 
         async def counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-            await send(message)
+            body = message.get("body", b"")
+            hold(received + len(body))
+            # In parts: each one waits until the client has taken those before.
+            for start in range(0, max(1, len(body)), _LARGE):
+                part = {"body": body[start : start + _LARGE], "more_body": start + _LARGE < len(body)}
+                await send({**message, **part} if len(body) > _LARGE else message)
 
         try:
-            if self._keys and path not in _OPEN and not self._has_key(scope):
-                unknown = "pass a valid API key as a bearer token in the Authorization header"
-                headers = {"WWW-Authenticate": "Bearer"}
-                error = _RequestError(401, unknown, code="invalid_api_key", headers=headers)
-                await error.answer()(scope, receive, counted)
+            if refusal := self._refusal(scope):
+                await refusal.answer()(scope, receive, counted)
             else:
-                await self._app(scope, receive, counted)
+                await self._app(scope, limited, counted)
         except Exception as failure:
             place = extract_tb(failure.__traceback__)[-1]
             _LOG.error("%s in %s, line %s", type(failure).__name__, place.filename, place.lineno)
@@ -93,8 +117,22 @@ class _Guard:
                 failed = _RequestError(500, "the server failed on this request; its log says where")
                 await failed.answer()(scope, receive, counted)
         finally:
+            self._held -= held
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.seconds.labels(route).observe(time.perf_counter() - started)
+
+    def _refusal(self, scope: Scope) -> _RequestError | None:
+        if self._keys:
+            if scope["path"] in _OPEN or self._has_key(scope):
+                return None
+            unknown = "pass a valid API key as a bearer token in the Authorization header"
+            return _RequestError(401, unknown, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        # A web page can point its own name at this address, and may then call the server like its own.
+        given = (value.decode("latin-1") for name, value in scope["headers"] if name == b"host")
+        if all(_is_private_name(host) or host in self._hosts for host in map(_without_port, given)):
+            return None
+        wrong = "this server does not answer to that host name; pass it as --allow-host, or use API keys"
+        return _RequestError(421, wrong, code="wrong_host")
 
     def _has_key(self, scope: Scope) -> bool:
         """Whether the request has a valid key; every key is compared, each in constant time."""
@@ -102,6 +140,20 @@ class _Guard:
         kind, _, key = given.partition(b" ")
         same = [hmac.compare_digest(key.strip(), known) for known in self._keys]
         return kind.lower() == b"bearer" and any(same)
+
+
+def _without_port(host: str) -> str:
+    name = host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
+    return name.strip("[]").rstrip(".").lower()
+
+
+def _is_private_name(host: str) -> bool:
+    """Whether nobody can register the name: an address, a name without a dot, or below localhost."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return "." not in host or host.endswith(".localhost")
+    return True
 
 
 class _FastRoute:

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from itertools import count, islice
 from typing import Annotated, Any
@@ -27,7 +28,7 @@ from trundle.evaluate.retrieval import unit
 from trundle.serve.batching import _Batcher, _Busy
 from trundle.serve.models import _Served
 from trundle.serve.settings import ServerSettings
-from trundle.serve.wire import _JSON, _Body, _parse, _read_body, _RequestError
+from trundle.serve.wire import _JSON, _LARGE, _in_thread, _parse_body, _RequestError
 
 _ENVIRONMENT = "environment"
 _ENVIRONMENT_PASSAGES = 400
@@ -226,18 +227,15 @@ def _split_paragraph(paragraph: str) -> list[str]:
     """Splits into pieces of at most `_LONGEST` characters, between sentences if possible."""
     if len(paragraph) <= _LONGEST:
         return [paragraph]
-    pieces, piece = [], ""
-    for sentence in _SENTENCE.split(paragraph):
-        if piece and len(piece) + 1 + len(sentence) > _LONGEST:
-            pieces.append(piece)
-            piece = ""
-        piece = f"{piece} {sentence}".strip()
-        while len(piece) > _LONGEST:
-            end = piece.rfind(" ", 1, _LONGEST)
-            end = _LONGEST if end < 0 else end
-            pieces.append(piece[:end])
-            piece = piece[end:].strip()
-    return [*pieces, piece] if piece else pieces
+    pieces, start = list[str](), 0
+    while len(paragraph) - start > _LONGEST:
+        end = start + _LONGEST
+        ends = [found.start() for found in _SENTENCE.finditer(paragraph, start + 1, end + 1)]
+        space = paragraph.rfind(" ", start + 1, end + 1)
+        end = ends[-1] if ends else space if space > 0 else end
+        pieces.append(paragraph[start:end])
+        start = end + (paragraph[end] == " ")
+    return [*pieces, paragraph[start:]]
 
 
 def _add_page(app: FastAPI, served: _Served, playground: _Playground, settings: ServerSettings) -> None:
@@ -260,7 +258,8 @@ def _add_page(app: FastAPI, served: _Served, playground: _Playground, settings: 
     async def drop(request: Request) -> Response:
         dropped = await _parse_body(request, _DroppedFile, settings)
         check_texts([dropped.text])
-        passages = _split_passages(dropped.text)
+        split = partial(_split_passages, dropped.text)
+        passages = await _in_thread(len(dropped.text) > _LARGE, split)
         if not passages:
             raise _RequestError(400, f"{dropped.name} has no text to search; drop another file")
         return _answer(playground.add(dropped.name, passages).as_json())
@@ -270,14 +269,6 @@ def _add_page(app: FastAPI, served: _Served, playground: _Playground, settings: 
         body = await _parse_body(request, _SearchBody, settings)
         check_texts([body.query])
         return _answer(await playground.search(playground.get(body.corpus), body.query))
-
-
-async def _parse_body(request: Request, kind: type[_Body], settings: ServerSettings) -> _Body:
-    """Parses a JSON body. Other types are rejected: pages of other sites could send them freely."""
-    if request.headers.get("content-type", "").split(";")[0].strip() != _JSON:
-        raise _RequestError(415, f"send the body as {_JSON}")
-    raw = await _read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
-    return _parse(kind, raw)
 
 
 def _answer(content: Any) -> Response:

@@ -25,14 +25,13 @@ from trundle.records import versions
 from trundle.runtime.encoder import Output
 from trundle.serve import wire
 from trundle.serve.batching import _Batcher, _Pending
+from trundle.serve.connections import KEEP_ALIVE_SECONDS, limited_protocol
 from trundle.serve.guard import _CONTENT_TYPE, _FastRoute, _Guard, _Metrics
 from trundle.serve.models import _Model, _Served
 from trundle.serve.playground import _add_page, _Playground
 from trundle.serve.settings import ServerSettings, uvicorn
 from trundle.serve.wire import _JSON, EmbeddingsRequest, _RequestError
 
-_LARGE = 1 << 16
-"""Bodies and answers of more bytes than this are parsed and written in a thread."""
 _WATCHED_AFTER = 0.2
 """Seconds until the check for a disconnect, which costs as much as the rest of a short request."""
 _SWITCH_SECONDS = 0.001
@@ -50,6 +49,8 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         (404, "There is no such model."),
         (408, "The body came too slowly."),
         (413, "The body is too large."),
+        (415, "The body is not sent as application/json."),
+        (421, "Without API keys, the server does not answer to this host name."),
         (429, "The queue is full; see Retry-After."),
         (503, "The server is shutting down."),
         (504, "The request took too long."),
@@ -76,16 +77,21 @@ def run_server(served: _Served, settings: ServerSettings, listening: socket.sock
     """Serves until SIGINT or SIGTERM, then answers the open requests."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    config = uvicorn.Config(
+    uvicorn.Server(_server_config(served, settings)).run(sockets=[listening])
+
+
+def _server_config(served: _Served, settings: ServerSettings) -> uvicorn.Config:
+    return uvicorn.Config(
         _make_app(served, settings),
+        http=limited_protocol(settings),
+        ws="none",
         access_log=False,
-        log_level="warning",
+        log_level="error",  # a warning per invalid request would let strangers fill the log
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(settings.timeout + _SHUTDOWN_SECONDS),
     )
-    uvicorn.Server(config).run(sockets=[listening])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +104,8 @@ class _ServerState:
     batchers: dict[str, _Batcher] = field(default_factory=dict)
 
 
-def _make_app(served: _Served, settings: ServerSettings | None = None) -> FastAPI:
+def _make_app(served: _Served, settings: ServerSettings) -> FastAPI:
     """Returns the server as an ASGI app."""
-    settings = settings or ServerSettings()
     state = _ServerState(served=served, settings=settings)
     playground = _Playground(served, state.batchers)
 
@@ -126,11 +131,16 @@ def _make_app(served: _Served, settings: ServerSettings | None = None) -> FastAP
     _add_embeddings(app, state)
     for kind in (_RequestError, UserError, HTTPException):
         app.add_exception_handler(kind, _answer_error)
-    if settings.cors:
+    app.add_middleware(_Guard, settings=settings, metrics=state.metrics, routes=_ROUTES)
+    if settings.cors:  # outermost: browsers send a preflight without the key
+        origins, exposed = list(settings.cors), ["Retry-After"]
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=exposed,
         )
-    app.add_middleware(_Guard, keys=settings.keys, metrics=state.metrics, routes=_ROUTES)
     _add_status_routes(app, state)
     if settings.page:
         _add_page(app, served, playground, settings)
@@ -169,9 +179,7 @@ def _add_embeddings(app: FastAPI, state: _ServerState) -> None:
 
 async def _answer_embeddings(state: _ServerState, request: Request) -> Response:
     settings = state.settings
-    raw = await wire._read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
-    parse = partial(wire._parse, EmbeddingsRequest, raw)
-    asked = await asyncio.to_thread(parse) if len(raw) > _LARGE else parse()
+    asked = await wire._parse_body(request, EmbeddingsRequest, settings)
     model = state.served.answering(asked.model, asked.input_type)
     if model is None:
         known = ", ".join(each.name for each in state.served.models)
@@ -181,13 +189,16 @@ async def _answer_embeddings(state: _ServerState, request: Request) -> Response:
     if len(texts) > settings.most_texts:
         few = f"{len(texts)} texts are too many for one request; send {settings.most_texts} or fewer"
         raise _RequestError(400, few, param="input")
+    if any(len(text) > settings.most_characters for text in texts):
+        long = f"a text has more than {settings.most_characters:,} characters; shorten it, or split it"
+        raise _RequestError(400, long, param="input")
     width = model.encoder.dimensions
     if asked.dimensions is not None and asked.dimensions > width:
         many = f"the model has {width} dimensions, not {asked.dimensions}; pass 1 to {width}"
         raise _RequestError(400, many, param="dimensions")
     prompt = model.encoder.prompt_for(asked.input_type)
     try:
-        check_texts(texts)
+        await wire._in_thread(sum(map(len, texts)) > wire._LARGE, partial(check_texts, texts))
         prompted = [prompt + text for text in texts] if prompt else texts
         encoded = await _encode(request, state.batchers[model.name], prompted, settings.timeout)
     except UserError as error:
@@ -195,8 +206,8 @@ async def _answer_embeddings(state: _ServerState, request: Request) -> Response:
     state.metrics.texts.labels(model.name, asked.input_type or "text").inc(len(texts))
     state.metrics.tokens.labels(model.name).inc(encoded.tokens)
     write = partial(_written, model, asked, encoded)
-    large = len(texts) * width * 8 > _LARGE
-    return Response(await asyncio.to_thread(write) if large else write(), media_type=_JSON)
+    large = len(texts) * width * 8 > wire._LARGE
+    return Response(await wire._in_thread(large, write), media_type=_JSON)
 
 
 async def _encode(request: Request, batcher: _Batcher, texts: list[str], timeout: float) -> _Pending:

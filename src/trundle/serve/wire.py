@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Literal, TypeVar
 
 from fastapi import Request, Response
@@ -11,8 +12,13 @@ from pydantic import BaseModel, Field, StrictInt, ValidationError
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
+from trundle.serve.settings import ServerSettings
+
+_T = TypeVar("_T")
 _Body = TypeVar("_Body", bound=BaseModel)
 _JSON = "application/json"
+_LARGE = 1 << 16
+"""Bodies and answers of more bytes than this are parsed and written in a thread."""
 _MOST_IGNORED = 64 << 20
 _DISCONNECTED = 499
 """The usual status for a client that disconnected; no client receives it."""
@@ -117,6 +123,20 @@ def _parse(kind: type[_Body], body: bytes) -> _Body:
             message = "input must be a text or a list of one or more texts, not token ids or anything else"
             message += "; in LangChain set check_embedding_ctx_length=False"
         raise _RequestError(400, message, param=field) from error
+
+
+async def _parse_body(request: Request, kind: type[_Body], settings: ServerSettings) -> _Body:
+    """Reads and parses a JSON body. Other types are rejected: pages of other sites may send them freely."""
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != _JSON:
+        other = f"send the body as {_JSON} and say so in the Content-Type header"
+        raise _RequestError(415, other, code="wrong_content_type")
+    raw = await _read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
+    return await _in_thread(len(raw) > _LARGE, partial(_parse, kind, raw))
+
+
+async def _in_thread(large: bool, work: Callable[[], _T]) -> _T:
+    """Runs work that takes long for a large request in a thread, so that the others do not wait for it."""
+    return await asyncio.to_thread(work) if large else work()
 
 
 async def _read_body(request: Request, *, most_bytes: int, seconds: float) -> bytes:
