@@ -190,7 +190,7 @@ def large_dense_layer(folder: Path) -> None:
 STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "other shapes": (other_shapes, "other shapes than its config says"),
     "a large tokenizer": (lambda folder: large_tokenizer(folder, 2 * 10**5), "far too large for"),
-    "more tokens than vectors": (lambda folder: large_tokenizer(folder, 1000), "the model has vectors for"),
+    "more tokens than vectors": (lambda folder: large_tokenizer(folder, 2000), "the model has vectors for"),
     "a million layers": (lambda folder: edited(folder / "config.json", num_hidden_layers=10**6), "1,000,000"),
     "a billion tokens": (lambda folder: edited(folder / "config.json", vocab_size=10**9), "parameters"),
     "wide": (lambda folder: edited(folder / "config.json", intermediate_size=10**9), "parameters"),
