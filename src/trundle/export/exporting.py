@@ -102,12 +102,12 @@ def export_model(
         if there and not force:
             raise BadInput(f"{there[0]} exists already; pass --force to replace it, or -o FOLDER")
     else:
-        check_free(output, replace=force)
+        check_free(output, replace=force, read=[source])
     model = load(source, trust_remote_code=trust_remote_code, device="cpu").float().eval()
     export_into = _export_sides if is_pair(model) else _export_into
     if output is None:
         return export_into(home, model, row, options, progress)
-    with atomic_folder(output, replace=force) as scratch:
+    with atomic_folder(output, replace=force, keep=True) as scratch:
         if not is_pair(model):
             _write_standalone(model, scratch)
         exported = export_into(scratch, model, row, options, progress)

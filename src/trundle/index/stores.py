@@ -37,7 +37,7 @@ def create_store(
             return
         folder = Path(where).expanduser()
         if force and (folder / _MARK).is_file():
-            folder = stack.enter_context(atomic_folder(folder, replace=True, marks=(_MARK,)))
+            folder = stack.enter_context(atomic_folder(folder, replace=True, marks=(_MARK,), keep=True))
         _create_embedded(folder, wanted)
         yield stack.enter_context(closing(_EmbeddedStore(folder, progress=progress)))
 

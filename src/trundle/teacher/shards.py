@@ -12,6 +12,7 @@ written: a killed run leaves no shard that seems finished.
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b, file_digest
@@ -261,10 +262,13 @@ def _with_recorded(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def drop_records(folder: Path) -> None:
-    """Remove the records of a finished folder, and temporary files of killed runs."""
+    """Remove the records of a finished folder, and what killed runs left in it."""
     for pattern in (f".*{_RECORD}", f".*{_SCRATCH}"):
         for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _record_path(folder: Path, number: int) -> Path:
