@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from trundle.embedder import Vectors, check_vectors
 from trundle.errors import BadInput, BadModel
-from trundle.runtime.description import Description, read_description
+from trundle.runtime.description import Description, check_weights, read_description
 from trundle.runtime.engines import _choose, _GraphSession, _Ids, _load_graph
 
 _STEPS = ((32, 4), (64, 8))
@@ -150,6 +150,7 @@ class _OneModel:
     def __init__(self, folder: Path, *, graph: str | None, threads: int, warn: Callable[[str], None]) -> None:
         self.folder, self.threads = folder, threads
         self.description = read_description(folder)
+        check_weights(folder, self.description)
         self.graph = _choose(self.description.graphs, graph, folder, warn)
         self.reader = Reader(folder, self.description)
         self._sessions: dict[int, _GraphSession] = {}
