@@ -128,7 +128,7 @@ def atomic_folder(
                 _replace(scratch, path, marks)
             else:
                 scratch.rename(path)  # fails if there is anything but an empty folder
-            _sync(path.parent)
+            sync(path.parent)
         except (OSError, BadInput) as error:
             reason = str(error).partition(";")[0] if isinstance(error, BadInput) else error.strerror or error
             if not replace and path.exists():
@@ -238,14 +238,14 @@ def _sync_tree(folder: Path) -> None:
     for place in (folder, *folder.rglob("*")):
         if place.is_file():
             place.chmod(usual)
-            _sync(place)
+            sync(place)
         elif place.is_dir():
             if place == folder:
                 place.chmod(usual | (usual & 0o444) >> 2)
-            _sync(place)
+            sync(place)
 
 
-def _sync(place: Path) -> None:
+def sync(place: Path) -> None:
     """Writes a file, or the names in a folder, to disk."""
     if os.name == "nt" and place.is_dir():
         return
@@ -332,9 +332,9 @@ def write_atomic(path: Path, text: str) -> None:
         remove_abandoned(path.parent, path.name)
         scratch, lock = _claimed(path.parent, path.name, lambda place: place.touch(exist_ok=False))
         scratch.write_text(text, encoding="utf-8")
-        _sync(scratch)
+        sync(scratch)
         scratch.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise _failed(path, error) from error
     finally:

@@ -34,7 +34,7 @@ from trundle.folders import (
 )
 from trundle.model.heads import is_pair, normalises, one_route
 from trundle.model.load import load
-from trundle.model.save import tokenizer_text, weights_digest
+from trundle.model.save import weights_digest
 from trundle.model.static import static_table
 from trundle.precision import EngineName, GraphFormat, Precision, graph_format
 from trundle.progress import SILENT, Progress
@@ -290,7 +290,8 @@ def _describe(model: SentenceTransformer) -> Description:
         parameters=sum(weight.numel() for weight in model.parameters()),
         default_prompt=model.default_prompt_name,
     )
-    identity = cache_key(weights_digest(model), tokenizer_text(model), described.as_text())
+    settings = [described.prompts, described.default_prompt, before, after, longest, described.normalised]
+    identity = cache_key(weights_digest(model), settings)
     return replace(described, identity=identity)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from numpy.typing import NDArray
 
 from trundle.embedder import Vectors
 from trundle.errors import MissingExtra
+from trundle.folders import scratch_folder, sync
 from trundle.index.base import _Precision
 from trundle.progress import SILENT, Progress
 
@@ -97,15 +96,12 @@ def _write_graph(
             part = np.ascontiguousarray(codes[start : start + _GRAPH_BATCH])
             index.add(np.arange(start, start + len(part)), part)
             advance(len(part))
-    scratch = path.with_name(f".{path.name}.part")
-    try:
-        index.save(str(scratch))
-        with scratch.open("rb") as handle:
-            os.fsync(handle.fileno())
-        scratch.replace(path)
-    finally:
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)
+    with scratch_folder(path.parent, path.name) as scratch:
+        made = scratch / path.name
+        index.save(str(made))
+        sync(made)
+        made.replace(path)
+        sync(path.parent)
 
 
 def _open_graph(
