@@ -15,11 +15,6 @@ from trundle.folders import scratch_folder, sync
 from trundle.index.base import _Precision
 from trundle.progress import SILENT, Progress
 
-try:
-    from usearch.index import Index
-except ImportError as error:
-    raise MissingExtra("an index of many texts", "index") from error
-
 _Rows = NDArray[np.int64]
 _Codes = NDArray[Any]
 _Candidates = Callable[[_Codes, int], _Rows]
@@ -86,11 +81,20 @@ def _rescored(query: Vectors, vectors: Vectors, rows: _Rows, k: int) -> list[tup
     return [(int(rows[place]), float(scores[place])) for place in order]
 
 
+def _usearch() -> Any:
+    # Imported late: on ARM, torch hangs when it is imported after usearch.
+    try:
+        from usearch.index import Index
+    except ImportError as error:
+        raise MissingExtra("an index of many texts", "index") from error
+    return Index
+
+
 def _write_graph(
     path: Path, codes: _Codes, precision: _Precision, dimensions: int, progress: Progress = SILENT
 ) -> None:
     metric, dtype = _GRAPH_KINDS[precision]
-    index = Index(ndim=_graph_width(codes, precision, dimensions), metric=metric, dtype=dtype)
+    index = _usearch()(ndim=_graph_width(codes, precision, dimensions), metric=metric, dtype=dtype)
     with progress.task("building the graph", len(codes)) as advance:
         for start in range(0, len(codes), _GRAPH_BATCH):
             part = np.ascontiguousarray(codes[start : start + _GRAPH_BATCH])
@@ -110,8 +114,9 @@ def _open_graph(
     """Return the number of rows the graph covers and a search in it, or None without a usable graph."""
     if not path.is_file():
         return None
+    library = _usearch()
     try:
-        index: Any = Index.restore(str(path), view=True)
+        index: Any = library.restore(str(path), view=True)
     except Exception:  # RuntimeError and others; without the graph the search is only slower
         return None
     if index is None or index.ndim != _graph_width(codes, precision, dimensions) or len(index) > len(codes):

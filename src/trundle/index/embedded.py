@@ -18,6 +18,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from trundle.errors import BadInput, WriteFailed
 from trundle.folders import check_free, locked_folder, sync, write_atomic
 from trundle.index.base import _EXACT_UP_TO, _OVERSAMPLE, Wanted, _agreed, _Facts, _Hit, _key_of, _Sample
 from trundle.index.codes import (
+    _Candidates,
     _code_width,
     _Codes,
     _encode_codes,
@@ -180,9 +182,13 @@ class _EmbeddedStore:
         if self.facts.precision != "float":
             kind = np.dtype(np.int8 if self.facts.precision == "int8" else np.uint8)
             self._codes = _mapped(self._codes_path, kind, total, _code_width(width, self.facts.precision))
-        self._graph = None
-        if total > self._exact_up_to:
-            self._graph = _open_graph(self._folder / _GRAPH, self.facts.precision, self._codes, width)
+        self.__dict__.pop("_graph", None)
+
+    @cached_property
+    def _graph(self) -> tuple[int, _Candidates] | None:
+        if len(self._codes) <= self._exact_up_to:
+            return None
+        return _open_graph(self._folder / _GRAPH, self.facts.precision, self._codes, self.dimensions)
 
     def _candidates(self, query: Vectors, k: int) -> _Rows:
         precision = self.facts.precision
