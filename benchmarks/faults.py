@@ -81,8 +81,8 @@ def trundle(*words: str) -> Callable[[Path], None]:
 
 def pico_model(root: Path) -> None:
     shutil.copytree(root.parent / "pico", root / "model")
-    shutil.copy(root.parent / "texts.txt", root)
-    shutil.copy(root.parent / "pairs.jsonl", root)
+    for name in ("texts.txt", "pairs.jsonl", "labels.jsonl"):
+        shutil.copy(root.parent / name, root)
 
 
 def after(*runs: Callable[[Path], None]) -> Callable[[Path], None]:
@@ -215,10 +215,10 @@ def jobs() -> dict[str, Job]:
         Job(name="depth-force", run=forced, prepare=with_model(depth)),
         Job(name="width", run=trundle("width", "model", "--widths", "1/2", *_TEXTS, *_TRAIN, *_OUT), **model),
         Job(name="vocabulary", run=trundle("vocabulary", "model", "--parameters", "97%", *_TEXTS, *_OUT), **model),
-        Job(name="weights", run=trundle("weights", "model", "--sparsity", "50%", *_TEXTS, *_OUT), **model),
+        Job(name="weights", run=trundle("weights", "model", "--method", "magnitude", "--sparsity", "50%", *_OUT), **model),
         Job(name="align", run=trundle("align", "model", "--teacher", "model", *_TEXTS, *_TRAIN, *_OUT), **model),
         Job(name="contrast", run=trundle("contrast", "model", "--data", "pairs.jsonl", *_TRAIN, *_OUT), **model),
-        Job(name="finetune", run=trundle("finetune", "model", "--data", "pairs.jsonl", *_TRAIN, *_OUT), **model),
+        Job(name="finetune", run=trundle("finetune", "model", "--data", "labels.jsonl", *_TRAIN, *_OUT), **model),
         Job(name="compress", run=trundle("compress", "model", "--recipe", "recipe.yaml", *_TEXTS, *_OUT),
             prepare=lambda root: (pico_model(root), (root / "recipe.yaml").write_text(
                 "steps:\n  - depth: {keep: 2}\n  - align: {teacher: model, steps: 2, batch_size: 4}\n"))[0]),
@@ -231,10 +231,10 @@ def jobs() -> dict[str, Job]:
             state=targeted, grows=True, **model),
         Job(name="index-build", run=built, prepare=with_model(graph), grows=True,
             state=lambda root: {"texts": str((root / "out/index.json").is_file())}),
-        Job(name="report", run=trundle("report", "small", "-o", "out/report.html", "-q"),
+        Job(name="report", grows=True, run=trundle("report", "small", "-o", "out/report.html", "-q"),
             prepare=lambda root: (with_model(trundle("depth", "model", "--keep", "2", "-o", "small", "-q"))(root),
                                   (root / "out").mkdir())[1]),
-        Job(name="evaluate", run=trundle("evaluate", "model", "--teacher", "model", *_TEXTS, "-o", "out/scores.json", "-q"),
+        Job(name="evaluate", run=trundle("evaluate", "model", "--teacher", "../pico", *_TEXTS, "-o", "out/scores.json", "-q"),
             prepare=lambda root: (pico_model(root), (root / "out").mkdir())[1]),
         Job(name="serve-start", run=open_served, prepare=pico_model, place="cache",
             state=lambda root: {"graphs": str(len(list((root / "cache").glob("graphs/*/encoder.json"))))}),
@@ -363,7 +363,11 @@ def inject(chosen: Sequence[Job], base: Path, points: int, faults: Sequence[int]
     for job in chosen:
         shutil.rmtree(base / "start", ignore_errors=True)
         began, lost = time.monotonic(), count.lost
-        calls, *states = reference(job, base)
+        try:
+            calls, *states = reference(job, base)
+        except AssertionError as problem:
+            count.problem(f"{job.name} fails without any fault: {problem}")
+            continue
         step = max(1, calls // points)
         tried = list(range(1 + random.Random(0).randrange(step), calls + 1, step))
         for error, at in itertools.product(faults, tried):
@@ -403,7 +407,9 @@ def together(chosen: Sequence[Job], base: Path, rounds: int, count: Count) -> No
             now = in_child(one.state, root)
             united = wanted[0] | wanted[1]
             if isinstance(now, str) or (now not in (*wanted, united) and not set(united) <= set(now)):
-                count.problem(f"{where}: {now if isinstance(now, str) else sorted(set(now) ^ set(united))[:5]}")
+                count.problem(
+                    f"{where}: {now if isinstance(now, str) else sorted(set(now) ^ set(united))[:5]}"
+                )
             elif left := [name for name in leftovers(root) if not name.endswith(".new")]:
                 count.problem(f"{where}: scratch is left: {left}")
             elif one.grows and any(code for code, _ in ends):
@@ -415,9 +421,7 @@ def together(chosen: Sequence[Job], base: Path, rounds: int, count: Count) -> No
 def with_library(folder: Path) -> None:
     """Start this program again with the library of faults loaded."""
     library = folder / "faults.so"
-    subprocess.run(
-        ["cc", "-O1", "-shared", "-fPIC", "-o", library, HERE / "faults.c", "-ldl"], check=True
-    )
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, HERE / "faults.c", "-ldl"], check=True)
     settings = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     os.environ.update(settings, LD_PRELOAD=str(library), FAULTS_IN=str(folder))
     os.execv(sys.executable, [sys.executable, *sys.argv])
@@ -443,6 +447,8 @@ def make_inputs(base: Path) -> None:
     (base / "texts.txt").write_text("\n".join(texts))
     rows = (f'{{"query": "{one}", "positive": "{two}"}}' for one, two in itertools.pairwise(texts))
     (base / "pairs.jsonl").write_text("\n".join(rows))
+    rows = (f'{{"text": "{text}", "label": {number % 3}}}' for number, text in enumerate(texts))
+    (base / "labels.jsonl").write_text("\n".join(rows))
 
 
 def chosen_jobs(names: str | None) -> Iterator[Job]:
@@ -452,7 +458,9 @@ def chosen_jobs(names: str | None) -> Iterator[Job]:
 
 def main() -> None:
     """Read the arguments, and run what they ask for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["kill", "fail", "together"])
     parser.add_argument("--jobs", help="names, separated by commas; default: all")
     parser.add_argument("--points", type=int, default=30)

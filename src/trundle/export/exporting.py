@@ -227,7 +227,7 @@ def _put_in_place(home: Path, made: Path, description: Description, graph: Graph
         older: Description | None = read_description(home)
     except BadModel:
         older = None
-    wrong: set[str] = set()
+    wrong = {graph.path}
     if older is not None:
         same = replace(older, graphs=()) == description
         graphs = tuple(each for each in older.graphs if same and (home / each.path).is_file())
@@ -237,16 +237,15 @@ def _put_in_place(home: Path, made: Path, description: Description, graph: Graph
         for each in there.iterdir():
             if not (made / each.name).exists() and not _belongs(f"{made.name}/{each.name}", wrong):
                 _carry_over(each, made / each.name)
-    replaced = replace(
-        description, graphs=tuple(each for each in description.graphs if each.path != graph.path)
-    )
-    # A kill must not leave a graph under a description of another one. A new graph is named before it is
-    # there, which readers ignore; one that is replaced is named again when the new one is in its place.
-    first = replaced if (home / graph.path).exists() else description.with_graph(graph)
-    write_atomic(home / FILE, first.as_text())
+    # A kill must not leave a graph under the description of another model. A new graph is named before it is
+    # there, which readers ignore. One of a model that has changed since is named when it is in its place.
+    complete = description.with_graph(graph)
+    if not (home / graph.path).exists():
+        write_atomic(home / FILE, complete.as_text())
+    elif older is not None and graph.path in wrong:
+        write_atomic(home / FILE, description.as_text())
     swap_folders(made, there)
-    if first is replaced:
-        write_atomic(home / FILE, description.with_graph(graph).as_text())
+    write_atomic(home / FILE, complete.as_text())
 
 
 def _belongs(name: str, graphs: set[str]) -> bool:

@@ -95,7 +95,7 @@ def _has_graphs(folder: Path) -> bool:
         graphs = read_description(folder).graphs
     except BadModel:
         return True  # loading it explains what is wrong
-    return not graphs or any((folder / graph.path).is_file() for graph in graphs)
+    return any((folder / graph.path).is_file() for graph in graphs)
 
 
 def read_weights(folder: Path) -> tuple[str, dict[str, list[int]]]:
