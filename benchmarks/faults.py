@@ -1,12 +1,12 @@
-"""Kills and fails every command that writes, at points spread over its file-system calls; and runs two at once.
+"""Kills and fails every command that writes, at points spread over its file-system calls; runs two at once.
 
     python benchmarks/faults.py kill [--jobs folder,index] [--points 30]
     python benchmarks/faults.py fail [--jobs …] [--points 10]      each of ENOSPC, EIO and EROFS
     python benchmarks/faults.py together [--jobs …] [--rounds 3]   every pair of jobs that write to one place
 
-Commands run on pico models, each in a process forked from this one, so that torch is imported once. Afterwards
-the old or the new state must be complete, the same command must finish, and no scratch may be left. Needs Linux
-and a C compiler. Exits with code 1 if a state is lost.
+Commands run on pico models, each in a process forked from this one, so that torch is imported once. After a
+fault the old or the new state must be complete, the same command must finish, and no scratch may be left.
+Needs Linux and a C compiler. Exits with code 1 if a state is lost.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
+
+from trundle.errors import TrundleError
 
 HERE = Path(__file__).parent
 FAULTS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EROFS": errno.EROFS}
@@ -137,7 +141,7 @@ def indexed(root: Path) -> State:
     sample = store.sample(10_000, 0)
     assert not len(sample.texts) or (vectors_of(sample.texts) == sample.vectors).all()  # type: ignore[attr-defined]
     store.close()
-    return {text: "" for text in sample.texts} | {"index": ""}
+    return dict.fromkeys(sample.texts, "") | {"index": ""}
 
 
 def fill_targets(root: Path) -> None:
@@ -166,6 +170,23 @@ def targeted(root: Path) -> State:
     }
 
 
+def built_index(root: Path) -> State:
+    """Whether the index opens, and its texts."""
+    from trundle.index.stores import open_store
+
+    if not (root / "out" / "index.json").is_file():
+        return {}
+    store = open_store(str(root / "out"))
+    texts = store.sample(10_000, 0).texts
+    store.close()
+    return dict.fromkeys(texts, "") | {"index": ""}
+
+
+def cached_graphs(root: Path) -> State:
+    """The complete graphs in the cache."""
+    return {"graphs": str(len(list((root / "cache").glob("graphs/*/encoder.json"))))}
+
+
 def exported(root: Path) -> State:
     """The graphs of the model's folder that run and agree with torch, and the model's own files."""
     from trundle.errors import BadModel
@@ -191,6 +212,7 @@ def exported(root: Path) -> State:
 _TRAIN = ("--steps", "2", "--batch-size", "4", "-q")
 _TEXTS = ("--data", "texts.txt")
 _OUT = ("-o", "out", "-q")
+_RECIPE = "steps:\n  - depth: {keep: 2}\n  - align: {teacher: model, steps: 2, batch_size: 4}\n"
 
 
 def jobs() -> dict[str, Job]:
@@ -200,45 +222,58 @@ def jobs() -> dict[str, Job]:
     built = trundle("index", "build", "model", *_TEXTS, *_OUT)
     graph = trundle("export", "model", "-q")
     half = trundle("export", "model", "--half", "-q")
-    model = {"prepare": pico_model}
 
     def with_model(*runs: Callable[[Path], None]) -> Callable[[Path], None]:
-        return lambda root: (pico_model(root), after(*runs)(root))[1]
+        def prepare(root: Path) -> None:
+            pico_model(root)
+            (root / "recipe.yaml").write_text(_RECIPE)
+            after(*runs)(root)
 
+        return prepare
+
+    def beside(*runs: Callable[[Path], None]) -> Callable[[Path], None]:
+        def prepare(root: Path) -> None:
+            with_model(*runs)(root)
+            (root / "out").mkdir()
+
+        return prepare
+
+    def small(root: Path) -> None:
+        fill_index(root, count=10)
+
+    model = with_model()
+    words = {
+        "width": ("--widths", "1/2", *_TEXTS, *_TRAIN),
+        "vocabulary": ("--parameters", "97%", *_TEXTS),
+        "weights": ("--method", "magnitude", "--sparsity", "50%"),
+        "align": ("--teacher", "model", *_TEXTS, *_TRAIN),
+        "contrast": ("--data", "pairs.jsonl", *_TRAIN),
+        "finetune": ("--data", "labels.jsonl", *_TRAIN),
+        "compress": ("--recipe", "recipe.yaml", *_TEXTS),
+    }
+    report = trundle("report", "small", "-o", "out/report.html", "-q")
+    reported = trundle("depth", "model", "--keep", "2", "-o", "small", "-q")
+    scores = ("--teacher", "../pico", *_TEXTS, "-o", "out/scores.json", "-q")
+    targets = trundle("targets", "build", "model", *_TEXTS, *_OUT)
+    again = trundle("export", "model", "-q", "--force")
     made = [
         Job(name="folder", run=plain_folder, prepare=old_folder),
         Job(name="index", run=fill_index, state=indexed, grows=True),
-        Job(name="index-force", run=lambda root: fill_index(root, force=True),
-            prepare=lambda root: fill_index(root, count=10), state=indexed),
+        Job(name="index-force", run=partial(fill_index, force=True), prepare=small, state=indexed),
         Job(name="targets", run=fill_targets, state=targeted, grows=True),
-        Job(name="depth", run=depth, **model),
+        Job(name="depth", run=depth, prepare=model),
         Job(name="depth-force", run=forced, prepare=with_model(depth)),
-        Job(name="width", run=trundle("width", "model", "--widths", "1/2", *_TEXTS, *_TRAIN, *_OUT), **model),
-        Job(name="vocabulary", run=trundle("vocabulary", "model", "--parameters", "97%", *_TEXTS, *_OUT), **model),
-        Job(name="weights", run=trundle("weights", "model", "--method", "magnitude", "--sparsity", "50%", *_OUT), **model),
-        Job(name="align", run=trundle("align", "model", "--teacher", "model", *_TEXTS, *_TRAIN, *_OUT), **model),
-        Job(name="contrast", run=trundle("contrast", "model", "--data", "pairs.jsonl", *_TRAIN, *_OUT), **model),
-        Job(name="finetune", run=trundle("finetune", "model", "--data", "labels.jsonl", *_TRAIN, *_OUT), **model),
-        Job(name="compress", run=trundle("compress", "model", "--recipe", "recipe.yaml", *_TEXTS, *_OUT),
-            prepare=lambda root: (pico_model(root), (root / "recipe.yaml").write_text(
-                "steps:\n  - depth: {keep: 2}\n  - align: {teacher: model, steps: 2, batch_size: 4}\n"))[0]),
-        Job(name="export", run=graph, state=exported, place="model", **model),
-        Job(name="export-again", run=trundle("export", "model", "-q", "--force"), state=exported,
-            prepare=with_model(graph, half), place="model"),
+        *(Job(name=each, run=trundle(each, "model", *words[each], *_OUT), prepare=model) for each in words),
+        Job(name="export", run=graph, state=exported, prepare=model, place="model"),
+        Job(name="export-again", run=again, state=exported, prepare=with_model(graph, half), place="model"),
         Job(name="export-half", run=half, state=exported, prepare=with_model(graph), place="model"),
-        Job(name="export-out", run=trundle("export", "model", *_OUT), **model),
-        Job(name="targets-build", run=trundle("targets", "build", "model", *_TEXTS, *_OUT),
-            state=targeted, grows=True, **model),
-        Job(name="index-build", run=built, prepare=with_model(graph), grows=True,
-            state=lambda root: {"texts": str((root / "out/index.json").is_file())}),
-        Job(name="report", grows=True, run=trundle("report", "small", "-o", "out/report.html", "-q"),
-            prepare=lambda root: (with_model(trundle("depth", "model", "--keep", "2", "-o", "small", "-q"))(root),
-                                  (root / "out").mkdir())[1]),
-        Job(name="evaluate", run=trundle("evaluate", "model", "--teacher", "../pico", *_TEXTS, "-o", "out/scores.json", "-q"),
-            prepare=lambda root: (pico_model(root), (root / "out").mkdir())[1]),
-        Job(name="serve-start", run=open_served, prepare=pico_model, place="cache",
-            state=lambda root: {"graphs": str(len(list((root / "cache").glob("graphs/*/encoder.json"))))}),
-    ]  # fmt: skip
+        Job(name="export-out", run=trundle("export", "model", *_OUT), prepare=model),
+        Job(name="targets-build", run=targets, state=targeted, grows=True, prepare=model),
+        Job(name="index-build", run=built, state=built_index, grows=True, prepare=with_model(graph)),
+        Job(name="report", run=report, grows=True, prepare=beside(reported)),
+        Job(name="evaluate", run=trundle("evaluate", "model", *scores), prepare=beside()),
+        Job(name="serve-start", run=open_served, state=cached_graphs, prepare=model, place="cache"),
+    ]
     return {job.name: job for job in made}
 
 
@@ -250,7 +285,7 @@ def open_served(root: Path) -> None:
 
 
 def forked(run: Callable[[Path], None], root: Path, *, at: int = 0, error: int = 0) -> tuple[int, Path]:
-    """Start a command in a process forked from this one, armed with a fault; returns its id and its output."""
+    """Start a command in a forked process, armed with a fault; returns its id and the file of its output."""
     log = root.parent / f"{root.name}.log.{time.monotonic_ns()}"
     child = os.fork()
     if child:
@@ -268,13 +303,13 @@ def forked(run: Callable[[Path], None], root: Path, *, at: int = 0, error: int =
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    except TrundleError as problem:
+        print(f"trundle: {problem}")
+        code = 1
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
-        with open(f"{log}.calls", "w") as stream:
-            stream.write(str(ctypes.CDLL(None).faults_count()))
+        Path(f"{log}.calls").write_text(str(ctypes.CDLL(None).faults_count()))
         os._exit(code)
 
 
@@ -314,20 +349,22 @@ def clean(root: Path) -> None:
         path.unlink(missing_ok=True) if path.is_file() else None
 
 
+@cache
 def reference(job: Job, base: Path) -> tuple[int, State, State]:
     """How many calls a command makes, and the states before and after it."""
     root = base / "root"
     clean(root)
     root.mkdir()
     job.prepare(root)
-    shutil.copytree(root, base / "start", symlinks=True)
+    shutil.copytree(root, base / f"start-{job.name}", symlinks=True)
     before = in_child(job.state, root)
     child = forked(job.run, root)
     code, output = finished(child)
     assert code == 0, f"{job.name}: {output}"
     calls = int(Path(f"{child[1]}.calls").read_text())
     after_it = in_child(job.state, root)
-    assert isinstance(before, dict) and isinstance(after_it, dict), (before, after_it)
+    assert isinstance(before, dict), before
+    assert isinstance(after_it, dict), after_it
     left = leftovers(root)
     assert not left, f"{job.name} leaves {left}"
     return calls, before, after_it
@@ -336,7 +373,7 @@ def reference(job: Job, base: Path) -> tuple[int, State, State]:
 def try_point(job: Job, base: Path, at: int, error: int, states: tuple[State, State], count: Count) -> None:
     root, (before, new) = base / "root", states
     clean(root)
-    shutil.copytree(base / "start", root, symlinks=True)
+    shutil.copytree(base / f"start-{job.name}", root, symlinks=True)
     code, output = finished(forked(job.run, root, at=at, error=error))
     where = f"{job.name}, call {at}, {errno.errorcode.get(error, 'killed')}"
     count.tried += 1
@@ -361,7 +398,6 @@ def try_point(job: Job, base: Path, at: int, error: int, states: tuple[State, St
 
 def inject(chosen: Sequence[Job], base: Path, points: int, faults: Sequence[int], count: Count) -> None:
     for job in chosen:
-        shutil.rmtree(base / "start", ignore_errors=True)
         began, lost = time.monotonic(), count.lost
         try:
             calls, *states = reference(job, base)
@@ -381,19 +417,16 @@ def inject(chosen: Sequence[Job], base: Path, points: int, faults: Sequence[int]
 
 
 def together(chosen: Sequence[Job], base: Path, rounds: int, count: Count) -> None:
-    """Run pairs of jobs that write to one place; each must succeed or explain, and the place must be whole."""
+    """Run pairs of jobs that write to one place: each succeeds or explains, and the place is whole."""
     for one, other in itertools.combinations_with_replacement(chosen, 2):
         if one.place != other.place or (one.state is not other.state and one.name != other.name):
             continue
-        wanted = []
-        for job in (one, other):
-            shutil.rmtree(base / "start", ignore_errors=True)
-            wanted.append(reference(job, base)[2])
+        wanted = [reference(job, base)[2] for job in (one, other)]
         codes = []
         for number in range(rounds):
             root = base / "root"
             clean(root)
-            shutil.copytree(base / "start", root, symlinks=True)
+            shutil.copytree(base / f"start-{other.name}", root, symlinks=True)
             if not (root / "model").exists() and (base / "pico").exists():
                 pico_model(root)
             first = forked(one.run, root)
@@ -412,7 +445,7 @@ def together(chosen: Sequence[Job], base: Path, rounds: int, count: Count) -> No
                 )
             elif left := [name for name in leftovers(root) if not name.endswith(".new")]:
                 count.problem(f"{where}: scratch is left: {left}")
-            elif one.grows and any(code for code, _ in ends):
+            elif one.grows and one.name == other.name and any(code for code, _ in ends):
                 count.problem(f"{where}: one of the two failed: {[output[-200:] for _, output in ends]}")
             codes.append("".join(str(code) for code, _ in ends))
         print(f"{one.name} + {other.name}: exit codes {' '.join(codes)}", flush=True)
@@ -435,10 +468,9 @@ def make_inputs(base: Path) -> None:
 
     sys.path.insert(0, str(HERE.parent / "tests"))
     import pico
-
     import trundle.cli.app
     import trundle.export.exporting
-    import trundle.pipeline.compress
+    import trundle.pipeline.compress  # noqa: F401
 
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)

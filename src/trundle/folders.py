@@ -114,9 +114,12 @@ def atomic_folder(
     A killed process leaves a hidden scratch folder, never an incomplete result. With `replace`, the old
     folder stays in place until the new one is complete; only a folder with one of the files `marks` is
     replaced, and nothing that appeared at `target` meanwhile. With `keep`, a complete result that can't be
-    put in place stays in a folder next to it, which the error names. A symbolic link is followed.
+    put in place stays in a folder next to it, which the error names; so callers check `target` before they
+    start. A symbolic link is followed.
     """
-    path = _followed(check_free(target, replace=replace, marks=marks))
+    if not keep:  # otherwise a result that was expensive to make is written in any case
+        check_free(target, replace=replace, marks=marks)
+    path = _followed(Path(target))
     with scratch_folder(path.parent, path.name) as scratch:
         try:
             yield scratch
@@ -124,6 +127,7 @@ def atomic_folder(
         except OSError as error:
             raise _failed(path, error) from error
         try:
+            check_free(path, replace=replace, marks=marks)
             if replace:
                 _replace(scratch, path, marks)
             else:
@@ -131,8 +135,6 @@ def atomic_folder(
             sync(path.parent)
         except (OSError, BadInput) as error:
             reason = str(error).partition(";")[0] if isinstance(error, BadInput) else error.strerror or error
-            if not replace and path.exists():
-                reason = "it was created meanwhile"
             problem = f"{path} could not be put in place ({reason})"
             if keep and (kept := _kept(scratch, path)) is not None:
                 raise WriteFailed(f"{problem}; the result is complete in {kept}: move it yourself") from error
@@ -270,7 +272,6 @@ def _usual_mode(folder: Path) -> int:
 
 def _replace(scratch: Path, path: Path, marks: Sequence[str]) -> None:
     """Puts `scratch` in the place of `path`, unless something else has appeared there meanwhile."""
-    check_free(path, replace=True, marks=marks)
     swap_folders(scratch, path)
     if scratch.exists() and not _may_go(scratch, marks):
         swap_folders(scratch, path)
@@ -363,7 +364,8 @@ def locked_folder(folder: Path, if_taken: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         if lock.is_locked:
-            (folder / _LOCK).unlink(missing_ok=True)  # while it is held: waiting processes open a new file
+            with suppress(OSError):  # while it is held: waiting processes open a new file
+                (folder / _LOCK).unlink()
             lock.release()
         if new:
             with suppress(OSError):

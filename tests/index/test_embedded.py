@@ -269,6 +269,7 @@ def test_two_builds_share_their_work(tmp_path: Path, texts: list[str]) -> None:
     vectors = clustered(len(texts))
     one.add(texts[300:500], vectors[300:500])
     other.add(texts[400:], vectors[400:])
+    one.add(texts[450:550], vectors[450:550])
     assert (one.count(), other.count()) == (600, 600)
     one.close()
     other.finish()

@@ -42,10 +42,12 @@ def test_nothing_is_overwritten_unless_asked(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("precious")
-    with pytest.raises(BadInput, match="already exists"):
-        save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="")
-    with pytest.raises(BadInput, match="--force does not replace it"):
-        save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="", replace=True)
+    for replace, reason in ((False, "already exists"), (True, "--force does not replace it")):
+        with pytest.raises(BadInput, match=reason):
+            check_free(tmp_path / "out", replace=replace)
+        with pytest.raises(WriteFailed, match=r"complete in .*out\.new"):
+            save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="", replace=replace)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.new", "out.new2"]
     assert (tmp_path / "out" / "mine.txt").read_text() == "precious"
     (tmp_path / "out" / "modules.json").write_text("[]")
     save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="", replace=True)

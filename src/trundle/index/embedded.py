@@ -132,6 +132,9 @@ class _EmbeddedStore:
                 if len(new) < len(texts):
                     chosen = [place for place, text in enumerate(texts) if text in new]
                     texts, vectors = [texts[place] for place in chosen], vectors[chosen]
+                if not new:
+                    self._texts.execute("ROLLBACK")
+                    return
                 first = self.count()
                 _write_at(self._folder / _VECTORS, first, vectors.astype("<f4", copy=False))
                 if precision != "float":

@@ -12,7 +12,7 @@ import numpy as np
 
 from trundle.embedder import Encode, Vectors
 from trundle.errors import BadInput, EmptyTexts
-from trundle.folders import atomic_folder
+from trundle.folders import atomic_folder, check_free
 from trundle.index.base import Wanted, _IndexReader, _Store
 from trundle.index.connection import _ForeignTable
 from trundle.index.embedded import _MARK, _create_embedded, _EmbeddedStore
@@ -39,6 +39,7 @@ def create_store(
             return
         folder = Path(where).expanduser()
         if force and (folder / _MARK).is_file():
+            check_free(folder, replace=True, marks=(_MARK,))
             folder = stack.enter_context(atomic_folder(folder, replace=True, marks=(_MARK,), keep=True))
         _create_embedded(folder, wanted)
         yield stack.enter_context(closing(_EmbeddedStore(folder, progress=progress)))

@@ -120,7 +120,7 @@ def check_weights(folder: Path, description: Description) -> None:
         return
     now, _ = read_weights(home)
     if now and now != description.weights:
-        changed = f"the weights in {home} have changed since its graphs were exported"
+        changed = f"the weights or the tokenizer in {home} have changed since its graphs were exported"
         raise BadModel(f"{changed}; export them again: trundle export {home} --force")
 
 

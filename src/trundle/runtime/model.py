@@ -150,9 +150,9 @@ class _OneModel:
     def __init__(self, folder: Path, *, graph: str | None, threads: int, warn: Callable[[str], None]) -> None:
         self.folder, self.threads = folder, threads
         self.description = read_description(folder)
-        check_weights(folder, self.description)
         self.graph = _choose(self.description.graphs, graph, folder, warn)
         self.reader = Reader(folder, self.description)
+        check_weights(folder, self.description)
         self._sessions: dict[int, _GraphSession] = {}
         self._loading = Lock()
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix="trundle")
