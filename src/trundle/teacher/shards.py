@@ -15,6 +15,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b, file_digest
 from io import BytesIO
 from pathlib import Path
@@ -221,7 +222,8 @@ def _write(path: Path, content: bytes) -> _StoredFile:
             os.fsync(stream.fileno())
         scratch.replace(path)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
         raise WriteFailed(f"{path} can't be written ({error.strerror}); free space, run again") from error
     return _StoredFile(size=len(content), checksum=blake2b(content, digest_size=_DIGEST_BYTES).hexdigest())
 
