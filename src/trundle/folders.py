@@ -15,19 +15,18 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from trundle.errors import BadInput, WriteFailed
 from trundle.records import LINEAGE_FILE
 
-try:
-    import fcntl
-except ImportError:  # Windows: scratch of killed processes is not recognised there, and stays
-    fcntl = None  # type: ignore[assignment]
-
+fcntl: Any = import_module("fcntl") if os.name == "posix" else None
+"""Without it, scratch of killed processes is not recognised, and stays."""
 _MODEL_MARKS = (LINEAGE_FILE, "modules.json", "config.json", "query/modules.json")
 """A folder without any of these is not a model folder, and is never replaced."""
 
