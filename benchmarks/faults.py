@@ -139,7 +139,7 @@ def indexed(root: Path) -> State:
         return {}
     store = open_store(str(root / "out"))
     sample = store.sample(10_000, 0)
-    assert not len(sample.texts) or (vectors_of(sample.texts) == sample.vectors).all()  # type: ignore[attr-defined]
+    assert not len(sample.texts) or (vectors_of(sample.texts) == sample.vectors).all()
     store.close()
     return dict.fromkeys(sample.texts, "") | {"index": ""}
 
@@ -467,7 +467,7 @@ def make_inputs(base: Path) -> None:
     import torch
 
     sys.path.insert(0, str(HERE.parent / "tests"))
-    import pico
+    import pico  # type: ignore[import-not-found]
     import trundle.cli.app
     import trundle.export.exporting
     import trundle.pipeline.compress  # noqa: F401
