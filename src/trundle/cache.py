@@ -11,12 +11,17 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock, Timeout
+
+from trundle.errors import BadModel
+
+_DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+_NOT_DOWNLOADED = ["onnx/*", "openvino/*", "original/*"]
 
 CacheKind = Literal["graphs", "runs", "speed", "steps", "targets", "texts", "tokens", "trials"]
 
@@ -46,12 +51,49 @@ def cache_key(*inputs: Any) -> str:
 def file_state(name: str) -> list[Any]:
     """Returns what changes when the file or folder `name` does: paths, sizes and times of all files.
 
-    A name that is neither, such as a hub name, is represented by itself.
+    A hub name is represented by itself and by the revision that was downloaded last.
     """
     path = Path(name).expanduser()
+    if not path.exists():
+        return [name, _downloaded_revision(name)]
     files = [path] if path.is_file() else sorted(path.rglob("*"))
     states = [(str(file), file.stat()) for file in files if file.is_file()]
     return [str(path.resolve()) if states else name, [(each, s.st_size, s.st_mtime_ns) for each, s in states]]
+
+
+def model_folder(name: str, *, trust_remote_code: bool = False) -> Path:
+    """Returns the folder of a model; a hub name is downloaded first, if its newest revision is not here."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise BadModel(f"{name} is a file; pass the model's folder")
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name.strip():
+        raise BadModel(f"there is no folder {name!r}; pass a model folder or a hub name")
+    import huggingface_hub as hub
+
+    patterns = [*_DOWNLOADED, "*.py"] if trust_remote_code else _DOWNLOADED
+    for candidate in [name] if "/" in name else [f"sentence-transformers/{name}", name]:
+        try:
+            found = hub.snapshot_download(candidate, allow_patterns=patterns, ignore_patterns=_NOT_DOWNLOADED)
+            return Path(found)
+        except (hub.errors.RepositoryNotFoundError, hub.errors.HFValidationError):
+            continue
+        except (hub.errors.LocalEntryNotFoundError, hub.errors.HfHubHTTPError, OSError) as error:
+            what = f"{name!r} is not a local folder and the model hub can't be reached"
+            raise BadModel(f"{what}; pass a local model folder, or connect to the network") from error
+    raise BadModel(f"{name!r} is neither a local folder nor a model on the hub; check the spelling")
+
+
+def _downloaded_revision(name: str) -> str | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    for candidate in (name, f"sentence-transformers/{name}"):
+        with suppress(ValueError):  # not a hub name
+            found = try_to_load_from_cache(candidate, "config.json")
+            if isinstance(found, str):
+                return Path(found).parent.name
+    return None
 
 
 @contextmanager
@@ -65,6 +107,8 @@ def locked(folder: Path, *, if_taken: Callable[[], None] | None) -> Iterator[Pat
     lock = _lock_of(folder)
     try:
         lock.acquire(timeout=-1 if if_taken is None else 0)
+        for left in folder.parent.glob(f"{folder.name}-*[0-9]"):
+            remove_entry(left)  # of a process that was killed beside another one
     except Timeout:
         assert if_taken is not None
         if_taken()

@@ -3,6 +3,7 @@
     TrundleError                 the base of all of them
     ├── UserError                the caller can fix it; the command line exits with code 2
     │   ├── BadInput             a text, file, row or option that can't be used
+    │   │   ├── EmptyTexts       texts of which the tokenizer leaves nothing
     │   │   └── OtherTexts       a store of vectors that was started with other texts
     │   ├── BadModel             a folder or name that is not a model trundle can load
     │   │   └── UnknownFamily    a model whose architecture has no row in the anatomy
@@ -16,6 +17,8 @@ A message is one sentence: what is wrong and, after a semicolon or colon, how to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class TrundleError(Exception):
     """The base of all errors that trundle raises."""
@@ -27,6 +30,14 @@ class UserError(TrundleError):
 
 class BadInput(UserError):
     """A text, file, row or option that can't be used."""
+
+
+class EmptyTexts(BadInput):
+    """Texts of which the tokenizer leaves nothing; `places` are their positions among those given."""
+
+    def __init__(self, places: Sequence[int], first: str) -> None:
+        super().__init__(f"text {places[0] + 1} ({first[:60]!r}) has nothing to embed; leave it out")
+        self.places = tuple(places)
 
 
 class OtherTexts(BadInput):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import pico
 
@@ -22,7 +24,7 @@ def test_build_search_and_check(
     assert (code, "84 texts, 84 of them new" in out) == (0, True), err
     assert "exported" in err
     code, out, _ = run("index", "build", model, "--data", str(data), "-o", index, "--json")
-    assert json.loads(out) == {"index": index, "texts": 84, "added": 0, "precision": "int8"}
+    assert json.loads(out) == {"index": index, "texts": 84, "added": 0, "empty": 0, "precision": "int8"}
     code, out, err = run("index", "search", index, "queries are short the fox", "-n", "1")
     assert (code, out.strip()) == (0, "1.000  queries are short the fox"), err
     code, out, _ = run("index", "search", index, "a", "b", "-n", "2", "--json")
@@ -43,3 +45,21 @@ def test_build_search_and_check(
         code, _, err = run(*words)
         assert code == 2
         assert said in err
+
+
+def test_a_model_that_was_trained_in_its_place(
+    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model, index = tmp_path / "model", str(tmp_path / "index")
+    shutil.copytree(pico_folders("bert"), model)
+    data = tmp_path / "texts.txt"
+    data.write_text("\n".join(pico.different_texts(20)))
+    build = ("index", "build", str(model), "--data", str(data), "-o", index)
+    assert run(*build)[0] == 0
+    weights = load_file(model / "model.safetensors")
+    save_file({name: weight * 1.5 for name, weight in weights.items()}, model / "model.safetensors")
+    for words in (build, ("index", "search", index, "a text")):
+        code, _, err = run(*words)
+        assert (code, "has changed since" in err) == (2, True), err
+    assert run(*build, "--force")[0] == 0
+    assert run("index", "search", index, "a text")[0] == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import platform
 import random
 import shutil
@@ -19,11 +21,13 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.errors import BadInput, BadModel
-from trundle.export import tracing
+from trundle.export import exporting, tracing
 from trundle.export.closeness import _neighbour_agreement
 from trundle.export.exporting import export_model
 from trundle.export.int8 import _rows_in_int8
+from trundle.export.open import open_encoder
 from trundle.export.quantise import ExportOptions, Limits, _spread, _tries
+from trundle.runtime.description import is_exported, read_description
 from trundle.runtime.encoder import Encoder
 from trundle.runtime.engines import is_x86
 
@@ -141,6 +145,99 @@ def test_weights_too_large_for_one_file_are_stored_next_to_it(
     np.testing.assert_allclose(Encoder(model).encode(TEXTS), wanted, atol=1e-5)
     export_model(str(model), to="onnx", precision="int8", options=ExportOptions(calibrate=TEXTS, limits=WIDE))
     assert cosines(Encoder(model, graph="int8").encode(TEXTS), wanted).min() > 0.97
+
+
+def test_a_graph_of_two_gigabytes_is_not_asked_for_its_size(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protobuf raises for such a message; a message that large would take the tests 10 GB."""
+
+    def too_large(_self: onnx.ModelProto) -> int:
+        raise ValueError("message too large")
+
+    monkeypatch.setattr(onnx.ModelProto, "ByteSize", too_large)
+    export_model(str(model), to="onnx", precision="float16")
+
+
+def changed_weights(model: Path) -> SentenceTransformer:
+    opened = SentenceTransformer(str(model), device="cpu")
+    with torch.no_grad():
+        for weight in opened.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))
+    opened.save_pretrained(str(model), create_model_card=False)
+    return opened
+
+
+def test_graphs_of_other_weights_are_not_run(model: Path, tmp_path: Path) -> None:
+    export_model(str(model), to="onnx")
+    export_model(str(model), to="onnx", precision="float16")
+    (model / "onnx" / "notes").mkdir()
+    (model / "onnx" / "notes" / "mine.txt").write_text("precious")
+    moved = Path(shutil.copytree(model, tmp_path / "moved", copy_function=shutil.copy))  # the times differ
+    assert Encoder(moved).encode(TEXTS).shape == (len(TEXTS), 32)
+    wanted = changed_weights(model).encode(TEXTS)
+    with pytest.raises(BadModel, match=r"weights .* have changed .*--force"):
+        Encoder(model)
+    export_model(str(model), to="onnx", force=True)
+    assert [each.path for each in read_description(model).graphs] == ["onnx/model.onnx"]
+    assert cosines(Encoder(model).encode(TEXTS), wanted).min() > 0.99999
+    assert listing(model / "onnx") == ["model.onnx", "notes", "notes/mine.txt"]
+
+
+def test_a_graph_of_an_older_revision_is_not_run(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    revisions = [Path(shutil.copytree(model, model.parent / name)) for name in ("first", "second")]
+    changed_weights(revisions[1])
+    for revision in (*revisions, revisions[0]):
+        monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, at=revision, **__: str(at))
+        wanted = SentenceTransformer(str(revision), device="cpu").encode(TEXTS)
+        assert cosines(open_encoder("someone/model").encode(TEXTS), wanted).min() > 0.99999
+
+
+def test_a_disk_without_hard_links_keeps_other_graphs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_paths: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refused)
+    export_model(str(model), to="onnx")
+    export_model(str(model), to="onnx", precision="float16")
+    assert len(listing(model / "onnx")) == 2
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_kill_while_the_graph_is_put_in_place(
+    model: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Neither the folder of graphs nor its description may stand for the other one's model."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    if again:
+        export_model(str(model), to="onnx")
+        changed_weights(model)
+    for moment in ("swap_folders", "write_atomic"):
+        with monkeypatch.context() as patched:
+            patched.setattr(exporting, moment, killed)
+            with pytest.raises(Killed):
+                export_model(str(model), to="onnx", force=again)
+        if again:
+            with pytest.raises(BadModel):
+                Encoder(model)
+        else:
+            assert not is_exported(model)
+    export_model(str(model), to="onnx", force=again)
+    wanted = SentenceTransformer(str(model), device="cpu").encode(TEXTS)
+    assert cosines(Encoder(model).encode(TEXTS), wanted).min() > 0.99999
+
+
+def test_a_model_is_not_replaced_by_its_own_graph(model: Path) -> None:
+    before = listing(model)
+    with pytest.raises(BadInput, match="is an input of this command"):
+        export_model(str(model), to="onnx", output=model, force=True)
+    assert listing(model) == before
 
 
 def test_both_tracers_agree_and_the_faster_is_kept(model: Path) -> None:

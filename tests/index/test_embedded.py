@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import resource
+import shlex
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +22,8 @@ from hypothesis import strategies as st
 from sklearn.neighbors import NearestNeighbors
 
 from clusters import WIDTH, clustered, wanted
-from trundle.errors import BadInput, WriteFailed
+from recorded_progress import RecordedProgress
+from trundle.errors import BadInput, EmptyTexts, WriteFailed
 from trundle.index.base import _Precision
 from trundle.index.codes import _encode_codes, _scan
 from trundle.index.embedded import _create_embedded, _EmbeddedStore
@@ -207,6 +211,70 @@ def test_a_full_disk_keeps_the_old_content(tmp_path: Path, texts: list[str]) -> 
     assert again.count() == 900
     assert again.search(clustered(300, seed=5)[7:8], 1)[0][0].text == more[7]
     again.close()
+
+
+def test_a_model_that_changed_in_its_place(tmp_path: Path) -> None:
+    where = str(tmp_path / "index")
+    for identity in ("first", "first", ""):
+        with create_store(where, replace(wanted(), identity=identity)) as store:
+            assert store.facts.identity == "first"
+    with (
+        pytest.raises(BadInput, match="teacher has changed since"),
+        create_store(where, replace(wanted(), identity="second")),
+    ):
+        pass
+
+
+def test_texts_of_which_nothing_is_left(tmp_path: Path, texts: list[str]) -> None:
+    def encode(some: Sequence[str]) -> np.ndarray:
+        empty = [place for place, text in enumerate(some) if not text.strip("\u200b")]
+        if empty:
+            raise EmptyTexts(empty[:1], some[empty[0]])
+        return clustered(len(some))
+
+    progress = RecordedProgress()
+    given = ["\u200b", *texts[:5], "\u200b\u200b", *texts[5:10]]
+    with create_store(str(tmp_path / "index"), wanted()) as store:
+        built = build_index(store, given, encode, at_once=8, progress=progress)
+    assert (built.total, built.added, built.empty) == (10, 10, 2)
+    assert any("2 texts" in line and "left out" in line for line in progress.lines)
+
+
+def test_a_disk_that_is_read_only(tmp_path: Path, texts: list[str]) -> None:
+    folder = tmp_path / "index"
+    store = filled(folder, texts)
+    script = "\n".join(
+        [
+            "from trundle.index.stores import open_store",
+            f"store = open_store({str(folder)!r})",
+            "hits = store.search(store.sample(1, 0).vectors, 3)[0]",
+            "print(store.count(), len(hits), store.missing(['unknown', 'text number 3']))",
+        ]
+    )
+    mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
+    command = ["unshare", "-rm", "sh", "-c", f"{mount} && exec {sys.executable} -c {shlex.quote(script)}"]
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], check=False).returncode:
+        pytest.skip("this user can't mount")
+    for state in ("being written", "closed"):
+        if state == "closed":
+            store.close()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stdout == "600 3 ['unknown']\n", f"{state}: {done.stderr}"
+
+
+def test_two_builds_share_their_work(tmp_path: Path, texts: list[str]) -> None:
+    """Both find the same texts missing; whoever comes second adds what is still missing."""
+    one = filled(tmp_path / "index", texts[:300])
+    other = _EmbeddedStore(tmp_path / "index")
+    vectors = clustered(len(texts))
+    one.add(texts[300:500], vectors[300:500])
+    other.add(texts[400:], vectors[400:])
+    one.add(texts[450:550], vectors[450:550])
+    assert (one.count(), other.count()) == (600, 600)
+    one.close()
+    other.finish()
+    assert places(other, vectors[[420, 550]], 1) == [[420], [550]]
+    other.close()
 
 
 def test_two_writers_do_not_mix(tmp_path: Path, texts: list[str]) -> None:

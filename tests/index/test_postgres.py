@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -65,6 +67,104 @@ def test_binary_with_rescoring_and_a_graph(postgres: Any, texts: list[str]) -> N
         store.close()
     with pytest.raises(BadInput, match="choose --precision float or binary"):
         _PostgresStore.create(postgres.url, "t", wanted("int8"))
+
+
+def tables(postgres: Any) -> list[str]:
+    with psycopg.connect(postgres.url) as connection:
+        rows = connection.execute(
+            "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^long|^t_'"
+        )
+        return sorted(name for (name,) in rows.fetchall() if "_binary_" not in name and "_float_" not in name)
+
+
+def test_an_answer_that_is_lost_after_the_commit(
+    postgres: Any, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = _PostgresStore.create(postgres.url, "t_lost", wanted())
+    store.add(texts[:10], clustered(10))
+    store.close()
+    lost = []
+    transaction = psycopg.Connection.transaction
+
+    @contextmanager
+    def without_answer(self: Any, *args: Any, **options: Any) -> Iterator[Any]:
+        with transaction(self, *args, **options) as inner:
+            yield inner
+        if not lost and not options:
+            lost.append(True)
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    for moment in ("create", "finish"):
+        lost.clear()
+        with monkeypatch.context() as patched:
+            if moment == "create":
+                patched.setattr(psycopg.Connection, "transaction", without_answer)
+            new = _PostgresStore.create(postgres.url, "t_lost", wanted(), force=True)
+            new.add(texts[:20], clustered(20))
+            new.count()
+            if moment == "finish":
+                monkeypatch.setattr(new, "count", lambda: 20)
+                patched.setattr(psycopg.Connection, "transaction", without_answer)
+            new.finish()
+        assert lost
+        new.close()
+        with closing(open_store(postgres.url, table="t_lost")) as found:
+            assert found.count() == 20
+    assert tables(postgres) == ["t_lost"]
+
+
+def test_names_as_long_as_postgres_allows(postgres: Any, texts: list[str]) -> None:
+    name = "long" + "é" * 29 + "x"
+    assert len(name.encode()) == 63
+    for force, count in ((False, 30), (True, 40), (True, 50)):
+        store = _PostgresStore.create(postgres.url, name, wanted(), force=force, exact_up_to=10)
+        store.add(texts[:count], clustered(count))
+        store.finish()
+        store.close()
+        with closing(open_store(postgres.url, table=name)) as found:
+            assert found.count() == count
+        with psycopg.connect(postgres.url) as connection:
+            built = connection.execute("SELECT indexdef FROM pg_indexes WHERE tablename = %s", [name])
+            assert sum("hnsw" in definition for (definition,) in built.fetchall()) == 1
+    assert tables(postgres) == [name, "t_lost"]
+    with pytest.raises(BadInput, match="is too long"):
+        _PostgresStore.create(postgres.url, f"{name}y", wanted())
+
+
+def test_rebuilding_drops_only_what_killed_builds_left(postgres: Any, texts: list[str]) -> None:
+    def rebuild() -> _PostgresStore:
+        return _PostgresStore.create(postgres.url, "t_mine", wanted(), force=True)
+
+    with psycopg.connect(postgres.url) as connection:
+        connection.execute("CREATE TABLE t_mine_new (theirs text)")
+    killed, live, last = rebuild(), rebuild(), None
+    killed.close()
+    last = rebuild()
+    assert len(tables(postgres)) == 5
+    for count, store in ((10, live), (20, last)):
+        store.add(texts[:count], clustered(count))
+        store.finish()
+        assert store.count() == count
+        store.close()
+    with closing(open_store(postgres.url, table="t_mine")) as found:
+        assert found.count() == 20
+    assert tables(postgres)[1:] == ["t_lost", "t_mine", "t_mine_new"]
+
+
+def test_a_table_that_a_view_reads(postgres: Any, texts: list[str]) -> None:
+    store = _PostgresStore.create(postgres.url, "t_viewed", wanted())
+    store.add(texts[:10], clustered(10))
+    late = _PostgresStore.create(postgres.url, "t_viewed", wanted(), force=True)
+    late.add(texts[:20], clustered(20))
+    with psycopg.connect(postgres.url) as connection:
+        connection.execute("CREATE VIEW seen AS SELECT text FROM t_viewed")
+    with pytest.raises(BadInput, match=r"can't be replaced \(.*seen"):
+        _PostgresStore.create(postgres.url, "t_viewed", wanted(), force=True)
+    with pytest.raises(BadInput, match="the new index is complete in table t_viewed_new_"):
+        late.finish()
+    assert (store.count(), late.count()) == (10, 20)
+    store.close()
+    late.close()
 
 
 def test_a_server_that_restarts(postgres: Any, texts: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 
 from trundle import folders
 from trundle.errors import BadInput, WriteFailed
-from trundle.folders import _exchanged, atomic_folder, check_free
+from trundle.folders import _exchanged, atomic_folder, check_free, remove_abandoned, write_atomic
 from trundle.model.save import save, weight_bytes
 from trundle.records import Lineage, read_lineage
 
@@ -41,10 +42,12 @@ def test_nothing_is_overwritten_unless_asked(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("precious")
-    with pytest.raises(BadInput, match="already exists"):
-        save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="")
-    with pytest.raises(BadInput, match="--force does not replace it"):
-        save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="", replace=True)
+    for replace, reason in ((False, "already exists"), (True, "--force does not replace it")):
+        with pytest.raises(BadInput, match=reason):
+            check_free(tmp_path / "out", replace=replace)
+        with pytest.raises(WriteFailed, match=r"complete in .*out\.new"):
+            save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="", replace=replace)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.new", "out.new2"]
     assert (tmp_path / "out" / "mine.txt").read_text() == "precious"
     (tmp_path / "out" / "modules.json").write_text("[]")
     save(pico_model("bert"), tmp_path / "out", lineage=LINEAGE, card="", replace=True)
@@ -89,7 +92,7 @@ def test_a_device_without_space(pico_model: Callable[[str], SentenceTransformer]
 
 
 def test_a_kill_while_saving_leaves_no_result(tmp_path: Path) -> None:
-    """SIGKILL in the middle: the target is absent, and a later save of the same name works."""
+    """SIGKILL in the middle: the target is absent, and the next save of that name removes the scratch."""
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom trundle.folders import atomic_folder\n"
         f"with atomic_folder({str(tmp_path / 'out')!r}) as scratch:\n"
@@ -98,6 +101,11 @@ def test_a_kill_while_saving_leaves_no_result(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "writing"
+    with atomic_folder(tmp_path / "out.v2") as scratch:
+        (scratch / "whole").write_text("whole")
+    (left,) = (path for path in tmp_path.iterdir() if path.name.startswith(".out."))
+    remove_abandoned(tmp_path, "out")
+    assert left.exists()  # its process lives
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
@@ -105,6 +113,95 @@ def test_a_kill_while_saving_leaves_no_result(tmp_path: Path) -> None:
     with atomic_folder(tmp_path / "out") as scratch:
         (scratch / "whole").write_text("whole")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["whole"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.v2"]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_what_appears_meanwhile_stays(tmp_path: Path, replace: bool) -> None:
+    def write() -> None:
+        with atomic_folder(tmp_path / "out", replace=replace, keep=True) as scratch:
+            (scratch / "config.json").write_text("mine")
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out" / "theirs.txt").write_text("precious")
+
+    with pytest.raises(WriteFailed, match=r"the result is complete in .*out\.new"):
+        write()
+    assert (tmp_path / "out" / "theirs.txt").read_text() == "precious"
+    assert (tmp_path / "out.new" / "config.json").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.new"]
+
+
+def test_what_appears_right_before_the_exchange_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    swap = folders.swap_folders
+
+    def late(scratch: Path, path: Path) -> None:
+        if (scratch / "config.json").exists():
+            (path / "theirs.txt").write_text("precious")
+        swap(scratch, path)
+
+    monkeypatch.setattr(folders, "swap_folders", late)
+    with (
+        pytest.raises(WriteFailed, match="was changed meanwhile"),
+        atomic_folder(tmp_path / "out", replace=True, keep=True) as scratch,
+    ):
+        (scratch / "config.json").write_text("mine")
+    assert (tmp_path / "out" / "theirs.txt").read_text() == "precious"
+    assert (tmp_path / "out.new" / "config.json").read_text() == "mine"
+
+
+def test_a_kill_between_two_renames_is_undone(tmp_path: Path) -> None:
+    """Where names can't be exchanged, the old folder is moved aside for a moment."""
+    aside = tmp_path / ".out.trundle-0123abcd.old" / "out"
+    aside.mkdir(parents=True)
+    (aside / "config.json").write_text("old")
+    with pytest.raises(BadInput, match="stopped"), atomic_folder(tmp_path / "out"):
+        raise BadInput("stopped")
+    assert (tmp_path / "out" / "config.json").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "model").mkdir(parents=True)
+    (tmp_path / "disk" / "model" / "config.json").write_text("old")
+    (tmp_path / "disk" / "page.html").write_text("old")
+    for name in ("model", "page.html"):
+        (tmp_path / name).symlink_to(tmp_path / "disk" / name)
+    with atomic_folder(tmp_path / "model", replace=True) as scratch:
+        (scratch / "config.json").write_text("new")
+    write_atomic(tmp_path / "page.html", "new")
+    assert (tmp_path / "model").is_symlink()
+    assert (tmp_path / "disk" / "model" / "config.json").read_text() == "new"
+    assert (tmp_path / "page.html").is_symlink()
+    assert (tmp_path / "disk" / "page.html").read_text() == "new"
+    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["model", "page.html"]
+
+
+def test_what_is_written_is_synced_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power loss, a name must not point to content that never reached the disk."""
+    calls: list[str] = []
+    fsync, rename, replace = os.fsync, Path.rename, Path.replace
+
+    def synced(descriptor: int) -> None:
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        calls.append(f"sync {name.partition('.trundle')[0]}")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", lambda *both: (calls.append("name"), rename(*both))[1])
+    monkeypatch.setattr(Path, "replace", lambda *both: (calls.append("name"), replace(*both))[1])
+    write_atomic(tmp_path / "manifest.json", "{}")
+    assert calls == ["sync .manifest.json", "name", f"sync {tmp_path.name}"]
+    calls.clear()
+    with atomic_folder(tmp_path / "out") as scratch:
+        (scratch / "inner").mkdir()
+        (scratch / "inner" / "weights").write_text("1")
+    assert sorted(calls[:-2]) == ["sync .out", "sync inner", "sync weights"]
+    assert calls[-2:] == ["name", f"sync {tmp_path.name}"]
 
 
 @pytest.mark.parametrize("by_exchange", [True, False])
@@ -154,6 +251,61 @@ def test_an_impossible_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for here in ("", ".", ".."):
         with pytest.raises(BadInput, match="choose"):
             check_free(here, replace=True)
+
+
+def test_a_mount_point_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="is a mount point"):
+        check_free("/dev", replace=True)
+    command = f"mount --bind {tmp_path} {tmp_path} && {sys.executable} -c " + shlex.quote(
+        f"from trundle.folders import check_free\ncheck_free({str(tmp_path)!r})"
+    )
+    if subprocess.run(["unshare", "-rm", "mount", "--bind", tmp_path, tmp_path], check=False).returncode:
+        pytest.skip("this user can't mount")
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert "is a mount point" in done.stderr
+
+
+def test_an_output_that_can_not_be_replaced_keeps_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container, whose folders of lower layers can't be renamed."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_text("old")
+    rename = Path.rename
+
+    def refused(self: Path, target: Path) -> Path:
+        if tmp_path / "out" in (self, target):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        return rename(self, target)
+
+    monkeypatch.setattr(folders, "_exchanged", lambda *_: False)
+    monkeypatch.setattr(Path, "rename", refused)
+    with (
+        pytest.raises(WriteFailed, match=r"Invalid cross-device link.*complete in .*out\.new"),
+        atomic_folder(tmp_path / "out", replace=True, keep=True) as scratch,
+    ):
+        (scratch / "config.json").write_text("new")
+    assert (tmp_path / "out" / "config.json").read_text() == "old"
+    assert (tmp_path / "out.new" / "config.json").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.new"]
+
+
+def test_no_input_is_replaced(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    (model / "1_Pooling").mkdir(parents=True)
+    for name in ("config.json", "1_Pooling/config.json", "texts.txt"):
+        (model / name).write_text("{}")
+    for read in (model, model / "texts.txt", model / "1_Pooling"):
+        with pytest.raises(BadInput, match="an input of this command"):
+            check_free(model, replace=True, read=[str(read)])
+    with pytest.raises(BadInput, match="is part of"):
+        check_free(model / "1_Pooling", replace=True, read=[str(model)])
+    check_free(model / "small", replace=True, read=[str(model)])
+    (model / "small").mkdir()
+    (model / "small" / "trundle.json").write_text("{}")
+    check_free(model / "small", replace=True, read=[str(model)])
 
 
 def test_lineage_of_other_folders(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_models_that_do_not_form_a_pair_are_rejected(
     for black_box in ("https://server/v1", "vectors.parquet"):
         with pytest.raises(BadInput, match="is not a model; pass the teacher"):
             pair(bert, black_box, output=out)
-    with pytest.raises(BadInput, match="one of the two"):
+    with pytest.raises(BadInput, match="is an input of this command"):
         pair(bert, str(tmp_path / "wide"), output=bert, replace=True)
     with pytest.raises(BadInput, match="add align to the recipe"):
         compress(bert, parse_recipe("steps: [depth: {keep: 2}]", name="x"), output=out, pair=True)

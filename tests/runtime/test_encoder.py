@@ -77,6 +77,8 @@ def test_without_openvino_the_other_graph_runs_with_a_warning(exported: Path, tm
     content = json.loads((folder / "encoder.json").read_text())
     other = {**content["graphs"][0], "engine": "openvino", "path": "openvino/openvino_model.xml"}
     (folder / "encoder.json").write_text(json.dumps(content | {"graphs": [*content["graphs"], other]}))
+    (folder / "openvino").mkdir()
+    (folder / "openvino" / "openvino_model.xml").touch()
     code = (
         "import platform\nplatform.machine = lambda: 'x86_64'\n"
         "sys.modules['openvino'] = None\nfrom trundle import Encoder\n"

@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import pico
+from recorded_progress import RecordedProgress
 from trundle.errors import BadInput, BadModel
+from trundle.folders import locked_folder
 from trundle.scale.shard_writer import TeacherSpec, build_local
 from trundle.teacher.shards import recorded
 
@@ -97,3 +99,30 @@ def test_a_cluster_failure_gives_one_sentence(
         monkeypatch.setattr(ray, "is_initialized", lambda: False)
         with pytest.raises(BadInput, match=says), _connected(address):
             pass
+
+
+def test_a_second_driver_waits_for_the_first(
+    graph: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_ray = pytest.importorskip("trundle.scale.on_ray", reason="needs the extra `scale`")
+    progress, connected = RecordedProgress(), threading.Event()
+
+    def refused(_address: str) -> None:
+        connected.set()
+        raise BadInput("no cluster")
+
+    def drive() -> None:
+        with suppress(BadInput):
+            spec = TeacherSpec(model=str(graph), runtime=True)
+            on_ray.build_on_ray([str(tables)], spec, tmp_path / "store", progress=progress)
+
+    monkeypatch.setattr(on_ray, "_connected", refused)
+    with locked_folder(tmp_path / "store", lambda: pytest.fail("nobody holds it")):
+        second = threading.Thread(target=drive)
+        second.start()
+        while not progress.lines and not connected.is_set():
+            time.sleep(0.01)
+        assert "waits for them" in progress.lines[0]
+        assert not connected.is_set()
+    second.join()
+    assert connected.is_set()

@@ -65,12 +65,18 @@ def _build_index(
         if source != ENVIRONMENT:
             parse_source(source)
     encoder = open_encoder(model, graph=graph, trust_remote_code=flags.trust, progress=progress)
-    wanted = Wanted(model=absolute_name(model), dimensions=encoder.dimensions, precision=precision)
+    wanted = Wanted(
+        model=absolute_name(model),
+        dimensions=encoder.dimensions,
+        precision=precision,
+        identity=encoder.identity,
+    )
     with create_store(output, wanted, table=table, force=force, progress=progress) as store:
         built = build_index(store, _texts(data, progress), encoder.encode_document, progress=progress)
         name, precision = store.name, store.facts.precision
     if flags.as_json:
-        _show_json({"index": name, "texts": built.total, "added": built.added, "precision": precision})
+        counts = {"texts": built.total, "added": built.added, "empty": built.empty}
+        _show_json({"index": name, **counts, "precision": precision})
         return
     _show(f"{name}: {built.total:,} texts, {built.added:,} of them new.")
 
@@ -103,6 +109,7 @@ def search(
     """Search an index with its own model, or with a student of it."""
     progress = flags.progress()
     from trundle.export.open import open_encoder
+    from trundle.index.base import same_model
     from trundle.index.stores import open_store
 
     store = open_store(where, table=table, progress=progress)
@@ -112,6 +119,9 @@ def search(
             f"the model's vectors have {encoder.dimensions} dimensions and the index has {store.dimensions}"
         )
         raise BadInput(f"{widths}; search with a model in the vector space of the index")
+    if model is None and not same_model(store.facts.identity, encoder.identity):
+        changed = f"{store.facts.model} has changed since {store.name} was built"
+        raise BadInput(f"{changed}; build the index again with --force, or name a model with --model")
     with closing(store):
         found = store.search(encoder.encode_query(queries), results)
     if flags.as_json:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from trundle.data.environment import Documented, environment_pairs, split_by_package
 from trundle.data.examples import Example, LabelledRow, _read_examples, _read_labelled
+from trundle.data.files import parse_source
 from trundle.data.sampling import _drawn, _key_bits, distinct, draw, sample
 from trundle.data.text_store import TextStore, _is_stored, _read_store
 from trundle.data.texts import Text, read_texts
@@ -60,6 +61,8 @@ class Corpus:
     """The lineage's record of each source: its number of texts and a fingerprint of their content."""
     distinct_texts: Callable[[int | None, int], Iterator[Text]] | None = None
     """A faster `distinct_train`."""
+    files: tuple[str, ...] = ()
+    """The files that are read."""
 
     def distinct_train(self, most: int | None, seed: int) -> Iterator[Text]:
         """Return the texts to train on, each kind and text once; a sample of them unless `most` is None."""
@@ -82,6 +85,7 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
         held_out_examples=lambda: reader.examples("held_out"),
         labelled=reader.labelled,
         facts=reader.facts,
+        files=tuple(reader.files()),
         distinct_texts=lambda most, seed: _distinct(reader.chosen("train"), most, seed, kinds=True),
     )
 
@@ -94,6 +98,11 @@ class _CorpusReader:
         for source in sources:
             if source != ENVIRONMENT and not _is_stored(source):
                 next(read_texts(source), None)
+
+    def files(self) -> Iterator[str]:
+        for source in self._sources:
+            if source != ENVIRONMENT:
+                yield from map(str, parse_source(source).files)
 
     @cached_property
     def _documented(self) -> dict[Part, list[Documented]]:

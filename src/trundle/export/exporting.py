@@ -13,25 +13,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer
 
+from trundle.cache import cache_key
 from trundle.errors import BadInput, BadModel, WriteFailed
 from trundle.export.closeness import _PROBES, _check_tokens, _Closeness, _torch_vectors
 from trundle.export.quantise import ExportOptions, _make_float, _make_quantised
 from trundle.export.tracing import _OPSET, _GraphJob, _trace
-from trundle.folders import atomic_folder, check_free, swap_folders, write_atomic
+from trundle.folders import (
+    atomic_folder,
+    check_free,
+    locked_folder,
+    scratch_folder,
+    swap_folders,
+    write_atomic,
+)
 from trundle.model.heads import is_pair, normalises, one_route
 from trundle.model.load import load
+from trundle.model.save import weights_digest
 from trundle.model.static import static_table
 from trundle.precision import EngineName, GraphFormat, Precision, graph_format
 from trundle.progress import SILENT, Progress
 from trundle.records import keep_records
-from trundle.runtime.description import FILE, SIDES, Description, Graph, read_description
+from trundle.runtime.description import FILE, SIDES, Description, Graph, read_description, read_weights
 from trundle.runtime.engines import is_x86
 from trundle.runtime.model import Reader
 
@@ -102,12 +110,12 @@ def export_model(
         if there and not force:
             raise BadInput(f"{there[0]} exists already; pass --force to replace it, or -o FOLDER")
     else:
-        check_free(output, replace=force)
+        check_free(output, replace=force, read=[source])
     model = load(source, trust_remote_code=trust_remote_code, device="cpu").float().eval()
     export_into = _export_sides if is_pair(model) else _export_into
     if output is None:
-        return export_into(home, model, row, options, progress)
-    with atomic_folder(output, replace=force) as scratch:
+        return export_into(home, model, row, options, progress, source=home)
+    with atomic_folder(output, replace=force, keep=True) as scratch:
         if not is_pair(model):
             _write_standalone(model, scratch)
         exported = export_into(scratch, model, row, options, progress)
@@ -125,10 +133,21 @@ def _moved(exported: Exported, scratch: Path, output: Path) -> Exported:
 
 
 def _export_into(
-    home: Path, model: SentenceTransformer, row: GraphFormat, options: ExportOptions, progress: Progress
+    home: Path,
+    model: SentenceTransformer,
+    row: GraphFormat,
+    options: ExportOptions,
+    progress: Progress,
+    *,
+    source: Path | None = None,
 ) -> Exported:
-    """Make and check the graph in a scratch folder inside `home`, then put it in place by renames."""
-    description = replace(_describe(model), tokenizer=_place_tokenizer(model, home))
+    """Make and check the graph in a scratch folder inside `home`, then put it in place by renames.
+
+    `source` is the folder of the model's torch weights, if they stay with the graph.
+    """
+    tokenizer = _place_tokenizer(model, home)
+    digest, files = ("", {}) if source is None else read_weights(source)
+    description = replace(_describe(model), tokenizer=tokenizer, weights=digest, weight_files=files)
     reader = Reader(home, description)
     probes = [text for text, ids in zip(_PROBES, reader.read(_PROBES), strict=True) if ids]
     _check_tokens(model, reader.read, probes)
@@ -146,7 +165,8 @@ def _export_into(
         job = job.with_facts(_trace(job, probes, _torch_vectors(model, probes), try_both=options.try_both))
         graph, closeness = _make_quantised(job, options) if row.is_quantised else _make_float(job, probes)
         size = sum(file.stat().st_size for file in job.path.parent.iterdir())
-        _put_in_place(home, job.path.parent, description, graph)
+        with locked_folder(home, lambda: progress.say(f"{home} is being exported by another process")):
+            _put_in_place(home, job.path.parent, description, graph)
     return Exported(
         folder=home,
         graph=graph,
@@ -157,10 +177,19 @@ def _export_into(
 
 
 def _export_sides(
-    home: Path, pair: SentenceTransformer, row: GraphFormat, options: ExportOptions, progress: Progress
+    home: Path,
+    pair: SentenceTransformer,
+    row: GraphFormat,
+    options: ExportOptions,
+    progress: Progress,
+    *,
+    source: Path | None = None,
 ) -> Exported:
     """One folder per side of a pair, which keeps the graphs it has; either both are written or neither."""
     made = []
+    for place in (home / side for side in SIDES):
+        if place.is_dir() and any(place.iterdir()) and not (place / FILE).is_file():
+            raise BadInput(f"{place} was not made by trundle export; move it away, or use -o FOLDER")
     with _scratch(home) as scratch:
         for side in SIDES:
             model = one_route(pair, side)
@@ -168,7 +197,7 @@ def _export_sides(
                 shutil.copytree(home / side, scratch / side)
             else:
                 _write_standalone(model, scratch / side)
-            made.append(_export_into(scratch / side, model, row, options, progress))
+            made.append(_export_into(scratch / side, model, row, options, progress, source=source))
         for side in SIDES:
             swap_folders(scratch / side, home / side)
         queries, documents = (_moved(each, scratch, home) for each in made)
@@ -178,8 +207,8 @@ def _export_sides(
 @contextmanager
 def _scratch(home: Path) -> Iterator[Path]:
     try:
-        with TemporaryDirectory(prefix=".export.", suffix=".part", dir=home) as scratch:
-            yield Path(scratch)
+        with scratch_folder(home, "export") as scratch:
+            yield scratch
     except OSError as error:
         reason = error.strerror or error
         raise WriteFailed(f"{home} can't be written ({reason}); free some space, or use -o") from error
@@ -194,19 +223,44 @@ def _write_standalone(model: SentenceTransformer, folder: Path) -> None:
 def _put_in_place(home: Path, made: Path, description: Description, graph: Graph) -> None:
     """Swap the folder of graphs; graphs exported before stay, unless the model has changed since."""
     there = home / made.name
-    if there.is_dir():
-        for file in there.iterdir():
-            if file.is_file() and not (made / file.name).exists():
-                os.link(file, made / file.name)
-    swap_folders(made, there)
     try:
-        older = read_description(home)
+        older: Description | None = read_description(home)
     except BadModel:
         older = None
-    if older is not None and replace(older, graphs=()) == description:
-        graphs = tuple(each for each in older.graphs if (home / each.path).is_file())
+    wrong = {graph.path}
+    if older is not None:
+        same = replace(older, graphs=()) == description
+        graphs = tuple(each for each in older.graphs if same and (home / each.path).is_file())
+        wrong = {each.path for each in older.graphs} - {each.path for each in graphs}
         description = replace(description, graphs=graphs)
-    write_atomic(home / FILE, description.with_graph(graph).as_text())
+    if there.is_dir():
+        for each in there.iterdir():
+            if not (made / each.name).exists() and not _belongs(f"{made.name}/{each.name}", wrong):
+                _carry_over(each, made / each.name)
+    # A kill must not leave a graph under the description of another model. A new graph is named before it is
+    # there, which readers ignore. One of a model that has changed since is named when it is in its place.
+    complete = description.with_graph(graph)
+    if not (home / graph.path).exists():
+        write_atomic(home / FILE, complete.as_text())
+    elif older is not None and graph.path in wrong:
+        write_atomic(home / FILE, description.as_text())
+    swap_folders(made, there)
+    write_atomic(home / FILE, complete.as_text())
+
+
+def _belongs(name: str, graphs: set[str]) -> bool:
+    """Whether a file is one of the graphs, or one that lies next to it: its weights."""
+    return any(name in (graph, f"{graph}_data", str(Path(graph).with_suffix(".bin"))) for graph in graphs)
+
+
+def _carry_over(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, symlinks=True)
+        return
+    try:
+        os.link(source, target)
+    except OSError:  # file systems without hard links
+        shutil.copy2(source, target)
 
 
 def _describe(model: SentenceTransformer) -> Description:
@@ -223,7 +277,7 @@ def _describe(model: SentenceTransformer) -> Description:
     before, after = _chat_frame(model)
     if (before or after) and has_prompts:
         raise BadModel("graphs can't have both a chat template and prompts; remove the model's prompts")
-    return Description(
+    described = Description(
         before=before,
         after=after,
         dimensions=width,
@@ -235,6 +289,9 @@ def _describe(model: SentenceTransformer) -> Description:
         parameters=sum(weight.numel() for weight in model.parameters()),
         default_prompt=model.default_prompt_name,
     )
+    settings = [described.prompts, described.default_prompt, before, after, longest, described.normalised]
+    identity = cache_key(weights_digest(model), settings)
+    return replace(described, identity=identity)
 
 
 def _chat_frame(model: SentenceTransformer) -> tuple[str, str]:
@@ -261,7 +318,7 @@ def _place_tokenizer(model: SentenceTransformer, folder: Path) -> str:
         if path.is_file() and _without_call_settings(json.loads(path.read_text(encoding="utf-8"))) == content:
             return name
     name = _OWN_TOKENIZER if (folder / _TOKENIZER).is_file() else _TOKENIZER
-    (folder / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    write_atomic(folder / name, json.dumps(content, ensure_ascii=False))
     return name
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trundle.cache import cache_entry, file_state
+from trundle.cache import cache_entry, file_state, model_folder
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
 from trundle.progress import SILENT, Progress
@@ -74,12 +74,16 @@ def _exported(name: str, *, trust_remote_code: bool, progress: Progress) -> Path
     home = Path(name).expanduser()
     if is_exported(home):
         return home
-    place = cache_entry("graphs", file_state(name))
+    if home.is_dir():
+        place = cache_entry("graphs", file_state(name))
+    else:
+        # The newest revision: a graph of an older one must not be taken for it.
+        home = model_folder(name, trust_remote_code=trust_remote_code)
+        place = cache_entry("graphs", name, home.name)
     if not is_exported(place):
         from trundle.export.exporting import export_model
 
-        if home.is_dir():
-            progress.say(f"{name} has no graph yet: it is exported once, into {place}")
+        progress.say(f"{name} has no graph yet: it is exported once, into {place}")
         export_model(
             name, to="onnx", output=place, trust_remote_code=trust_remote_code, force=True, progress=progress
         )

@@ -78,12 +78,21 @@ class _GraphJob:
 
 def _save_onnx(model: onnx.ModelProto, path: Path) -> None:
     """Write a graph to `path`, with its weights in `path`_data if they are large."""
-    if model.ByteSize() <= _LARGEST_IN_ONE_FILE:
+    if _weight_bytes(model) <= _LARGEST_IN_ONE_FILE:
         onnx.save(model, path)
         return
     data = path.with_name(f"{path.name}_data")
     data.unlink(missing_ok=True)  # the library would append to it
     onnx.save(model, path, save_as_external_data=True, location=data.name, size_threshold=0)
+
+
+def _weight_bytes(model: onnx.ModelProto) -> int:
+    """The size of the graph's tensors; protobuf can't tell the size of a message above 2 GiB."""
+    held = [
+        attribute.t for node in model.graph.node for attribute in node.attribute if attribute.HasField("t")
+    ]
+    tensors = [*model.graph.initializer, *held]
+    return sum(len(tensor.raw_data) or tensor.ByteSize() for tensor in tensors)
 
 
 class _TensorModel(nn.Module):

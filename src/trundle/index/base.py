@@ -25,6 +25,8 @@ class _Facts:
     model: str
     dimensions: int
     precision: _Precision = "float"
+    identity: str = ""
+    """A digest of the model; empty if it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +36,17 @@ class Wanted:
     model: str
     dimensions: int
     precision: _Precision | None = None
+    identity: str = ""
 
     @property
     def facts(self) -> _Facts:
         """The settings of a new index."""
-        return _Facts(model=self.model, dimensions=self.dimensions, precision=self.precision or "float")
+        return _Facts(
+            model=self.model,
+            dimensions=self.dimensions,
+            precision=self.precision or "float",
+            identity=self.identity,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +113,15 @@ def _agreed(there: _Facts, wanted: Wanted, name: str) -> _Facts:
     if not same or wanted.precision not in (None, there.precision):
         built = f"by {there.model} with {there.dimensions} dimensions as {there.precision}"
         raise BadInput(f"{name} was built {built}; pass --force to rebuild it, or choose another place")
+    if not same_model(there.identity, wanted.identity):
+        changed = f"{there.model} has changed since {name} was built"
+        raise BadInput(f"{changed}; pass --force to rebuild it, or choose another place")
     return there
+
+
+def same_model(one: str, other: str) -> bool:
+    """Return whether two digests may be those of one model; an unknown one may be any."""
+    return not one or not other or one == other
 
 
 def _key_of(text: str) -> bytes:

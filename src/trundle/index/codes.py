@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,9 @@ from numpy.typing import NDArray
 
 from trundle.embedder import Vectors
 from trundle.errors import MissingExtra
+from trundle.folders import scratch_folder, sync
 from trundle.index.base import _Precision
 from trundle.progress import SILENT, Progress
-
-try:
-    from usearch.index import Index
-except ImportError as error:
-    raise MissingExtra("an index of many texts", "index") from error
 
 _Rows = NDArray[np.int64]
 _Codes = NDArray[Any]
@@ -87,25 +81,31 @@ def _rescored(query: Vectors, vectors: Vectors, rows: _Rows, k: int) -> list[tup
     return [(int(rows[place]), float(scores[place])) for place in order]
 
 
+def _usearch() -> Any:
+    # Imported late: on ARM, torch hangs when it is imported after usearch.
+    try:
+        from usearch.index import Index
+    except ImportError as error:
+        raise MissingExtra("an index of many texts", "index") from error
+    return Index
+
+
 def _write_graph(
     path: Path, codes: _Codes, precision: _Precision, dimensions: int, progress: Progress = SILENT
 ) -> None:
     metric, dtype = _GRAPH_KINDS[precision]
-    index = Index(ndim=_graph_width(codes, precision, dimensions), metric=metric, dtype=dtype)
+    index = _usearch()(ndim=_graph_width(codes, precision, dimensions), metric=metric, dtype=dtype)
     with progress.task("building the graph", len(codes)) as advance:
         for start in range(0, len(codes), _GRAPH_BATCH):
             part = np.ascontiguousarray(codes[start : start + _GRAPH_BATCH])
             index.add(np.arange(start, start + len(part)), part)
             advance(len(part))
-    scratch = path.with_name(f".{path.name}.part")
-    try:
-        index.save(str(scratch))
-        with scratch.open("rb") as handle:
-            os.fsync(handle.fileno())
-        scratch.replace(path)
-    finally:
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)
+    with scratch_folder(path.parent, path.name) as scratch:
+        made = scratch / path.name
+        index.save(str(made))
+        sync(made)
+        made.replace(path)
+        sync(path.parent)
 
 
 def _open_graph(
@@ -114,8 +114,9 @@ def _open_graph(
     """Return the number of rows the graph covers and a search in it, or None without a usable graph."""
     if not path.is_file():
         return None
+    library = _usearch()
     try:
-        index: Any = Index.restore(str(path), view=True)
+        index: Any = library.restore(str(path), view=True)
     except Exception:  # RuntimeError and others; without the graph the search is only slower
         return None
     if index is None or index.ndim != _graph_width(codes, precision, dimensions) or len(index) > len(codes):

@@ -24,6 +24,8 @@ except ImportError as error:
 _T = TypeVar("_T")
 _Connection = psycopg.Connection[tuple[Any, ...]]
 
+APPLICATION = "trundle"
+"""What the server calls our connections."""
 _RETRY_SECONDS = 60.0
 """How long to retry if a server goes away."""
 _FIRST_RETRY_SECONDS = 1.0
@@ -52,17 +54,29 @@ _Column = tuple[str, str, str, str]
 class _Database:
     """A connection that is opened again when it breaks."""
 
-    def __init__(self, url: str, *, read_only: bool, retry_seconds: float, progress: Progress) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        read_only: bool,
+        retry_seconds: float,
+        progress: Progress,
+        application: str = APPLICATION,
+    ) -> None:
         parts = urlsplit(url)
         self.name = f"{parts.hostname or 'local'}{parts.path}"
         self._url = url
+        self._application = application
         self._read_only = read_only
         self._retry_seconds = retry_seconds
         self._progress = progress
         self._open: _Connection | None = None
 
     def do(self, work: Callable[[_Connection], _T], *, first: bool = False) -> _T:
-        """Run `work` in one transaction, and again if the connection breaks; `first` gives up sooner."""
+        """Run `work` in one transaction, and again if the connection breaks; `first` gives up sooner.
+
+        The connection may break after the server has committed, so `work` must allow being done twice.
+        """
         seconds = min(self._retry_seconds, _FIRST_RETRY_SECONDS) if first else self._retry_seconds
         end, wait = time.monotonic() + seconds, _FIRST_WAIT
         while True:
@@ -100,7 +114,7 @@ class _Database:
     def _connected(self) -> _Connection:
         if self._open is None or self._open.closed:
             try:
-                self._open = psycopg.connect(self._url, connect_timeout=5, application_name="trundle")
+                self._open = psycopg.connect(self._url, connect_timeout=5, application_name=self._application)
             except psycopg.ProgrammingError as error:
                 problem = f"the database's address is not valid ({_first_line(error)})"
                 raise BadInput(f"{problem}; write postgresql://user@host/database") from error

@@ -18,6 +18,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ import numpy as np
 
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, WriteFailed
-from trundle.folders import check_free, write_atomic
+from trundle.folders import check_free, locked_folder, sync, write_atomic
 from trundle.index.base import _EXACT_UP_TO, _OVERSAMPLE, Wanted, _agreed, _Facts, _Hit, _key_of, _Sample
 from trundle.index.codes import (
+    _Candidates,
     _code_width,
     _Codes,
     _encode_codes,
@@ -48,11 +50,14 @@ _COLUMNS = "id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, text TEXT NOT NULL
 
 def _create_embedded(folder: Path, wanted: Wanted) -> None:
     """Create an empty index; an existing one must have the same settings."""
-    if (folder / _MARK).is_file():
-        _agreed(_read_facts(folder), wanted, str(folder))
-        return
-    check_free(folder)
-    write_atomic(folder / _MARK, json.dumps(asdict(wanted.facts) | {"format": _FORMAT}, indent=2) + "\n")
+    with locked_folder(folder, lambda: None):
+        if (folder / _MARK).is_file():
+            _agreed(_read_facts(folder), wanted, str(folder))
+            return
+        # Hidden files are the lock, and what a killed process left.
+        if not folder.is_dir() or any(not entry.name.startswith(".") for entry in folder.iterdir()):
+            check_free(folder)
+        write_atomic(folder / _MARK, json.dumps(asdict(wanted.facts) | {"format": _FORMAT}, indent=2) + "\n")
 
 
 def _read_facts(folder: Path) -> _Facts:
@@ -71,19 +76,42 @@ def _read_facts(folder: Path) -> _Facts:
 class _EmbeddedStore:
     """An open index; one process may add to it while others search what was stored when they opened it."""
 
-    def __init__(self, folder: Path, *, exact_up_to: int = _EXACT_UP_TO, progress: Progress = SILENT) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        exact_up_to: int = _EXACT_UP_TO,
+        read_only: bool = False,
+        progress: Progress = SILENT,
+    ) -> None:
         self._folder = folder
+        self._read_only = read_only
         self.facts = _read_facts(folder)
         self.dimensions = self.facts.dimensions
         self._exact_up_to = exact_up_to
         self._progress = progress
         self.name = str(folder)
         with self._explained():
-            self._texts = sqlite3.connect(folder / _TEXTS, isolation_level=None, timeout=5)
-            self._texts.execute("PRAGMA journal_mode=WAL")
-            self._texts.execute("PRAGMA synchronous=FULL")
-            self._texts.execute(f"CREATE TABLE IF NOT EXISTS texts ({_COLUMNS})")
+            self._texts = self._connected()
         self._load()
+
+    def _connected(self) -> sqlite3.Connection:
+        path = self._folder / _TEXTS
+        try:
+            return _connected_to(path, writable=True)
+        except sqlite3.OperationalError as error:
+            if not self._read_only or "locked" in str(error):
+                raise
+            if not path.is_file():
+                fix = "finish it with trundle index build"
+                raise BadInput(f"{self._folder} is an index without texts; {fix}") from error
+        try:
+            return _connected_to(path, "?mode=ro")
+        except sqlite3.OperationalError:
+            # A log of texts that are not in the main file yet would be ignored.
+            if path.with_name(f"{path.name}-wal").exists():
+                raise
+            return _connected_to(path, "?immutable=1")
 
     def count(self) -> int:
         with self._explained():
@@ -100,6 +128,13 @@ class _EmbeddedStore:
         with self._explained():
             self._texts.execute("BEGIN IMMEDIATE")
             try:
+                new = set(self.missing(texts))  # another process may have added some meanwhile
+                if len(new) < len(texts):
+                    chosen = [place for place, text in enumerate(texts) if text in new]
+                    texts, vectors = [texts[place] for place in chosen], vectors[chosen]
+                if not new:
+                    self._texts.execute("ROLLBACK")
+                    return
                 first = self.count()
                 _write_at(self._folder / _VECTORS, first, vectors.astype("<f4", copy=False))
                 if precision != "float":
@@ -150,9 +185,13 @@ class _EmbeddedStore:
         if self.facts.precision != "float":
             kind = np.dtype(np.int8 if self.facts.precision == "int8" else np.uint8)
             self._codes = _mapped(self._codes_path, kind, total, _code_width(width, self.facts.precision))
-        self._graph = None
-        if total > self._exact_up_to:
-            self._graph = _open_graph(self._folder / _GRAPH, self.facts.precision, self._codes, width)
+        self.__dict__.pop("_graph", None)
+
+    @cached_property
+    def _graph(self) -> tuple[int, _Candidates] | None:
+        if len(self._codes) <= self._exact_up_to:
+            return None
+        return _open_graph(self._folder / _GRAPH, self.facts.precision, self._codes, self.dimensions)
 
     def _candidates(self, query: Vectors, k: int) -> _Rows:
         precision = self.facts.precision
@@ -179,10 +218,27 @@ class _EmbeddedStore:
             if "locked" in str(error):
                 raise BadInput(f"{self._folder} is being added to by another process; try later") from error
             reason = getattr(error, "strerror", None) or error
+            if self._read_only:
+                raise BadInput(f"{self._folder} can't be read ({reason}); copy it to another disk") from error
             problem = f"can't be written ({reason}); free some space and run again"
             raise WriteFailed(f"{self._folder} {problem}: what was stored is kept") from error
         except sqlite3.DatabaseError as error:
             raise BadInput(f"{self._folder / _TEXTS} is damaged ({error}); build the index again") from error
+
+
+def _connected_to(path: Path, how: str = "", *, writable: bool = False) -> sqlite3.Connection:
+    where = f"{path.resolve().as_uri()}{how}"
+    connection = sqlite3.connect(where, uri=True, isolation_level=None, timeout=5)
+    try:
+        if writable:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute(f"CREATE TABLE IF NOT EXISTS texts ({_COLUMNS})")
+        connection.execute("SELECT 1 FROM texts LIMIT 1")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _write_at(path: Path, first: int, rows: _Codes) -> None:
@@ -198,6 +254,8 @@ def _write_at(path: Path, first: int, rows: _Codes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    if not first:
+        sync(path.parent)  # the name of a new file
 
 
 def _mapped(path: Path, kind: np.dtype[Any], rows: int, width: int) -> Any:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from trundle.embedder import Encode
-from trundle.errors import BadInput
-from trundle.folders import atomic_folder
+import numpy as np
+
+from trundle.embedder import Encode, Vectors
+from trundle.errors import BadInput, EmptyTexts
+from trundle.folders import atomic_folder, check_free
 from trundle.index.base import Wanted, _IndexReader, _Store
 from trundle.index.connection import _ForeignTable
 from trundle.index.embedded import _MARK, _create_embedded, _EmbeddedStore
@@ -37,7 +39,8 @@ def create_store(
             return
         folder = Path(where).expanduser()
         if force and (folder / _MARK).is_file():
-            folder = stack.enter_context(atomic_folder(folder, replace=True, marks=(_MARK,)))
+            check_free(folder, replace=True, marks=(_MARK,))
+            folder = stack.enter_context(atomic_folder(folder, replace=True, marks=(_MARK,), keep=True))
         _create_embedded(folder, wanted)
         yield stack.enter_context(closing(_EmbeddedStore(folder, progress=progress)))
 
@@ -49,7 +52,7 @@ def open_store(where: str, *, table: str = _TABLE, progress: Progress = SILENT) 
     folder = Path(where).expanduser()
     if not folder.is_dir():
         raise BadInput(f"there is no index {where!r}; build one with trundle index build")
-    return _EmbeddedStore(folder, progress=progress)
+    return _EmbeddedStore(folder, read_only=True, progress=progress)
 
 
 def open_index_reader(
@@ -72,24 +75,40 @@ def open_index_reader(
 
 @dataclass(frozen=True, kw_only=True)
 class _Built:
-    """The numbers of texts in an index, and of those that a build added."""
+    """The numbers of texts in an index, of those that a build added, and of those that hold nothing."""
 
     total: int
     added: int
+    empty: int = 0
 
 
 def build_index(
     store: _Store, texts: Iterable[str], encode: Encode, *, progress: Progress = SILENT, at_once: int = _BATCH
 ) -> _Built:
     """Encode and store the missing texts, `at_once` at a time; each batch stays stored if the build stops."""
-    added = 0
+    added = empty = 0
     source = iter(texts)
     with progress.task("embedding and storing", None) as advance:
         while batch := list(islice(source, at_once)):
-            new = store.missing(batch)
+            asked = store.missing(batch)
+            new, vectors = _encoded(asked, encode)
             if new:
-                store.add(new, encode(new))
+                store.add(new, vectors)
             added += len(new)
+            empty += len(asked) - len(new)
             advance(len(batch))
+    if empty:
+        progress.say(f"{empty} texts of which the tokenizer leaves nothing were left out")
     store.finish()
-    return _Built(total=store.count(), added=added)
+    return _Built(total=store.count(), added=added, empty=empty)
+
+
+def _encoded(texts: list[str], encode: Encode) -> tuple[list[str], Vectors]:
+    """Encode the texts that hold something to embed."""
+    while texts:
+        try:
+            return texts, encode(texts)
+        except EmptyTexts as error:
+            left_out = set(error.places)
+            texts = [text for place, text in enumerate(texts) if place not in left_out]
+    return [], np.empty((0, 0), dtype=np.float32)

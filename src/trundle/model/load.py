@@ -16,13 +16,12 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import torch
-from huggingface_hub import errors as hub
-from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
+from trundle.cache import model_folder
 from trundle.errors import BadInput, BadModel
 from trundle.model.anatomy import _BY_MODEL_TYPE, family_of
 from trundle.model.heads import _ending_tokenizer
@@ -32,8 +31,6 @@ from trundle.runtime.description import is_exported
 
 _PoolingChoice = Literal["mean", "weightedmean", "lasttoken", "cls"]
 
-_DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-_NOT_DOWNLOADED = ["onnx/*", "openvino/*", "original/*"]
 _TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model"),
     *("sentencepiece.bpe.model", "spiece.model"),
@@ -61,7 +58,7 @@ def load(
     `pooling` is for models without one; the default is mean for encoders and weightedmean for decoders.
     `width` loads a nested model at one of its sizes, such as "1/2".
     """
-    folder = _folder(str(name), trust_remote_code)
+    folder = model_folder(str(name), trust_remote_code=trust_remote_code)
     config = _check_folder(folder, trust_remote_code)
     try:
         if (folder / "modules.json").is_file():
@@ -85,12 +82,12 @@ def load(
 
 def is_embedder(name: str | Path) -> bool:
     """Return whether a folder or hub name is an embedding model, not a bare backbone."""
-    return (_folder(str(name), trust_remote_code=False) / "modules.json").is_file()
+    return (model_folder(str(name)) / "modules.json").is_file()
 
 
 def nested_in(name: str | Path) -> Nested | None:
     """Return the sizes inside the model of a folder or hub name, or None if it is not nested."""
-    return _read_nested(_folder(str(name), trust_remote_code=False))
+    return _read_nested(model_folder(str(name)))
 
 
 def _narrowed(model: SentenceTransformer, folder: Path, width: str | Fraction) -> SentenceTransformer:
@@ -227,27 +224,6 @@ def _check_modules(folder: Path) -> None:
         size = sum(weights.stat().st_size for weights in file.parent.glob("*.safetensors"))
         if len(numbers) == 2 and math.prod(numbers) > _FEW_PARAMETERS + size:
             raise BadModel(f"{file} asks for more than the {size:,} bytes of its weights; download it again")
-
-
-def _folder(name: str, trust_remote_code: bool) -> Path:
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if path.is_file():
-        raise BadModel(f"{name} is a file; pass the model's folder")
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name.strip():
-        raise BadModel(f"there is no folder {name!r}; pass a model folder or a hub name")
-    patterns = [*_DOWNLOADED, "*.py"] if trust_remote_code else _DOWNLOADED
-    for candidate in [name] if "/" in name else [f"sentence-transformers/{name}", name]:
-        try:
-            found = snapshot_download(candidate, allow_patterns=patterns, ignore_patterns=_NOT_DOWNLOADED)
-            return Path(found)
-        except (hub.RepositoryNotFoundError, hub.HFValidationError):
-            continue
-        except (hub.LocalEntryNotFoundError, hub.HfHubHTTPError, OSError) as error:
-            what = f"{name!r} is not a local folder and the model hub can't be reached"
-            raise BadModel(f"{what}; pass a local model folder, or connect to the network") from error
-    raise BadModel(f"{name!r} is neither a local folder nor a model on the hub; check the spelling")
 
 
 def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:

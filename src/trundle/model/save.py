@@ -33,7 +33,7 @@ def save(
 ) -> Path:
     """Write the folder layout of sentence-transformers, with the lineage, the card and additional `files`."""
     target = Path(folder)
-    with atomic_folder(target, replace=replace) as scratch:
+    with atomic_folder(target, replace=replace, keep=True) as scratch:
         try:
             model.save_pretrained(str(scratch), create_model_card=False, safe_serialization=True)
         except SafetensorError as error:

@@ -133,8 +133,7 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
 
 
 def _check(request: Request, recipe: Recipe) -> None:
-    read = [name for call in recipe.calls for name in call.method.reads(call.options)]
-    read += [request.source] if isinstance(request.source, str) else []
+    read = _read(request, recipe)
     if request.pair:
         if not any(call.method.enters_space(call.options) for call in recipe.calls):
             raise BadInput("--pair needs a model in its teacher's space; add align to the recipe")
@@ -144,6 +143,13 @@ def _check(request: Request, recipe: Recipe) -> None:
         check_free(request.target, replace=request.replace, read=read)
         if request.pair:
             check_free(pair_folder(request.target), replace=request.replace, read=read)
+
+
+def _read(request: Request, recipe: Recipe) -> list[str]:
+    """Every model and file that the run reads, none of which an output may replace."""
+    read = [name for call in recipe.calls for name in call.method.reads(call.options)]
+    read += [request.source] if isinstance(request.source, str) else []
+    return read + ([] if request.corpus is None else [*request.corpus.files])
 
 
 @dataclass(kw_only=True)
@@ -189,7 +195,7 @@ def _apply_all(request: Request, recipe: Recipe, context: Context) -> _Results:
     stages = _stages(recipe.calls, context)[:kept] if resumable and kept else []
     for number, call in enumerate(recipe.calls):
         stage = stages[number] if number < len(stages) else None
-        applied, step = _apply(call, made, request, context, stage)
+        applied, step = _apply(call, made, request, context, stage, read=_read(request, recipe))
         if not step.applied and made.planned is None and step.after != cost(made.model):
             made.planned = step.after
         made.add(applied, step)
@@ -198,14 +204,14 @@ def _apply_all(request: Request, recipe: Recipe, context: Context) -> _Results:
 
 
 def _apply(
-    call: Call, made: _Results, request: Request, context: Context, stage: _Stage | None
+    call: Call, made: _Results, request: Request, context: Context, stage: _Stage | None, *, read: list[str]
 ) -> tuple[Applied, MethodRun]:
     began = time.monotonic()
     found = None if stage is None else stage.find()
     plan = call.method.plan(made.model, call.options, context) if found is None else found[0]
     if request.target is not None:
         for name in call.method.additional(plan):
-            check_free(f"{request.target}-{name}", replace=request.replace)
+            check_free(f"{request.target}-{name}", replace=request.replace, read=read)
     expected = call.method.forecast(made.model, plan)
     only_planned = request.dry_run and call.method.needs_texts
     if found is not None:

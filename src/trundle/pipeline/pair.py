@@ -56,9 +56,7 @@ def pair(
     """Writes two models that share a vector space as one model folder, and returns what was written."""
     if teacher_kind(teacher) != "model":
         raise BadInput(f"a pair holds both models, and {teacher} is not a model; pass the teacher's folder")
-    check_free(output, replace=replace)
-    if Path(output).resolve() in {Path(student).resolve(), Path(teacher).resolve()}:
-        raise BadInput(f"{output} is one of the two models; choose another folder for the pair")
+    check_free(output, replace=replace, read=[student, teacher])
     models = [load(name, trust_remote_code=trust_remote_code) for name in (student, teacher)]
     check_pairable(*models)
     if not _share_a_space(*models):

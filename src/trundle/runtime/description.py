@@ -9,6 +9,8 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from hashlib import blake2b, file_digest
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any, Literal
@@ -18,6 +20,7 @@ from trundle.precision import EngineName, Precision
 
 FILE = "encoder.json"
 _FORMAT = 1
+_DIGEST_BYTES = 16
 
 _PACKAGES: Mapping[EngineName, str] = {"openvino": "openvino", "onnx": "onnxruntime"}
 _Side = Literal["query", "document"]
@@ -55,6 +58,12 @@ class Description:
     after: str = ""
     """What a chat template puts around every text; then the tokenizer adds nothing."""
     graphs: tuple[Graph, ...] = ()
+    identity: str = ""
+    """The same for models with the same vectors: a digest of weights, tokenizer and settings."""
+    weights: str = ""
+    """A digest of the torch weights in the same folder; empty if the graphs were exported without them."""
+    weight_files: Mapping[str, list[int]] = field(default_factory=dict, compare=False)
+    """Size and time of change of each file of weights; the digest is computed again if one differs."""
     format: int = _FORMAT
 
     def prompt_for(self, role: str | None) -> str:
@@ -75,7 +84,61 @@ class Description:
 
 def is_exported(folder: Path) -> bool:
     """Whether the runtime can load `folder`, which may be one model or a pair."""
-    return (folder / FILE).is_file() or all((folder / side / FILE).is_file() for side in SIDES)
+    return _has_graphs(folder) or all(_has_graphs(folder / side) for side in SIDES)
+
+
+def _has_graphs(folder: Path) -> bool:
+    """Whether a folder names graphs that are there; a killed export may have named one too early."""
+    if not (folder / FILE).is_file():
+        return False
+    try:
+        graphs = read_description(folder).graphs
+    except BadModel:
+        return True  # loading it explains what is wrong
+    return any((folder / graph.path).is_file() for graph in graphs)
+
+
+def read_weights(folder: Path) -> tuple[str, dict[str, list[int]]]:
+    """A digest of the torch weights and tokenizers in a folder, and the state of their files."""
+    files = [file for file in sorted(folder.rglob("*")) if _is_weights(file.relative_to(folder))]
+    if not any(file.suffix == ".safetensors" for file in files):
+        return "", {}
+    states = {str(file.relative_to(folder)): _state(file) for file in files}
+    parts = [f"{name} {_content_digest(folder / name, *state)}\n" for name, state in states.items()]
+    return blake2b("".join(parts).encode(), digest_size=_DIGEST_BYTES).hexdigest(), states
+
+
+def check_weights(folder: Path, description: Description) -> None:
+    """Reject graphs of a model that has other torch weights now."""
+    if not description.weights:
+        return
+    home = folder.resolve()
+    if home.name in SIDES and not any(home.rglob("*.safetensors")):
+        home = home.parent  # one side of a pair
+    known = description.weight_files
+    if all((home / name).is_file() and _state(home / name) == state for name, state in known.items()):
+        return
+    now, _ = read_weights(home)
+    if now and now != description.weights:
+        changed = f"the weights or the tokenizer in {home} have changed since its graphs were exported"
+        raise BadModel(f"{changed}; export them again: trundle export {home} --force")
+
+
+def _is_weights(name: Path) -> bool:
+    if name.parts[0] in SIDES or any(part.startswith(".") for part in name.parts):
+        return False  # written by an export
+    return name.suffix == ".safetensors" or name.name == "tokenizer.json"
+
+
+def _state(file: Path) -> list[int]:
+    found = file.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+@cache
+def _content_digest(file: Path, _size: int, _changed: int) -> str:
+    with file.open("rb") as stream:
+        return file_digest(stream, lambda: blake2b(digest_size=_DIGEST_BYTES)).hexdigest()
 
 
 def side_folders(folder: Path) -> dict[_Side, Path]:

@@ -31,7 +31,7 @@ class Encoder:
 
     Attributes (of the teacher, in a pair): `folder`; `graph`, the graph that runs; `threads`; `dimensions`;
     `max_tokens`, after which a text is truncated; `prompts` by name; `default_prompt`, its name; `parameters`
-    of the torch model, of both in a pair; `is_pair`.
+    of the torch model, of both in a pair; `is_pair`; `identity`, a digest of the model, empty if not known.
     """
 
     def __init__(self, folder: str | Path, *, graph: str | None = None, threads: int | None = None) -> None:
@@ -58,6 +58,7 @@ class Encoder:
         self.dimensions, self.max_tokens = description.dimensions, description.max_tokens
         self.prompts, self.default_prompt = dict(description.prompts), description.default_prompt
         self.parameters = sum(model.description.parameters for model in {self._queries, self._documents})
+        self.identity = description.identity
         self.is_pair = self._queries is not self._documents
 
     def prompt_for(self, role: str | None) -> str:

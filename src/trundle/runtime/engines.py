@@ -57,6 +57,7 @@ def _choose(graphs: Sequence[Graph], wanted: str | None, folder: Path, warn: Cal
     if not fitting:
         there = ", ".join(f"{graph.engine}-{graph.precision}" for graph in ranked)
         raise BadInput(f"{folder} has no graph {wanted!r}; choose one of {there}, or export it")
+    fitting = [graph for graph in fitting if (folder / graph.path).is_file()] or fitting
     for graph in fitting:
         if installed(graph.engine):
             if graph is not fitting[0]:

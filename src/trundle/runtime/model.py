@@ -18,8 +18,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from trundle.embedder import Vectors, check_vectors
-from trundle.errors import BadInput, BadModel
-from trundle.runtime.description import Description, read_description
+from trundle.errors import BadInput, BadModel, EmptyTexts
+from trundle.runtime.description import Description, check_weights, read_description
 from trundle.runtime.engines import _choose, _GraphSession, _Ids, _load_graph
 
 _STEPS = ((32, 4), (64, 8))
@@ -152,6 +152,7 @@ class _OneModel:
         self.description = read_description(folder)
         self.graph = _choose(self.description.graphs, graph, folder, warn)
         self.reader = Reader(folder, self.description)
+        check_weights(folder, self.description)
         self._sessions: dict[int, _GraphSession] = {}
         self._loading = Lock()
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix="trundle")
@@ -214,9 +215,8 @@ class _OneModel:
 
     def _rows(self, texts: Sequence[str], places: Sequence[int]) -> list[list[int]]:
         rows = self.reader.read([texts[place] for place in places])
-        for place, row in zip(places, rows, strict=True):
-            if not row:
-                raise BadInput(f"text {place + 1} ({texts[place][:60]!r}) has nothing to embed; leave it out")
+        if empty := [place for place, row in zip(places, rows, strict=True) if not row]:
+            raise EmptyTexts(empty, texts[empty[0]])
         return rows
 
     def _fill(

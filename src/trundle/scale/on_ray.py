@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from trundle.data.files import no_training_rows
 from trundle.errors import BadInput, MissingExtra, OtherTexts, TrundleError, WriteFailed
+from trundle.folders import scratch_folder
 from trundle.progress import SILENT, Progress
 from trundle.scale.file_parts import _FilePart, _list_parts
 from trundle.scale.shard_plan import _range_length, _ShardPlanner, _ShardRange, _split_ranges
@@ -36,7 +35,7 @@ from trundle.scale.shard_writer import (
     _WorkerResult,
     _WorkerSettings,
 )
-from trundle.teacher.labelling import other_texts_error, other_width_error, start_or_resume
+from trundle.teacher.labelling import locked_targets, other_texts_error, other_width_error, start_or_resume
 from trundle.teacher.shards import (
     SHARD_SIZE,
     Dtype,
@@ -61,7 +60,7 @@ _CONNECT_SECONDS = 5.0
 _STDERR = 2
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
 """Sends no usage statistics, and keeps the logs of Ray's processes in their files."""
-_PLAN = ".plan-"
+_PLAN = "plan"
 
 _Work = Sequence[tuple[_ShardRange, bytes]]
 
@@ -91,7 +90,8 @@ def build_on_ray(
     """
     parts = _list_parts(sources)
     path = Path(folder).resolve()
-    with _connected(address), _quiet_data():
+    # The lock comes first: a second driver would take the plan and the records of this one for its own.
+    with locked_targets(path, progress), _connected(address), _quiet_data():
         each = _divide(workers, spec.threads, may_use_gpus=not spec.runtime)
         manifest = _started(path, spec, dtype, shard_size)
         settings = _WorkerSettings(
@@ -99,8 +99,8 @@ def build_on_ray(
         )
         _reset_failures(path)
         try:
-            with _scratch(path) as scratch:
-                planner = _hash_parts(parts, Path(scratch), progress)
+            with scratch_folder(path, _PLAN) as scratch:
+                planner = _hash_parts(parts, scratch, progress)
                 duplicates = planner.duplicates()
                 ends = list(planner.shard_ends(duplicates, shard_size))
                 length = _range_length(len(ends), each.count)
@@ -114,11 +114,11 @@ def build_on_ray(
             elif done and not isinstance(error, OtherTexts):
                 progress.say(f"{done} shards are finished in {path}; run again to resume")
             raise
-    left_out = int(planner.starts[-1]) - sum(shard.kept for shard in ends)
-    if left_out:
-        progress.say(f"{left_out} duplicate texts were left out")
-    _finish(path, manifest, len(ends), left_out)
-    return open_targets(path)
+        left_out = int(planner.starts[-1]) - sum(shard.kept for shard in ends)
+        if left_out:
+            progress.say(f"{left_out} duplicate texts were left out")
+        _finish(path, manifest, len(ends), left_out)
+        return open_targets(path)
 
 
 @contextmanager
@@ -212,15 +212,6 @@ def _started(path: Path, spec: TeacherSpec, dtype: Dtype, shard_size: int) -> Ma
     for number, shard in enumerate(manifest.shards):
         write_record(path, number, Record(width=manifest.width, shard=shard))
     return manifest
-
-
-def _scratch(path: Path) -> TemporaryDirectory[str]:
-    for left in path.glob(f"{_PLAN}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    try:
-        return TemporaryDirectory(prefix=_PLAN, dir=path)
-    except OSError as error:
-        raise WriteFailed(f"{path} can't be written ({error.strerror}); free space, run again") from error
 
 
 def _dataset(items: Sequence[Mapping[str, Any]]) -> Any:

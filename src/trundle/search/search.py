@@ -181,8 +181,9 @@ def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> N
     """Rejects an output that exists, unless it may be replaced or is this search's `own`."""
     if request.target is None:
         return
+    files = () if request.corpus is None else request.corpus.files
     for folder in (request.target, *([pair_folder(request.target)] if request.pair else [])):
-        check_free(folder, replace=request.replace or own, read=[request.name, *students])
+        check_free(folder, replace=request.replace or own, read=[request.name, *students, *files])
 
 
 def _planned(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import compress, islice
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from trundle.data.texts import KINDS, Kind, Text
 from trundle.embedder import Embedder, Role, Tokens, Vectors, check_vectors
 from trundle.errors import BadInput, BadModel, OtherTexts, TrundleError, WriteFailed
+from trundle.folders import locked_folder
 from trundle.progress import SILENT, Advance, Progress, ahead
 from trundle.teacher.shards import (
     Manifest,
@@ -41,7 +41,6 @@ SHARD_CHARACTERS = 1 << 25
 _TEXTS_PER_CALL = 2048
 _QUICK_CALL = 2.0
 """If a call takes fewer seconds, the next one gets twice as many texts, up to what the teacher likes."""
-_LOCK = ".lock"
 _KEY_BYTES = 16
 _KIND_ENDINGS = {kind: f"{kind}\n".encode() for kind in (None, *KINDS)}
 _HASHED_TEXTS = 1024
@@ -154,7 +153,7 @@ def _store(
 ) -> Targets:
     """Fill or finish a folder that must match `wanted`."""
     path = Path(folder)
-    with _locked(path, progress):
+    with locked_targets(path, progress):
         manifest = _with_recorded(path, start_or_resume(path, wanted))
         splitter = _Splitter(items=items, shard_size=wanted.shard_size)
         written: Future[Manifest] = Future()
@@ -195,29 +194,10 @@ def _store(
         return open_targets(path)
 
 
-@contextmanager
-def _locked(folder: Path, progress: Progress) -> Iterator[None]:
-    """Hold the folder's lock; it is released when its process dies.
-
-    A folder that cannot be written needs no lock: what is finished in it can be read.
-    """
-    lock, new = FileLock(folder / _LOCK), not folder.exists()
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            progress.say("another process computes the same vectors; this one waits for them")
-            lock.acquire()
-    try:
-        yield
-    finally:
-        if lock.is_locked:
-            (folder / _LOCK).unlink(missing_ok=True)  # while it is held: waiting processes open a new file
-            lock.release()
-        if new:
-            with suppress(OSError):  # removes the folder only if nothing was written to it
-                folder.rmdir()
+def locked_targets(folder: Path, progress: Progress) -> AbstractContextManager[None]:
+    """Hold the lock of a folder that is filled, or wait for it."""
+    notice = "another process computes the same vectors; this one waits for them"
+    return locked_folder(folder, lambda: progress.say(notice))
 
 
 def encode_by_role(

@@ -12,8 +12,10 @@ written: a killed run leaves no shard that seems finished.
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b, file_digest
 from io import BytesIO
 from pathlib import Path
@@ -220,7 +222,8 @@ def _write(path: Path, content: bytes) -> _StoredFile:
             os.fsync(stream.fileno())
         scratch.replace(path)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
         raise WriteFailed(f"{path} can't be written ({error.strerror}); free space, run again") from error
     return _StoredFile(size=len(content), checksum=blake2b(content, digest_size=_DIGEST_BYTES).hexdigest())
 
@@ -261,10 +264,13 @@ def _with_recorded(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def drop_records(folder: Path) -> None:
-    """Remove the records of a finished folder, and temporary files of killed runs."""
+    """Remove the records of a finished folder, and what killed runs left in it."""
     for pattern in (f".*{_RECORD}", f".*{_SCRATCH}"):
         for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _record_path(folder: Path, number: int) -> Path:
