@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +48,40 @@ def pico_models_have_something_to_learn() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def each_model_is_traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests export the same few models again and again, and tracing is half of an export.
+
+    The same weights and settings give the same graph. The processes of a run share a folder.
+    """
+    if find_spec("onnx") is None:
+        yield
+        return
+    from trundle.export import tracing
+    from trundle.model.save import model_digest
+
+    base, trace = tmp_path_factory.getbasetemp(), tracing._write_onnx
+    traced = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "traced"
+    traced.mkdir(exist_ok=True)
+
+    def copied(graph: tracing._TensorModel, path: Path, *, tracer: tracing._Tracer) -> None:
+        settings = (tracer, graph.input_names, tracing._LARGEST_IN_ONE_FILE)
+        named = f"{settings} {graph.model} {model_digest(graph.model)}"
+        kept = traced / sha256(named.encode()).hexdigest()
+        if not kept.is_file():
+            trace(graph, path, tracer=tracer)
+            if len(list(path.parent.iterdir())) > 1:  # weights in another file: only where a test asks for it
+                return
+            own = kept.with_suffix(f".{os.getpid()}")
+            shutil.copy(path, own)
+            own.replace(kept)
+        shutil.copy(kept, path)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tracing, "_write_onnx", copied)
+        yield
+
+
 @pytest.fixture(scope="session")
 def pico_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A saved sentence-transformers folder per family, made once."""
@@ -56,7 +93,8 @@ def pico_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
         if family not in made:
             base = tmp_path_factory.mktemp(family)
             made[family] = base / "model"
-            pico.model(family, str(base / "backbone")).save_pretrained(str(made[family]))
+            model = pico.model(family, str(base / "backbone"))
+            model.save_pretrained(str(made[family]), create_model_card=False)
         return made[family]
 
     return folder
