@@ -83,42 +83,43 @@ def each_model_is_traced_once(tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="session")
-def pico_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A saved sentence-transformers folder per family, made once."""
+def pico_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A saved sentence-transformers folder per family, made once; with one layer, training is faster."""
     import pico
 
-    made: dict[str, Path] = {}
+    made: dict[tuple[str, int], Path] = {}
 
-    def folder(family: str) -> Path:
-        if family not in made:
+    def folder(family: str, layers: int = pico.LAYERS) -> Path:
+        if (family, layers) not in made:
             base = tmp_path_factory.mktemp(family)
-            made[family] = base / "model"
-            model = pico.model(family, str(base / "backbone"))
-            model.save_pretrained(str(made[family]), create_model_card=False)
-        return made[family]
+            made[family, layers] = base / "model"
+            model = pico.model(family, str(base / "backbone"), num_hidden_layers=layers)
+            model.save_pretrained(str(made[family, layers]), create_model_card=False)
+        return made[family, layers]
 
     return folder
 
 
 @pytest.fixture(scope="session")
-def pico_model(pico_folders: Callable[[str], Path]) -> Iterator[Callable[[str], SentenceTransformer]]:
+def pico_model(pico_folders: Callable[..., Path]) -> Iterator[Callable[..., SentenceTransformer]]:
     """A loaded pico model per family. Tests must not change it: steps promise not to."""
     from sentence_transformers import SentenceTransformer
 
     from trundle.model.save import model_digest
 
-    made: dict[str, SentenceTransformer] = {}
+    made: dict[Path, SentenceTransformer] = {}
 
-    def opened(family: str) -> SentenceTransformer:
-        return SentenceTransformer(str(pico_folders(family)), device="cpu")
+    def opened(folder: Path) -> SentenceTransformer:
+        return SentenceTransformer(str(folder), device="cpu")
 
-    def model(family: str) -> SentenceTransformer:
-        if family not in made:
-            made[family] = opened(family)
-        return made[family]
+    def model(*which: str | int) -> SentenceTransformer:
+        folder = pico_folders(*which)
+        if folder not in made:
+            made[folder] = opened(folder)
+        return made[folder]
 
     yield model
-    changed = [family for family, each in made.items() if model_digest(each) != model_digest(opened(family))]
+    changed = [folder for folder, each in made.items() if model_digest(each) != model_digest(opened(folder))]
     assert not changed, f"a test changed what others share: {changed}"
 
 

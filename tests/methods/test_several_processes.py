@@ -78,8 +78,8 @@ def together(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempP
     """All commands in two processes with a cache of their own, so they find nothing done."""
     folder, teacher, student = (
         tmp_path_factory.mktemp("together"),
-        pico_folders("mpnet"),
-        pico_folders("bert"),
+        pico_folders("mpnet", 1),
+        pico_folders("bert", 1),
     )
     texts, ordered = folder / "texts.txt", folder / "ordered.txt"
     texts.write_text("\n".join(f"{text} {number}" for number in range(100) for text in pico.TEXTS))
