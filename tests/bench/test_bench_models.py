@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from trundle.bench.child import _WEIGHT_FILES, _engines_of, _load_torch
-from trundle.bench.results import _TABLE, BenchResult, _names, caution, rows
+from trundle.bench.results import _TABLE, BenchResult, caution, rows, short_names
 from trundle.bench.rounds import BenchOptions, bench
 from trundle.errors import BadInput, BadModel
 from trundle.export.exporting import export_model
@@ -151,7 +151,9 @@ def test_a_warning_if_other_programs_use_the_cores(result: BenchResult) -> None:
 
 
 def test_names_are_short_unless_ambiguous() -> None:
-    assert _names(["a/small", "b/small", "c/large"]) == ["a/small", "b/small", "large"]
+    assert short_names(["a/small", "b/small", "c/large"]) == ["a/small", "b/small", "large"]
+    assert short_names(["/a/x/model", "/a/y/model", "/b/z"]) == ["x/model", "y/model", "z"]
+    assert short_names(["/a/x", "/a/x"]) == ["x", "x (2)"]
 
 
 def test_a_folder_that_is_no_model_is_rejected(tmp_path: Path) -> None:

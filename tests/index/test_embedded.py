@@ -21,8 +21,7 @@ from sklearn.neighbors import NearestNeighbors
 from clusters import WIDTH, clustered, wanted
 from trundle.errors import BadInput, WriteFailed
 from trundle.index.base import _Precision
-from trundle.index.codes import _encode_codes, _scan
-from trundle.index.embedded import _create_embedded, _EmbeddedStore
+from trundle.index.embedded import _create_embedded, _EmbeddedStore, _encode_codes, _scan
 from trundle.index.stores import build_index, create_store, open_store
 
 PRECISIONS: tuple[_Precision, ...] = ("float", "int8", "binary")
