@@ -18,6 +18,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,6 @@ from trundle.index.base import (
     _Sample,
 )
 from trundle.progress import SILENT, Progress
-
-try:
-    from usearch.index import Index
-except ImportError as error:
-    raise MissingExtra("an index of many texts", "index") from error
 
 _MARK = "index.json"
 _FORMAT = 1
@@ -156,9 +152,13 @@ class _EmbeddedStore:
         if self.facts.precision != "float":
             kind = np.dtype(np.int8 if self.facts.precision == "int8" else np.uint8)
             self._codes = _mapped(self._codes_path, kind, total, _code_width(width, self.facts.precision))
-        self._graph = None
-        if total > self._exact_up_to:
-            self._graph = _open_graph(self._folder / _GRAPH, self.facts.precision, self._codes, width)
+        self.__dict__.pop("_graph", None)
+
+    @cached_property
+    def _graph(self) -> tuple[int, _Candidates] | None:
+        if len(self._codes) <= self._exact_up_to:
+            return None
+        return _open_graph(self._folder / _GRAPH, self.facts.precision, self._codes, self.dimensions)
 
     def _candidates(self, query: Vectors, k: int) -> _Rows:
         precision = self.facts.precision
@@ -280,11 +280,20 @@ def _rescored(query: Vectors, vectors: Vectors, rows: _Rows, k: int) -> list[tup
     return [(int(rows[place]), float(scores[place])) for place in order]
 
 
+def _usearch() -> Any:
+    """Import usearch, as late as possible: on ARM, torch does not finish loading once it is loaded."""
+    try:
+        from usearch.index import Index
+    except ImportError as error:
+        raise MissingExtra("an index of many texts", "index") from error
+    return Index
+
+
 def _write_graph(
     path: Path, codes: _Codes, precision: _Precision, dimensions: int, progress: Progress = SILENT
 ) -> None:
     metric, dtype = _GRAPH_KINDS[precision]
-    index = Index(ndim=_graph_width(codes, precision, dimensions), metric=metric, dtype=dtype)
+    index = _usearch()(ndim=_graph_width(codes, precision, dimensions), metric=metric, dtype=dtype)
     with progress.task("building the graph", len(codes)) as advance:
         for start in range(0, len(codes), _GRAPH_BATCH):
             part = np.ascontiguousarray(codes[start : start + _GRAPH_BATCH])
@@ -307,8 +316,9 @@ def _open_graph(
     """Return the number of rows the graph covers and a search in it, or None without a usable graph."""
     if not path.is_file():
         return None
+    restore = _usearch().restore
     try:
-        index: Any = Index.restore(str(path), view=True)
+        index: Any = restore(str(path), view=True)
     except Exception:  # RuntimeError and others; without the graph the search is only slower
         return None
     if index is None or index.ndim != _graph_width(codes, precision, dimensions) or len(index) > len(codes):
