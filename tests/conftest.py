@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,42 +48,78 @@ def pico_models_have_something_to_learn() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def each_model_is_traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests export the same few models again and again, and tracing is half of an export.
+
+    The same weights and settings give the same graph. The processes of a run share a folder.
+    """
+    if find_spec("onnx") is None:
+        yield
+        return
+    from trundle.export import tracing
+    from trundle.model.save import model_digest
+
+    base, trace = tmp_path_factory.getbasetemp(), tracing._write_onnx
+    traced = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "traced"
+    traced.mkdir(exist_ok=True)
+
+    def copied(graph: tracing._TensorModel, path: Path, *, tracer: tracing._Tracer) -> None:
+        settings = (tracer, graph.input_names, tracing._LARGEST_IN_ONE_FILE)
+        named = f"{settings} {graph.model} {model_digest(graph.model)}"
+        kept = traced / sha256(named.encode()).hexdigest()
+        if not kept.is_file():
+            trace(graph, path, tracer=tracer)
+            if len(list(path.parent.iterdir())) > 1:  # weights in another file: only where a test asks for it
+                return
+            own = kept.with_suffix(f".{os.getpid()}")
+            shutil.copy(path, own)
+            own.replace(kept)
+        shutil.copy(kept, path)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tracing, "_write_onnx", copied)
+        yield
+
+
 @pytest.fixture(scope="session")
-def pico_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A saved sentence-transformers folder per family, made once."""
+def pico_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A saved sentence-transformers folder per family, made once; with one layer, training is faster."""
     import pico
 
-    made: dict[str, Path] = {}
+    made: dict[tuple[str, int], Path] = {}
 
-    def folder(family: str) -> Path:
-        if family not in made:
+    def folder(family: str, layers: int = pico.LAYERS) -> Path:
+        if (family, layers) not in made:
             base = tmp_path_factory.mktemp(family)
-            made[family] = base / "model"
-            pico.model(family, str(base / "backbone")).save_pretrained(str(made[family]))
-        return made[family]
+            made[family, layers] = base / "model"
+            model = pico.model(family, str(base / "backbone"), num_hidden_layers=layers)
+            model.save_pretrained(str(made[family, layers]), create_model_card=False)
+        return made[family, layers]
 
     return folder
 
 
 @pytest.fixture(scope="session")
-def pico_model(pico_folders: Callable[[str], Path]) -> Iterator[Callable[[str], SentenceTransformer]]:
+def pico_model(pico_folders: Callable[..., Path]) -> Iterator[Callable[..., SentenceTransformer]]:
     """A loaded pico model per family. Tests must not change it: steps promise not to."""
     from sentence_transformers import SentenceTransformer
 
     from trundle.model.save import model_digest
 
-    made: dict[str, SentenceTransformer] = {}
+    made: dict[Path, SentenceTransformer] = {}
 
-    def opened(family: str) -> SentenceTransformer:
-        return SentenceTransformer(str(pico_folders(family)), device="cpu")
+    def opened(folder: Path) -> SentenceTransformer:
+        return SentenceTransformer(str(folder), device="cpu")
 
-    def model(family: str) -> SentenceTransformer:
-        if family not in made:
-            made[family] = opened(family)
-        return made[family]
+    def model(*which: str | int) -> SentenceTransformer:
+        folder = pico_folders(*which)
+        if folder not in made:
+            made[folder] = opened(folder)
+        return made[folder]
 
     yield model
-    changed = [family for family, each in made.items() if model_digest(each) != model_digest(opened(family))]
+    changed = [folder for folder, each in made.items() if model_digest(each) != model_digest(opened(folder))]
     assert not changed, f"a test changed what others share: {changed}"
 
 

@@ -57,7 +57,7 @@ def test_documented_commands_parse(
     monkeypatch.setattr("trundle.bench.rounds._measure", stop)  # it would start a process for each model
     monkeypatch.setattr("trundle.scale.file_parts._resolved", stop)  # it would wait for the network
     monkeypatch.setattr(sys, "argv", shlex.split(command))
-    monkeypatch.setattr("warnings.simplefilter", lambda *_: None)
+    monkeypatch.setattr("warnings.simplefilter", lambda *_, **__: None)
     with pytest.raises(SystemExit):
         main()
     said = capsys.readouterr().err

@@ -110,15 +110,20 @@ MATRIX = [
 IDENTITIES = [cell for cell in MATRIX if CASES[cell.values[0]].identity is not None]
 
 
-def context_for(step: str, model: SentenceTransformer, seed: int = 3) -> tuple[SentenceTransformer, Context]:
-    """The model that a method gets. align trains what another method cut, so it gets two layers fewer."""
+def context_for(
+    step: str, family: str, pico_model: Callable[..., SentenceTransformer]
+) -> tuple[SentenceTransformer, Context]:
+    """The model that a method gets: only depth needs many layers, and ModernBERT has two kinds of them.
+
+    align trains what another method cut, so it gets one layer fewer.
+    """
+    layers = pico.LAYERS if tool_of(step) is METHODS["depth"] else 2
+    model = pico_model(family, layers)
+    context = Context(original=model, corpus=CORPUS, seed=3)
     if tool_of(step) is not METHODS["align"]:
-        return model, Context(original=model, corpus=CORPUS, seed=seed)
-    kept = () if step == "align: static" else (0, 1)
-    small = METHODS["depth"].apply(
-        model, METHODS["depth"].plans(blocks=kept, of=pico.LAYERS), Context(original=model)
-    )
-    return small.model, Context(original=model, corpus=CORPUS, seed=seed)
+        return model, context
+    plan = METHODS["depth"].plans(blocks=() if step == "align: static" else (0,), of=layers)
+    return METHODS["depth"].apply(model, plan, Context(original=model)).model, context
 
 
 def tool_of(case: str) -> Method[Any, Any]:
@@ -138,7 +143,7 @@ def test_contract(
     step: str, family: str, pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
 ) -> None:
     case, tool = CASES[step], tool_of(step)
-    given, context = context_for(step, pico_model(family))
+    given, context = context_for(step, family, pico_model)
     untouched = weights_of(given)
     plan = tool.plan(given, make_options(tool, case.options), context)
     result = tool.apply(given, plan, replace(context, cache=tmp_path / "cache one")).model
@@ -181,7 +186,7 @@ def test_zero_strength_is_the_identity(
 ) -> None:
     case, tool = CASES[step], tool_of(step)
     assert case.identity is not None
-    given, context = context_for(step, pico_model(family))
+    given, context = context_for(step, family, pico_model)
     result = tool.apply(given, tool.plan(given, make_options(tool, case.identity), context), context).model
     np.testing.assert_array_equal(result.encode(pico.TEXTS), given.encode(pico.TEXTS))
 
@@ -210,13 +215,12 @@ def transformer_layers(backbone: Any) -> Any:
 def test_align_brings_a_cut_model_closer_to_its_teacher(
     pico_model: Callable[[str], SentenceTransformer],
 ) -> None:
-    original = pico_model("bert")
-    small, context = context_for("align", original)
-    tool = METHODS["align"]
+    small, context = context_for("align", "bert", pico_model)
+    original, tool = context.original, METHODS["align"]
     aligned = tool.apply(small, tool.plan(small, make_options(tool, {"steps": 0}), context), context).model
 
     def similarity(model: SentenceTransformer) -> float:
         return float(np.mean(np.sum(model.encode(pico.TEXTS) * original.encode(pico.TEXTS), axis=1)))
 
     assert similarity(aligned) > similarity(small)
-    assert transformer_of(aligned).model.config.num_hidden_layers == 2
+    assert transformer_of(aligned).model.config.num_hidden_layers == 1

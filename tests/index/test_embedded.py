@@ -315,3 +315,9 @@ def test_an_empty_store_finds_nothing(tmp_path: Path) -> None:
     assert store.search(clustered(2), 5) == [[], []]
     assert store.sample(5, 0).total == 0
     store.close()
+
+
+def test_usearch_is_not_imported_before_a_graph_is_needed() -> None:
+    """On ARM, torch does not finish loading after it, and a model may need torch."""
+    script = "import sys, trundle.index.stores\nassert 'usearch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)

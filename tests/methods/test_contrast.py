@@ -74,7 +74,7 @@ def test_training_brings_queries_closer_to_their_answers(
 ):
     for way in ("full", "lora"):
         applied = run(
-            pico_model("bert"), corpus, tmp_path, train=way, steps=20, learning_rate=3e-3, batch_size=8
+            pico_model("bert", 1), corpus, tmp_path, train=way, steps=20, learning_rate=3e-3, batch_size=8
         )
         lines = [json.loads(line) for line in applied.files["contrast.jsonl"].splitlines()]
         found = [line["validation"] for line in lines if line["validation"] is not None]
@@ -103,7 +103,7 @@ def test_a_decoders_pooling_and_attention_survive_a_plain_load(
 
 
 def test_prompts_change_what_is_learned_by_file(pico_model: PicoModel, corpus: Corpus, tmp_path: Path):
-    model, corpus = pico_model("bert"), replace(corpus, validation_examples=lambda: iter(()))
+    model, corpus = pico_model("bert", 1), replace(corpus, validation_examples=lambda: iter(()))
     results = [
         run(model, corpus, tmp_path, steps=3, prompts=prompts).model.encode(pico.TEXTS)
         for prompts in (

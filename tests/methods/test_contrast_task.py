@@ -133,7 +133,7 @@ def test_caching_changes_no_gradient_even_with_dropout_and_checkpointing(
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_caching_changes_no_gradient_in_half_precision(pico_model: PicoModel, lora: bool):
-    model, examples = copy.deepcopy(pico_model("llama")), some_examples(6, 1)
+    model, examples = copy.deepcopy(pico_model("llama", 1)), some_examples(6, 1)
     if lora:
         _add_adapters(model, rank=4, seed=3)
     task = contrast(model, examples, mini_batch=2)
@@ -273,7 +273,7 @@ def test_a_resumed_run_ends_with_the_same_bits(pico_model: PicoModel, tmp_path: 
     settings = TrainSettings(steps=5, learning_rate=1e-3, checkpoint_every=2)
 
     def run(name: str, stop_at: int | None = None) -> dict[str, Tensor]:
-        model = copy.deepcopy(pico_model("bert"))
+        model = copy.deepcopy(pico_model("bert", 1))
         adapted = _add_adapters(model, rank=4, dropout=0.2, seed=1) if lora else None
         task = contrast(model, some_examples(40), mini_batch=4)
 
@@ -295,5 +295,5 @@ def test_a_resumed_run_ends_with_the_same_bits(pico_model: PicoModel, tmp_path: 
         run("broken", stop_at=4)
     resumed = run("broken")
     assert all(torch.equal(weight, resumed[name]) for name, weight in straight.items())
-    untouched = dict(pico_model("bert").named_parameters())
+    untouched = dict(pico_model("bert", 1).named_parameters())
     assert any(not torch.equal(weight, untouched[name]) for name, weight in straight.items())

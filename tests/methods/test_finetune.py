@@ -60,7 +60,7 @@ def test_classes_are_learned_and_a_plain_load_names_them(pico_model: PicoModel, 
     corpus = classes(tmp_path)
     folder = tmp_path / "model"
     source = str(tmp_path / "given")
-    pico_model("bert").save(source)
+    pico_model("bert", 1).save(source)
     found = compress(source, single(TOOL, LEARNS), output=folder, corpus=corpus)
     assert found.fidelity is None
     assert found.steps[0].facts["accuracy"] > 0.9
@@ -95,7 +95,7 @@ def test_both_texts_of_a_pair_are_read(pico_model: PicoModel, tmp_path: Path):
         for number, (text, fox) in enumerate(some_texts(400))
     ]
     corpus = read_corpus([write(tmp_path, rows)], seed=0)
-    applied = run(pico_model("bert"), corpus, tmp_path, **LEARNS)
+    applied = run(pico_model("bert", 1), corpus, tmp_path, **LEARNS)
     assert applied.facts["accuracy"] > 0.85
     assert set(applied.facts) >= {"f1", "matthews", "held_out_rows"}
 
@@ -116,7 +116,7 @@ def test_a_pair_has_two_segments_where_the_tokenizer_makes_two(pico_model: PicoM
 def test_predicted_numbers_have_the_units_of_the_labels(pico_model: PicoModel, tmp_path: Path):
     rows = [{"text": text, "score": 1000.5 + 8 * fox} for text, fox in some_texts(300)]
     corpus = read_corpus([write(tmp_path, rows)], seed=0)
-    applied = run(pico_model("mpnet"), corpus, tmp_path, **LEARNS)
+    applied = run(pico_model("mpnet", 1), corpus, tmp_path, **LEARNS)
     assert applied.facts["pearson"] > 0.8
     assert applied.facts["distance"] < 4
     assert applied.model.encode(["fox fox"]).shape == (1, 1)

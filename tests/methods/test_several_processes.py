@@ -1,14 +1,12 @@
 """align in two processes, as torchrun starts it: one encodes the teacher's vectors, both train, one writes.
 
-From a store, each process may also load only its own half. Starting the processes takes longer than
-the work, so they run the commands of all tests one after the other.
+From a store, each process may also load only its own half. The processes run the commands of all tests one
+after the other.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +20,10 @@ import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
+import forked
 import pico
 from recorded_progress import RecordedProgress
+from trundle.cli.app import main
 from trundle.data.corpus import read_corpus
 from trundle.methods import METHODS
 from trundle.methods.align.teacher_vectors import _ALONE_BY_RANK
@@ -35,18 +35,14 @@ from trundle.scale.shard_writer import TeacherSpec, build_local
 
 CHOSEN = {"start": "random", "learning_rate": 1e-3, "precision": "fp32"}
 """With the closed form as a start, pico models have nothing left to learn, and step 0 would be kept."""
-TOGETHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-PROGRAM = """
-import json, sys
-from trundle.cli.app import main
-for words in json.loads(sys.argv[1]):
-    sys.argv = ["trundle", *words]
-    try:
-        main()
-    except SystemExit as end:
-        if end.code:
-            raise
-"""
+
+
+def run_commands(lines: list[list[str]]) -> None:
+    for words in lines:
+        sys.argv = ["trundle", *words]
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert not end.value.code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +78,8 @@ def together(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempP
     """All commands in two processes with a cache of their own, so they find nothing done."""
     folder, teacher, student = (
         tmp_path_factory.mktemp("together"),
-        pico_folders("mpnet"),
-        pico_folders("bert"),
+        pico_folders("mpnet", 1),
+        pico_folders("bert", 1),
     )
     texts, ordered = folder / "texts.txt", folder / "ordered.txt"
     texts.write_text("\n".join(f"{text} {number}" for number in range(100) for text in pico.TEXTS))
@@ -109,20 +105,10 @@ def together(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempP
         (folder / name).mkdir()
         options = [f"--{key.replace('_', '-')}={value}" for key, value in command.options.items()]
         lines.append(["align", str(student), *options, *command.words, "-o", str(folder / name / "together")])
-    program = folder / "program.py"
-    program.write_text(PROGRAM)
-    ran = subprocess.run(
-        [sys.executable, *TOGETHER, str(program), json.dumps(lines)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"TRUNDLE_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        check=False,
+    printed = forked.together(
+        run_commands, lines, output=folder / "printed", environment={"TRUNDLE_CACHE": str(folder / "cache")}
     )
-    if "the server socket" in ran.stderr:
-        pytest.skip("two processes can't find each other on this machine")
-    assert ran.returncode == 0, ran.stderr
-    return Together(student=student, commands=commands, folder=folder, printed=ran.stdout)
+    return Together(student=student, commands=commands, folder=folder, printed=printed[0] + printed[1])
 
 
 def facts(folder: Path) -> dict[str, Any]:

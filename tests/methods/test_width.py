@@ -225,7 +225,7 @@ def test_a_random_student_learns_a_teachers_similarities(
         "warmup": 0,
     }
     steps = [{"width": {"extract": "1/2", "start": "random"}}, {"contrast": heal}]
-    teacher = load(pico_folders("bert"))
+    teacher = load(pico_folders("bert", 1))
     with torch.no_grad():  # texts that differ to it, so that there is something to learn
         transformer_of(teacher).model.get_input_embeddings().weight.mul_(30)
     teacher.save_pretrained(source := str(tmp_path / "teacher"))

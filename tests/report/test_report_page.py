@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from trundle.evaluate.shortening import Inheritance
+from trundle.report import contents
 from trundle.report.contents import _Quality, _Report
 from trundle.report.markup import _megabytes, _percent
 from trundle.report.page import _overview, _page
@@ -107,7 +109,10 @@ def test_texts_stay_texts(drawn: Reader) -> None:
     assert "There is no int8 graph, <i>alas." in text, "what the search had to remark is shown, too"
 
 
-def test_json_is_what_is_drawn(full_report: _Report, tmp_path: Path, drawn: Reader) -> None:
+def test_json_is_what_is_drawn(
+    full_report: _Report, tmp_path: Path, drawn: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "Inheritance", Inheritance, raising=False)  # only for type checkers there
     html, beside = write_report(full_report, tmp_path / "page.html")
     assert html.read_text(encoding="utf-8") == _page(full_report)
     assert _page(TypeAdapter(_Report).validate_json(beside.read_text(encoding="utf-8"))) == _page(full_report)

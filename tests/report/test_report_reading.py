@@ -27,7 +27,6 @@ from trundle.report.reading import (
     _teacher_of,
     _thinned,
     _weigh,
-    short_names,
 )
 from trundle.report.report import check_output, make_report
 
@@ -133,11 +132,6 @@ def test_thinning_keeps_both_ends(values: list[int], most: int) -> None:
     left = _thinned(values, most)
     assert len(left) == min(len(values), most)
     assert (left[0], left[-1]) == (values[0], values[-1])
-
-
-def test_names_differ() -> None:
-    assert short_names(["/a/x/model", "/a/y/model", "/b/z"]) == ["x/model", "y/model", "z"]
-    assert short_names(["/a/x", "/a/x"]) == ["x", "x (2)"]
 
 
 def test_folders_that_are_no_runs(

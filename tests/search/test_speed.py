@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -72,3 +73,12 @@ def test_a_model_that_cant_be_narrowed_is_timed(pico_folders: Callable[[str], Pa
     model = load(pico_folders("bert"))
     costs = [cost(cut(model, what)) for what in few]
     assert _fit(costs, [real.milliseconds(each) for each in costs]).layer == 0
+
+
+def test_a_round_times_at_least_one_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the time may be over before the first query."""
+    monkeypatch.setattr(speed, "_SECONDS", 0.0)
+    asked: list[str] = []
+    encoder = SimpleNamespace(encode=asked.append)
+    assert speed._one_round(encoder, ["a", "b"]).milliseconds >= 0  # type: ignore[arg-type]
+    assert asked == ["a"]

@@ -14,8 +14,7 @@ from trundle.errors import BadModel, ImpossibleCut
 from trundle.pipeline.run import Request
 from trundle.search import budget
 from trundle.search.budget import _plan_time
-from trundle.search.outcome import _Tried
-from trundle.search.trials import _Trials
+from trundle.search.trials import _Trials, _Tried
 
 PACE = 2.0
 """Steps a second where a trial goes by the clock."""

@@ -20,10 +20,9 @@ from trundle.pipeline.run import Request
 from trundle.recipe import Recipe
 from trundle.runtime.encoder import Encoder
 from trundle.search import search, trials
-from trundle.search.outcome import Outcome
 from trundle.search.prospects import _Prospects
 from trundle.search.search import compress_to_budget
-from trundle.search.trials import _Trials
+from trundle.search.trials import Outcome, _Trials
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 

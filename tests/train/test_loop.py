@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,9 +34,8 @@ def some_texts(count: int, seed: int) -> list[str]:
 class Toy:
     """A two-layer pico BERT that learns the vectors of a four-layer one."""
 
-    def __init__(self, folder: Path, teacher: SentenceTransformer) -> None:
-        self.model = pico.model("bert", str(folder), num_hidden_layers=2)
-        self.teacher = teacher
+    def __init__(self, student: SentenceTransformer, teacher: SentenceTransformer) -> None:
+        self.model, self.teacher = copy.deepcopy(student), teacher
         self.steps = 0
         self.each_step: Callable[[int], None] = lambda _step: None
 
@@ -84,11 +84,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def toy(tmp_path: Path, pico_model: Callable[[str], SentenceTransformer]) -> Callable[[], Toy]:
-    def make() -> Toy:
-        return Toy(tmp_path / "student", pico_model("bert"))
-
-    return make
+def toy(pico_model: Callable[..., SentenceTransformer]) -> Callable[[], Toy]:
+    return lambda: Toy(pico_model("bert", 2), pico_model("bert"))
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

@@ -1,12 +1,10 @@
-"""Runs that are killed, and runs of two processes. This file is also the program they run."""
+"""Runs that are killed, and runs of two processes."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from accelerate import PartialState
 from torch import Tensor, nn
 
+import forked
 from trundle.errors import WriteFailed
 from trundle.train.batches import Batches, ByBucket, ByLength, Indices, sharded_batches
 from trundle.train.loop import TrainingTask, TrainSettings, _TrainResult, train
@@ -122,7 +121,7 @@ def run_and_die(folder: Path) -> None:
 def run_together(folder: Path) -> None:
     """What each of two processes does."""
     state = PartialState(cpu=True)
-    (folder / f"started-{state.process_index}-of-{state.num_processes}").touch()
+    assert state.num_processes == 2
     net = Net()
     result = learn(net, folder / "run", dropout=False)
     torch.save(
@@ -142,25 +141,14 @@ def run_together(folder: Path) -> None:
     state.destroy_process_group()
 
 
-def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
 def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path):
-    died = call(__file__, "die", str(tmp_path / "killed"))
-    assert died.returncode == -signal.SIGKILL, died.stderr
+    died = forked.start(run_and_die, tmp_path / "killed", output=tmp_path / "printed")
+    died.join()
+    assert died.exitcode == -signal.SIGKILL, (tmp_path / "printed").read_text()
     places = sorted(place.name for place in (tmp_path / "killed" / "checkpoints").iterdir())
     assert places[0].startswith(".step-000000020."), "the scratch folder of the broken checkpoint"
     assert places[1:] == ["step-000000010"]
@@ -177,11 +165,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path):
 
 
 def test_two_processes_do_what_one_does(tmp_path: Path):
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    ran = call(*launch, __file__, "together", str(tmp_path))
-    if len(list(tmp_path.glob("started-*-of-2"))) < 2:
-        pytest.skip(f"two processes can't find each other on this machine: {ran.stderr[-300:]}")
-    assert ran.returncode == 0, ran.stderr
+    forked.together(run_together, tmp_path, output=tmp_path / "printed")
     alone = Net()
     result = learn(alone, tmp_path / "alone", dropout=False)
     ends = [torch.load(tmp_path / f"end-{rank}.pt", weights_only=True) for rank in (0, 1)]
@@ -223,8 +207,3 @@ def test_a_full_disk_gives_one_sentence_and_keeps_the_last_checkpoint(tmp_path: 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [place.name for place in (tmp_path / "checkpoints").iterdir()] == ["step-000000010"]
-
-
-if __name__ == "__main__":
-    torch._C._set_mkldnn_enabled(False)  # as in the process of the tests, for the same bits
-    {"die": run_and_die, "together": run_together}[sys.argv[1]](Path(sys.argv[2]))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import PurePath
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -155,8 +154,10 @@ def rows(result: BenchResult) -> list[tuple[str, ...]]:
     """The table: a heading, then one row per metric and one column per model, with its ratio to the first."""
     first = result.models[0]
     engines = ["" if figures.engine == "torch" else f" {figures.engine}" for figures in result.models]
-    names = _names([figures.model for figures in result.models])
-    table = [("", *(name + engine for name, engine in zip(names, engines, strict=True)))]
+    models = list(dict.fromkeys(figures.model for figures in result.models))
+    names = dict(zip(models, short_names(models), strict=True))
+    titles = (names[figures.model] + engine for figures, engine in zip(result.models, engines, strict=True))
+    table = [("", *titles)]
     for label, (field, write) in _TABLE.items():
         cells = [_cell(getattr(first, field), write)]
         for figures in result.models[1:]:
@@ -177,11 +178,19 @@ def caution(result: BenchResult) -> str | None:
     return f"other programs kept {busy} busy; stop them and run it again for reliable figures"
 
 
-def _names(models: list[str]) -> list[str]:
-    """The last part of each folder or hub name; the full name if two would be the same."""
-    last = [PurePath(model).name or model for model in models]
-    uses = Counter(PurePath(model).name or model for model in set(models))
-    return [short if uses[short] == 1 else model for short, model in zip(last, models, strict=True)]
+def short_names(paths: Sequence[str]) -> list[str]:
+    """Return the end of each path, long enough to differ from the others."""
+    parts = [Path(path).resolve().parts for path in paths]
+    shown = []
+    for own in parts:
+        length = 1
+        while length < len(own) and sum(other[-length:] == own[-length:] for other in set(parts)) > 1:
+            length += 1
+        shown.append("/".join(own[-length:]))
+    return [
+        f"{name} ({shown[:place].count(name) + 1})" if name in shown[:place] else name
+        for place, name in enumerate(shown)
+    ]
 
 
 def _number(figure: Measurement | int) -> float:

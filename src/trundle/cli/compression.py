@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trundle.pipeline.run import Run
     from trundle.progress import Progress
     from trundle.recipe import Recipe
-    from trundle.search.outcome import Outcome
+    from trundle.search.trials import Outcome
     from trundle.teacher.teacher import Teacher
 
 _REPORT, _DEMO = "report.html", Path("demo/small")

@@ -132,7 +132,7 @@ def _open_teacher(
 
 
 def _show_comparison(found: Comparison, teacher: str | None) -> None:
-    from trundle.report.reading import short_names
+    from trundle.bench.results import short_names
 
     if teacher is None:
         _show_table(_scores(found.results, short_names(found.models)), texts=(0, 1))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trundle.methods.vocabulary.vocabulary import VocabularySizes
     from trundle.model.cost import Cost
     from trundle.pipeline.run import Run
-    from trundle.search.outcome import Outcome
+    from trundle.search.trials import Outcome
 
 _Rows = list[tuple[str, ...]]
 

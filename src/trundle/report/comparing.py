@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from trundle.evaluate.fidelity import TextError
-from trundle.report.contents import _Projection, _Report, _RunRecord, _SampleSearch, _Shortened, _TopDocuments
+from trundle.report.contents import _Projection, _Report, _RunRecord, _SampleSearch, _TopDocuments
 from trundle.report.markup import (
     _choice,
     _code,
@@ -24,6 +24,9 @@ from trundle.report.markup import (
     _table,
 )
 from trundle.report.plot import _around, _Axis, _colour, _Plot, _room_for
+
+if TYPE_CHECKING:
+    from trundle.evaluate.shortening import Inheritance
 
 _MODES = {
     "teacher": ("teacher", "teacher's queries, teacher's index"),
@@ -71,7 +74,7 @@ def _shortened_vectors(report: _Report) -> str:
     return _paragraph(lead) + _choice("Run", blocks) if blocks else ""
 
 
-def _precisions(number: int, name: str, found: _Shortened) -> str:
+def _precisions(number: int, name: str, found: Inheritance) -> str:
     figures = []
     low, high = _around([score for row in found.rows for score in row.scores.values()], room=0.06)
     sizes = sorted({float(row.dimensions) for row in found.rows})

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trundle.evaluate.fidelity import TextError
 from trundle.records import GradientAlignment, PlanningRecord, PrunedMatrix, QualityScores
+
+if TYPE_CHECKING:  # it imports what a report without measurements does not need
+    from trundle.evaluate.shortening import Inheritance
 
 _Point = tuple[float, float]
 
@@ -135,25 +138,6 @@ class _TeacherModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ShortenedRow:
-    """Retrieval scores with vectors truncated to `dimensions` and stored in `precision`."""
-
-    dimensions: int
-    precision: str
-    bytes: int
-    scores: Mapping[str, float]
-    """Of teacher, asymmetric and student."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Shortened:
-    """All truncations and precisions, scored by one metric."""
-
-    measure: str
-    rows: tuple[_ShortenedRow, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class _TaskScore:
     """Scores on a labelled task; `asymmetric` is None for a task without documents."""
 
@@ -201,7 +185,7 @@ class _RunMeasurements:
     quality: _Quality | None = None
     speed: _SpeedFigures | None = None
     tasks: tuple[_TaskScore, ...] = ()
-    shortened: tuple[_Shortened, ...] = ()
+    shortened: tuple[Inheritance, ...] = ()
     nearest: tuple[TextError, ...] = ()
     farthest: tuple[TextError, ...] = ()
     searches: tuple[_SampleSearch, ...] = ()

@@ -38,7 +38,6 @@ _EXAMPLES = 8
 _LONGEST = 320
 """The most characters of a text that are shown."""
 _CURVE_POINTS = 80
-_ROW = ("dimensions", "precision", "bytes", "scores")
 
 
 class _Measuring:
@@ -145,16 +144,6 @@ def _open_teacher(name: str, opened: Teacher | None, *, trust: bool) -> tuple[Se
 def _measurements(number: int, run: _RunRecord, found: Comparison) -> _RunMeasurements:
     """Return the results of a comparison for its n-th run."""
     fidelity = next((one for one in found.fidelity if one.student == run.name), None)
-    shortened = tuple(
-        contents._Shortened(
-            measure=one.measure,
-            rows=tuple(
-                contents._ShortenedRow(**{name: getattr(row, name) for name in _ROW}) for row in one.rows
-            ),
-        )
-        for one in found.inheritance
-        if one.student == run.name
-    )
     nearest, farthest = (
         tuple(replace(one, text=_one_line(one.text, _LONGEST)) for one in texts)
         for texts in ((fidelity.closest, fidelity.farthest) if fidelity else ((), ()))
@@ -162,7 +151,7 @@ def _measurements(number: int, run: _RunRecord, found: Comparison) -> _RunMeasur
     return _RunMeasurements(
         quality=_quality(run.name, fidelity, found),
         tasks=_task_scores(number, found),
-        shortened=shortened,
+        shortened=tuple(one for one in found.inheritance if one.student == run.name),
         nearest=nearest,
         farthest=farthest,
     )

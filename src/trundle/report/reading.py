@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trundle import records
+from trundle.bench.results import short_names
 from trundle.errors import BadInput
 from trundle.precision import FORMATS, preference
 from trundle.records import LINEAGE_FILE, THE_ORIGINAL, MethodRecord, QualityScores
@@ -116,21 +117,6 @@ def _teacher_of(lineage: Mapping[str, Any]) -> str:
     if space is None and parent is not None:
         return _teacher_of(parent)
     return str(lineage["source"] if space in (None, THE_ORIGINAL) else space)
-
-
-def short_names(paths: Sequence[str]) -> list[str]:
-    """Return the end of each path, long enough to differ from the others."""
-    parts = [Path(path).resolve().parts for path in paths]
-    shown = []
-    for own in parts:
-        length = 1
-        while length < len(own) and sum(other[-length:] == own[-length:] for other in set(parts)) > 1:
-            length += 1
-        shown.append("/".join(own[-length:]))
-    return [
-        f"{name} ({shown[:place].count(name) + 1})" if name in shown[:place] else name
-        for place, name in enumerate(shown)
-    ]
 
 
 def _forms(folder: Path, after: Mapping[str, Any]) -> tuple[_Form, ...]:

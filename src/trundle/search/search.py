@@ -43,10 +43,19 @@ from trundle.search.budget import (
     _time_left,
 )
 from trundle.search.candidates import _Candidate
-from trundle.search.outcome import Outcome, _Tried
 from trundle.search.prospects import _Prospects
 from trundle.search.speed import _export_graph, _Speed, _time_queries
-from trundle.search.trials import _CONTEST_OVER, _RATE_FILE, _any_wrote, _mark_written, _once, _Trials, _wrote
+from trundle.search.trials import (
+    _CONTEST_OVER,
+    _RATE_FILE,
+    Outcome,
+    _any_wrote,
+    _mark_written,
+    _once,
+    _Trials,
+    _Tried,
+    _wrote,
+)
 
 _CALIBRATION_TEXTS = 400
 

@@ -186,7 +186,7 @@ def _time_queries(folders: Sequence[Path]) -> list[_Timed]:
 def _one_round(encoder: Encoder, texts: Sequence[str]) -> _Timed:
     taken: list[float] = []
     start, busy = time.perf_counter(), time.thread_time()
-    while time.perf_counter() < start + _SECONDS:
+    while not taken or time.perf_counter() < start + _SECONDS:
         began = time.perf_counter()
         encoder.encode(texts[len(taken) % len(texts)])
         taken.append(time.perf_counter() - began)
