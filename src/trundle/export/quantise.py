@@ -23,7 +23,7 @@ from trundle.export.closeness import (
     _torch_vectors,
 )
 from trundle.export.int4 import _write_int4, _write_int4_with_int8_matmuls
-from trundle.export.int8 import _Inputs, _matmuls_by_error, _write_float16, _write_int8
+from trundle.export.int8 import _calibrated, _Gains, _Inputs, _write_float16, _write_int8
 from trundle.export.tracing import _GraphJob, onnx
 from trundle.model.matrices import token_rows
 from trundle.model.rounding import round_to_int4
@@ -126,9 +126,10 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
     reference = _torch_vectors(job.exact, measured)
     samples: list[_Inputs] = []
     order: list[str] = []
+    gains: _Gains = {}
     if row.matmuls == "int8":
         samples = _samples(job.traced, job.reader.read(_spread(calibration, _CALIBRATED_ON)))
-        order = _matmuls_by_error(job.traced, _spread(samples, _PROBED_WITH))
+        order, gains = _calibrated(job.traced, samples, _spread(samples, _PROBED_WITH))
     # onnxruntime quantises inputs per batch, so a text must not share one.
     alone = job.graph.engine == "onnx" and bool(order)
     job = replace(job, graph=replace(job.graph, one_by_one=alone))
@@ -136,7 +137,7 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
     for keep in _tries(order):
         name = f"{row.precision}, {len(keep)} of {len(order)} matmuls in float" if order else row.precision
         with job.progress.task(name, None):
-            _write(job, row, samples, keep=keep, older_cpus=options.older_cpus)
+            _write(job, row, samples, gains, keep=keep, older_cpus=options.older_cpus)
             vectors = _graph_vectors(job, measured)
         closeness = _compare(vectors, reference, measured)
         agreement = _neighbour_agreement(vectors, reference)
@@ -157,17 +158,23 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
 
 
 def _write(
-    job: _GraphJob, row: GraphFormat, samples: Sequence[_Inputs], *, keep: list[str], older_cpus: bool
+    job: _GraphJob,
+    row: GraphFormat,
+    samples: Sequence[_Inputs],
+    gains: _Gains,
+    *,
+    keep: list[str],
+    older_cpus: bool,
 ) -> None:
     if row.engine == "openvino":
         from trundle.export.openvino import _write_openvino_int8
 
         _write_openvino_int8(job.traced, job.path, samples, keep=keep, older_cpus=older_cpus)
     elif row.weights == "int8":
-        _write_int8(job.traced, job.path, keep=keep, older_cpus=older_cpus)
+        _write_int8(job.traced, job.path, gains, keep=keep, older_cpus=older_cpus)
     elif row.matmuls == "int8":
         _write_int4_with_int8_matmuls(
-            job.traced, job.path, tokens=token_rows(job.model), keep=keep, older_cpus=older_cpus
+            job.traced, job.path, gains, tokens=token_rows(job.model), keep=keep, older_cpus=older_cpus
         )
     else:
         _write_int4(job.traced, job.path, tokens=token_rows(job.model))
