@@ -162,8 +162,11 @@ def is_on_grid(matrix: Tensor) -> bool:
     return not bool(_off_grid(blocks / scales).any())
 
 
-def _rounded(matrix: Tensor) -> Tensor:
-    codes, scales = on_grid(matrix)
+def _rounded(matrix: Tensor, scales: Tensor | None = None) -> Tensor:
+    """The matrix on these scales, or on those that give the largest value of each block the lowest code."""
+    blocks = matrix.detach().float().reshape(*matrix.shape[:-1], -1, BLOCK)
+    scales = _scale_for(blocks, _LOWEST) if scales is None else scales
+    codes = (blocks / scales).round().clamp(_LOWEST, _HIGHEST)
     return (codes * scales).flatten(-2).to(matrix.dtype)
 
 
@@ -196,12 +199,20 @@ def token_rows(model: SentenceTransformer) -> int:
     return layout_of(transformer_of(model).model).sizes["vocab"]
 
 
+def grid_scales(model: SentenceTransformer) -> list[Tensor]:
+    """Return the scales of all weights that int4 rounds, to be kept while the weights change."""
+    return [on_grid(weight.T if transposed else weight)[1] for weight, transposed in grid_weights(model)]
+
+
 @contextmanager
-def computing_on_grid(model: SentenceTransformer) -> Iterator[None]:
-    """Compute with rounded weights inside the block; gradients computed there apply to the exact ones."""
+def computing_on_grid(model: SentenceTransformer, scales: Sequence[Tensor] | None = None) -> Iterator[None]:
+    """Compute with rounded weights inside the block; gradients computed there apply to the exact ones.
+
+    Without `scales` each weight's own are computed anew.
+    """
     weights = grid_weights(model)
     exact = [weight.data for weight, _ in weights]
-    put_on_grid(weights)
+    put_on_grid(weights, scales)
     try:
         yield
     finally:
@@ -209,7 +220,9 @@ def computing_on_grid(model: SentenceTransformer) -> Iterator[None]:
             weight.data = data
 
 
-def put_on_grid(weights: Sequence[tuple[nn.Parameter, bool]]) -> None:
+def put_on_grid(weights: Sequence[tuple[nn.Parameter, bool]], scales: Sequence[Tensor] | None = None) -> None:
     """Round weights to the int4 grid, in place."""
-    for weight, transposed in weights:
-        weight.data = _rounded(weight.data.T).T.contiguous() if transposed else _rounded(weight.data)
+    for (weight, transposed), kept in zip(weights, scales or [None] * len(weights), strict=True):
+        weight.data = (
+            _rounded(weight.data.T, kept).T.contiguous() if transposed else _rounded(weight.data, kept)
+        )

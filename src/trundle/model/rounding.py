@@ -34,7 +34,9 @@ from trundle.model.matrices import (
     grid_weights,
     has_bias,
     is_on_grid,
+    is_pruned,
     prunable,
+    put_on_grid,
     weight_of,
 )
 from trundle.model.static import static_table
@@ -47,6 +49,8 @@ _MOST_TOKENS = 32_768
 _BATCH = 32
 _DAMPING = 0.01
 """Relative to the mean moment: keeps inputs solvable that are always zero or always equal."""
+_RIDGE = 1.0
+"""The same for the fit to the whole model, which pulls towards the exact matrix; less overfits."""
 _SHARES = (1.0, 0.92, 0.84, 0.76, 0.68)
 """Scales to try, relative to the one that spans the whole block."""
 
@@ -57,12 +61,15 @@ def round_to_int4(
     """Return a float32 copy whose large matrices and token table lie on the int4 grid.
 
     `texts` should resemble those that the model will encode; some hundreds are enough. A model whose weights
-    lie on the grid already is returned unchanged.
+    lie on the grid already is returned as it is. A pruned model keeps its zeros, so it is only rounded.
     """
     weights = [weight.T if transposed else weight for weight, transposed in grid_weights(model)]
     if all(is_on_grid(weight.detach()) for weight in weights):
         return model
     whole = copy_of(model).float().eval()
+    if is_pruned(model):  # a fitted matrix would lose its zeros
+        put_on_grid(grid_weights(whole))
+        return whole
     batches = _batches(whole, texts, inputs=max(weight.shape[1] for weight in weights))
     small = copy_of(whole)
     _round_table(small)
@@ -204,7 +211,7 @@ class _Moments:
         inputs, wanted = inputs[:-1, :-1], wanted[:-1]
         if shifts:
             inputs, wanted = inputs - torch.outer(mean, mean), wanted - torch.outer(mean, target)
-        strength = _DAMPING * inputs.diagonal().mean().clamp_min(1e-12)
+        strength = _RIDGE * inputs.diagonal().mean().clamp_min(1e-12)
         damped = inputs.double() + strength * torch.eye(len(inputs), device=inputs.device)
         aim = torch.linalg.solve(damped, wanted.double() + strength * weight.T.double()).T.float()
         rounded = _gptq(aim, inputs)
