@@ -45,13 +45,13 @@ from trundle.progress import SILENT, Progress
 
 _LONGEST = 128
 """Tokens of a text; more hardly change the moments."""
-_MOST_TOKENS = 32_768
+_MOST_TOKENS = 24_576
 _BATCH = 32
 _DAMPING = 0.01
 """Relative to the mean moment: keeps inputs solvable that are always zero or always equal."""
 _RIDGE = 1.0
 """The same for the fit to the whole model, which pulls towards the exact matrix; less overfits."""
-_SHARES = (1.0, 0.92, 0.84, 0.76, 0.68)
+_SHARES = (1.0, 0.9, 0.8)
 """Scales to try, relative to the one that spans the whole block."""
 
 
