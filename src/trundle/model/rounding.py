@@ -75,7 +75,7 @@ def round_to_int4(
     _round_table(small)
     with torch.no_grad(), fused_attention(whole), fused_attention(small):
         if static_table(whole) is None:
-            _Pair(whole, small, batches).round_blocks(progress)
+            _RoundedBlocks(whole, small, batches).round_blocks(progress)
         _round_heads(whole, small, batches)
     return small
 
@@ -219,7 +219,7 @@ class _Moments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stage:
+class _LinearGroup:
     """Linear layers of a block with the same input."""
 
     matrices: tuple[Matrix, ...]
@@ -257,7 +257,7 @@ def _watching(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Call:
+class _BlockCall:
     """What a block gets besides the hidden states."""
 
     arguments: tuple[Any, ...]
@@ -274,19 +274,19 @@ class _Call:
 
 def _open_blocks(
     model: SentenceTransformer, blocks: Sequence[nn.Module], batches: Sequence[Features]
-) -> tuple[list[list[_Call]], list[Tensor]]:
+) -> tuple[list[list[_BlockCall]], list[Tensor]]:
     """The calls of each block by batch, and the hidden states that enter the first one."""
     packed: list[bool] = []
     with blocks[0].register_forward_hook(lambda _module, _given, out: packed.append(isinstance(out, tuple))):
         model(dict(batches[0]))
-    calls: list[list[_Call]] = [[] for _ in batches]
+    calls: list[list[_BlockCall]] = [[] for _ in batches]
     first: list[Tensor] = []
 
     def record(number: int, *given: Any, **named: Any) -> Any:
         states = given[0] if given else named.pop("hidden_states")
         if number == 0:
             first.append(states)
-        calls[len(first) - 1].append(_Call(arguments=given[1:], named=named))
+        calls[len(first) - 1].append(_BlockCall(arguments=given[1:], named=named))
         return (states,) if packed[0] else states
 
     for number, block in enumerate(blocks):
@@ -300,7 +300,9 @@ def _open_blocks(
     return calls, first
 
 
-def _stages(block: nn.Module, matrices: Sequence[Matrix], norms: Sequence[str], run: Any) -> list[_Stage]:
+def _stages(
+    block: nn.Module, matrices: Sequence[Matrix], norms: Sequence[str], run: Any
+) -> list[_LinearGroup]:
     """The linear layers of a block in the order in which they compute."""
     by_name = {matrix.inside: matrix for matrix in matrices}
     order: list[tuple[str, Tensor]] = []
@@ -312,22 +314,22 @@ def _stages(block: nn.Module, matrices: Sequence[Matrix], norms: Sequence[str], 
         for name in (*by_name, *norms):
             hooks.enter_context(block.get_submodule(name).register_forward_pre_hook(partial(before, name)))
         run(block)
-    found: list[_Stage] = []
+    found: list[_LinearGroup] = []
     last: Tensor | None = None
     for place, (name, given) in enumerate(order):
         if name not in by_name:
             continue
         if given is last:
-            found[-1] = _Stage(matrices=(*found[-1].matrices, by_name[name]), adds=False)
+            found[-1] = _LinearGroup(matrices=(*found[-1].matrices, by_name[name]), adds=False)
             continue
         last = given
         following = order[place + 1][0] if place + 1 < len(order) else None
         adds = by_name[name].rows == "hidden" and following not in by_name
-        found.append(_Stage(matrices=(by_name[name],), adds=adds, norm=following if adds else None))
+        found.append(_LinearGroup(matrices=(by_name[name],), adds=adds, norm=following if adds else None))
     return found
 
 
-class _Pair:
+class _RoundedBlocks:
     """The whole model and its copy, and the hidden states of both between two blocks."""
 
     def __init__(
@@ -378,7 +380,7 @@ class _Pair:
         ]
         self._fit_norm(number, norms)
 
-    def _whole_outputs(self, number: int, stages: Sequence[_Stage]) -> list[list[Tensor]]:
+    def _whole_outputs(self, number: int, stages: Sequence[_LinearGroup]) -> list[list[Tensor]]:
         """What each stage should compute, by batch; leaves the whole model's states behind the block."""
         block = self._blocks(0)[number]
         names = [matrix.inside for stage in stages for matrix in stage.matrices]
@@ -397,7 +399,7 @@ class _Pair:
                 self._states[0][place] = after
         return found
 
-    def _inputs(self, number: int, stage: _Stage, place: int, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def _inputs(self, number: int, stage: _LinearGroup, place: int, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs of a stage in the rounded model, and what it should compute from them."""
         block, mask, name = self._blocks(1)[number], self._masks[place], stage.matrices[0].inside
         call, states = self._calls[place][number], self._states[1][place]
@@ -413,7 +415,7 @@ class _Pair:
         rest = (total - seen[f"out {name}"])[mask]
         return seen[f"in {name}"][mask], wanted - rest
 
-    def _put(self, stage: _Stage, moments: _Moments) -> None:
+    def _put(self, stage: _LinearGroup, moments: _Moments) -> None:
         whole, small = self._backbones
         exact = [weight_of(whole, matrix) for matrix in stage.matrices]
         if not fits_grid(*exact[0].shape):
