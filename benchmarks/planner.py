@@ -40,7 +40,7 @@ from trundle.precision import graph_format
 from trundle.records import PLANNING_FILE
 from trundle.search.candidates import _list_candidates
 from trundle.search.search import compress_to_budget
-from trundle.search.speed import _ANY_LOSS, _export_graph, _measure_speed, _time_queries
+from trundle.search.speed import _export_graph, _measure_speed, _time_queries
 from trundle.search.trials import _CPU_PACE, _GPU_PACE
 
 SEARCH, FIRST = "search", "first"
@@ -85,7 +85,7 @@ def forecast(options: argparse.Namespace, corpus: Corpus) -> None:
             mapped = {"align": {"steps": 0, "texts": 1000, "teacher": options.model}}
             steps = [*each.steps(), *([] if each.untouched else [mapped])]
             harness.compress_by(options.model, steps, folder, corpus, compare=False)
-            sizes.append(_export_graph(folder, options.precision, calibrate=texts, limits=_ANY_LOSS))
+            sizes.append(_export_graph(folder, options.precision, calibrate=texts, timed_only=True))
         times = [each.milliseconds for each in _time_queries(folders)]
     for each, size, time in zip(chosen, sizes, times, strict=True):
         predicted = speed.milliseconds(each.cost)

@@ -27,7 +27,12 @@ from trundle.export.exporting import export_model
 from trundle.export.int8 import _rows_in_int8
 from trundle.export.open import open_encoder
 from trundle.export.quantise import ExportOptions, Limits, _spread, _tries
+<<<<<<< HEAD
 from trundle.runtime.description import is_exported, read_description
+=======
+from trundle.model.matrices import grid_weights, put_on_grid
+from trundle.precision import Precision
+>>>>>>> ec06ffa652c6fa9bbc13f348211bcbd8b1891621
 from trundle.runtime.encoder import Encoder
 from trundle.runtime.engines import is_x86
 
@@ -302,3 +307,23 @@ def test_a_spread_reaches_from_first_to_last(length: int, count: int) -> None:
     assert chosen[0] == 0
     assert len(chosen) <= count
     assert length - chosen[-1] <= max(1, -(-length // count))
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4+int8"])
+def test_a_channel_with_outliers_does_not_cost_the_others_their_precision(
+    precision: Precision, tmp_path: Path
+) -> None:
+    model = pico.model("bert", str(tmp_path / "backbone"), hidden_size=64, intermediate_size=128)
+    with torch.no_grad():
+        for layer in model[0].model.encoder.layer:
+            layer.intermediate.dense.bias[5] = 300.0
+            layer.output.dense.weight[:, 5] *= 0.01
+    put_on_grid(grid_weights(model))
+    model.save_pretrained(str(tmp_path / "model"))
+    exported = export_model(
+        str(tmp_path / "model"),
+        to="onnx",
+        precision=precision,
+        options=ExportOptions(calibrate=TEXTS, limits=ANY),
+    )
+    assert exported.closeness.mean_cosine > 0.998

@@ -19,7 +19,7 @@ from trundle.pipeline.run import Request
 from trundle.progress import SILENT
 from trundle.search import prospects
 from trundle.search.budget import _proof_texts, _texts_within
-from trundle.search.prospects import _of_all_lengths, _Prospects, _raised
+from trundle.search.prospects import _coverage, _of_all_lengths, _Prospects, _raised
 from trundle.search.search import compress_to_budget
 from trundle.search.speed import _Speed
 
@@ -143,3 +143,15 @@ def test_a_slow_teacher_encodes_fewer_texts(seconds: float, rate: float, texts: 
 )
 def test_a_slow_teacher_is_compared_on_fewer_texts(texts: int, proved: int) -> None:
     assert _proof_texts(texts) == proved
+
+
+def test_tokens_that_cover_the_counted_texts_do_not_cover_all_others(
+    pico_folders: Callable[[str], Path],
+) -> None:
+    model = load(str(pico_folders("bert")))
+    texts = ["the quick brown fox", "queries are short"] * 20
+    ids = {one for row in model.tokenizer(texts[:1])["input_ids"] for one in row}
+    coverage = _coverage(model, texts)
+    assert coverage(len(ids)) < 0.8
+    assert coverage(len(model.tokenizer)) == 1.0
+    assert _coverage(model, texts[:1])(len(ids)) == 1.0

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from trundle.precision import EngineName, Precision
 
 _INT4_HELP = (
-    "Store weights in int4: an eighth of the size, for models trained with align --rounding int4; needs "
-    "--calibrate. Add --int8 to run matmuls in int8: the same size, and faster."
+    "Store weights in int4, an eighth of the size, fitted to the texts of --calibrate. Add --int8 to run "
+    "matmuls in int8: the same size, and faster."
+)
+_COSINE_HELP = (
+    "Reject int8 or int4 if its mean cosine to torch is below 1 by more than this; default: 0.01, int4 0.02."
 )
 
 
@@ -38,11 +41,9 @@ def export(
     ] = False,
     calibrate: Annotated[
         list[str] | None,
-        Option(help="Texts to calibrate int8 and to measure int8 or int4, as for --data; repeatable."),
+        Option(help="Texts to fit and measure int8 or int4 with, as for --data; 2,000 are used; repeatable."),
     ] = None,
-    max_cosine_loss: Annotated[
-        float, Option(help="Reject int8 or int4 if its mean cosine to torch is below 1 by more than this.")
-    ] = 0.01,
+    max_cosine_loss: Annotated[float | None, Option(help=_COSINE_HELP)] = None,
     max_agreement_loss: Annotated[
         float, Option(help="Reject int8 or int4 if a larger share of the ten nearest neighbours differs.")
     ] = 0.1,

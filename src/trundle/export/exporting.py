@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from trundle.cache import cache_key
 from trundle.errors import BadInput, BadModel, WriteFailed
 from trundle.export.closeness import _PROBES, _check_tokens, _Closeness, _torch_vectors
-from trundle.export.quantise import ExportOptions, _make_float, _make_quantised
+from trundle.export.quantise import ExportOptions, _make_float, _make_quantised, _prepared
 from trundle.export.tracing import _OPSET, _GraphJob, _trace
 from trundle.folders import (
     atomic_folder,
@@ -151,10 +151,12 @@ def _export_into(
     reader = Reader(home, description)
     probes = [text for text, ids in zip(_PROBES, reader.read(_PROBES), strict=True) if ids]
     _check_tokens(model, reader.read, probes)
+    traced = _prepared(model, row, reader, options, progress)
     with _scratch(home) as scratch:
         shutil.copy(home / description.tokenizer, scratch / description.tokenizer)
         job = _GraphJob(
-            model=model,
+            model=traced,
+            exact=model,
             folder=scratch,
             description=description,
             reader=reader,
@@ -162,7 +164,7 @@ def _export_into(
             progress=progress,
         )
         job.path.parent.mkdir()
-        job = job.with_facts(_trace(job, probes, _torch_vectors(model, probes), try_both=options.try_both))
+        job = job.with_facts(_trace(job, probes, _torch_vectors(traced, probes), try_both=options.try_both))
         graph, closeness = _make_quantised(job, options) if row.is_quantised else _make_float(job, probes)
         size = sum(file.stat().st_size for file in job.path.parent.iterdir())
         with locked_folder(home, lambda: progress.say(f"{home} is being exported by another process")):

@@ -22,6 +22,8 @@ from trundle.model.matrices import BLOCK, fits_grid, on_grid
 
 _FOUR = "four"
 _SIXTEENTH = "sixteenth"
+_BY_BLOCK = "by_block"
+_MATMULS = ("MatMul", "Gemm")
 _QUANTISED, _TRANSPOSED = "_quantized", "_Transposed"
 """What onnxruntime's quantiser appends to the name of a matrix it has quantised, or transposed before."""
 
@@ -32,34 +34,50 @@ def _write_int4(traced: Path, path: Path, *, tokens: int) -> None:
 
 
 def _write_int4_with_int8_matmuls(
-    traced: Path, path: Path, *, tokens: int, keep: Sequence[str], older_cpus: bool
+    traced: Path, path: Path, gains: int8._Gains, *, tokens: int, keep: Sequence[str], older_cpus: bool
 ) -> None:
     """The same, but all matmuls except those in `keep` run in int8."""
     model = onnx.load(traced)
     large = [each for each in model.graph.initializer if int8._is_large_matrix(each)]
     floats = {each.name: onnx.numpy_helper.to_array(each) for each in large}
+    sources = {node.input[1]: node.input[0] for node in model.graph.node if node.op_type in _MATMULS}
+    model = int8._with_even_inputs(model, gains, keep=keep)
     quantised = int8._with_int8_matmuls(model, path.parent, keep=keep, older_cpus=older_cpus)
-    model = _with_requantised_matrices(quantised, floats)
+    model = _with_requantised_matrices(quantised, floats, sources)
     _save_onnx(int8._with_int8_tables(_with_int4(model, tokens=tokens)), path)
 
 
-def _with_requantised_matrices(model: onnx.ModelProto, floats: Mapping[str, Vectors]) -> onnx.ModelProto:
-    """Store the matrices of int8 matmuls in int4; on loading, the graph's scales quantise them to int8."""
+def _with_requantised_matrices(
+    model: onnx.ModelProto, floats: Mapping[str, Vectors], sources: Mapping[str, str]
+) -> onnx.ModelProto:
+    """Store the matrices of int8 matmuls in int4; on loading, the graph's scales quantise them to int8.
+
+    `sources` names the input of each matrix. If that is evened out, the int8 matrix is as well.
+    """
     stored = {each.name: each for each in model.graph.initializer}
+    int8._store(model, {_BY_BLOCK: np.array([-1, BLOCK, 1])})
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         name = node.input[1] if node.op_type == "MatMulInteger" else ""
         weight = name.removesuffix(_QUANTISED)
-        matrix = floats.get(weight.removesuffix(_TRANSPOSED))
+        matrix = floats.get(plain := weight.removesuffix(_TRANSPOSED))
         if matrix is not None and name in stored:
             codes, scales = (onnx.numpy_helper.to_array(stored[each]) for each in (name, f"{weight}_scale"))
-            columns = _as_stored(matrix, codes, scales)
+            evening = stored.get(int8._evening(sources[plain]))
+            factors = None if evening is None else onnx.numpy_helper.to_array(evening)
+            columns = _as_stored(matrix, factors, codes, scales)
             if columns is not None and fits_grid(*columns.T.shape):
                 model.graph.initializer.remove(stored.pop(name))
+                ratio = f"{weight}_ratio" if evening is None else f"{weight}_uneven"
+                nodes += _dequantised_matrix(
+                    model, f"{weight}_grid", columns.T, ratio, over=f"{weight}_scale"
+                )
+                if evening is not None:
+                    nodes += [
+                        _node("Reshape", [evening.name, _BY_BLOCK], f"{weight}_evening"),
+                        _node("Div", [ratio, f"{weight}_evening"], f"{weight}_ratio"),
+                    ]
                 nodes += [
-                    *_dequantised_matrix(
-                        model, f"{weight}_grid", columns.T, f"{weight}_ratio", over=f"{weight}_scale"
-                    ),
                     _node("Round", [f"{weight}_ratio"], f"{weight}_whole"),
                     _node("Cast", [f"{weight}_whole"], f"{weight}_blocks", to=onnx.TensorProto.INT8),
                     _node("Reshape", [f"{weight}_blocks", f"{weight}_grid_shape"], name),
@@ -68,11 +86,15 @@ def _with_requantised_matrices(model: onnx.ModelProto, floats: Mapping[str, Vect
     return int8._replace_nodes(model, nodes)
 
 
-def _as_stored(matrix: Vectors, codes: NDArray[np.int8], scales: Vectors) -> Vectors | None:
+def _as_stored(
+    matrix: Vectors, evening: Vectors | None, codes: NDArray[np.int8], scales: Vectors
+) -> Vectors | None:
     """The matrix or its transpose, whichever the int8 codes belong to; the quantiser may not name it."""
     for one in (matrix, matrix.T):
-        if one.shape == codes.shape and np.abs(np.rint(one / scales) - codes).max() <= 1:
-            return one
+        if one.shape == codes.shape:
+            evened = one if evening is None else one / evening[:, None]
+            if np.abs(np.rint(evened / scales) - codes).max() <= 1:
+                return one
     return None
 
 
@@ -86,7 +108,7 @@ def _with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:
         if table is not None and table.dims[0] == tokens and fits_grid(*table.dims):
             nodes += _dequantised_rows(model, node, _removed(model, table, done))
             continue
-        matrix = floats.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
+        matrix = floats.get(node.input[1]) if node.op_type in _MATMULS else None
         if matrix is not None and matrix.name not in done:
             transposed = int8._is_transposed(node)
             if fits_grid(*(matrix.dims if transposed else reversed(matrix.dims))):

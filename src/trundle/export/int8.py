@@ -17,8 +17,12 @@ from trundle.export.tracing import _save_onnx, onnx, onnxruntime
 
 _SMALLEST = 4096
 """Values from which int8 saves more than its additional nodes cost."""
+_SHIFTED = 0.5
+"""How far the range of an input's channel is moved into the matrix; 1: all of it."""
 
 _Inputs = Mapping[str, NDArray[np.int64]]
+_Gains = Mapping[str, Vectors]
+"""For each input of matmuls, by name: what its channels are divided by and the matrices' rows multiplied."""
 
 
 def _write_float16(traced: Path, path: Path) -> None:
@@ -26,16 +30,44 @@ def _write_float16(traced: Path, path: Path) -> None:
     _save_onnx(convert_float_to_float16(onnx.load(traced), keep_io_types=True), path)
 
 
-def _write_int8(traced: Path, path: Path, *, keep: Sequence[str], older_cpus: bool) -> None:
+def _write_int8(traced: Path, path: Path, gains: _Gains, *, keep: Sequence[str], older_cpus: bool) -> None:
     """Matrices in int8 with one scale per column, inputs quantised at run time, tables in int8 rows.
 
     `keep` names matmuls that run in float; only their storage is int8. `older_cpus` gives matrices 7 bits:
     processors without VNNI add two 8-bit products in 16 bits, which can overflow silently.
     """
-    model = _with_int8_matmuls(
-        _with_int8_tables(onnx.load(traced)), path.parent, keep=keep, older_cpus=older_cpus
-    )
+    model = _with_int8_tables(_with_even_inputs(onnx.load(traced), gains, keep=keep))
+    model = _with_int8_matmuls(model, path.parent, keep=keep, older_cpus=older_cpus)
     _save_onnx(_with_stored_matrices(model), path)
+
+
+def _with_even_inputs(model: onnx.ModelProto, gains: _Gains, *, keep: Sequence[str]) -> onnx.ModelProto:
+    """The same function, with the inputs of matmuls divided by their gains and the matrices multiplied.
+
+    An input has one int8 scale for all channels, so one channel with outliers costs all others their
+    precision (SmoothQuant, https://arxiv.org/abs/2211.10438). One multiplication serves all matmuls that
+    read the same input. Matmuls in `keep` stay as they are.
+    """
+    users = Counter(name for node in model.graph.node for name in node.input)
+    known = {name: source for name, (source, _) in _matmuls(model).items() if name not in keep}
+    stored = {each.name: each for each in model.graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    evened: set[str] = set()
+    for node in model.graph.node:
+        source = known.get(node.name, "")
+        if source in gains and users[node.input[1]] == 1:
+            if source not in evened:
+                evened.add(source)
+                _store(model, {_evening(source): (1 / gains[source]).astype(np.float32)})
+                inputs = [source, _evening(source)]
+                nodes.append(onnx.helper.make_node("Mul", inputs, [f"{source}_even"], f"{source}_Mul"))
+            tensor = stored[node.input[1]]
+            matrix = onnx.numpy_helper.to_array(tensor)
+            gain = gains[source][None, :] if _is_transposed(node) else gains[source][:, None]
+            tensor.CopyFrom(onnx.numpy_helper.from_array((matrix * gain).astype(np.float32), tensor.name))
+            node.input[0] = f"{source}_even"
+        nodes.append(node)
+    return _replace_nodes(model, nodes)
 
 
 def _with_int8_tables(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -167,12 +199,39 @@ def _int8_error(activations: Vectors, matrix: Vectors) -> float:
     return float(np.linalg.norm(exact - rounded) / max(float(np.linalg.norm(exact)), 1e-12))
 
 
-def _matmuls_by_error(path: Path, samples: Sequence[_Inputs]) -> list[str]:
-    """Names of all matmuls with fixed matrices, the one with the largest int8 error first."""
+def _evening(source: str) -> str:
+    """The name of the tensor that an input of matmuls is multiplied by."""
+    return f"{source}_evening"
+
+
+def _gains(ranges: Mapping[str, Vectors], known: Mapping[str, tuple[str, Vectors]]) -> dict[str, Vectors]:
+    """The gains of each input, from the largest values of its channels and of its matrices' rows."""
+    found: dict[str, Vectors] = {}
+    for source, range_ in ranges.items():
+        rows = np.max(
+            [np.abs(matrix).max(axis=1) for name, matrix in known.values() if name == source], axis=0
+        )
+        gain = _floored(range_) ** _SHIFTED / _floored(rows) ** (1 - _SHIFTED)
+        found[source] = (gain / np.exp(np.log(gain).mean())).astype(np.float32)
+    return found
+
+
+def _floored(values: Vectors) -> Vectors:
+    """Channels that are hardly used count like small ones, so that their gain is not extreme."""
+    return np.maximum(values, max(1e-2 * float(values.mean()), 1e-12))
+
+
+def _calibrated(
+    path: Path, samples: Sequence[_Inputs], probes: Sequence[_Inputs]
+) -> tuple[list[str], _Gains]:
+    """Names of all matmuls with fixed matrices, the largest int8 error first, and the gains of their inputs.
+
+    Ranges are measured on the `samples`, errors on the `probes`.
+    """
     model = onnx.load(path)
     known = _matmuls(model)
     if not known:
-        return []
+        return [], {}
     names = sorted({source for source, _ in known.values()})
     present = {each.name for each in (*model.graph.output, *model.graph.input)}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in present)
@@ -183,9 +242,16 @@ def _matmuls_by_error(path: Path, samples: Sequence[_Inputs]) -> list[str]:
     finally:
         for leftover in path.parent.glob("probed.onnx*"):
             leftover.unlink()
-    errors = dict.fromkeys(known, 0.0)
+    widths = {source: len(matrix) for source, matrix in known.values()}
+    ranges = {name: np.zeros(widths[name], dtype=np.float32) for name in names}
     for sample in samples:
+        for name, values in zip(names, session.run(names, dict(sample)), strict=True):
+            np.maximum(ranges[name], np.abs(values.reshape(-1, widths[name])).max(axis=0), out=ranges[name])
+    gains = _gains(ranges, known)
+    errors = dict.fromkeys(known, 0.0)
+    for sample in probes:
         seen = dict(zip(names, session.run(names, dict(sample)), strict=True))
         for node, (source, matrix) in known.items():
-            errors[node] += _int8_error(seen[source].reshape(-1, matrix.shape[0]), matrix)
-    return sorted(errors, key=lambda node: (-errors[node], node))
+            inputs, gain = seen[source].reshape(-1, widths[source]), gains[source]
+            errors[node] += _int8_error(inputs / gain, matrix * gain[:, None])
+    return sorted(errors, key=lambda node: (-errors[node], node)), gains

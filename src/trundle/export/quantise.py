@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from sentence_transformers import SentenceTransformer
 
 from trundle.data.texts import read_texts
 from trundle.embedder import Vectors
@@ -22,21 +23,26 @@ from trundle.export.closeness import (
     _torch_vectors,
 )
 from trundle.export.int4 import _write_int4, _write_int4_with_int8_matmuls
-from trundle.export.int8 import _Inputs, _matmuls_by_error, _write_float16, _write_int8
+from trundle.export.int8 import _calibrated, _Gains, _Inputs, _write_float16, _write_int8
 from trundle.export.tracing import _GraphJob, onnx
 from trundle.model.matrices import token_rows
+from trundle.model.rounding import round_to_int4
 from trundle.precision import GraphFormat, graph_format
+from trundle.progress import Progress
 from trundle.runtime.description import FILE, Graph
 from trundle.runtime.encoder import Encoder
-from trundle.runtime.model import padded
+from trundle.runtime.model import Reader, padded
 
 _CALIBRATED_ON = 48
 _MEASURED_ON = 96
 _PROBED_WITH = 16
 _FEWEST_TEXTS = 40
-_MOST_TEXTS = 1000
+_MOST_TEXTS = 2000
 _HALF_COSINE = 0.999
 """What a half-precision graph must reach on every probe."""
+
+_COSINE_LOSS = {False: 0.01, True: 0.02}
+"""The default limit, and that of int4."""
 
 _Item = TypeVar("_Item")
 
@@ -45,8 +51,14 @@ _Item = TypeVar("_Item")
 class Limits:
     """The largest loss of a quantised graph: of mean cosine to torch, and of nearest neighbours."""
 
-    cosine: float = 0.01
+    cosine: float | None = None
+    """Default: 0.01, and 0.02 for int4."""
     agreement: float = 0.1
+
+    def allow(self, row: GraphFormat, *, cosine: float, agreement: float) -> bool:
+        """Return whether a graph of this format may lose this much."""
+        most = _COSINE_LOSS[row.weights == "int4"] if self.cosine is None else self.cosine
+        return cosine <= most and agreement <= self.agreement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +66,38 @@ class ExportOptions:
     """How a graph is made."""
 
     calibrate: Sequence[str] = ()
-    """Texts for quantised graphs: every second one to calibrate on, the others to measure the loss on."""
+    """Texts for quantised graphs: up to 96 to measure the loss on, the others to calibrate on."""
     limits: Limits = field(default_factory=Limits)
     """A quantised graph with a larger loss is rejected."""
     older_cpus: bool = False
     """int8 that can't overflow on processors without VNNI."""
     try_both: bool = False
     """Trace with both of torch's tracers and keep the faster graph."""
+    fit: bool = True
+    """Fit int4 weights to the texts, not only round each to the nearest value of its block's scale."""
 
 
 def calibration_texts(sources: Sequence[str]) -> list[str]:
-    """The first texts of each source, 1,000 in total: calibration can't use more."""
+    """The first texts of each source, 2,000 in total: calibration can't use more."""
     share = _MOST_TEXTS // max(1, len(sources))
     return [text.text for source in sources for text in islice(read_texts(source), share)]
+
+
+def _prepared(
+    model: SentenceTransformer, row: GraphFormat, reader: Reader, options: ExportOptions, progress: Progress
+) -> SentenceTransformer:
+    """The model to trace: for int4 with its weights on the grid; rejects texts that are too few."""
+    if not row.is_quantised:
+        return model
+    calibration, _ = _split_texts(_usable(reader, options.calibrate))
+    if row.weights != "int4" or not options.fit:
+        return model
+    return round_to_int4(model, calibration, progress=progress)
+
+
+def _usable(reader: Reader, texts: Sequence[str]) -> list[str]:
+    """The texts that have tokens."""
+    return [text for text, ids in zip(texts, reader.read(texts), strict=True) if ids]
 
 
 def _make_float(job: _GraphJob, probes: Sequence[str]) -> tuple[Graph, _Closeness]:
@@ -91,15 +122,14 @@ def _make_float(job: _GraphJob, probes: Sequence[str]) -> tuple[Graph, _Closenes
 def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Closeness]:
     """A quantised graph within the limits, with the fewest matmuls in float that this takes."""
     row = graph_format(job.graph.engine, job.graph.precision)
-    usable = zip(options.calibrate, job.reader.read(options.calibrate), strict=True)
-    calibration, measured = _split_texts([text for text, ids in usable if ids])
-    measured = _spread(measured, _MEASURED_ON)
-    reference = _torch_vectors(job.model, measured)
+    calibration, measured = _split_texts(_usable(job.reader, options.calibrate))
+    reference = _torch_vectors(job.exact, measured)
     samples: list[_Inputs] = []
     order: list[str] = []
+    gains: _Gains = {}
     if row.matmuls == "int8":
         samples = _samples(job.traced, job.reader.read(_spread(calibration, _CALIBRATED_ON)))
-        order = _matmuls_by_error(job.traced, _spread(samples, _PROBED_WITH))
+        order, gains = _calibrated(job.traced, samples, _spread(samples, _PROBED_WITH))
     # onnxruntime quantises inputs per batch, so a text must not share one.
     alone = job.graph.engine == "onnx" and bool(order)
     job = replace(job, graph=replace(job.graph, one_by_one=alone))
@@ -107,14 +137,13 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
     for keep in _tries(order):
         name = f"{row.precision}, {len(keep)} of {len(order)} matmuls in float" if order else row.precision
         with job.progress.task(name, None):
-            _write(job, row, samples, keep=keep, older_cpus=options.older_cpus)
+            _write(job, row, samples, gains, keep=keep, older_cpus=options.older_cpus)
             vectors = _graph_vectors(job, measured)
         closeness = _compare(vectors, reference, measured)
         agreement = _neighbour_agreement(vectors, reference)
         tried.append(f"cosine {closeness.mean_cosine:.4f}, agreement@{_NEIGHBOURS} {agreement:.1%}")
         job.progress.say(f"{name}: {tried[-1]}")
-        lost = 1 - closeness.mean_cosine, 1 - agreement
-        if lost[0] <= options.limits.cosine and lost[1] <= options.limits.agreement:
+        if options.limits.allow(row, cosine=1 - closeness.mean_cosine, agreement=1 - agreement):
             facts: dict[str, Any] = {**closeness.as_json(), f"agreement@{_NEIGHBOURS}": round(agreement, 4)}
             if row.matmuls == "int8":
                 facts |= {"products in float": keep, "bits of a weight": 7 if options.older_cpus else 8}
@@ -129,17 +158,23 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
 
 
 def _write(
-    job: _GraphJob, row: GraphFormat, samples: Sequence[_Inputs], *, keep: list[str], older_cpus: bool
+    job: _GraphJob,
+    row: GraphFormat,
+    samples: Sequence[_Inputs],
+    gains: _Gains,
+    *,
+    keep: list[str],
+    older_cpus: bool,
 ) -> None:
     if row.engine == "openvino":
         from trundle.export.openvino import _write_openvino_int8
 
         _write_openvino_int8(job.traced, job.path, samples, keep=keep, older_cpus=older_cpus)
     elif row.weights == "int8":
-        _write_int8(job.traced, job.path, keep=keep, older_cpus=older_cpus)
+        _write_int8(job.traced, job.path, gains, keep=keep, older_cpus=older_cpus)
     elif row.matmuls == "int8":
         _write_int4_with_int8_matmuls(
-            job.traced, job.path, tokens=token_rows(job.model), keep=keep, older_cpus=older_cpus
+            job.traced, job.path, gains, tokens=token_rows(job.model), keep=keep, older_cpus=older_cpus
         )
     else:
         _write_int4(job.traced, job.path, tokens=token_rows(job.model))
@@ -152,12 +187,14 @@ def _graph_vectors(job: _GraphJob, texts: Sequence[str]) -> Vectors:
 
 
 def _split_texts(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Every second text to calibrate on, the others to measure the loss on."""
+    """The texts to calibrate on, and some of every second one to measure the loss on."""
     distinct = list(dict.fromkeys(texts))
     if len(distinct) < _FEWEST_TEXTS:
         few = f"{len(distinct)} different texts are too few"
         raise BadInput(f"{few}; pass {_FEWEST_TEXTS} or more with --calibrate")
-    return distinct[::2], distinct[1::2]
+    measured = _spread(distinct[1::2], _MEASURED_ON)
+    taken = set(measured)
+    return [text for text in distinct if text not in taken], measured
 
 
 def _spread(items: Sequence[_Item], count: int) -> list[_Item]:

@@ -58,6 +58,9 @@ class _GraphJob:
     """A graph to make: of which model, and in which scratch folder."""
 
     model: SentenceTransformer
+    """What is traced."""
+    exact: SentenceTransformer
+    """What the graph is compared with: the model before it was rounded."""
     folder: Path
     description: Description
     reader: Reader

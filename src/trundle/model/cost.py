@@ -220,14 +220,15 @@ def _cost(
 
 def _graph_bytes(tensor: _Tensor, row: GraphFormat) -> int:
     count = math.prod(tensor.shape)
+    rows, columns = (*(tensor.shape[::-1] if tensor.transposed else tensor.shape), 0, 0)[:2]
+    # An int8 matmul has a scale and a zero point per output, and a gain per input, which some matmuls share.
+    scales = 5 * rows + 4 * columns if row.matmuls == "int8" and tensor.matmul else 0
     if row.weights == "int4" and (tensor.matmul or tensor.token_table):
-        rows, columns = tensor.shape[::-1] if tensor.transposed else tensor.shape
-        # An int8 matmul has a scale and a zero point per output; int4 has two bytes per block.
-        scales = 5 * rows if row.matmuls == "int8" and tensor.matmul else 0
+        # int4 has two bytes per block.
         return scales + (count // 2 + 2 * count // BLOCK if fits_grid(rows, columns) else 4 * count)
     if len(tensor.shape) < 2 or count < _SMALLEST_INT8:
         return 4 * count
-    return count + (5 if tensor.matmul and row.weights == "int8" else 4) * tensor.shape[0]
+    return count + (scales or 4 * tensor.shape[0])
 
 
 def _header_bytes(tensors: Sequence[_Tensor], *, has_format: bool) -> int:

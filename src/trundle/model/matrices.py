@@ -24,6 +24,8 @@ _PRUNED = "trundle_pruned"
 """The entry in the config of a pruned backbone."""
 BLOCK = 32
 _LOWEST, _HIGHEST = -8, 7
+_ON_GRID = 0.05
+"""How far value / scale may be from a whole number; bfloat16 stores a rounded weight this closely."""
 _SMALLEST = 4096
 """A matrix with fewer values stays float, because it hardly counts."""
 
@@ -122,16 +124,49 @@ def fits_grid(rows: int, columns: int) -> bool:
 
 
 def on_grid(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a matrix (rows, inputs) as codes −8 to 7 (rows, blocks, 32) and scales (rows, blocks, 1)."""
+    """Return a matrix (rows, inputs) as codes −8 to 7 (rows, blocks, 32) and scales (rows, blocks, 1).
+
+    A block that lies on a grid already keeps it. For another one the largest value becomes −8.
+    """
     blocks = matrix.detach().float().reshape(*matrix.shape[:-1], -1, BLOCK)
-    largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
-    scales = (largest / _LOWEST).half().float()
-    scales = torch.where(scales == 0, torch.ones_like(scales), scales)
+    scales = _scale_for(blocks, _LOWEST)
+    codes = blocks / scales
+    left = torch.nonzero(_off_grid(codes).any(-1).flatten()).flatten()
+    flat, wide = blocks.reshape(-1, BLOCK), scales.reshape(-1, 1)
+    for largest in range(_HIGHEST, 0, -1):
+        if len(left) == 0:
+            break
+        tried = _scale_for(flat[left], largest)
+        fits = ~_off_grid(flat[left] / tried).any(-1)
+        wide[left[fits]] = tried[fits]
+        left = left[~fits]
     return (blocks / scales).round().clamp(_LOWEST, _HIGHEST), scales
 
 
-def _rounded(matrix: Tensor) -> Tensor:
-    codes, scales = on_grid(matrix)
+def _scale_for(blocks: Tensor, code: int) -> Tensor:
+    """The scales that give the largest value of each block this code."""
+    largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+    scales = (largest / code).half().float()
+    return torch.where(scales == 0, torch.ones_like(scales), scales)
+
+
+def _off_grid(ratios: Tensor) -> Tensor:
+    codes = ratios.round()
+    return ((ratios - codes).abs() > _ON_GRID) | (codes < _LOWEST) | (codes > _HIGHEST)
+
+
+def is_on_grid(matrix: Tensor) -> bool:
+    """Return whether a matrix (rows, inputs) is exactly what its codes and scales give, as after rounding."""
+    blocks = matrix.detach().float().reshape(*matrix.shape[:-1], -1, BLOCK)
+    _, scales = on_grid(matrix)
+    return not bool(_off_grid(blocks / scales).any())
+
+
+def _rounded(matrix: Tensor, scales: Tensor | None = None) -> Tensor:
+    """The matrix on these scales, or on those that give the largest value of each block the lowest code."""
+    blocks = matrix.detach().float().reshape(*matrix.shape[:-1], -1, BLOCK)
+    scales = _scale_for(blocks, _LOWEST) if scales is None else scales
+    codes = (blocks / scales).round().clamp(_LOWEST, _HIGHEST)
     return (codes * scales).flatten(-2).to(matrix.dtype)
 
 
@@ -164,12 +199,20 @@ def token_rows(model: SentenceTransformer) -> int:
     return layout_of(transformer_of(model).model).sizes["vocab"]
 
 
+def grid_scales(model: SentenceTransformer) -> list[Tensor]:
+    """Return the scales of all weights that int4 rounds, to be kept while the weights change."""
+    return [on_grid(weight.T if transposed else weight)[1] for weight, transposed in grid_weights(model)]
+
+
 @contextmanager
-def computing_on_grid(model: SentenceTransformer) -> Iterator[None]:
-    """Compute with rounded weights inside the block; gradients computed there apply to the exact ones."""
+def computing_on_grid(model: SentenceTransformer, scales: Sequence[Tensor] | None = None) -> Iterator[None]:
+    """Compute with rounded weights inside the block; gradients computed there apply to the exact ones.
+
+    Without `scales` each weight's own are computed anew.
+    """
     weights = grid_weights(model)
     exact = [weight.data for weight, _ in weights]
-    put_on_grid(weights)
+    put_on_grid(weights, scales)
     try:
         yield
     finally:
@@ -177,7 +220,9 @@ def computing_on_grid(model: SentenceTransformer) -> Iterator[None]:
             weight.data = data
 
 
-def put_on_grid(weights: Sequence[tuple[nn.Parameter, bool]]) -> None:
+def put_on_grid(weights: Sequence[tuple[nn.Parameter, bool]], scales: Sequence[Tensor] | None = None) -> None:
     """Round weights to the int4 grid, in place."""
-    for weight, transposed in weights:
-        weight.data = _rounded(weight.data.T).T.contiguous() if transposed else _rounded(weight.data)
+    for (weight, transposed), kept in zip(weights, scales or [None] * len(weights), strict=True):
+        weight.data = (
+            _rounded(weight.data.T, kept).T.contiguous() if transposed else _rounded(weight.data, kept)
+        )

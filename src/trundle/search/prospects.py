@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import chain
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from trundle.data.corpus import Corpus
 from trundle.errors import BadInput, MissingExtra
 from trundle.model.cost import Cost
 from trundle.model.encode import labelling_embedder
+from trundle.model.matrices import token_rows
 from trundle.precision import Precision, graph_format
 from trundle.progress import Progress
 from trundle.search.budget import _Budget
@@ -155,9 +157,18 @@ def _of_all_lengths(texts: Sequence[str], count: int) -> list[list[str]]:
 
 
 def _coverage(model: SentenceTransformer, texts: Sequence[str]) -> _Coverage:
-    ids = [one for row in model.tokenizer(list(texts), truncation=True)["input_ids"] for one in row]
-    counts = np.sort(np.bincount(ids))[::-1]
-    shares = np.cumsum(counts) / max(1, counts.sum())
+    """Ranks tokens by every second text and measures what they cover of the others.
+
+    All tokens that occur in a few texts cover those texts, but not the texts that are encoded later.
+    """
+    rows = model.tokenizer(list(texts), truncation=True)["input_ids"]
+    ranked, held_out = (np.fromiter(chain.from_iterable(part), np.int64) for part in (rows[::2], rows[1::2]))
+    if not len(held_out):
+        held_out = ranked
+    most = max(token_rows(model), int(max(ranked.max(initial=0), held_out.max(initial=0))) + 1)
+    order = np.argsort(-np.bincount(ranked, minlength=most), kind="stable")
+    covered = np.bincount(held_out, minlength=most)[order]
+    shares = np.cumsum(covered) / max(1, covered.sum())
     return lambda tokens: float(shares[min(tokens, len(shares)) - 1])
 
 

@@ -40,8 +40,6 @@ from trundle.runtime.encoder import Encoder
 _ROUNDS, _SECONDS = 5, 0.3
 _UNDISTURBED = 0.9
 """The machine was idle if the waiting thread ran for this share of a round."""
-_ANY_LOSS = Limits(cosine=1.0, agreement=1.0)
-"""A cut that is only timed may lose any accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +103,7 @@ def _timed_graphs(
             folder = Path(scratch) / str(number)
             small.save_pretrained(str(folder), create_model_card=False)
             costs.append(cost(small))
-            _export_graph(folder, precision, calibrate=workload().long + workload().short, limits=_ANY_LOSS)
+            _export_graph(folder, precision, calibrate=workload().long + workload().short, timed_only=True)
             folders.append(folder)
             advance(1)
         return costs, _time_queries(folders)
@@ -144,10 +142,12 @@ def _export_graph(
     precision: Precision,
     *,
     calibrate: Sequence[str],
-    limits: Limits | None = None,
+    timed_only: bool = False,
     progress: Progress = SILENT,
 ) -> int:
-    options = ExportOptions(calibrate=tuple(calibrate), limits=limits or Limits())
+    """Writes a graph and returns its size; one that is `timed_only` may lose any accuracy."""
+    limits = Limits(cosine=1.0, agreement=1.0) if timed_only else Limits()
+    options = ExportOptions(calibrate=tuple(calibrate), limits=limits, fit=not timed_only)
     return export_model(
         str(folder), to="onnx", precision=precision, options=options, force=True, progress=progress
     ).file_bytes

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,7 +33,8 @@ from trundle.model import heads
 from trundle.model.cost import Cost, cost, predict
 from trundle.model.encode import embedder
 from trundle.model.layout import token_limit
-from trundle.model.matrices import computing_on_grid, grid_weights, put_on_grid
+from trundle.model.matrices import computing_on_grid, grid_scales, grid_weights, put_on_grid
+from trundle.model.rounding import round_to_int4
 from trundle.model.save import model_digest
 from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
@@ -48,6 +50,8 @@ _COMPILED_MINUTES = 3.0
 """A run on a GPU of at least this many minutes compiles the layers unless told otherwise."""
 _VALIDATIONS = 20
 """Validations in a run of known length."""
+_ROUNDED_WITH = 2000
+"""Texts that int4 weights are fitted to before training."""
 _SUFFICIENT_LOSS = 0.02
 """A mean distance of vectors of length 1 (a cosine of 0.9998) that every tried training made larger."""
 
@@ -103,6 +107,12 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         student.max_seq_length = plan.max_length
     files = _calibration(targets, plan.teacher, context.seed)
     student, start_facts = _started(_pooled(student, options), plan, targets, context)
+    scales = None
+    if options.rounding == "int4" and student.device.type == "cpu":
+        # A GPU makes enough steps to choose the scales anew at each; whether it gains from this is not known.
+        positions = _sampled(targets, _ROUNDED_WITH, context.seed)
+        student = round_to_int4(student, targets.texts(positions), progress=context.progress)
+        scales = grid_scales(student)
     applied = Applied(
         model=student,
         space=None if teacher.brings_texts else teacher,
@@ -112,11 +122,14 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     )
     if options.steps != 0:
         key = [plan.model_dump(mode="json"), model_digest(model), teacher.identity()]
-        trained = _train(student, plan, teacher, (targets, validation), key, context)
+        computing: Callable[[], AbstractContextManager[None]] = nullcontext
+        if options.rounding == "int4":
+            computing = partial(computing_on_grid, student, scales)
+        trained = _train(student, plan, teacher, (targets, validation), key, context, computing)
         facts = {**applied.facts, **trained.facts}
         applied = replace(applied, facts=facts, done=trained.done, files={**files, **trained.files})
     if options.rounding == "int4":  # the weights that were validated
-        put_on_grid(grid_weights(student))
+        put_on_grid(grid_weights(student), scales)
     return replace(applied, model=student.to(next(model.parameters()).dtype))
 
 
@@ -127,6 +140,7 @@ def _train(
     vectors: tuple[Targets, Targets | None],
     key: list[Any],
     context: Context,
+    computing: Callable[[], AbstractContextManager[None]],
 ) -> Trained:
     options, (targets, validation) = plan.options, vectors
     imitator = None
@@ -144,7 +158,7 @@ def _train(
     task = replace(
         task,
         on_validation=_watch_margin(student, validation, context) if options.margin else None,
-        computing=partial(computing_on_grid, student) if options.rounding == "int4" else nullcontext,
+        computing=computing,
     )
     per_epoch = task.batches.order.per_epoch
     settings = settings_for(
