@@ -27,12 +27,9 @@ from trundle.export.exporting import export_model
 from trundle.export.int8 import _rows_in_int8
 from trundle.export.open import open_encoder
 from trundle.export.quantise import ExportOptions, Limits, _spread, _tries
-<<<<<<< HEAD
-from trundle.runtime.description import is_exported, read_description
-=======
 from trundle.model.matrices import grid_weights, put_on_grid
 from trundle.precision import Precision
->>>>>>> ec06ffa652c6fa9bbc13f348211bcbd8b1891621
+from trundle.runtime.description import is_exported, read_description
 from trundle.runtime.encoder import Encoder
 from trundle.runtime.engines import is_x86
 

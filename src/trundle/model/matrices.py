@@ -222,7 +222,8 @@ def computing_on_grid(model: SentenceTransformer, scales: Sequence[Tensor] | Non
 
 def put_on_grid(weights: Sequence[tuple[nn.Parameter, bool]], scales: Sequence[Tensor] | None = None) -> None:
     """Round weights to the int4 grid, in place."""
-    for (weight, transposed), kept in zip(weights, scales or [None] * len(weights), strict=True):
+    given: Sequence[Tensor | None] = scales or [None] * len(weights)
+    for (weight, transposed), kept in zip(weights, given, strict=True):
         weight.data = (
             _rounded(weight.data.T, kept).T.contiguous() if transposed else _rounded(weight.data, kept)
         )

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from trundle.errors import BadInput
 from trundle.model.anatomy import Norm
-from trundle.model.encode import Features, fused_attention
+from trundle.model.encode import fast_forward
 from trundle.model.heads import copy_of
 from trundle.model.layout import Layout, layout_of
 from trundle.model.matrices import (
@@ -41,6 +41,7 @@ from trundle.model.matrices import (
 )
 from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
+from trundle.model.tokens import Features
 from trundle.progress import SILENT, Progress
 
 _LONGEST = 128
@@ -73,7 +74,7 @@ def round_to_int4(
     batches = _batches(whole, texts, inputs=max(weight.shape[1] for weight in weights))
     small = copy_of(whole)
     _round_table(small)
-    with torch.no_grad(), fused_attention(whole), fused_attention(small):
+    with torch.no_grad(), fast_forward(whole), fast_forward(small):
         if static_table(whole) is None:
             _RoundedBlocks(whole, small, batches).round_blocks(progress)
         _round_heads(whole, small, batches)
@@ -175,7 +176,8 @@ def _inverse_factor(moments: Tensor) -> Tensor:
         return torch.eye(len(moments), device=moments.device)
     diagonal.add_(_DAMPING * mean)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    return torch.linalg.cholesky(inverse, upper=True).float()
+    factor: Tensor = torch.linalg.cholesky(inverse, upper=True).float()
+    return factor
 
 
 def _round_columns(columns: Tensor, factor: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
@@ -266,10 +268,11 @@ class _BlockCall:
     def __call__(self, block: nn.Module, states: Tensor) -> Tensor | None:
         """Return the block's output; None if it was stopped."""
         try:
-            found = block(states, *self.arguments, **self.named)
+            found: Any = block(states, *self.arguments, **self.named)
         except _Stop:
             return None
-        return found[0] if isinstance(found, tuple) else found
+        after: Tensor = found[0] if isinstance(found, tuple) else found
+        return after
 
 
 def _open_blocks(
@@ -375,9 +378,10 @@ class _RoundedBlocks:
                 moments.add(*self._inputs(number, stage, place, target))
             outputs.clear()
             self._put(stage, moments)
-        self._states[1] = [
+        after = [
             call[number](small, states) for call, states in zip(self._calls, self._states[1], strict=True)
         ]
+        self._states[1] = [states for states in after if states is not None]
         self._fit_norm(number, norms)
 
     def _whole_outputs(self, number: int, stages: Sequence[_LinearGroup]) -> list[list[Tensor]]:
@@ -423,7 +427,7 @@ class _RoundedBlocks:
         shifts = has_bias(small, stage.matrices[0])
         weight, bias = moments.fit(torch.cat(exact), shifts=shifts)
         sizes = [len(each) for each in exact]
-        parts = zip(stage.matrices, weight.split(sizes), bias.split(sizes), strict=True)
+        parts = zip(stage.matrices, torch.split(weight, sizes), torch.split(bias, sizes), strict=True)
         for matrix, rows, offset in parts:
             weight_of(small, matrix).copy_(rows)
             if shifts:
