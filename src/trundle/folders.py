@@ -213,7 +213,9 @@ def _followed(path: Path) -> Path:
 
 def _failed(path: Path, error: OSError) -> WriteFailed:
     fix = "check the disk and run again"
-    if error.errno in _FULL:
+    if error.errno is None:  # torch reports a full disk without its number
+        fix = "free some space or check the disk, and run again"
+    elif error.errno in _FULL:
         fix = "free some space and run again"
     elif error.errno in _UNWRITABLE:
         fix = "choose another folder"

@@ -258,7 +258,7 @@ def test_an_interrupt_gives_one_sentence_and_exits_130(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trundle.model.load._folder", interrupted)
+    monkeypatch.setattr("trundle.model.load.model_folder", interrupted)
     code, out, err = run("inspect", "anything")
     assert (code, out) == (130, "")
     assert err == "trundle: interrupted; run the same command again to resume\n"
@@ -270,7 +270,7 @@ def test_internal_failures_exit_1(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("trundle.model.load._folder", broken)
+    monkeypatch.setattr("trundle.model.load.model_folder", broken)
     code, _, err = run("inspect", "anything")
     assert code == 1
     assert "trundle itself failed (RuntimeError: a bug)" in err

@@ -19,7 +19,7 @@ from trundle.model import encode, tokens
 from trundle.model.anatomy import _BY_MODEL_TYPE
 from trundle.model.encode import _encode_by_tokens, embedder, fast_forward
 from trundle.model.load import load
-from trundle.model.tokens import by_length, find_short_cut
+from trundle.model.tokens import _by_length, find_short_cut
 
 TEXTS = [" ".join(words) for words in itertools.permutations(pico.TEXTS, 2)] + [
     "one more text",
@@ -131,7 +131,7 @@ def test_a_copy_is_made_once_and_goes_with_its_embedder(monkeypatch, pico_model)
 def test_progress_is_told_after_every_batch(pico_model):
     model, told = pico_model("bert"), []
     short_cut = find_short_cut(model)
-    slices = [by_length(short_cut.flat(TEXTS))]
+    slices = [_by_length(short_cut.flat(TEXTS))]
     _encode_by_tokens(model, short_cut, slices, len(TEXTS), told.append)
     assert sum(told) == len(TEXTS)
     assert len(told) > 4

@@ -177,13 +177,13 @@ def test_a_search_loads_its_source_once(
 ) -> None:
     """Its trials, the teacher of each and the last training use the model in memory."""
     source, loaded = pico_folders("bert"), []
-    plain = load_module._folder
+    plain = load_module.model_folder
 
-    def noted(name: str, *rest: Any) -> Any:
+    def noted(name: str, **settings: Any) -> Any:
         loaded.append(name)
-        return plain(name, *rest)
+        return plain(name, **settings)
 
-    monkeypatch.setattr(load_module, "_folder", noted)
+    monkeypatch.setattr(load_module, "model_folder", noted)
     limit = f"{cost(load(source)).parameters // 2}-params"
     loaded.clear()
     request = Request(source=str(source), output=tmp_path / "small", corpus=corpus)

@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from trundle.model.anatomy import Conv1D, _Part, _Table
-from trundle.model.heads import modules_without_head
+from trundle.model.heads import _modules_without_head
 from trundle.model.layout import Layout, _shrunk, layout_of
 from trundle.model.matrices import BLOCK, fits_grid
 from trundle.model.static import static_shape, static_table
@@ -104,7 +104,7 @@ def predict(
     length: int = _LENGTH,
 ) -> Cost:
     """Predict the cost after a cut to these sizes, and with a Dense (in, out) as the new linear head."""
-    body = list(model) if dense is None else modules_without_head(model)
+    body = list(model) if dense is None else _modules_without_head(model)
     itemsize = next(model.parameters()).element_size()
     new = []
     if dense is not None:

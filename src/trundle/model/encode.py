@@ -34,7 +34,7 @@ from trundle.embedder import (
 from trundle.errors import BadInput
 from trundle.model.anatomy import _BY_MODEL_TYPE
 from trundle.model.heads import _pools_prompts, prompts_by_role
-from trundle.model.tokens import Features, ShortCut, TokenSlice, by_length, make_tokeniser, tokenise_ahead
+from trundle.model.tokens import Features, ShortCut, TokenSlice, _by_length, _tokenise_ahead, make_tokeniser
 from trundle.progress import SILENT, Advance, Progress
 
 _BATCH, _GPU_BATCH = 32, 256
@@ -251,7 +251,7 @@ class _Runner:
         prompt, tokeniser = self.prompts[role], self._tokeniser
         prompted = [prompt + text for text in texts] if prompt else texts
         if self.on_gpu and isinstance(tokeniser, ShortCut):
-            with tokenise_ahead(tokeniser, prompted) as slices:
+            with _tokenise_ahead(tokeniser, prompted) as slices:
                 return _encode_by_tokens(used, tokeniser, slices, len(texts), advance)
         return _encode(used, tokeniser, prompted, advance, batch_size=self.batch_size)
 
@@ -268,7 +268,7 @@ class _Runner:
             return short_cut.flat([prompts[role] + text for text, role in zip(texts, roles, strict=True)])
 
         def encode(tokens: Tokens) -> Vectors:
-            slices, count = [by_length(tokens)], len(tokens[1])
+            slices, count = [_by_length(tokens)], len(tokens[1])
             return self._in_best_precision(
                 lambda used: _encode_by_tokens(used, short_cut, slices, count, lambda _units: None),
                 lambda: None,

@@ -44,12 +44,12 @@ def check_untruncated(model: SentenceTransformer, fix: str) -> None:
 
 def without_head(model: SentenceTransformer) -> SentenceTransformer:
     """Return the model up to its pooled vectors, sharing its weights."""
-    body = with_modules(model, modules_without_head(model))
+    body = with_modules(model, _modules_without_head(model))
     body.truncate_dim = None
     return body
 
 
-def modules_without_head(model: SentenceTransformer) -> list[nn.Module]:
+def _modules_without_head(model: SentenceTransformer) -> list[nn.Module]:
     """Return the modules up to the pooled vectors."""
     modules = list(model)
     while len(modules) > 1 and _is_linear(modules[-1]):

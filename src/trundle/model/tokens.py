@@ -116,7 +116,7 @@ class ShortCut:
 
 
 @contextmanager
-def tokenise_ahead(short_cut: ShortCut, texts: Sequence[str]) -> Iterator[Iterator[TokenSlice]]:
+def _tokenise_ahead(short_cut: ShortCut, texts: Sequence[str]) -> Iterator[Iterator[TokenSlice]]:
     """Yield the texts' tokens in slices, the longest texts first; a thread tokenises the next slice."""
 
     def slices() -> Iterator[TokenSlice]:
@@ -124,14 +124,14 @@ def tokenise_ahead(short_cut: ShortCut, texts: Sequence[str]) -> Iterator[Iterat
         start, size = 0, _FIRST_SLICE
         while start < len(order):
             rows = order[start : start + size]
-            yield by_length(short_cut.flat([texts[row] for row in rows]), rows)
+            yield _by_length(short_cut.flat([texts[row] for row in rows]), rows)
             start, size = start + size, min(2 * size, _SLICE)
 
     with ahead(slices()) as ready:
         yield ready
 
 
-def by_length(tokens: Tokens, rows: NDArray[np.int64] | None = None) -> TokenSlice:
+def _by_length(tokens: Tokens, rows: NDArray[np.int64] | None = None) -> TokenSlice:
     """Return the tokens of some texts, sorted by how many each has; `rows` are the texts' own numbers."""
     flat, lengths = tokens
     rows = np.arange(len(lengths)) if rows is None else rows
