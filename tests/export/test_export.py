@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.errors import BadInput, BadModel
-from trundle.export import exporting, tracing
+from trundle.export import exporting, int8, tracing
 from trundle.export.closeness import _neighbour_agreement
 from trundle.export.exporting import export_model
 from trundle.export.int8 import _rows_in_int8
@@ -109,8 +109,9 @@ def test_int8_that_loses_too_much_is_rejected_and_leaves_nothing(model: Path) ->
     assert listing(model) == before
 
 
-def test_matmuls_that_lose_too_much_stay_in_float(model: Path) -> None:
+def test_matmuls_that_lose_too_much_stay_in_float(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One neuron is scaled up and its readers down: the same vectors, but int8 loses much in one matmul."""
+    monkeypatch.setattr(int8, "_SHIFTS", (0.0,))  # otherwise this outlier costs nothing
     opened = SentenceTransformer(str(model), device="cpu")
     block = opened[0].model.encoder.layer[2]
     with torch.no_grad():

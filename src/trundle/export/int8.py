@@ -17,8 +17,10 @@ from trundle.export.tracing import _save_onnx, onnx, onnxruntime
 
 _SMALLEST = 4096
 """Values from which int8 saves more than its additional nodes cost."""
-_SHIFTED = 0.5
-"""How far the range of an input's channel is moved into the matrix; 1: all of it."""
+_SHIFTS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""How far the range of an input's channel may be moved into the matrix; 1: all of it."""
+_COMPARED_WITH = 4
+"""Texts on which the shifts of an input are compared."""
 
 _Inputs = Mapping[str, NDArray[np.int64]]
 _Gains = Mapping[str, Vectors]
@@ -204,16 +206,20 @@ def _evening(source: str) -> str:
     return f"{source}_evening"
 
 
-def _gains(ranges: Mapping[str, Vectors], known: Mapping[str, tuple[str, Vectors]]) -> dict[str, Vectors]:
-    """The gains of each input, from the largest values of its channels and of its matrices' rows."""
-    found: dict[str, Vectors] = {}
-    for source, range_ in ranges.items():
-        rows = np.max(
-            [np.abs(matrix).max(axis=1) for name, matrix in known.values() if name == source], axis=0
-        )
-        gain = _floored(range_) ** _SHIFTED / _floored(rows) ** (1 - _SHIFTED)
-        found[source] = (gain / np.exp(np.log(gain).mean())).astype(np.float32)
-    return found
+def _best_gain(range_: Vectors, matrices: Sequence[Vectors], inputs: Sequence[Vectors]) -> Vectors:
+    """The gain of an input's channels, from their largest values and their rows', with the least error."""
+    rows = np.max([np.abs(matrix).max(axis=1) for matrix in matrices], axis=0)
+
+    def gain(shift: float) -> Vectors:
+        if shift == 0:
+            return np.ones_like(range_)
+        raw = _floored(range_) ** shift / _floored(rows) ** (1 - shift)
+        return np.asarray(raw / np.exp(np.log(raw).mean()), dtype=np.float32)
+
+    def error(gain: Vectors) -> float:
+        return sum(_int8_error(each / gain, matrix * gain[:, None]) for each in inputs for matrix in matrices)
+
+    return min(map(gain, _SHIFTS), key=error)
 
 
 def _floored(values: Vectors) -> Vectors:
@@ -247,11 +253,20 @@ def _calibrated(
     for sample in samples:
         for name, values in zip(names, session.run(names, dict(sample)), strict=True):
             np.maximum(ranges[name], np.abs(values.reshape(-1, widths[name])).max(axis=0), out=ranges[name])
-    gains = _gains(ranges, known)
+    runs = [session.run(names, dict(sample)) for sample in probes[:_COMPARED_WITH]]
+    gains = {
+        name: _best_gain(
+            ranges[name],
+            [matrix for source, matrix in known.values() if source == name],
+            [values[place].reshape(-1, widths[name]) for values in runs],
+        )
+        for place, name in enumerate(names)
+    }
     errors = dict.fromkeys(known, 0.0)
     for sample in probes:
         seen = dict(zip(names, session.run(names, dict(sample)), strict=True))
         for node, (source, matrix) in known.items():
             inputs, gain = seen[source].reshape(-1, widths[source]), gains[source]
             errors[node] += _int8_error(inputs / gain, matrix * gain[:, None])
-    return sorted(errors, key=lambda node: (-errors[node], node)), gains
+    needed = {name: gain for name, gain in gains.items() if (gain != 1).any()}
+    return sorted(errors, key=lambda node: (-errors[node], node)), needed
