@@ -145,8 +145,8 @@ def on_grid(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def _scale_for(blocks: Tensor, code: int) -> Tensor:
     """The scales that give the largest value of each block this code."""
-    largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
-    scales = (largest / code).half().float()
+    low, high = torch.aminmax(blocks, dim=-1, keepdim=True)
+    scales = (torch.where(high >= -low, high, low) / code).half().float()
     return torch.where(scales == 0, torch.ones_like(scales), scales)
 
 
@@ -166,8 +166,8 @@ def _rounded(matrix: Tensor, scales: Tensor | None = None) -> Tensor:
     """The matrix on these scales, or on those that give the largest value of each block the lowest code."""
     blocks = matrix.detach().float().reshape(*matrix.shape[:-1], -1, BLOCK)
     scales = _scale_for(blocks, _LOWEST) if scales is None else scales
-    codes = (blocks / scales).round().clamp(_LOWEST, _HIGHEST)
-    return (codes * scales).flatten(-2).to(matrix.dtype)
+    codes = (blocks / scales).round_().clamp_(_LOWEST, _HIGHEST)
+    return codes.mul_(scales).flatten(-2).to(matrix.dtype)
 
 
 def grid_weights(model: SentenceTransformer) -> list[tuple[nn.Parameter, bool]]:
