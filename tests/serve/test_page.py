@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from live_server import LiveServer, running
+from trundle.serve import playground
 from trundle.serve.models import _Served
 from trundle.serve.playground import _LONGEST, _split_passages, _with_overlap
 from trundle.serve.settings import ServerSettings
@@ -201,6 +206,23 @@ def test_others_are_answered_while_a_large_file_is_split(
         assert live.get("/health").status == 200
         gate.set()
         dropping.join()
+
+
+def test_a_passage_without_tokens_does_not_stop_the_others() -> None:
+    class Model:
+        dimensions = 2
+
+        def read(self, texts: Sequence[str]) -> list[list[int]]:
+            return [[1] if text.isalpha() else [] for text in texts]
+
+        async def encode(self, texts: Sequence[str]) -> Any:
+            assert all(text.isalpha() for text in texts), "the server rejects such a request"
+            return SimpleNamespace(vectors=np.full((len(texts), 2), len(texts[0]), np.float32))
+
+    model: Any = Model()
+    found = asyncio.run(playground._encode_when_free(model, model, ["one", "\u200b", "two"]))
+    assert found.tolist() == [[3, 3], [0, 0], [3, 3]]
+    assert asyncio.run(playground._encode_when_free(model, model, ["\u200b"])).tolist() == [[0, 0]]
 
 
 def test_passages() -> None:

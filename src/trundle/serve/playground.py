@@ -25,6 +25,7 @@ from trundle.data.environment import environment_pairs, installed_packages, stan
 from trundle.data.sampling import sample
 from trundle.embedder import Vectors, check_texts
 from trundle.evaluate.retrieval import unit
+from trundle.runtime.encoder import Encoder
 from trundle.serve.batching import _Batcher, _Busy
 from trundle.serve.models import _Served
 from trundle.serve.settings import ServerSettings
@@ -181,17 +182,22 @@ class _Playground:
             part = collection.passages[start : start + _AT_ONCE]
             for model in self._served.models:
                 batcher, prompt = self._batchers[model.name], model.encoder.prompt_for("document")
-                vectors = await _encode_when_free(batcher, [prompt + text for text in part])
+                vectors = await _encode_when_free(batcher, model.encoder, [prompt + text for text in part])
                 collection.vectors.setdefault(model.name, []).append(vectors)
             collection.ready = start + len(part)
 
 
-async def _encode_when_free(batcher: _Batcher, texts: Sequence[str]) -> Vectors:
-    while True:
+async def _encode_when_free(batcher: _Batcher, encoder: Encoder, texts: Sequence[str]) -> Vectors:
+    """The vectors of texts; those of which the tokenizer leaves nothing get zeros, and are found last."""
+    vectors = np.zeros((len(texts), encoder.dimensions), dtype=np.float32)
+    readable = [place for place, row in enumerate(encoder.read(texts)) if row]
+    while readable:
         try:
-            return (await batcher.encode(texts)).vectors
+            vectors[readable] = (await batcher.encode([texts[place] for place in readable])).vectors
+            break
         except _Busy as busy:
             await asyncio.sleep(busy.seconds)
+    return vectors
 
 
 def _nearest_passages(query: Vectors, blocks: Sequence[Vectors], ready: int) -> list[tuple[int, float]]:
