@@ -86,6 +86,20 @@ def sound_gradients() -> Iterator[None]:
 
 
 @contextmanager
+def _without_key_values(backbone: PreTrainedModel) -> Iterator[None]:
+    """Inside the block, a decoder keeps no keys and values: a layer that runs twice would add them twice."""
+    config: Any = backbone.config
+    keeps = getattr(config, "use_cache", False)
+    if keeps:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        if keeps:
+            config.use_cache = keeps
+
+
+@contextmanager
 def fast_forward(model: nn.Module) -> Iterator[None]:
     """Inside the block, use the fused attention kernel in every family, and keep no keys and values.
 
@@ -94,9 +108,7 @@ def fast_forward(model: nn.Module) -> Iterator[None]:
     """
     with ExitStack() as undo:
         for backbone in (module for module in model.modules() if isinstance(module, PreTrainedModel)):
-            if getattr(backbone.config, "use_cache", False):
-                backbone.config.use_cache = False
-                undo.callback(setattr, backbone.config, "use_cache", True)
+            undo.enter_context(_without_key_values(backbone))
             family = _BY_MODEL_TYPE.get(backbone.config.model_type)
             if family is None or family.unfused_attention is None or backbone.base_model is not backbone:
                 continue

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from trundle.errors import BadInput
 from trundle.model.anatomy import family_of
+from trundle.model.encode import _without_key_values
 from trundle.model.matrices import block_weights, is_pruned
 
 _GRAPHS = 32
@@ -33,7 +34,7 @@ _GRAPHS = 32
 def recomputed_blocks(backbone: PreTrainedModel) -> Iterator[None]:
     """Inside this context, the backward pass recomputes the inner states of each block."""
     blocks = _blocks(backbone)
-    with _without_cache(backbone):
+    with _without_key_values(backbone):
         for block in blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         try:
@@ -48,7 +49,7 @@ def compiled_blocks(backbone: PreTrainedModel) -> Iterator[None]:
     """Inside this context, blocks are compiled when they first run, once for all of them."""
     check_compiler()
     blocks = _blocks(backbone)
-    with _without_cache(backbone), torch._dynamo.config.patch(recompile_limit=_GRAPHS):
+    with _without_key_values(backbone), torch._dynamo.config.patch(recompile_limit=_GRAPHS):
         for block in blocks:
             block.compile(dynamic=True)
         try:
@@ -78,18 +79,6 @@ def check_compiler() -> None:
 
 def _blocks(backbone: PreTrainedModel) -> list[nn.Module]:
     return list(backbone.get_submodule(family_of(backbone.config.model_type).blocks).children())
-
-
-@contextmanager
-def _without_cache(backbone: PreTrainedModel) -> Iterator[None]:
-    caching = getattr(backbone.config, "use_cache", None)
-    if caching:  # a block that runs twice would fill a decoder's key-value cache twice
-        backbone.config.use_cache = False
-    try:
-        yield
-    finally:
-        if caching:
-            backbone.config.use_cache = caching
 
 
 _PRUNED_SHARE = 0.15
