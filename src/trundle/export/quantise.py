@@ -129,7 +129,8 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
     gains: _Gains = {}
     if row.matmuls == "int8":
         samples = _samples(job.traced, job.reader.read(_spread(calibration, _CALIBRATED_ON)))
-        order, gains = _calibrated(job.traced, samples, _spread(samples, _PROBED_WITH))
+        with job.progress.task("measuring the inputs of matmuls", None):
+            order, gains = _calibrated(job.traced, samples, _spread(samples, _PROBED_WITH))
     # onnxruntime quantises inputs per batch, so a text must not share one.
     alone = job.graph.engine == "onnx" and bool(order)
     job = replace(job, graph=replace(job.graph, one_by_one=alone))
