@@ -61,14 +61,20 @@ def test_a_full_queue_says_when_to_retry(gated: Gated) -> None:
         assert live.embed(input="one too many").status == 200
 
 
+def hold_both_workers(live: LiveServer, gated: Gated, answers: list[Answer]) -> list[threading.Thread]:
+    """Each of the two workers takes one request, and holds it until the gate opens."""
+    threads: list[threading.Thread] = []
+    for _ in range(2):
+        threads.append(in_background(live, answers, input="a"))
+        eventually(lambda: gated.held == len(threads))
+    return threads
+
+
 def test_requests_of_many_clients_are_run_together(gated: Gated) -> None:
     served = _Served(student=_Model(name="small", encoder=gated))
     with running(served) as live:
         answers: list[Answer] = []
-        threads = []
-        for number in range(2):  # each of the two workers takes one request
-            threads.append(in_background(live, answers, input=f"held {number}"))
-            eventually(lambda: gated.held == len(threads))
+        threads = hold_both_workers(live, gated, answers)
         threads += [in_background(live, answers, input=f"text {number}") for number in range(20)]
         eventually(lambda: waiting(live) == 20)
         gated.gate.set()
@@ -84,10 +90,7 @@ def test_long_texts_run_apart_from_short_ones(gated: Gated) -> None:
     served = _Served(student=_Model(name="small", encoder=gated))
     with running(served) as live:
         answers: list[Answer] = []
-        threads = []
-        for _ in range(2):  # each of the two workers takes one request
-            threads.append(in_background(live, answers, input="a"))
-            eventually(lambda: gated.held == len(threads))
+        threads = hold_both_workers(live, gated, answers)
         for _ in range(4):
             threads.append(in_background(live, answers, input=["word " * 2000, "word " * 500]))
             threads.append(in_background(live, answers, input="a"))
