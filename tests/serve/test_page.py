@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 
 from live_server import LiveServer, running
-from trundle.serve import playground
 from trundle.serve.models import _Served
-from trundle.serve.playground import _LONGEST, _split_passages, _with_overlap
 from trundle.serve.settings import ServerSettings
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -206,47 +200,3 @@ def test_others_are_answered_while_a_large_file_is_split(
         assert live.get("/health").status == 200
         gate.set()
         dropping.join()
-
-
-def test_a_passage_without_tokens_does_not_stop_the_others() -> None:
-    class Model:
-        dimensions = 2
-
-        def read(self, texts: Sequence[str]) -> list[list[int]]:
-            return [[1] if text.isalpha() else [] for text in texts]
-
-        async def encode(self, texts: Sequence[str]) -> Any:
-            assert all(text.isalpha() for text in texts), "the server rejects such a request"
-            return SimpleNamespace(vectors=np.full((len(texts), 2), len(texts[0]), np.float32))
-
-    model: Any = Model()
-    found = asyncio.run(playground._encode_when_free(model, model, ["one", "\u200b", "two"]))
-    assert found.tolist() == [[3, 3], [0, 0], [3, 3]]
-    assert asyncio.run(playground._encode_when_free(model, model, ["\u200b"])).tolist() == [[0, 0]]
-
-
-def test_passages() -> None:
-    assert _split_passages(STORY) == STORY.split("\n\n")
-    assert _split_passages("first line of it\nsecond line of it\n") == [
-        "first line of it",
-        "second line of it",
-    ]
-    long = "This is a sentence of some words. " * 100
-    pieces = _split_passages(long)
-    assert all(len(piece) <= _LONGEST for piece in pieces)
-    numbered = " ".join(f"Sentence number {number} has some words." for number in range(100))
-    assert " ".join(_split_passages(numbered)) == numbered
-    words = " ".join(f"word{number}" for number in range(1000))
-    assert " ".join(_split_passages(words)) == words
-    letters = "".join(chr(0x4E00 + number) for number in range(2000))
-    unbroken = _split_passages(letters)
-    assert "".join(unbroken) == letters
-    assert all(len(piece) <= _LONGEST for piece in unbroken)
-    assert _split_passages("") == []
-
-
-def test_overlap_counts_shared_places() -> None:
-    columns = [{"results": [{"place": 1}, {"place": 2}]}, {"results": [{"place": 2}, {"place": 3}]}]
-    second = _with_overlap(columns)[1]
-    assert second["overlap"] == 0.5
-    assert [result["teacher_rank"] for result in second["results"]] == [2, None]
