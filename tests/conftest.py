@@ -181,10 +181,10 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """The real demo model, from its package."""
-    from trundle.demo import _demo_model
+    from trundle.model.load import demo_model
     from trundle.errors import MissingExtra
 
     try:
-        return _demo_model()
+        return demo_model("a test")
     except MissingExtra:
         pytest.skip("needs the demo model: pip install 'trundle[demo]'")

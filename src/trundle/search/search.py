@@ -31,6 +31,7 @@ from trundle.pipeline.run import Request
 from trundle.precision import Precision, graph_format
 from trundle.progress import Progress, Stopwatch
 from trundle.records import PLANNING_FILE, versions
+from trundle.runtime.encoder import Encoder
 from trundle.search.budget import (
     _ENOUGH_TEXTS,
     _LABELLING,
@@ -43,6 +44,7 @@ from trundle.search.budget import (
     _time_left,
 )
 from trundle.search.candidates import _Candidate
+from trundle.search.lessons import Teaching, _Lessons, find_lessons, prepare
 from trundle.search.prospects import _Prospects
 from trundle.search.speed import _export_graph, _Speed, _time_queries
 from trundle.search.trials import (
@@ -118,30 +120,48 @@ MINUTES = 30.0
 
 
 def compress_to_budget(
-    request: Request, budget: Sequence[str], *, minutes: float = MINUTES, students: Sequence[str] = ()
+    request: Request,
+    budget: Sequence[str],
+    *,
+    minutes: float = MINUTES,
+    students: Sequence[str] = (),
+    teaching: Teaching | None = None,
 ) -> Outcome:
     """Finds the best model within a budget.
 
     Parameters: `budget` lists limits such as "12MB", "10x", "20M-params" or "5ms"; `minutes` is the time for
     the whole search; `students` are other backbones that may be trained into the source's space. A dry run
     lists the candidates and the time plan. The source and the students are loaded once.
+
+    The source is a model, or any other teacher: an endpoint, a table, a store. `teaching` names the model of
+    an endpoint, or an index to learn from; then the source is who made the index, or "" if that is unknown.
     """
     given = request.progress
     watch = given if isinstance(given, Stopwatch) else Stopwatch(given)
     request = replace(request, progress=watch)
-    if not isinstance(request.source, str):
-        raise BadInput("a search needs the name or folder of a model; save the model and pass its folder")
-    if request.corpus is None:
-        raise BadInput("the small model learns from texts; pass them with --data")
     if not 0 < minutes < math.inf:
         raise BadInput(f"a search can't take {minutes} minutes; pass a number above 0")
     _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
+    lessons = find_lessons(request, teaching or Teaching(), students, minutes=minutes)
+    if lessons.owner is None:
+        _parse_budget(budget, whole_bytes=None)
     trust, progress = request.trust_remote_code, request.progress
     with watch.task("loading the models", None):
-        bases = {name: load(name, trust_remote_code=trust) for name in (request.source, *students)}
-    prospects = _Prospects(source=request.source, bases=bases, corpus=request.corpus, progress=progress)
-    before = cost(bases[request.source])
-    limits = _parse_budget(budget, whole_bytes=before.file_bytes)
+        bases = {name: load(name, trust_remote_code=trust) for name in lessons.bases}
+    lessons = prepare(lessons, bases, request)
+    assert lessons.corpus is not None
+    request = replace(request, source=lessons.name, corpus=lessons.corpus, kept=lessons.opened())
+    owner = None if lessons.owner is None else bases[lessons.owner]
+    prospects = _Prospects(
+        source=lessons.name,
+        bases=bases,
+        corpus=lessons.corpus,
+        progress=progress,
+        owner=lessons.owner,
+        width=lessons.width(bases),
+    )
+    before = None if owner is None else cost(owner)
+    limits = _parse_budget(budget, whole_bytes=None if before is None else before.file_bytes)
     speeds = {} if limits.milliseconds is None else prospects.speeds()
     with watch.task("choosing candidates", None):
         planned = _planned(prospects, limits, speeds, before=before)
@@ -152,13 +172,14 @@ def compress_to_budget(
             "would hold the same model twice; leave --pair out, or pass a smaller budget"
         )
     if request.dry_run:
-        return planned if untouched else _timed(planned, prospects, minutes, prospects.reading_rate())
+        return planned if untouched else _timed(planned, prospects, minutes, prospects.reading_rate(), lessons)
     if request.target is None:
         raise BadInput("pass a folder for the result with -o FOLDER, or use --dry-run")
     with watch.task("identifying models and texts", None):
         digests = {name: model_digest(model) for name, model in bases.items()}
-        facts = request.corpus.facts()
-    entry = cache_entry("trials", digests, list(budget), minutes, request.seed, str(facts), versions())
+        facts = lessons.corpus.facts()
+        taught = "" if lessons.teacher is None else lessons.teacher.identity()
+    entry = cache_entry("trials", digests, taught, list(budget), minutes, request.seed, str(facts), versions())
     taken = partial(progress.say, "another process runs the same search; this one starts its own")
     with locked(entry, if_taken=taken) as work:
         resumes = _wrote(work, request.target)
@@ -169,7 +190,7 @@ def compress_to_budget(
             # A resumed search uses the rate it measured first, so that it plans the same way again.
             with watch.task("measuring the teacher's speed", None):
                 rate = _once(work / _RATE_FILE, prospects.reading_rate)
-            planned = _timed(planned, prospects, minutes, rate)
+            planned = _timed(planned, prospects, minutes, rate, lessons)
         times, may_replace = planned.timetable, request.replace or resumes
         request = replace(request, replace=may_replace, opened=bases)
         request = replace(request, measured_texts=times.proved, measured_seconds=math.inf)
@@ -180,8 +201,10 @@ def compress_to_budget(
             mapped=times.mapped,
             work=work,
             watch=watch,
+            endpoint_model=lessons.endpoint_model,
         )
         outcome = _carried_out(planned, prospects, trials, speeds=speeds, began=watch.began, minutes=minutes)
+        outcome = _checked(outcome, lessons, request)
         shutil.rmtree(work, ignore_errors=True)
         return outcome
 
@@ -192,11 +215,12 @@ def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> N
         return
     files = () if request.corpus is None else request.corpus.files
     for folder in (request.target, *([pair_folder(request.target)] if request.pair else [])):
-        check_free(folder, replace=request.replace or own, read=[request.name, *students, *files])
+        read = [name for name in (request.name, *students, *files) if name]
+        check_free(folder, replace=request.replace or own, read=read)
 
 
 def _planned(
-    prospects: _Prospects, limits: _Budget, speeds: Mapping[tuple[str, Precision], _Speed], *, before: Cost
+    prospects: _Prospects, limits: _Budget, speeds: Mapping[tuple[str, Precision], _Speed], *, before: Cost | None
 ) -> Outcome:
     tried = [_Tried(candidate=each) for each in prospects.promising(limits, speeds, before=before)]
     return Outcome(
@@ -209,10 +233,19 @@ def _planned(
     )
 
 
-def _timed(planned: Outcome, prospects: _Prospects, minutes: float, rate: float) -> Outcome:
-    """Adds the time plan, from how many texts the teacher encodes in a second."""
-    there = prospects.text_count()
-    times = _plan_time(minutes, len(planned.tried), rate=rate, there=there, on_gpu=torch.cuda.is_available())
+def _timed(
+    planned: Outcome, prospects: _Prospects, minutes: float, rate: float, lessons: _Lessons
+) -> Outcome:
+    """Adds the time plan, from how many texts the teacher, or the first student, encodes in a second."""
+    there = lessons.most_texts(prospects.text_count())
+    times = _plan_time(
+        minutes,
+        len(planned.tried),
+        rate=rate,
+        labels=lessons.label_rate(rate, there),
+        there=there,
+        on_gpu=torch.cuda.is_available(),
+    )
     least = (times.labelling + times.mapping + _SHORTEST_TRIAL + times.closing) / 60
     if least > minutes:
         prospects.progress.say(f"{minutes:.4g} minutes are too short here; about {least:.2g} are needed")
@@ -221,6 +254,17 @@ def _timed(planned: Outcome, prospects: _Prospects, minutes: float, rate: float)
         used = f"so training uses {times.texts:,} texts; more --minutes or a GPU allow more"
         prospects.progress.say(f"the model encodes {speed} texts a second here, {used}")
     return replace(planned, timetable=times)
+
+
+def _checked(outcome: Outcome, lessons: _Lessons, request: Request) -> Outcome:
+    """Adds the check of the exported model on the index that it was trained from."""
+    if lessons.rows is None or outcome.run is None or request.target is None:
+        return outcome
+    student = outcome.run.result if outcome.milliseconds is None else Encoder(request.target).embedder()
+    check = lessons.check(replace(student, name=str(request.target)), request)
+    outcome = replace(outcome, check=check)
+    write_atomic(request.target / PLANNING_FILE, outcome.record().as_text())
+    return outcome
 
 
 def _carried_out(
