@@ -58,7 +58,9 @@ def compress(
         str | None,
         Option(help="With --budget: learn from this index, such as postgresql://user@host/db?table=chunks."),
     ] = None,
-    table: Annotated[str | None, Option(help="The index's table or collection, if there are several.")] = None,
+    table: Annotated[
+        str | None, Option(help="The index's table or collection, if there are several.")
+    ] = None,
     texts: Annotated[str | None, Option(help="Its column of texts, if it has no usual name.")] = None,
     vectors: Annotated[str | None, Option(help="Its column of vectors, if there are several.")] = None,
     rows: Annotated[int | None, Option(min=100, help="Most rows to read of it; default: 100,000.")] = None,

@@ -62,6 +62,7 @@ def draw(key: str, seed: int) -> float:
 
 
 def key_bits(key: str) -> int:
+    """Return 64 bits that are the same for equal keys."""
     return int.from_bytes(_digest(key, 16)[:8], "little")
 
 

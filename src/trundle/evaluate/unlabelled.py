@@ -1,7 +1,7 @@
 """How well a student searches an index, from the index alone: neither labels nor the teacher are needed.
 
-Rows that were not trained on are asked as queries. Their true neighbours are those of their stored vectors. As
-a known item, a row is asked for by its title or first sentence.
+Rows that were not trained on are asked as queries. Their true neighbours are those of their stored vectors.
+As a known item, a row is asked for by its title or first sentence.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def score_rows(
     known = None
     if items:
         wanted = np.array([own[row] for row in items])
-        known = float((nearest(short, vectors, _AT, similarity=similarity) == wanted[:, None]).any(axis=1).mean())
+        known = float(
+            (nearest(short, vectors, _AT, similarity=similarity) == wanted[:, None]).any(axis=1).mean()
+        )
     return RowScores(
         queries=len(own),
         agreement=float(shares.mean()),
@@ -119,5 +121,7 @@ def _groups(
         rows[group_of(text)].append(row)
     order = [name for _, name in _LENGTHS]
     names = sorted(rows, key=lambda name: (order.index(name) if name in order else -len(rows[name]), name))
-    groups = (Group(name=name, rows=len(rows[name]), agreement=float(shares[rows[name]].mean())) for name in names)
+    groups = (
+        Group(name=name, rows=len(rows[name]), agreement=float(shares[rows[name]].mean())) for name in names
+    )
     return tuple(group for group in groups if group.rows >= _FEWEST)

@@ -23,7 +23,9 @@ from trundle.data.texts import Text, read_texts
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
 from trundle.evaluate.fidelity import MEASURED_TEXTS
+from trundle.evaluate.index_check import IndexCheck, check_queries, check_rows
 from trundle.evaluate.retrieval import unit
+from trundle.index.rows import Sample
 from trundle.methods.align.teacher_vectors import validation_count
 from trundle.model.encode import labelling_embedder
 from trundle.model.load import demo_model
@@ -31,17 +33,19 @@ from trundle.model.save import model_digest
 from trundle.pipeline.run import Request
 from trundle.search.budget import _proof_texts
 from trundle.teacher import teacher_kind
-from trundle.teacher.stored import ROWS, stored_embedder
+from trundle.teacher.stored import ROWS, IndexRows, stored_embedder
 from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, endpoint, open_index, open_teacher, opened_key
 
 _CALLS = 5000
-"""Texts that a teacher other than a local one gets, and that who made an index gets, unless told otherwise."""
+"""Texts that an endpoint, or who made an index, gets at most unless told otherwise."""
 _COMPARED = 32
 """Rows used to check who made an index."""
 _SAME_MODEL = 0.98
 _PIECES = ("sentences", "spans")
 _COUNTED_TEXTS = 500
+_SEARCHED_ROWS, _ASKED, _FEWEST_ASKED = 20_000, 1000, 20
+"""Rows that the result searches in at the end, and the most and the fewest queries."""
 _ENDPOINT_RATE, _LOOKED_UP_RATE = 100.0, 50_000.0
 """Vectors a second of an endpoint, which is not timed because that costs money, and of a store."""
 _READING_SHARE = 0.15
@@ -89,6 +93,8 @@ class _Lessons:
     most: float = float("inf")
     """The most texts that it may get."""
     rows: Targets | None = None
+    total: int = 0
+    """The number of rows of the index."""
 
     @property
     def endpoint_model(self) -> str | None:
@@ -117,6 +123,33 @@ class _Lessons:
         while fewer and fewer + validation_count(fewer) + _proof_texts(fewer) > self.most:
             fewer -= max(1, fewer // 100)
         return min(there, fewer)
+
+    def check(self, student: Embedder, request: Request) -> IndexCheck | None:
+        """Ask held-out rows, and held-out queries if there are some, and compare with the stored vectors."""
+        assert self.rows is not None
+        assert self.corpus is not None
+        assert self.teacher is not None
+        progress, teacher = request.progress, self.teacher.embedder
+        places = sample(range(len(self.rows)), _SEARCHED_ROWS, request.seed)
+        texts = self.rows.texts(places)
+        position = {text: place for place, text in enumerate(texts)}
+        drawn = Sample(texts=tuple(texts), vectors=self.rows.vectors(places), total=self.total)
+        held_out = list(self.corpus.held_out())
+        asked = [position[text.text] for text in held_out if text.kind != "query" and text.text in position]
+        if len(asked) < _FEWEST_ASKED or teacher is None:
+            progress.say(f"not checked on the index: {len(asked)} held-out rows, {_FEWEST_ASKED} are needed")
+            return None
+        by = teacher.similarity
+        asked = sample(asked, _ASKED, request.seed)
+        found = check_rows(self.name, drawn, student, asked, similarity=by, progress=progress)
+        found = replace(found, queries_from="rows that it was not trained on")
+        queries = [text.text for text in held_out if text.kind == "query"][:_ASKED]
+        if len(queries) < _FEWEST_ASKED:
+            return found
+        better = check_queries(
+            self.name, drawn, student, replace(teacher, name=str(self.maker)), queries, similarity=by
+        )
+        return replace(better, rows=found.rows)
 
     def opened(self) -> dict[str, Any]:
         """The opened teacher, as the runs of a search share it."""
@@ -200,7 +233,9 @@ def prepare(lessons: _Lessons, models: Mapping[str, SentenceTransformer], reques
     maker, identity = _maker(lessons, models, request)
     calls = (teaching.calls or _CALLS) - (_COMPARED if maker else 0)
     queries = sample(queries, max(0, calls), seed=request.seed)
-    corpus = corpus_of((each for part in (documents, queries) for each in part), lessons.name, seed=request.seed)
+    corpus = corpus_of(
+        (each for part in (documents, queries) for each in part), lessons.name, seed=request.seed
+    )
     pieces: list[Text] = []
     if maker is not None:
         pieces = _pieces(corpus, max(0, calls - len(queries)), request.seed)
@@ -208,13 +243,16 @@ def prepare(lessons: _Lessons, models: Mapping[str, SentenceTransformer], reques
         _announce(str(lessons.maker), [*queries, *pieces], _COMPARED, request, models)
         if not request.dry_run:
             _check_maker(maker, rows, lessons.name, request.seed)
-    embedder = replace(stored_embedder(rows, lessons.name, maker=maker), similarity=teacher.similarity or "cosine")
+    embedder = replace(
+        stored_embedder(rows, lessons.name, maker=maker), similarity=teacher.similarity or "cosine"
+    )
     owner = None if lessons.owner is None else models[lessons.owner]
     known = f"{teacher.identity()} {identity}"
     return replace(
         lessons,
         corpus=corpus,
         rows=rows,
+        total=teacher.rows.reader.count if isinstance(teacher.rows, IndexRows) else len(rows),
         asked=len(queries) + len(pieces),
         teacher=replace(
             teacher,
@@ -254,7 +292,9 @@ def _pieces(corpus: Corpus, count: int, seed: int) -> list[Text]:
     """Sentences and spans of training texts, as short as queries are."""
     found: list[Text] = []
     known: set[str] = set()
-    for text in augmented(sample(corpus.train(), count, seed), _PIECES, seed=seed, allowed=corpus.may_train_on):
+    for text in augmented(
+        sample(corpus.train(), count, seed), _PIECES, seed=seed, allowed=corpus.may_train_on
+    ):
         if len(found) == count:
             break
         if text.text not in known:
@@ -282,7 +322,9 @@ def _check_maker(maker: Embedder, rows: Targets, name: str, seed: int) -> None:
     places = sample(range(len(rows)), _COMPARED, seed=seed)
     vectors, stored = maker.document(rows.texts(places)), rows.vectors(places)
     if vectors.shape[1] != stored.shape[1]:
-        widths = f"{maker.name} returns vectors of width {vectors.shape[1]} and {name} holds {stored.shape[1]}"
+        widths = (
+            f"{maker.name} returns vectors of width {vectors.shape[1]} and {name} holds {stored.shape[1]}"
+        )
         raise BadInput(f"{widths}; name the model that made it, or leave --teacher out")
     cosine = float(np.einsum("ij,ij->i", unit(vectors), unit(stored)).mean())
     if cosine < _SAME_MODEL:

@@ -83,8 +83,9 @@ class _Prospects:
         if not promising:
             least = _smallest(found)
             speed = "" if least.milliseconds is None else f", {_raised(least.milliseconds)} ms a query"
+            bases = " or ".join(self.bases)
             raise BadInput(
-                f"nothing trundle can make of {' or '.join(self.bases)} is within {limits}: the smallest is {least.name} "
+                f"nothing trundle can make of {bases} is within {limits}: the smallest is {least.name} "
                 f"with {_raised(least.bytes / 1e6)} MB, {_raised(least.cost.parameters / 1e6)}M parameters"
                 f"{speed}; allow that much"
                 + ("" if len(self.bases) > 1 else ", or pass a smaller backbone with --student")
@@ -133,7 +134,7 @@ class _Prospects:
         return sum(int(fact["texts"]) for fact in self.corpus.facts()) or math.inf
 
     def reading_rate(self) -> float:
-        """Measures for about a second how many texts the teacher, or the first student, encodes in a second."""
+        """Measures for about a second how many texts a second the teacher, or the first student, encodes."""
         most = _MOST_TIMED_TEXTS if torch.cuda.is_available() else _MOST_TIMED_TEXTS // 8
         texts = [text.text for text in self.corpus.distinct_train(most, 0)]
         if not texts:

@@ -172,14 +172,18 @@ def compress_to_budget(
             "would hold the same model twice; leave --pair out, or pass a smaller budget"
         )
     if request.dry_run:
-        return planned if untouched else _timed(planned, prospects, minutes, prospects.reading_rate(), lessons)
+        return (
+            planned if untouched else _timed(planned, prospects, minutes, prospects.reading_rate(), lessons)
+        )
     if request.target is None:
         raise BadInput("pass a folder for the result with -o FOLDER, or use --dry-run")
     with watch.task("identifying models and texts", None):
         digests = {name: model_digest(model) for name, model in bases.items()}
         facts = lessons.corpus.facts()
         taught = "" if lessons.teacher is None else lessons.teacher.identity()
-    entry = cache_entry("trials", digests, taught, list(budget), minutes, request.seed, str(facts), versions())
+    entry = cache_entry(
+        "trials", digests, taught, list(budget), minutes, request.seed, str(facts), versions()
+    )
     taken = partial(progress.say, "another process runs the same search; this one starts its own")
     with locked(entry, if_taken=taken) as work:
         resumes = _wrote(work, request.target)
@@ -220,7 +224,11 @@ def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> N
 
 
 def _planned(
-    prospects: _Prospects, limits: _Budget, speeds: Mapping[tuple[str, Precision], _Speed], *, before: Cost | None
+    prospects: _Prospects,
+    limits: _Budget,
+    speeds: Mapping[tuple[str, Precision], _Speed],
+    *,
+    before: Cost | None,
 ) -> Outcome:
     tried = [_Tried(candidate=each) for each in prospects.promising(limits, speeds, before=before)]
     return Outcome(

@@ -1,7 +1,7 @@
 """The answers of an endpoint, kept on disk: no text is sent, and paid for, twice.
 
-One SQLite file for each endpoint, model and width, with the hash of each text and its vector. Every response is
-committed before the next request, so a killed process loses at most the response that it waits for.
+One SQLite file for each endpoint, model and width, with the hash of each text and its vector. Every response
+is committed before the next request, so a killed process loses at most the response that it waits for.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class _Answers:
             with closing(self._open()) as database, database:
                 database.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?)", rows)
         except (OSError, sqlite3.Error) as error:
-            raise WriteFailed(f"{self._path} can't be written ({error}); free some space, run again") from error
+            raise WriteFailed(
+                f"{self._path} can't be written ({error}); free some space, run again"
+            ) from error
 
     def _open(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path, timeout=_WAIT_SECONDS)

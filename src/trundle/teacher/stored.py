@@ -1,4 +1,4 @@
-"""Vectors that exist already as a teacher: the rows of an index are read into a store, and found by their text.
+"""Vectors that exist already as a teacher: rows of an index are read into a store and found by their text.
 
 A store answers for its own texts. Whoever made it, a model or an endpoint, can answer for all others.
 """

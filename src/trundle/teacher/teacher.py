@@ -1,4 +1,4 @@
-"""Open any teacher: a model folder or hub name, an exported graph, an endpoint, a table, a store, an index."""
+"""Open any teacher: a model, an exported graph, an endpoint, a table, a store of targets, or an index."""
 
 from __future__ import annotations
 
