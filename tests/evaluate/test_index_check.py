@@ -16,7 +16,7 @@ from trundle.errors import BadInput
 from trundle.evaluate.index_check import _opening_words, check_index
 from trundle.evaluate.retrieval import nearest
 from trundle.index.connection import _find_columns, _TextColumns
-from trundle.index.embedded import FolderReader, _create_embedded, _EmbeddedStore
+from trundle.index.embedded import _FolderReader, _create_embedded, _EmbeddedStore
 from trundle.index.rows import draw_sample
 
 TEXTS = [f"Text number {number}. It goes on." for number in range(300)]
@@ -36,18 +36,18 @@ def embedder(noise: float, name: str, width: int = WIDTH) -> Embedder:
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> Iterator[FolderReader]:
+def index(tmp_path: Path) -> Iterator[_FolderReader]:
     _create_embedded(tmp_path / "index", wanted("binary"))
     store = _EmbeddedStore(tmp_path / "index")
     store.add(TEXTS, np.stack(list(TRUE.values())))
     store.finish()
     store.close()
-    reader = FolderReader(tmp_path / "index")
+    reader = _FolderReader(tmp_path / "index")
     yield reader
     reader.close()
 
 
-def test_the_teacher_itself_agrees_with_itself(index: FolderReader) -> None:
+def test_the_teacher_itself_agrees_with_itself(index: _FolderReader) -> None:
     for teacher in (None, embedder(0, "teacher")):
         found = check_index(index, embedder(0, "student"), teacher=teacher)
         assert found.agreement == found.first == 1
@@ -56,7 +56,7 @@ def test_the_teacher_itself_agrees_with_itself(index: FolderReader) -> None:
         assert "10.0" in found.says()[1]
 
 
-def test_a_student_far_from_its_teacher_is_reported(index: FolderReader) -> None:
+def test_a_student_far_from_its_teacher_is_reported(index: _FolderReader) -> None:
     near, far = (check_index(index, embedder(noise, "student")) for noise in (0.3, 50.0))
     assert 0.4 < near.agreement < 1
     assert far.agreement < 0.2
@@ -64,7 +64,7 @@ def test_a_student_far_from_its_teacher_is_reported(index: FolderReader) -> None
     assert json.loads(json.dumps(far.as_json()))["agreement"] == far.agreement
 
 
-def test_agreement_is_that_of_evaluate(index: FolderReader) -> None:
+def test_agreement_is_that_of_evaluate(index: _FolderReader) -> None:
     student, teacher = embedder(1.0, "student"), embedder(0, "teacher")
     found = check_index(index, student, teacher=teacher, texts=300, most_queries=50)
     drawn = draw_sample(index, 300, 0)
@@ -73,12 +73,12 @@ def test_agreement_is_that_of_evaluate(index: FolderReader) -> None:
     assert found.agreement == pytest.approx(top_agreement(*tops))
 
 
-def test_a_teacher_that_did_not_build_the_index(index: FolderReader) -> None:
+def test_a_teacher_that_did_not_build_the_index(index: _FolderReader) -> None:
     found = check_index(index, embedder(0, "student"), teacher=embedder(5.0, "another"))
     assert "did not build this index" in found.says()[-1]
 
 
-def test_indexes_that_cant_be_checked(index: FolderReader, tmp_path: Path) -> None:
+def test_indexes_that_cant_be_checked(index: _FolderReader, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="name it with --teacher"):
         check_index(index, embedder(0, "student"), queries=["mine"])
     with pytest.raises(BadInput, match="returns vectors of width 16"):
@@ -87,7 +87,7 @@ def test_indexes_that_cant_be_checked(index: FolderReader, tmp_path: Path) -> No
     few = _EmbeddedStore(tmp_path / "few")
     few.add(TEXTS[:5], np.stack([TRUE[text] for text in TEXTS[:5]]))
     few.close()
-    with closing(FolderReader(tmp_path / "few")) as reader, pytest.raises(BadInput, match="holds 5 texts"):
+    with closing(_FolderReader(tmp_path / "few")) as reader, pytest.raises(BadInput, match="holds 5 texts"):
         check_index(reader, embedder(0, "student"))
 
 

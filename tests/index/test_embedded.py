@@ -26,7 +26,7 @@ from recorded_progress import RecordedProgress
 from trundle.errors import BadInput, EmptyTexts, WriteFailed
 from trundle.index.base import _Precision
 from trundle.index.codes import _encode_codes, _scan
-from trundle.index.embedded import FolderReader, _create_embedded, _EmbeddedStore
+from trundle.index.embedded import _FolderReader, _create_embedded, _EmbeddedStore
 from trundle.index.stores import build_index, create_store, open_store
 
 PRECISIONS: tuple[_Precision, ...] = ("float", "int8", "binary")
@@ -180,7 +180,7 @@ def test_kill_9_loses_nothing_that_was_stored(tmp_path: Path) -> None:
         count = store.count()
         assert count >= before + 50 * stored
         assert count % 50 == 0
-        with closing(FolderReader(folder)) as reader:
+        with closing(_FolderReader(folder)) as reader:
             rows = list(reader.rows())
         assert [text for batch in rows for text in batch.texts] == [
             f"text number {number}" for number in range(count)
@@ -319,7 +319,7 @@ def test_an_empty_store_finds_nothing(tmp_path: Path) -> None:
     store = _EmbeddedStore(tmp_path / "index")
     assert store.search(clustered(2), 5) == [[], []]
     with pytest.raises(BadInput, match="is empty"):
-        FolderReader(tmp_path / "index")
+        _FolderReader(tmp_path / "index")
     store.close()
 
 

@@ -13,15 +13,15 @@ import numpy as np
 
 from trundle.errors import BadInput, MissingExtra, TrundleError, WriteFailed
 from trundle.index.rows import (
-    BATCH_ROWS,
+    _BATCH_ROWS,
     Metric,
-    Places,
-    RawRows,
-    RowReader,
-    Wish,
-    chosen_ids,
-    listed,
-    text_column,
+    _chosen_ids,
+    _listed,
+    _Places,
+    _RawRows,
+    _RowReader,
+    _text_column,
+    _Wish,
 )
 from trundle.progress import SILENT, Progress
 
@@ -206,7 +206,7 @@ def _find_columns(
     """Return the only table with texts and vectors; if there are several, the user must choose one."""
     kept = [each for each in columns if table is None or table in (each[1], f"{each[0]}.{each[1]}")]
     if table is not None and not kept:
-        known = listed(sorted({each[1] for each in columns if each[3] in _VECTOR_TYPES}))
+        known = _listed(sorted({each[1] for each in columns if each[3] in _VECTOR_TYPES}))
         raise BadInput(f"there is no table {table!r} with texts or vectors; pass one of: {known}")
     found = [each for each in kept if each[3] in _VECTOR_TYPES and vector in (None, each[2])]
     if not found:
@@ -214,14 +214,14 @@ def _find_columns(
         raise BadInput(f"there is no {what}; name the table and its column with --table and --vectors")
     tables = sorted({(each[0], each[1]) for each in found})
     if len(tables) > 1:
-        names = listed([f"{schema}.{name}" for schema, name in tables])
+        names = _listed([f"{schema}.{name}" for schema, name in tables])
         raise BadInput(f"several tables hold vectors ({names}); name one with --table")
     if len(found) > 1:
-        names = listed([each[2] for each in found])
+        names = _listed([each[2] for each in found])
         raise BadInput(f"{tables[0][1]} has several columns of vectors ({names}); name one with --vectors")
     schema, name = tables[0]
     texts = [each[2] for each in kept if each[:2] == (schema, name) and each[3] not in _VECTOR_TYPES]
-    return _TextColumns(schema=schema, table=name, text=text_column(texts, text, name), vector=found[0][2])
+    return _TextColumns(schema=schema, table=name, text=_text_column(texts, text, name), vector=found[0][2])
 
 
 class _RawLoader(psycopg.adapt.Loader):
@@ -233,10 +233,10 @@ class _RawLoader(psycopg.adapt.Loader):
         return bytes(data)
 
 
-class PostgresReader(RowReader):
+class _PostgresReader(_RowReader):
     """Reads a table that other software wrote, in read-only transactions."""
 
-    def __init__(self, url: str, wish: Wish, *, progress: Progress = SILENT) -> None:
+    def __init__(self, url: str, wish: _Wish, *, progress: Progress = SILENT) -> None:
         self._database = _Database(url, read_only=True, retry_seconds=_RETRY_SECONDS, progress=progress)
         try:
             rows = self._database.do(lambda connection: connection.execute(_COLUMNS).fetchall(), first=True)
@@ -284,25 +284,25 @@ class PostgresReader(RowReader):
         rows = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(self._table)).fetchall()
         return int(rows[0][0])
 
-    def _scan(self) -> Iterator[RawRows]:
+    def _scan(self) -> Iterator[_RawRows]:
         with self._database.reading() as connection, connection.cursor("trundle", binary=True) as cursor:
             self._prepared(cursor).execute(sql.SQL("{} FROM {}").format(self._selected, self._table))
-            while rows := cursor.fetchmany(BATCH_ROWS):
+            while rows := cursor.fetchmany(_BATCH_ROWS):
                 yield self._raw(rows)
 
-    def _take(self, places: Places) -> Iterator[RawRows]:
+    def _take(self, places: _Places) -> Iterator[_RawRows]:
         with self._database.reading() as connection:
 
             def identifiers() -> Iterator[list[tuple[str, str]]]:
                 for part, _ in connection.execute(_PARTS, {"oid": self._oid}).fetchall():
                     with connection.cursor("trundle") as cursor:
                         cursor.execute(f"SELECT ctid::text FROM ONLY {part}")
-                        while rows := cursor.fetchmany(10 * BATCH_ROWS):
+                        while rows := cursor.fetchmany(10 * _BATCH_ROWS):
                             yield [(part, row) for (row,) in rows]
 
-            yield from chosen_ids(identifiers(), places, lambda some: self._fetched(connection, some))
+            yield from _chosen_ids(identifiers(), places, lambda some: self._fetched(connection, some))
 
-    def _draw(self, sample: int, seed: int) -> Iterator[RawRows]:
+    def _draw(self, sample: int, seed: int) -> Iterator[_RawRows]:
         if sample * _SPARSE > self.count:
             if self._estimated:
                 self.count, self._estimated = self._database.do(self._exact), False
@@ -314,7 +314,7 @@ class PostgresReader(RowReader):
 
     def _probed(
         self, connection: _Connection, parts: list[tuple[str, int]], sample: int, seed: int
-    ) -> Iterator[RawRows]:
+    ) -> Iterator[_RawRows]:
         """Yield rows at random places of the table's files, which reads one page for each row.
 
         A place is a page and a number in it; where there is no row, another place is drawn, so every row
@@ -338,11 +338,11 @@ class PostgresReader(RowReader):
             new = chosen[~np.isin(chosen, tried)][: size - len(tried)]
             tried = np.concatenate([tried, new])
             rows = self._existing(connection, parts, new, slots)
-            for start in range(0, min(wanted, len(rows)), BATCH_ROWS):
-                yield self._fetched(connection, rows[start : min(wanted, start + BATCH_ROWS)])
+            for start in range(0, min(wanted, len(rows)), _BATCH_ROWS):
+                yield self._fetched(connection, rows[start : min(wanted, start + _BATCH_ROWS)])
 
     def _existing(
-        self, connection: _Connection, parts: list[tuple[str, int]], places: Places, slots: int
+        self, connection: _Connection, parts: list[tuple[str, int]], places: _Places, slots: int
     ) -> list[tuple[str, str]]:
         """Return which places hold a row, in the same order."""
         page, slot = places // slots, places % slots + 1
@@ -359,7 +359,7 @@ class PostgresReader(RowReader):
             first += pages
         return [row for _, row in sorted(found)]
 
-    def _fetched(self, connection: _Connection, rows: Sequence[tuple[str, str]]) -> RawRows:
+    def _fetched(self, connection: _Connection, rows: Sequence[tuple[str, str]]) -> _RawRows:
         """Return the rows of each part with these row identifiers."""
         found: list[tuple[Any, ...]] = []
         for part in dict.fromkeys(part for part, _ in rows):
@@ -375,7 +375,7 @@ class PostgresReader(RowReader):
         cursor.adapters.register_loader(self._vector_oid, _RawLoader)
         return cursor
 
-    def _raw(self, rows: Sequence[tuple[Any, ...]]) -> RawRows:
+    def _raw(self, rows: Sequence[tuple[Any, ...]]) -> _RawRows:
         kind = np.dtype(">f2" if self._half else ">f4")
         stored = [row[2] for row in rows]
         sizes = {-1 if one is None else len(one) for one in stored}
@@ -385,4 +385,4 @@ class PostgresReader(RowReader):
             vectors = np.ascontiguousarray(whole[:, 4:]).view(kind).astype(np.float32)
         else:
             vectors = [None if one is None else np.frombuffer(one, dtype=kind, offset=4) for one in stored]
-        return RawRows([row[0] for row in rows], [row[1] for row in rows], vectors)
+        return _RawRows([row[0] for row in rows], [row[1] for row in rows], vectors)

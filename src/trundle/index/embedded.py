@@ -39,7 +39,7 @@ from trundle.index.codes import (
     _scan,
     _write_graph,
 )
-from trundle.index.rows import BATCH_ROWS, Places, RawRows, RowReader
+from trundle.index.rows import _BATCH_ROWS, _Places, _RawRows, _RowReader
 from trundle.progress import SILENT, Progress
 
 _MARK = "index.json"
@@ -220,7 +220,7 @@ class _EmbeddedStore:
             raise BadInput(f"{self._folder / _TEXTS} is damaged ({error}); build the index again") from error
 
 
-class FolderReader(RowReader):
+class _FolderReader(_RowReader):
     """Reads an index that trundle built in a folder."""
 
     def __init__(self, folder: Path, *, progress: Progress = SILENT) -> None:
@@ -237,15 +237,15 @@ class FolderReader(RowReader):
         """Close the file of texts."""
         self._store.close()
 
-    def _scan(self) -> Iterator[RawRows]:
+    def _scan(self) -> Iterator[_RawRows]:
         yield from self._take(np.arange(self.count))
 
-    def _take(self, places: Places) -> Iterator[RawRows]:
-        for start in range(0, len(places), BATCH_ROWS):
-            chosen = places[start : start + BATCH_ROWS]
+    def _take(self, places: _Places) -> Iterator[_RawRows]:
+        for start in range(0, len(places), _BATCH_ROWS):
+            chosen = places[start : start + _BATCH_ROWS]
             texts = dict(self._store._lookup("id, text", "id", chosen.tolist()))
             ids = chosen.tolist()
-            yield RawRows(ids, [texts.get(row) for row in ids], np.array(self._store._vectors[chosen]))
+            yield _RawRows(ids, [texts.get(row) for row in ids], np.array(self._store._vectors[chosen]))
 
 
 def _connected_to(path: Path, how: str = "", *, writable: bool = False) -> sqlite3.Connection:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from trundle.errors import BadInput
-from trundle.index.rows import IndexReader, Wish
+from trundle.index.rows import IndexReader, _Wish
 from trundle.progress import SILENT, Progress
 
 _KINDS = (
@@ -18,6 +19,14 @@ _KINDS = (
 )
 _POSTGRES = ("postgres", "postgresql")
 _LANCE = ("s3", "gs", "az", "db")
+_SERVERS = {
+    "qdrant": (6333, "QDRANT_API_KEY"),
+    "chroma": (8000, "CHROMA_API_KEY"),
+    "milvus": (19530, "MILVUS_TOKEN"),
+}
+"""The port of each, and the environment variable of its key."""
+_ARROW = (".arrow", ".feather", ".ipc")
+_SQLITE = b"SQLite format 3\0"
 _NAMED = ("table", "texts", "vectors")
 
 
@@ -38,39 +47,147 @@ def open_reader(
         vectors: The column or name of the vectors, if there are several.
         progress: Shows retries.
     """
-    wish = Wish(table=table, texts=texts, vectors=vectors)
+    wish = _Wish(table=table, texts=texts, vectors=vectors)
     scheme, separator, _ = where.partition("://")
     if separator:
         return _from_address(where, scheme.lower(), wish, progress)
     return _from_path(Path(where).expanduser(), wish, progress)
 
 
-def _from_address(where: str, scheme: str, wish: Wish, progress: Progress) -> IndexReader:
+def _from_address(where: str, scheme: str, wish: _Wish, progress: Progress) -> IndexReader:
+    url, wish = _named(where, wish)
     if scheme in _POSTGRES:
-        from trundle.index.connection import PostgresReader
+        from trundle.index.connection import _PostgresReader
 
-        url, wish = _named(where, wish)
-        return PostgresReader(url, wish, progress=progress)
-    raise unsupported(f"{scheme}://")
+        return _PostgresReader(url, wish, progress=progress)
+    if scheme in _LANCE:
+        from trundle.index.lancedb import _LanceReader
+
+        return _LanceReader(url, wish)
+    database = scheme.removesuffix("s")
+    if database not in _SERVERS:
+        raise _unsupported(f"{scheme}://")
+    server = _server(url, database, secure=scheme != database)
+    wish = replace(wish, table=wish.table or server.collection)
+    if database == "qdrant":
+        from trundle.index.qdrant import _QdrantReader
+
+        return _QdrantReader(server.name, wish, key=server.key, url=server.url)
+    if database == "chroma":
+        from trundle.index.chroma import _ChromaReader
+
+        at = (server.host, server.port, server.secure)
+        return _ChromaReader(server.name, wish, server=at, key=server.key)
+    from trundle.index.milvus import _MilvusReader
+
+    return _MilvusReader(server.name, wish, uri=server.url, key=server.key)
 
 
-def _from_path(path: Path, wish: Wish, progress: Progress) -> IndexReader:
+def _from_path(path: Path, wish: _Wish, progress: Progress) -> IndexReader:
     if not path.exists():
         raise BadInput(
             f"there is no index {str(path)!r}; build one with trundle index build, or pass {_KINDS}"
         )
+    if path.is_dir():
+        return _from_folder(path, wish, progress)
+    if path.suffix in (".parquet", *_ARROW):
+        from trundle.index.flat_files import _TableReader
+
+        return _TableReader(str(path), wish, [path], "parquet" if path.suffix == ".parquet" else "ipc")
+    if path.suffix in (".npy", ".npz"):
+        from trundle.index.flat_files import _open_arrays
+
+        return _open_arrays(path, wish)
+    if path.suffix in (".faiss", ".index"):
+        from trundle.index.flat_files import _open_faiss
+
+        return _open_faiss(path, wish)
+    with path.open("rb") as file:
+        if file.read(len(_SQLITE)) == _SQLITE:
+            from trundle.index.sqlite_vec import _SqliteVecReader
+
+            return _SqliteVecReader(path, wish)
+    raise _unsupported(str(path))
+
+
+def _from_folder(path: Path, wish: _Wish, progress: Progress) -> IndexReader:
     if (path / "index.json").is_file():
-        from trundle.index.embedded import FolderReader
+        from trundle.index.embedded import _FolderReader
 
-        if wish != Wish():
+        if wish != _Wish():
             raise BadInput(
-                "an index of trundle's own has one table; leave out --table, --texts and --vectors"
+                "an index that trundle built has one table; leave out --table, --texts and --vectors"
             )
-        return FolderReader(path, progress=progress)
-    raise unsupported(str(path))
+        return _FolderReader(path, progress=progress)
+    if (path / "chroma.sqlite3").is_file():
+        from trundle.index.chroma import _ChromaReader
+
+        return _ChromaReader(str(path), wish, folder=str(path))
+    if (path / "meta.json").is_file() and (path / "collection").is_dir():
+        from trundle.index.qdrant import _QdrantReader
+
+        return _QdrantReader(str(path), wish, path=str(path))
+    if (path / "raft_state.json").is_file():
+        raise BadInput(f"{path} is the storage of a Qdrant server; start it and pass qdrant://host:6333")
+    if (path / "databases").is_dir() and (path / "collections").is_dir():
+        from trundle.index.milvus import _MilvusReader
+
+        return _MilvusReader(str(path), wish, uri=str(path))
+    if (path / "_versions").is_dir():
+        path, wish = path.parent, replace(wish, table=path.stem)
+    if any(each.suffix == ".lance" for each in path.iterdir()):
+        from trundle.index.lancedb import _LanceReader
+
+        return _LanceReader(str(path), wish)
+    for kind, suffixes in (("parquet", (".parquet",)), ("ipc", _ARROW)):
+        if files := sorted(file for file in path.iterdir() if file.suffix in suffixes):
+            from trundle.index.flat_files import _TableReader
+
+            return _TableReader(str(path), wish, files, kind)
+    raise _unsupported(str(path))
 
 
-def _named(where: str, wish: Wish) -> tuple[str, Wish]:
+@dataclass(frozen=True, kw_only=True)
+class _Server:
+    """The parts of a database's address."""
+
+    name: str
+    """Without secrets."""
+    host: str
+    port: int
+    secure: bool
+    collection: str | None
+    key: str | None
+
+    @property
+    def url(self) -> str:
+        """The address that a client connects to."""
+        return f"http{'s' if self.secure else ''}://{self.host}:{self.port}"
+
+
+def _server(url: str, database: str, *, secure: bool) -> _Server:
+    """Take an address apart; the key is its user or password, or in the database's own variable."""
+    port, variable = _SERVERS[database]
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "localhost", parts.port or port
+    except ValueError:
+        raise BadInput(f"the address is not valid; write {database}://host:{port}/collection") from None
+    key = parts.password or parts.username
+    if database == "milvus" and parts.password and parts.username:
+        key = f"{parts.username}:{parts.password}"
+    shown = f"[{host}]" if ":" in host else host
+    return _Server(
+        name=f"{database}{'s' if secure else ''}://{shown}:{port}",
+        host=shown,
+        port=port,
+        secure=secure,
+        collection=unquote(parts.path.strip("/")) or None,
+        key=unquote(key) if key else os.environ.get(variable),
+    )
+
+
+def _named(where: str, wish: _Wish) -> tuple[str, _Wish]:
     """Take what names the table and its columns out of an address."""
     place, mark, query = where.partition("?")
     pairs = [pair for pair in query.split("&") if pair]
@@ -84,6 +201,6 @@ def _named(where: str, wish: Wish) -> tuple[str, Wish]:
     return place + mark * bool(rest) + rest, replace(wish, **named)
 
 
-def unsupported(what: str) -> BadInput:
+def _unsupported(what: str) -> BadInput:
     """Return the error for a place that is not an index trundle reads."""
     return BadInput(f"{what} is not an index that trundle reads; pass {_KINDS}")

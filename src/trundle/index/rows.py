@@ -7,22 +7,23 @@ texts and vectors a batch at a time, of all rows or of a uniform sample.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trundle.embedder import Vectors
-from trundle.errors import BadInput, TrundleError
+from trundle.errors import BadInput, MissingExtra, TrundleError
 
 Metric = Literal["cosine", "inner product", "l2"]
-Places = NDArray[np.int64]
+_Places = NDArray[np.int64]
 """Positions of rows, sorted."""
 
-BATCH_ROWS = 1024
+_BATCH_ROWS = 1024
 _TEXT_NAMES = (
     "text",
     "content",
@@ -117,7 +118,7 @@ class IndexReader(Protocol):
         """Close files and connections."""
 
 
-class RawRows(NamedTuple):
+class _RawRows(NamedTuple):
     """Rows as a database returns them: texts may be missing, vectors missing or of any width."""
 
     ids: Sequence[Any]
@@ -127,7 +128,7 @@ class RawRows(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class _Wish:
     """What the user named: a table or collection, its column of texts, and its column of vectors."""
 
     table: str | None = None
@@ -135,20 +136,24 @@ class Wish:
     vectors: str | None = None
 
 
-class RowReader:
+class _RowReader:
     """Yields the rows that a database's own reader scans or takes, without those that can't be used."""
 
-    def __init__(self, where: str, *, count: int, width: int, metric: Metric) -> None:
+    def __init__(
+        self, where: str, *, count: int, width: int, metric: Metric, secret: str | None = None
+    ) -> None:
+        """`secret` is left out of every message."""
         if not count:
             raise BadInput(f"{where} is empty; fill it first")
         self.where, self.count, self.width, self.metric = where, count, width, metric
+        self._secret = secret
         self.counts = RowCounts()
 
     def rows(self, sample: int | None = None, seed: int = 0) -> Iterator[RowBatch]:
         """Yield all rows, or up to `sample` rows drawn uniformly."""
         self.counts = RowCounts()
         found = 0
-        with explained(self.where):
+        with _explained(self.where, hide=self._secret):
             source = self._scan() if sample is None or sample >= self.count else self._draw(sample, seed)
             for raw in source:
                 batch = self._kept(raw)
@@ -159,21 +164,28 @@ class RowReader:
                     yield batch
                 if found == sample:
                     return
+            if (now := self._count()) != self.count:
+                what = f"{self.where} changed while it was read ({self.count:,} rows before, {now:,} now)"
+                raise BadInput(f"{what}; run again while nothing writes to it")
         if not found:
             raise BadInput(f"{self.where} has no row with a text and a vector; {self.counts.says()}")
 
     def close(self) -> None:
         """Close files and connections."""
 
-    def _scan(self) -> Iterator[RawRows]:
+    def _count(self) -> int:
+        """Count the rows again; a reader that sees one version of them does not need to."""
+        return self.count
+
+    def _scan(self) -> Iterator[_RawRows]:
         """Yield every row."""
         raise NotImplementedError
 
-    def _take(self, places: Places) -> Iterator[RawRows]:
+    def _take(self, places: _Places) -> Iterator[_RawRows]:
         """Yield the rows at some positions from 0 to `count`."""
         raise NotImplementedError
 
-    def _draw(self, sample: int, seed: int) -> Iterator[RawRows]:
+    def _draw(self, sample: int, seed: int) -> Iterator[_RawRows]:
         """Yield rows drawn uniformly, each at most once; more of them if some can't be used."""
         rng, tried = np.random.default_rng(seed), np.empty(0, dtype=np.int64)
         for _ in range(_MOST_ROUNDS):
@@ -185,7 +197,7 @@ class RowReader:
             tried = np.concatenate([tried, new])
             yield from self._take(np.sort(new))
 
-    def _kept(self, raw: RawRows) -> RowBatch:
+    def _kept(self, raw: _RawRows) -> RowBatch:
         vectors, missing, other = _matrix(raw.vectors, self.width)
         no_text = np.array([not isinstance(text, str) or not text.strip() for text in raw.texts], dtype=bool)
         zero = ~vectors.any(axis=1)
@@ -210,7 +222,7 @@ class RowReader:
         return batch
 
 
-def _part(batch: RowBatch, places: slice | Places) -> RowBatch:
+def _part(batch: RowBatch, places: slice | _Places) -> RowBatch:
     if isinstance(places, slice):
         return RowBatch(ids=batch.ids[places], texts=batch.texts[places], vectors=batch.vectors[places])
     return RowBatch(
@@ -240,7 +252,7 @@ def _matrix(found: Any, width: int) -> tuple[Vectors, NDArray[np.bool_], NDArray
 
 
 @contextmanager
-def explained(where: str, *, hide: str = "") -> Iterator[None]:
+def _explained(where: str, *, hide: str | None = None) -> Iterator[None]:
     """Raise what a database's client raises as one sentence, without the secret `hide`."""
     try:
         yield
@@ -253,38 +265,67 @@ def explained(where: str, *, hide: str = "") -> Iterator[None]:
         raise BadInput(f"{what}; check that it is there and complete, then run again") from None
 
 
-def text_column(there: Sequence[str], wanted: str | None, where: str) -> str:
+def _imported(module: str, feature: str, extra: str) -> Any:
+    """Import a database's client, which is an optional package."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtra(feature, extra) from error
+
+
+def _fields(rows: Iterable[Mapping[str, Any] | None]) -> list[str]:
+    """Return the names of the fields that hold strings in some rows, inner ones as `outer.inner`."""
+    found: dict[str, None] = {}
+    for row in rows:
+        for name, value in (row or {}).items():
+            if isinstance(value, str):
+                found[name] = None
+            elif isinstance(value, Mapping):
+                found |= dict.fromkeys(f"{name}.{inner}" for inner in _fields([value]))
+    return list(found)
+
+
+def _field(row: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a field that `_fields` named."""
+    if name in row:
+        return row[name]
+    outer, _, inner = name.partition(".")
+    below = row.get(outer)
+    return _field(below, inner) if inner and isinstance(below, Mapping) else None
+
+
+def _text_column(there: Sequence[str], wanted: str | None, where: str) -> str:
     """Return the column of texts: the one that is named, one with a usual name, or the only one."""
     if wanted is not None and wanted not in there:
-        raise BadInput(f"{where} has no column of texts {wanted!r}; pass one of: {listed(there)}")
+        raise BadInput(f"{where} has no column of texts {wanted!r}; pass one of: {_listed(there)}")
     usual = [name for name in ((wanted,) if wanted else _TEXT_NAMES) if name in there]
     if usual or len(there) == 1:
         return (usual or list(there))[0]
     if not there:
         raise BadInput(f"{where} has no column of texts; only an index with its texts can be read")
-    raise BadInput(f"{where} may hold texts in several columns; name one with --texts: {listed(there)}")
+    raise BadInput(f"{where} may hold texts in several columns; name one with --texts: {_listed(there)}")
 
 
-def one_of(there: Sequence[str], wanted: str | None, what: str, where: str, flag: str) -> str:
+def _one_of(there: Sequence[str], wanted: str | None, what: str, where: str, flag: str) -> str:
     """Return the table, collection or column that is named, or the only one there is."""
     if wanted is not None and wanted not in there:
-        raise BadInput(f"{where} has no {what} {wanted!r}; pass one of: {listed(there)}")
+        raise BadInput(f"{where} has no {what} {wanted!r}; pass one of: {_listed(there)}")
     if wanted is not None or len(there) == 1:
         return wanted or there[0]
     if not there:
         raise BadInput(f"{where} has no {what}; fill it first, or name another place")
-    raise BadInput(f"{where} has several {what}s ({listed(there)}); name one with {flag}")
+    raise BadInput(f"{where} has several {what}s ({_listed(there)}); name one with {flag}")
 
 
-def listed(names: Sequence[str], most: int = 20) -> str:
+def _listed(names: Sequence[str], most: int = 20) -> str:
     """Return names in one line."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(names[:most]) or "none") + more
 
 
-def chosen_ids(
-    pages: Iterator[Sequence[Any]], places: Places, fetch: Callable[[list[Any]], RawRows]
-) -> Iterator[RawRows]:
+def _chosen_ids(
+    pages: Iterator[Sequence[Any]], places: _Places, fetch: Callable[[list[Any]], _RawRows]
+) -> Iterator[_RawRows]:
     """Yield the rows at some positions of a database that lists its ids but has no positions."""
     chosen: list[Any] = []
     first = 0
@@ -294,12 +335,12 @@ def chosen_ids(
         first += len(page)
         if high == len(places):
             break
-    for start in range(0, len(chosen), BATCH_ROWS):
-        yield fetch(chosen[start : start + BATCH_ROWS])
+    for start in range(0, len(chosen), _BATCH_ROWS):
+        yield fetch(chosen[start : start + _BATCH_ROWS])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class _Drawn:
     """Some texts of an index with their vectors, and its total number of rows."""
 
     texts: tuple[str, ...]
@@ -307,10 +348,10 @@ class Sample:
     total: int
 
 
-def draw_sample(reader: IndexReader, count: int, seed: int) -> Sample:
+def draw_sample(reader: IndexReader, count: int, seed: int) -> _Drawn:
     """Return up to `count` rows sampled uniformly, in random order."""
     batches = list(reader.rows(count, seed))
     vectors = np.concatenate([batch.vectors for batch in batches])
     texts = [text for batch in batches for text in batch.texts]
     order = np.random.default_rng(seed).permutation(len(texts))
-    return Sample(texts=tuple(texts[place] for place in order), vectors=vectors[order], total=reader.count)
+    return _Drawn(texts=tuple(texts[place] for place in order), vectors=vectors[order], total=reader.count)
