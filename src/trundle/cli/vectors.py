@@ -160,19 +160,21 @@ def check(
     """
     progress = flags.progress()
     from trundle.data.texts import read_texts
+    from trundle.evaluate.index_check import check_index
     from trundle.export.open import open_sides
-    from trundle.index.check import check_index
-    from trundle.index.stores import open_index_reader
+    from trundle.index.readers import open_reader
     from trundle.scale.shard_writer import absolute_name
 
     own_queries = [text.text for text in read_texts(queries)] if queries else []
-    small, *_ = open_sides(student, trust_remote_code=flags.trust, progress=progress)
-    large = None
-    if teacher is not None:
-        name, trust = absolute_name(teacher), flags.trust
-        large = _open_teacher(name, teacher_model, graph="fastest", trust=trust, progress=progress)
-    columns = {"text_column": texts, "vector_column": vectors}
-    with closing(open_index_reader(against, table=table, progress=progress, **columns)) as reader:
+    # Before the models, which take longer to open than a wrong address to refuse.
+    with closing(
+        open_reader(against, table=table, texts=texts, vectors=vectors, progress=progress)
+    ) as reader:
+        small, *_ = open_sides(student, trust_remote_code=flags.trust, progress=progress)
+        large = None
+        if teacher is not None:
+            name, trust = absolute_name(teacher), flags.trust
+            large = _open_teacher(name, teacher_model, graph="fastest", trust=trust, progress=progress)
         found = check_index(
             reader,
             small.embedder(absolute_name(student)),

@@ -1,0 +1,253 @@
+"""Read texts and vectors from parquet and Arrow files, and from npz with a file of texts beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from trundle.embedder import Vectors
+from trundle.errors import BadInput
+from trundle.index.rows import (
+    _BATCH_ROWS,
+    Metric,
+    _explained,
+    _field,
+    _fields,
+    _imported,
+    _one_of,
+    _Places,
+    _RawRows,
+    _RowReader,
+    _text_column,
+    _Wish,
+)
+
+_ID_NAMES = ("id", "_id", "pk", "uuid", "key", "chunk_id", "doc_id")
+_BESIDE = (".parquet", ".arrow", ".feather", ".jsonl", ".ndjson")
+"""Files that may hold the texts of vectors that are stored without."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ArrowColumns:
+    """The columns of a table that hold ids, texts and vectors."""
+
+    id: str | None
+    text: str
+    vector: str
+    width: int | None
+    """None if the column's type does not say."""
+
+    @property
+    def names(self) -> list[str]:
+        """The columns to read."""
+        return list(dict.fromkeys(name for name in (self.id, self.text, self.vector) if name))
+
+
+def _arrow_columns(schema: Any, wish: _Wish, where: str) -> _ArrowColumns:
+    """Choose the columns of a table by their types and names."""
+    types, names = pa.types, list(schema.names)
+    vectors = [name for name in names if _holds_vectors(schema.field(name).type)]
+    if not vectors:
+        raise BadInput(f"{where} has no column of lists of numbers; its columns are: {', '.join(names)}")
+    vector = _one_of(vectors, wish.vectors, "column of vectors", where, "--vectors")
+    texts = [
+        name
+        for name in names
+        if types.is_string(schema.field(name).type) or types.is_large_string(schema.field(name).type)
+    ]
+    key = next((name for name in _ID_NAMES if name in names), None)
+    text = _text_column([name for name in texts if name != key or name == wish.texts], wish.texts, where)
+    kind = schema.field(vector).type
+    width = kind.list_size if types.is_fixed_size_list(kind) else None
+    return _ArrowColumns(id=key, text=text, vector=vector, width=width)
+
+
+def _holds_vectors(kind: Any) -> bool:
+    types = pa.types
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return False
+    return bool(types.is_floating(kind.value_type) or types.is_integer(kind.value_type))
+
+
+def _arrow_raw(batch: Any, columns: _ArrowColumns, first: int | _Places) -> _RawRows:
+    """Return the rows of a batch, whose positions are their ids if no column holds any."""
+    places = np.arange(first, first + len(batch)) if isinstance(first, int) else first
+    ids = places.tolist() if columns.id is None else batch.column(columns.id).to_pylist()
+    return _RawRows(ids, batch.column(columns.text).to_pylist(), _arrow_vectors(batch.column(columns.vector)))
+
+
+def _arrow_vectors(column: Any) -> Any:
+    widths = pc.fill_null(pc.list_value_length(column), -1).to_numpy(zero_copy_only=False)
+    if len(widths) and widths[0] > 0 and (widths == widths[0]).all() and not column.flatten().null_count:
+        with np.errstate(over="ignore"):
+            numbers = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+        return numbers.reshape(len(widths), -1)
+    return [None if one is None else np.array(one, dtype=np.float32) for one in column.to_pylist()]
+
+
+class _TableReader(_RowReader):
+    """Reads one or more parquet or Arrow files with the same columns."""
+
+    def __init__(self, where: str, wish: _Wish, files: Sequence[Path], kind: str) -> None:
+        with _explained(where):
+            self._data = ds.dataset([str(file) for file in files], format=kind)
+            self._columns = _arrow_columns(self._data.schema, wish, where)
+            count = self._data.count_rows()
+            width = self._columns.width or self._first_width()
+        super().__init__(where, count=count, width=width, metric="cosine")
+
+    def _first_width(self) -> int:
+        column = self._columns.vector
+        for batch in self._batches([column]):
+            widths = pc.fill_null(pc.list_value_length(batch.column(column)), 0).to_numpy()
+            if widths.any():
+                return int(widths[widths > 0][0])
+        return 1
+
+    def _batches(self, names: list[str]) -> Iterator[Any]:
+        # Little is read ahead: the default holds dozens of batches and fragments in memory.
+        scanner = self._data.scanner(
+            columns=names, batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1
+        )
+        yield from (batch for batch in scanner.to_batches() if len(batch))
+
+    def _scan(self) -> Iterator[_RawRows]:
+        first = 0
+        for batch in self._batches(self._columns.names):
+            yield _arrow_raw(batch, self._columns, first)
+            first += len(batch)
+
+    def _take(self, places: _Places) -> Iterator[_RawRows]:
+        first = 0
+        for batch in self._batches(self._columns.names):
+            low, high = np.searchsorted(places, [first, first + len(batch)])
+            if high > low:
+                chosen = places[low:high]
+                yield _arrow_raw(batch.take(pa.array(chosen - first)), self._columns, chosen)
+            first += len(batch)
+
+
+class _BesideReader(_RowReader):
+    """Reads vectors by their positions, and the texts from another file in the same order."""
+
+    def __init__(
+        self,
+        path: Path,
+        wish: _Wish,
+        vectors: Callable[[_Places], Vectors],
+        *,
+        shape: tuple[int, int],
+        metric: Metric,
+    ) -> None:
+        """`vectors` returns those at some positions of the `shape[0]` stored ones."""
+        where = str(path)
+        self._vectors = vectors
+        self._source = _texts_beside(path, wish.table)
+        with _explained(str(self._source)):
+            some = list(islice(_read_rows(self._source), 20))
+        self._text = _text_column(_fields(some), wish.texts, str(self._source))
+        super().__init__(where, count=shape[0], width=shape[1], metric=metric)
+
+    def _scan(self) -> Iterator[_RawRows]:
+        yield from self._take(np.arange(self.count))
+
+    def _take(self, places: _Places) -> Iterator[_RawRows]:
+        texts: list[Any] = []
+        start = read = 0
+        for place, row in enumerate(_read_rows(self._source, self._text)):
+            read = place + 1
+            if start + len(texts) < len(places) and place == places[start + len(texts)]:
+                texts.append(_field(row, self._text))
+            if len(texts) == _BATCH_ROWS:
+                yield self._raw(places[start : start + len(texts)], texts)
+                start, texts = start + len(texts), []
+        if texts:
+            yield self._raw(places[start : start + len(texts)], texts)
+        if read != self.count:
+            what = f"{self.where} holds {self.count:,} vectors and {self._source} {read:,} texts"
+            raise BadInput(f"{what}; name the file of its texts with --table")
+
+    def _raw(self, places: _Places, texts: list[Any]) -> _RawRows:
+        with _explained(self.where):
+            return _RawRows(places.tolist(), texts, self._vectors(places))
+
+
+def _read_rows(path: Path, column: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table of texts, or one of its columns."""
+    if path.suffix in (".jsonl", ".ndjson"):
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.strip():
+                    value = json.loads(line)
+                    yield value if isinstance(value, dict) else {"text": value}
+        return
+    columns = None if column is None else [column]
+    data = ds.dataset(str(path), format="parquet" if path.suffix == ".parquet" else "ipc")
+    for batch in data.to_batches(columns=columns, batch_readahead=2, fragment_readahead=1):
+        yield from batch.to_pylist()
+
+
+def _texts_beside(path: Path, named: str | None) -> Path:
+    """Return the file of texts that belongs to a file of vectors."""
+    if named is not None:
+        found = next((file for file in (path.parent / named, Path(named)) if file.is_file()), None)
+        if found is None or found.suffix not in _BESIDE:
+            raise BadInput(f"there is no file of texts {named!r}; name one that ends in {', '.join(_BESIDE)}")
+        return found
+    for suffix in _BESIDE:
+        if (same := path.with_suffix(suffix)).is_file():
+            return same
+    others = [file for file in sorted(path.parent.iterdir()) if file.suffix in _BESIDE]
+    if len(others) == 1:
+        return others[0]
+    there = ", ".join(file.name for file in others) or "none"
+    raise BadInput(f"{path} holds no texts; name their file with --table, one row per vector (here: {there})")
+
+
+def _open_arrays(path: Path, wish: _Wish) -> _BesideReader:
+    """Open a npy or npz file of vectors."""
+    with _explained(str(path)):
+        stored = np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
+    if path.suffix == ".npz":
+        names = [name for name in stored.files if stored[name].ndim == 2]
+        stored = stored[_one_of(names, wish.vectors, "2-D array", str(path), "--vectors")]
+    if stored.ndim != 2:
+        raise BadInput(f"{path} holds an array of {stored.ndim} dimensions; it must have rows of vectors")
+
+    def take(places: _Places) -> Vectors:
+        return np.asarray(stored[places], dtype=np.float32)
+
+    return _BesideReader(path, wish, take, shape=stored.shape, metric="cosine")
+
+
+def _open_faiss(path: Path, wish: _Wish) -> _BesideReader:
+    """Open a FAISS index; quantised vectors come back as it decodes them."""
+    faiss = _imported("faiss", "a FAISS index", "faiss")
+    with _explained(str(path)):
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+    metrics: dict[int, Metric] = {faiss.METRIC_INNER_PRODUCT: "inner product", faiss.METRIC_L2: "l2"}
+    if index.metric_type not in metrics:
+        raise BadInput(f"{path} searches by another metric than inner product or L2; it can't be read")
+    owners = [index]  # an index frees those inside it
+    inner = faiss.downcast_index(index)
+    if hasattr(inner, "id_map"):  # its vectors are asked for by position, not by id
+        owners.append(inner)
+        inner = faiss.downcast_index(inner.index)
+    with suppress(RuntimeError):  # lists have no positions until they are mapped; other kinds have
+        faiss.extract_index_ivf(inner).make_direct_map()
+
+    def take(places: _Places, _owners: object = owners) -> Vectors:
+        found: Vectors = inner.reconstruct_batch(places)
+        return found
+
+    return _BesideReader(path, wish, take, shape=(index.ntotal, index.d), metric=metrics[index.metric_type])
