@@ -23,9 +23,8 @@ from trundle.data.texts import Text, read_texts
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
 from trundle.evaluate.fidelity import MEASURED_TEXTS
-from trundle.evaluate.index_check import IndexCheck, check_queries, check_rows
+from trundle.evaluate.index_check import IndexCheck, SearchedRows, check_queries, check_rows
 from trundle.evaluate.retrieval import unit
-from trundle.index.rows import Sample
 from trundle.methods.align.teacher_vectors import validation_count
 from trundle.model.encode import labelling_embedder
 from trundle.model.load import demo_model
@@ -101,12 +100,6 @@ class _Lessons:
         """The teacher's name, if it is an endpoint alone."""
         return self.teaching.model if self.maker is None else None
 
-    def width(self, models: Mapping[str, SentenceTransformer]) -> int:
-        """The number of dimensions of the teacher's vectors."""
-        if self.teacher is not None:
-            return self.teacher.width
-        return models[str(self.owner)].get_embedding_dimension() or 0
-
     def label_rate(self, rate: float, there: float) -> float:
         """How many vectors a second the teacher gives, if it encodes `rate` texts a second."""
         if self.teacher is None or not math.isfinite(there):
@@ -133,22 +126,26 @@ class _Lessons:
         places = sample(range(len(self.rows)), _SEARCHED_ROWS, request.seed)
         texts = self.rows.texts(places)
         position = {text: place for place, text in enumerate(texts)}
-        drawn = Sample(texts=tuple(texts), vectors=self.rows.vectors(places), total=self.total)
+        drawn = SearchedRows(
+            index=self.name,
+            texts=texts,
+            vectors=self.rows.vectors(places),
+            total=self.total,
+            similarity=self.teacher.similarity or "cosine",
+        )
         held_out = list(self.corpus.held_out())
         asked = [position[text.text] for text in held_out if text.kind != "query" and text.text in position]
         if len(asked) < _FEWEST_ASKED or teacher is None:
             progress.say(f"not checked on the index: {len(asked)} held-out rows, {_FEWEST_ASKED} are needed")
             return None
-        by = teacher.similarity
         asked = sample(asked, _ASKED, request.seed)
-        found = check_rows(self.name, drawn, student, asked, similarity=by, progress=progress)
+        found = check_rows(drawn, student, asked, progress=progress)
         found = replace(found, queries_from="rows that it was not trained on")
         queries = [text.text for text in held_out if text.kind == "query"][:_ASKED]
         if len(queries) < _FEWEST_ASKED:
             return found
-        better = check_queries(
-            self.name, drawn, student, replace(teacher, name=str(self.maker)), queries, similarity=by
-        )
+        maker = replace(teacher, name=str(self.maker))
+        better = check_queries(drawn, student, maker, queries, progress=progress)
         return replace(better, rows=found.rows)
 
     def opened(self) -> dict[str, Any]:

@@ -39,10 +39,15 @@ class _Prospects:
     """The source and the students by name, each loaded once."""
     corpus: Corpus
     progress: Progress
-    owner: str | None = None
-    """The model among them that made the vector space, if it is one of them."""
-    width: int
-    """The number of dimensions of that space."""
+    owner: str | None = ""
+    """The model that made the vector space, None if it is not here; the source unless told otherwise."""
+    width: int = 0
+    """The number of dimensions of that space; the owner's unless told otherwise."""
+
+    def __post_init__(self) -> None:
+        self.owner = self.source if self.owner == "" else self.owner
+        if self.owner is not None:
+            self.width = self.width or self.bases[self.owner].get_embedding_dimension() or 0
 
     @cached_property
     def makes_graphs(self) -> bool:

@@ -158,7 +158,7 @@ def compress_to_budget(
         corpus=lessons.corpus,
         progress=progress,
         owner=lessons.owner,
-        width=lessons.width(bases),
+        width=0 if lessons.teacher is None else lessons.teacher.width,
     )
     before = None if owner is None else cost(owner)
     limits = _parse_budget(budget, whole_bytes=None if before is None else before.file_bytes)
