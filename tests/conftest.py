@@ -181,8 +181,8 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """The real demo model, from its package."""
-    from trundle.model.load import demo_model
     from trundle.errors import MissingExtra
+    from trundle.model.load import demo_model
 
     try:
         return demo_model("a test")

@@ -8,7 +8,7 @@ made it is named, that one labels queries and pieces of texts as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from trundle.search.budget import _proof_texts
 from trundle.teacher import teacher_kind
 from trundle.teacher.stored import ROWS, IndexRows, stored_embedder
 from trundle.teacher.targets import Targets
-from trundle.teacher.teacher import Teacher, endpoint, open_index, open_teacher, opened_key
+from trundle.teacher.teacher import Teacher, open_index, open_teacher, opened_key
 
 _CALLS = 5000
 """Texts that an endpoint, or who made an index, gets at most unless told otherwise."""
@@ -218,9 +218,14 @@ def _check_flags(request: Request, teaching: Teaching) -> None:
 def prepare(lessons: _Lessons, models: Mapping[str, SentenceTransformer], request: Request) -> _Lessons:
     """Read the rows of an index, table or store, and make texts for who made it to label."""
     teacher, teaching, progress = lessons.teacher, lessons.teaching, request.progress
-    if teacher is None or not teacher.brings_texts:
-        if lessons.teacher is not None:
-            _announce(lessons.name, [], int(lessons.most), request, models)
+    tokenizer = next(iter(models.values())).tokenizer
+    if teacher is None:
+        return lessons
+    if not teacher.brings_texts:
+        assert lessons.corpus is not None
+        there = sum(int(fact["texts"]) for fact in lessons.corpus.facts())
+        some = lessons.corpus.distinct_train(_COUNTED_TEXTS, request.seed)
+        _announce(teacher.name, min(there, int(lessons.most)), some, request, tokenizer)
         return lessons
     rows = teacher.stored(progress=progress)
     if not len(rows):
@@ -237,7 +242,8 @@ def prepare(lessons: _Lessons, models: Mapping[str, SentenceTransformer], reques
     if maker is not None:
         pieces = _pieces(corpus, max(0, calls - len(queries)), request.seed)
         corpus = with_pieces(corpus, pieces, f"pieces of {lessons.name}") if pieces else corpus
-        _announce(str(lessons.maker), [*queries, *pieces], _COMPARED, request, models)
+        labelled = [*queries, *pieces]
+        _announce(str(lessons.maker), len(labelled) + _COMPARED, labelled, request, tokenizer)
         if not request.dry_run:
             _check_maker(maker, rows, lessons.name, request.seed)
     embedder = replace(
@@ -282,7 +288,9 @@ def _maker(
         model = models[lessons.owner]
         return labelling_embedder(model, name=lessons.owner, progress=request.progress), model_digest(model)
     most = lessons.teaching.calls or _CALLS
-    return endpoint(lessons.maker, lessons.teaching.model, most=most)
+    from trundle.teacher.endpoint import open_endpoint
+
+    return open_endpoint(lessons.maker, lessons.teaching.model, most=most)
 
 
 def _pieces(corpus: Corpus, count: int, seed: int) -> list[Text]:
@@ -300,18 +308,13 @@ def _pieces(corpus: Corpus, count: int, seed: int) -> list[Text]:
     return found
 
 
-def _announce(
-    name: str, texts: Sequence[Text], more: int, request: Request, models: Mapping[str, SentenceTransformer]
-) -> None:
+def _announce(name: str, count: int, examples: Iterable[Text], request: Request, tokenizer: Any) -> None:
     """Say how many texts and about how many tokens a teacher will get."""
-    if not texts and request.corpus is not None:
-        texts = request.corpus.distinct_train(_COUNTED_TEXTS, request.seed)
-    counted = sample(texts, _COUNTED_TEXTS, request.seed)
-    tokenizer = next(iter(models.values())).tokenizer
-    tokens = sum(map(len, tokenizer([text.text for text in counted])["input_ids"])) / max(1, len(counted))
-    count = len(texts) + more if isinstance(texts, list) else more
+    counted = sample(examples, _COUNTED_TEXTS, request.seed)
+    tokens = sum(map(len, tokenizer([text.text for text in counted])["input_ids"])) if counted else 0
     would = "would get" if request.dry_run else "gets"
-    request.progress.say(f"{name} {would} at most {count:,} texts, about {tokens * count:,.0f} tokens")
+    about = f"about {tokens * count / max(1, len(counted)):,.0f} tokens"
+    request.progress.say(f"{name} {would} at most {count:,} texts, {about}")
 
 
 def _check_maker(maker: Embedder, rows: Targets, name: str, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -24,3 +25,11 @@ def teacher_kind(name: str) -> Literal["endpoint", "table", "store", "index", "m
         return "store"
     is_index = "://" in name or Path(name).is_file() or any((Path(name) / mark).exists() for mark in _INDEXES)
     return "index" if is_index else "model"
+
+
+def without_secrets(name: str) -> str:
+    """Return a teacher's name without the password, key or query of an address."""
+    if "://" not in name:
+        return name
+    hidden = re.sub(r"(?<=://)([^/@:?]*):[^@]*@", r"\1@", name)
+    return re.sub(r"(?i)([?&][^=&]*(?:password|key|token|secret)[^=&]*)=[^&]*", r"\1=…", hidden)

@@ -136,7 +136,7 @@ def stored_embedder(targets: Targets, name: str, *, maker: Embedder | None = Non
             known = np.flatnonzero(places >= 0)
             vectors[known] = targets.vectors(places[known])
             if len(missing) and ask is not None:
-                vectors[missing] = ask([texts[place] for place in missing])
+                vectors[missing] = ask([texts[place] for place in missing.tolist()])
             return vectors
 
         return encode

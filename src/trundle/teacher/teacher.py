@@ -27,7 +27,6 @@ from trundle.records import THE_ORIGINAL
 from trundle.runtime.description import read_description
 from trundle.runtime.encoder import Encoder
 from trundle.teacher import MANIFEST, teacher_kind
-from trundle.teacher.answers import asked_once
 from trundle.teacher.shards import _DIGEST_BYTES, _UNIT_TOLERANCE, Dtype, Manifest, _content_digest
 from trundle.teacher.stored import ROWS, IndexRows
 from trundle.teacher.table import _TableTeacher, _teacher_from_parquet
@@ -240,18 +239,11 @@ def open_index(
     )
 
 
-def endpoint(url: str, model: str | None, *, most: int | None = None) -> tuple[Embedder, str]:
-    """Return an endpoint that sends no text twice and at most `most` texts, and its identity."""
-    # The HTTP client is imported on first use: only endpoints need it.
-    from trundle.teacher.endpoint import _endpoint_id, endpoint_teacher
-
-    opened = endpoint_teacher(url, model)
-    identity = _endpoint_id(url, str(model))
-    return asked_once(opened, identity, most=most), identity
-
-
 def _endpoint_teacher(url: str, model: str | None, most: int | None = None) -> Teacher:
-    embedder, identity = endpoint(url, model, most=most)
+    # The HTTP client is imported on first use: only endpoints need it.
+    from trundle.teacher.endpoint import open_endpoint
+
+    embedder, identity = open_endpoint(url, model, most=most)
     probe = embedder.text([_PROBE])[0]
     return Teacher(
         name=str(model),
