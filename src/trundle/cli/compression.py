@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import time
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from trundle.pipeline.run import Run
     from trundle.progress import Progress
     from trundle.recipe import Recipe
-    from trundle.search.lessons import Teaching
     from trundle.search.trials import Outcome
     from trundle.teacher.teacher import Teacher
 
@@ -85,18 +84,9 @@ def compress(
     if recipe is None:
         if change:
             raise BadInput("--set changes a recipe, and --budget makes its own; leave one of them out")
-        from trundle.search.lessons import Teaching
-
-        teaching = Teaching(
-            index=index,
-            table=table,
-            texts=texts,
-            vectors=vectors,
-            model=teacher_model,
-            calls=teacher_calls,
-            queries=queries,
-            **({} if rows is None else {"rows": rows}),
-        )
+        teaching: dict[str, Any] = {"index": index, "table": table, "texts": texts, "vectors": vectors}
+        teaching |= {"model": teacher_model, "calls": teacher_calls, "queries": queries}
+        teaching |= {} if rows is None else {"rows": rows}
         named = model or teacher or ""
         _run_budget(named, budget or [], flags, minutes=minutes, students=student or [], teaching=teaching)
         return
@@ -181,16 +171,18 @@ def _run_budget(
     *,
     minutes: float | None,
     students: Sequence[str],
-    teaching: Teaching | None = None,
+    teaching: Mapping[str, Any] | None = None,
 ) -> None:
     began = time.monotonic()
     request = flags.request(model)
+    from trundle.search.lessons import Teaching
     from trundle.search.search import MINUTES, compress_to_budget
 
+    taught = Teaching(**(teaching or {}))
     watch = Stopwatch(request.progress, began)
     request = replace(request, progress=watch)
     outcome = compress_to_budget(
-        request, budget, minutes=minutes or MINUTES, students=students, teaching=teaching
+        request, budget, minutes=minutes or MINUTES, students=students, teaching=taught
     )
     if outcome.run is not None and flags.output is not None:
         data, texts, teacher = flags.data or [], outcome.proof_texts, outcome.run.teacher

@@ -30,7 +30,9 @@ from trundle.model.encode import labelling_embedder
 from trundle.model.load import demo_model
 from trundle.model.save import model_digest
 from trundle.pipeline.run import Request
+from trundle.progress import Progress
 from trundle.search.budget import _proof_texts
+from trundle.search.prospects import _Prospects
 from trundle.teacher import teacher_kind
 from trundle.teacher.stored import ROWS, IndexRows, stored_embedder
 from trundle.teacher.targets import Targets
@@ -99,6 +101,22 @@ class _Lessons:
     def endpoint_model(self) -> str | None:
         """The teacher's name, if it is an endpoint alone."""
         return self.teaching.model if self.maker is None else None
+
+    def identity(self) -> str:
+        """What distinguishes the teacher from others; empty if the owner itself teaches."""
+        return "" if self.teacher is None else self.teacher.identity()
+
+    def prospects(self, models: Mapping[str, SentenceTransformer], progress: Progress) -> _Prospects:
+        """What can be predicted about the models in the teacher's space."""
+        assert self.corpus is not None
+        return _Prospects(
+            source=self.name,
+            bases=models,
+            corpus=self.corpus,
+            progress=progress,
+            owner=self.owner,
+            width=0 if self.teacher is None else self.teacher.width,
+        )
 
     def label_rate(self, rate: float, there: float) -> float:
         """How many vectors a second the teacher gives, if it encodes `rate` texts a second."""

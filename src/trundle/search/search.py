@@ -143,24 +143,15 @@ def compress_to_budget(
         raise BadInput(f"a search can't take {minutes} minutes; pass a number above 0")
     _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
     lessons = find_lessons(request, teaching or Teaching(), students, minutes=minutes)
-    if lessons.owner is None:
-        _parse_budget(budget, whole_bytes=None)
+    _parse_budget(budget, whole_bytes=None if lessons.owner is None else 1)  # before a model is loaded
     trust, progress = request.trust_remote_code, request.progress
     with watch.task("loading the models", None):
         bases = {name: load(name, trust_remote_code=trust) for name in lessons.bases}
     lessons = prepare(lessons, bases, request)
     assert lessons.corpus is not None
     request = replace(request, source=lessons.name, corpus=lessons.corpus, kept=lessons.opened())
-    owner = None if lessons.owner is None else bases[lessons.owner]
-    prospects = _Prospects(
-        source=lessons.name,
-        bases=bases,
-        corpus=lessons.corpus,
-        progress=progress,
-        owner=lessons.owner,
-        width=0 if lessons.teacher is None else lessons.teacher.width,
-    )
-    before = None if owner is None else cost(owner)
+    prospects = lessons.prospects(bases, progress)
+    before = None if lessons.owner is None else cost(bases[lessons.owner])
     limits = _parse_budget(budget, whole_bytes=None if before is None else before.file_bytes)
     speeds = {} if limits.milliseconds is None else prospects.speeds()
     with watch.task("choosing candidates", None):
@@ -172,18 +163,14 @@ def compress_to_budget(
             "would hold the same model twice; leave --pair out, or pass a smaller budget"
         )
     if request.dry_run:
-        return (
-            planned if untouched else _timed(planned, prospects, minutes, prospects.reading_rate(), lessons)
-        )
+        rate = 1.0 if untouched else prospects.reading_rate()
+        return planned if untouched else _timed(planned, prospects, minutes, rate, lessons)
     if request.target is None:
         raise BadInput("pass a folder for the result with -o FOLDER, or use --dry-run")
     with watch.task("identifying models and texts", None):
         digests = {name: model_digest(model) for name, model in bases.items()}
-        facts = lessons.corpus.facts()
-        taught = "" if lessons.teacher is None else lessons.teacher.identity()
-    entry = cache_entry(
-        "trials", digests, taught, list(budget), minutes, request.seed, str(facts), versions()
-    )
+        known = [digests, lessons.identity(), str(lessons.corpus.facts())]
+    entry = cache_entry("trials", *known, list(budget), minutes, request.seed, versions())
     taken = partial(progress.say, "another process runs the same search; this one starts its own")
     with locked(entry, if_taken=taken) as work:
         resumes = _wrote(work, request.target)
@@ -208,9 +195,8 @@ def compress_to_budget(
             endpoint_model=lessons.endpoint_model,
         )
         outcome = _carried_out(planned, prospects, trials, speeds=speeds, began=watch.began, minutes=minutes)
-        outcome = _checked(outcome, lessons, request)
         shutil.rmtree(work, ignore_errors=True)
-        return outcome
+        return _checked(outcome, lessons, request)
 
 
 def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> None:
