@@ -8,17 +8,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from trundle.embedder import Vectors
 from trundle.errors import BadInput
+from trundle.folders import atomic_file
 from trundle.index.rows import (
     _BATCH_ROWS,
+    IndexReader,
     Metric,
     _explained,
     _field,
@@ -31,8 +34,11 @@ from trundle.index.rows import (
     _text_column,
     _Wish,
 )
+from trundle.progress import SILENT, Progress
 
 _ID_NAMES = ("id", "_id", "pk", "uuid", "key", "chunk_id", "doc_id")
+_METRIC = b"trundle.metric"
+_GROUP_ROWS = 8192
 _BESIDE = (".parquet", ".arrow", ".feather", ".jsonl", ".ndjson")
 """Files that may hold the texts of vectors that are stored without."""
 
@@ -104,7 +110,9 @@ class _TableReader(_RowReader):
             self._columns = _arrow_columns(self._data.schema, wish, where)
             count = self._data.count_rows()
             width = self._columns.width or self._first_width()
-        super().__init__(where, count=count, width=width, metric="cosine")
+            said = (self._data.schema.metadata or {}).get(_METRIC, b"").decode()
+        metric: Metric = next((known for known in get_args(Metric) if known == said), "cosine")
+        super().__init__(where, count=count, width=width, metric=metric)
 
     def _first_width(self) -> int:
         column = self._columns.vector
@@ -135,6 +143,40 @@ class _TableReader(_RowReader):
                 chosen = places[low:high]
                 yield _arrow_raw(batch.take(pa.array(chosen - first)), self._columns, chosen)
             first += len(batch)
+
+
+def write_table(
+    reader: IndexReader, path: Path, *, sample: int | None = None, seed: int = 0, progress: Progress = SILENT
+) -> int:
+    """Write the rows of an index to a parquet file, a few thousand at a time, and return their number."""
+    vector = pa.list_(pa.float32(), reader.width)
+    schema = pa.schema(
+        [("id", pa.string()), ("text", pa.string()), ("vector", vector)], {_METRIC: reader.metric.encode()}
+    )
+    total = reader.count if sample is None else min(sample, reader.count)
+    written, waiting = 0, list[Any]()
+    packed = {"id": "zstd", "text": "zstd", "vector": "none"}
+
+    def write() -> None:
+        writer.write_table(pa.Table.from_batches(waiting, schema), row_group_size=_GROUP_ROWS)
+        waiting.clear()
+
+    with (
+        atomic_file(path) as scratch,
+        pq.ParquetWriter(scratch, schema, compression=packed, use_dictionary=False) as writer,
+        progress.task(f"reading {reader.where}", total) as advance,
+    ):
+        for batch in reader.rows(sample, seed):
+            vectors = pa.FixedSizeListArray.from_arrays(batch.vectors.ravel(), type=vector)
+            waiting.append(
+                pa.record_batch([pa.array(batch.ids), pa.array(batch.texts), vectors], schema=schema)
+            )
+            written += len(batch.ids)
+            advance(len(batch.ids))
+            if sum(map(len, waiting)) >= _GROUP_ROWS:
+                write()
+        write()
+    return written
 
 
 class _BesideReader(_RowReader):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from trundle.index.flat_files import _arrow_columns, _arrow_raw, _ArrowColumns
 from trundle.index.rows import (
     _BATCH_ROWS,
     Metric,
@@ -16,7 +17,6 @@ from trundle.index.rows import (
     _RowReader,
     _Wish,
 )
-from trundle.index.flat_files import _arrow_columns, _arrow_raw, _ArrowColumns
 
 _METRICS: dict[str, Metric] = {"cosine": "cosine", "dot": "inner product", "l2": "l2"}
 
