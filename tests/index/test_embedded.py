@@ -26,7 +26,7 @@ from recorded_progress import RecordedProgress
 from trundle.errors import BadInput, EmptyTexts, WriteFailed
 from trundle.index.base import _Precision
 from trundle.index.codes import _encode_codes, _scan
-from trundle.index.embedded import _FolderReader, _create_embedded, _EmbeddedStore
+from trundle.index.embedded import _create_embedded, _EmbeddedStore, _FolderReader
 from trundle.index.stores import build_index, create_store, open_store
 
 PRECISIONS: tuple[_Precision, ...] = ("float", "int8", "binary")
