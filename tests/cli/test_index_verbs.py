@@ -39,7 +39,7 @@ def test_build_search_and_check(
     assert json.loads(out)["built_by_teacher"] == pytest.approx(1)
     for words, said in (
         (("index", "search", str(tmp_path / "no"), "a"), "there is no index"),
-        (("index", "check", model, "--against", index, "--table", "t"), "leave them out for a folder"),
+        (("index", "check", model, "--against", index, "--table", "t"), "leave out --table"),
         (("index", "build", model, "--data", "missing.txt", "-o", index), "missing.txt"),
     ):
         code, _, err = run(*words)

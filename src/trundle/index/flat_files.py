@@ -8,17 +8,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from trundle.embedder import Vectors
 from trundle.errors import BadInput
+from trundle.folders import atomic_file
 from trundle.index.rows import (
     _BATCH_ROWS,
+    IndexReader,
     Metric,
     _explained,
     _field,
@@ -31,9 +34,13 @@ from trundle.index.rows import (
     _text_column,
     _Wish,
 )
+from trundle.progress import SILENT, Progress
 
 _ID_NAMES = ("id", "_id", "pk", "uuid", "key", "chunk_id", "doc_id")
-_BESIDE = (".parquet", ".arrow", ".feather", ".jsonl", ".ndjson")
+_METRIC = b"trundle.metric"
+_GROUP_ROWS = 8192
+_JSON_LINES = (".jsonl", ".ndjson")
+_BESIDE = (".parquet", ".arrow", ".feather", *_JSON_LINES)
 """Files that may hold the texts of vectors that are stored without."""
 
 
@@ -60,16 +67,16 @@ def _arrow_columns(schema: Any, wish: _Wish, where: str) -> _ArrowColumns:
     if not vectors:
         raise BadInput(f"{where} has no column of lists of numbers; its columns are: {', '.join(names)}")
     vector = _one_of(vectors, wish.vectors, "column of vectors", where, "--vectors")
-    texts = [
-        name
-        for name in names
-        if types.is_string(schema.field(name).type) or types.is_large_string(schema.field(name).type)
-    ]
+    texts = [name for name in names if _holds_texts(schema.field(name).type)]
     key = next((name for name in _ID_NAMES if name in names), None)
     text = _text_column([name for name in texts if name != key or name == wish.texts], wish.texts, where)
     kind = schema.field(vector).type
     width = kind.list_size if types.is_fixed_size_list(kind) else None
     return _ArrowColumns(id=key, text=text, vector=vector, width=width)
+
+
+def _holds_texts(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _holds_vectors(kind: Any) -> bool:
@@ -104,7 +111,9 @@ class _TableReader(_RowReader):
             self._columns = _arrow_columns(self._data.schema, wish, where)
             count = self._data.count_rows()
             width = self._columns.width or self._first_width()
-        super().__init__(where, count=count, width=width, metric="cosine")
+            said = (self._data.schema.metadata or {}).get(_METRIC, b"").decode()
+        metric: Metric = next((known for known in get_args(Metric) if known == said), "cosine")
+        super().__init__(where, count=count, width=width, metric=metric)
 
     def _first_width(self) -> int:
         column = self._columns.vector
@@ -137,6 +146,40 @@ class _TableReader(_RowReader):
             first += len(batch)
 
 
+def write_table(
+    reader: IndexReader, path: Path, *, sample: int | None = None, seed: int = 0, progress: Progress = SILENT
+) -> int:
+    """Write the rows of an index to a parquet file, a few thousand at a time, and return their number."""
+    vector = pa.list_(pa.float32(), reader.width)
+    schema = pa.schema(
+        [("id", pa.string()), ("text", pa.string()), ("vector", vector)], {_METRIC: reader.metric.encode()}
+    )
+    total = reader.count if sample is None else min(sample, reader.count)
+    written, waiting = 0, list[Any]()
+    packed = {"id": "zstd", "text": "zstd", "vector": "none"}
+
+    def write() -> None:
+        writer.write_table(pa.Table.from_batches(waiting, schema), row_group_size=_GROUP_ROWS)
+        waiting.clear()
+
+    with (
+        atomic_file(path) as scratch,
+        pq.ParquetWriter(scratch, schema, compression=packed, use_dictionary=False) as writer,
+        progress.task(f"reading {reader.where}", total) as advance,
+    ):
+        for batch in reader.rows(sample, seed):
+            vectors = pa.FixedSizeListArray.from_arrays(batch.vectors.ravel(), type=vector)
+            waiting.append(
+                pa.record_batch([pa.array(batch.ids), pa.array(batch.texts), vectors], schema=schema)
+            )
+            written += len(batch.ids)
+            advance(len(batch.ids))
+            if sum(map(len, waiting)) >= _GROUP_ROWS:
+                write()
+        write()
+    return written
+
+
 class _BesideReader(_RowReader):
     """Reads vectors by their positions, and the texts from another file in the same order."""
 
@@ -154,47 +197,56 @@ class _BesideReader(_RowReader):
         self._vectors = vectors
         self._source = _texts_beside(path, wish.table)
         with _explained(str(self._source)):
-            some = list(islice(_read_rows(self._source), 20))
-        self._text = _text_column(_fields(some), wish.texts, str(self._source))
+            self._text = _text_column(_text_names(self._source), wish.texts, str(self._source))
         super().__init__(where, count=shape[0], width=shape[1], metric=metric)
 
     def _scan(self) -> Iterator[_RawRows]:
         yield from self._take(np.arange(self.count))
 
     def _take(self, places: _Places) -> Iterator[_RawRows]:
-        texts: list[Any] = []
-        start = read = 0
-        for place, row in enumerate(_read_rows(self._source, self._text)):
-            read = place + 1
-            if start + len(texts) < len(places) and place == places[start + len(texts)]:
-                texts.append(_field(row, self._text))
-            if len(texts) == _BATCH_ROWS:
-                yield self._raw(places[start : start + len(texts)], texts)
-                start, texts = start + len(texts), []
-        if texts:
-            yield self._raw(places[start : start + len(texts)], texts)
-        if read != self.count:
-            what = f"{self.where} holds {self.count:,} vectors and {self._source} {read:,} texts"
+        first = 0
+        for page in _text_pages(self._source, self._text):
+            low, high = np.searchsorted(places, [first, first + len(page)])
+            if high > low:
+                chosen = places[low:high]
+                ids = chosen.tolist()
+                yield _RawRows(ids, [page[place - first] for place in ids], self._vectors(chosen))
+            first += len(page)
+        if first != self.count:
+            what = f"{self.where} holds {self.count:,} vectors and {self._source} {first:,} texts"
             raise BadInput(f"{what}; name the file of its texts with --table")
 
-    def _raw(self, places: _Places, texts: list[Any]) -> _RawRows:
-        with _explained(self.where):
-            return _RawRows(places.tolist(), texts, self._vectors(places))
 
-
-def _read_rows(path: Path, column: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table of texts, or one of its columns."""
-    if path.suffix in (".jsonl", ".ndjson"):
+def _text_names(path: Path) -> list[str]:
+    """Return the columns of texts in a table."""
+    if path.suffix in _JSON_LINES:
         with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.strip():
-                    value = json.loads(line)
-                    yield value if isinstance(value, dict) else {"text": value}
+            return _fields(_json_row(line) for line in islice(lines, 20) if line.strip())
+    schema = _dataset(path).schema
+    return [name for name in schema.names if _holds_texts(schema.field(name).type)]
+
+
+def _text_pages(path: Path, column: str) -> Iterator[list[Any]]:
+    """Yield a column of texts, a page at a time."""
+    if path.suffix in _JSON_LINES:
+        with path.open(encoding="utf-8") as lines:
+            rows = (line for line in lines if line.strip())
+            while page := [_field(_json_row(line), column) for line in islice(rows, _BATCH_ROWS)]:
+                yield page
         return
-    columns = None if column is None else [column]
-    data = ds.dataset(str(path), format="parquet" if path.suffix == ".parquet" else "ipc")
-    for batch in data.to_batches(columns=columns, batch_readahead=2, fragment_readahead=1):
-        yield from batch.to_pylist()
+    scanner = _dataset(path).scanner(
+        columns=[column], batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1
+    )
+    yield from (batch.column(0).to_pylist() for batch in scanner.to_batches())
+
+
+def _dataset(path: Path) -> Any:
+    return ds.dataset(str(path), format="parquet" if path.suffix == ".parquet" else "ipc")
+
+
+def _json_row(line: str) -> dict[str, Any]:
+    value = json.loads(line)
+    return value if isinstance(value, dict) else {"text": value}
 
 
 def _texts_beside(path: Path, named: str | None) -> Path:
@@ -247,7 +299,10 @@ def _open_faiss(path: Path, wish: _Wish) -> _BesideReader:
         faiss.extract_index_ivf(inner).make_direct_map()
 
     def take(places: _Places, _owners: object = owners) -> Vectors:
-        found: Vectors = inner.reconstruct_batch(places)
+        together = len(places) and places[-1] - places[0] + 1 == len(places)
+        found: Vectors = (
+            inner.reconstruct_n(int(places[0]), len(places)) if together else inner.reconstruct_batch(places)
+        )
         return found
 
     return _BesideReader(path, wish, take, shape=(index.ntotal, index.d), metric=metrics[index.metric_type])

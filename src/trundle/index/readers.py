@@ -64,8 +64,8 @@ def _from_address(where: str, scheme: str, wish: _Wish, progress: Progress) -> I
         from trundle.index.lancedb import _LanceReader
 
         return _LanceReader(url, wish)
-    database = scheme.removesuffix("s")
-    if database not in _SERVERS:
+    database = scheme if scheme in _SERVERS else scheme[:-1]
+    if database not in _SERVERS or scheme not in (database, f"{database}s"):
         raise _unsupported(f"{scheme}://")
     server = _server(url, database, secure=scheme != database)
     wish = replace(wish, table=wish.table or server.collection)

@@ -23,6 +23,7 @@ Metric = Literal["cosine", "inner product", "l2"]
 _Places = NDArray[np.int64]
 """Positions of rows, sorted."""
 
+_Mask = NDArray[np.bool_]
 _BATCH_ROWS = 1024
 _TEXT_NAMES = (
     "text",
@@ -89,9 +90,11 @@ class RowCounts:
 
     def _note(self, vectors: Vectors) -> None:
         """Remember the vectors by a hash of 8 bytes each."""
-        factors = np.random.default_rng(0).integers(1 << 63, size=vectors.shape[1], dtype=np.uint64) * 2 + 1
-        bits = np.ascontiguousarray(vectors).view(np.uint32)
-        self._hashes.frombytes((bits * factors).sum(axis=1, dtype=np.uint64).tobytes())
+        odd = vectors.shape[1] % 2
+        words = np.ascontiguousarray(np.pad(vectors, ((0, 0), (0, odd))) if odd else vectors).view(np.uint64)
+        factors = np.random.default_rng(0).integers(1 << 63, size=words.shape[1], dtype=np.uint64) * 2 + 1
+        sums: Any = np.einsum("ij,j->i", words, factors)
+        self._hashes.frombytes(sums.tobytes())
 
 
 class IndexReader(Protocol):
@@ -199,20 +202,15 @@ class _RowReader:
 
     def _kept(self, raw: _RawRows) -> RowBatch:
         vectors, missing, other = _matrix(raw.vectors, self.width)
-        no_text = np.array([not isinstance(text, str) or not text.strip() for text in raw.texts], dtype=bool)
-        zero = ~vectors.any(axis=1)
-        infinite = ~np.isfinite(vectors).all(axis=1)
-        counts, left = self.counts, np.ones(len(raw.ids), dtype=bool)
+        texts = np.array(
+            [isinstance(text, str) and bool(text) and not text.isspace() for text in raw.texts], dtype=bool
+        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = np.einsum("ij,ij->i", vectors, vectors)
+        counts, left = self.counts, texts & ~missing & ~other & np.isfinite(squares) & (squares > 0)
         counts.read += len(raw.ids)
-        for name, bad in (
-            ("no_vector", missing),
-            ("other_width", other),
-            ("no_text", no_text),
-            ("zero", zero),
-            ("not_finite", infinite),
-        ):
-            setattr(counts, name, getattr(counts, name) + int((left & bad).sum()))
-            left &= ~bad
+        if not left.all():
+            left = self._counted(vectors, {"no_vector": missing, "other_width": other, "no_text": ~texts})
         if counts.other_width > max(1, _TOLERATED * counts.read):
             what = f"holds vectors of several widths ({self.width} and others)"
             raise BadInput(f"{self.where} {what}; name one column with --vectors, or one table with --table")
@@ -220,6 +218,15 @@ class _RowReader:
         batch = batch if left.all() else _part(batch, np.flatnonzero(left))
         counts._note(batch.vectors)
         return batch
+
+    def _counted(self, vectors: Vectors, bad: dict[str, Any]) -> _Mask:
+        """Count each row that can't be used for one reason, and return those that can."""
+        bad |= {"zero": ~vectors.any(axis=1), "not_finite": ~np.isfinite(vectors).all(axis=1)}
+        left = np.ones(len(vectors), dtype=bool)
+        for name, rows in bad.items():
+            setattr(self.counts, name, getattr(self.counts, name) + int((left & rows).sum()))
+            left &= ~rows
+        return left
 
 
 def _part(batch: RowBatch, places: slice | _Places) -> RowBatch:
@@ -232,7 +239,7 @@ def _part(batch: RowBatch, places: slice | _Places) -> RowBatch:
     )
 
 
-def _matrix(found: Any, width: int) -> tuple[Vectors, NDArray[np.bool_], NDArray[np.bool_]]:
+def _matrix(found: Any, width: int) -> tuple[Vectors, _Mask, _Mask]:
     """Return vectors as one array, and which of them are missing or of another width."""
     if not isinstance(found, np.ndarray) or found.ndim != 2:
         widths = np.array([-1 if one is None else len(one) for one in found], dtype=np.int64)

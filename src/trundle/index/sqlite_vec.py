@@ -124,7 +124,8 @@ class _SqliteVecReader(_RowReader):
         yield from _chosen_ids(pages(), places, fetch)
 
     def _raw(self, rows: Sequence[Any]) -> _RawRows:
-        vectors = [None if row[2] is None else np.frombuffer(row[2], dtype=self._kind) for row in rows]
+        stored = b"".join(row[2] for row in rows)  # its tables take vectors of the declared width only
+        vectors = np.frombuffer(stored, dtype=self._kind).reshape(len(rows), -1)
         return _RawRows([row[0] for row in rows], [row[1] for row in rows], vectors)
 
 
