@@ -31,5 +31,5 @@ def without_secrets(name: str) -> str:
     """Return a teacher's name without the password, key or query of an address."""
     if "://" not in name:
         return name
-    hidden = re.sub(r"(?<=://)([^/@:?]*):[^@]*@", r"\1@", name)
+    hidden = re.sub(r"(?<=://)([^/@:?]*):.*@", r"\1@", name)
     return re.sub(r"(?i)([?&][^=&]*(?:password|key|token|secret)[^=&]*)=[^&]*", r"\1=…", hidden)
