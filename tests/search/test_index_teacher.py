@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def rows(tmp_path: Path, teacher: str) -> str:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that models encode as teachers."""
     found: list[str] = []
     make = encode.labelling_embedder
@@ -71,7 +71,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return make(*given, **named).through(wrap)
 
     monkeypatch.setattr(lessons, "labelling_embedder", counted)
-    yield found
+    return found
 
 
 @pytest.mark.usefixtures("quick")

@@ -74,7 +74,8 @@ class Corpus:
 
 def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILENT) -> Corpus:
     """Open files, folders and `environment` as one corpus; unreadable sources are rejected at once."""
-    return _corpus_from(_CorpusReader(tuple(dict.fromkeys(sources)), seed, progress))
+    reader = _CorpusReader(tuple(dict.fromkeys(sources)), seed, progress)
+    return _corpus_from(reader, files=tuple(reader.files()))
 
 
 def corpus_of(texts: Iterable[Text], name: str, *, seed: int) -> Corpus:
@@ -95,7 +96,7 @@ def with_pieces(corpus: Corpus, pieces: Sequence[Text], name: str) -> Corpus:
     )
 
 
-def _corpus_from(reader: _CorpusReader) -> Corpus:
+def _corpus_from(reader: _CorpusReader, files: tuple[str, ...] = ()) -> Corpus:
     return Corpus(
         train=lambda: reader.texts_of("train"),
         validation=lambda: reader.texts_of("validation"),
@@ -106,7 +107,7 @@ def _corpus_from(reader: _CorpusReader) -> Corpus:
         held_out_examples=lambda: reader.examples("held_out"),
         labelled=reader.labelled,
         facts=reader.facts,
-        files=tuple(reader.files()),
+        files=files,
         distinct_texts=lambda most, seed: _distinct(reader.chosen("train"), most, seed, kinds=True),
     )
 
