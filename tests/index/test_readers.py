@@ -266,7 +266,7 @@ def test_postgres_that_goes_away_or_refuses(postgres: Any) -> None:
         assert len(together(reader.rows())[1]) == ROWS  # connected again
     host = postgres.url.partition("?")[2]
     with pytest.raises(BadInput, match="check user, password and database") as refused:
-        open_reader(f"postgresql://nobody:Geheim/7@/postgres?{host}")
+        open_reader(f"postgresql://nobody:Geheim@/postgres?{host}")
     assert "Geheim" not in str(refused.value)
 
 
@@ -276,6 +276,7 @@ def test_postgres_that_goes_away_or_refuses(postgres: Any) -> None:
         ("mysql://me:Geheim@host/db", r"mysql:// is not an index that trundle reads; pass postgresql://"),
         ("http://localhost:6333", r"http:// is not an index that trundle reads; pass .*qdrant://host:6333"),
         ("postgresql://me:Geheim@host/db?wrong=1", "address is not valid"),
+        ("postgresql://me:Geheim/7@host/db", "write / . and # in a password as %2F"),
         ("qdrant://me:Geheim@host:port/db", "address is not valid"),
         ("qdrant://Geheim@localhost:1/docs", "can't be read"),
         ("chroma://Geheim@localhost:1/docs", "can't be read|needs packages"),
