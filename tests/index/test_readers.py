@@ -102,7 +102,7 @@ def test_names_that_are_not_there(filled: Any, name: str) -> None:
     if there:
         with pytest.raises(BadInput, match=f"nothing.*{there}"):
             open_reader(where, table="nothing")
-    with pytest.raises(BadInput, match=r"nowhere.*(pass one of|TABLE)"):
+    with pytest.raises(BadInput, match=r"nowhere.*pass one of: "):
         open_reader(where, texts="nowhere")
 
 
@@ -114,9 +114,8 @@ def test_a_table_that_changes_while_it_is_read(filled: Any) -> None:
         client.delete("chunks", points_selector=[1499])
         with pytest.raises(BadInput, match="changed while it was read"):
             list(rows)
-        client.upsert(
-            "chunks",
-            points=[{"id": 1499, "vector": VECTORS[1499].tolist(), "payload": {"page_content": TEXTS[1499]}}],
+        client.upload_collection(
+            "chunks", ids=[1499], vectors=VECTORS[1499:], payload=[{"page_content": TEXTS[1499]}]
         )
 
 
@@ -135,8 +134,9 @@ def test_rows_that_cant_be_used_are_counted(tmp_path: Path) -> None:
         same_rows(reader, [8 if number == 7 else number for number in numbers], found)
     list(reader.rows())
     assert reader.counts.says() == (
-        "Of 100 rows read, left out 2 with no text, 1 with no vector, 1 with a vector of zeros, 1 with a "
-        "vector with NaN or infinity, 1 with a vector of another width; 1 have the same vector as another row."
+        "Of 100 rows read, left out 2 with no text, 1 with no vector, 1 with a vector of zeros, "
+        "1 with a vector with NaN or infinity, 1 with a vector of another width; "
+        "1 have the same vector as another row."
     )
     vectors[10:40] = [[1.0, 2.0]] * 30
     pq.write_table(pa.table({"content": texts, "embedding": vectors}), tmp_path / "two.parquet")
@@ -173,7 +173,7 @@ def test_kinds_of_faiss(tmp_path: Path, factory: str) -> None:
     for sample in (None, 100):
         _, numbers, found = together(open_reader(str(tmp_path / "kind.faiss")).rows(sample))
         cosines = np.einsum("ij,ij->i", found, VECTORS[numbers]) / np.linalg.norm(found, axis=1)
-        least = 0.7 if "PCA" in factory else 0.99
+        least = 0.6 if "PCA" in factory else 0.99
         assert (cosines / np.linalg.norm(VECTORS[numbers], axis=1)).min() > least
 
 
@@ -214,7 +214,7 @@ def test_postgres_samples_every_row_alike(postgres: Any, monkeypatch: pytest.Mon
     assert abs(share - 0.2) < 4 * (0.2 * 0.8 / len(drawn)) ** 0.5
 
 
-def test_postgres_halves_partitions_and_metrics(postgres: Any) -> None:
+def test_postgres_halves_and_partitions(postgres: Any) -> None:
     import psycopg
 
     vectors = [str(row.tolist()) for row in VECTORS[:300]]
@@ -223,11 +223,10 @@ def test_postgres_halves_partitions_and_metrics(postgres: Any) -> None:
     with psycopg.connect(postgres.url) as connection, connection.cursor() as cursor:
         for part in (0, 1):
             connection.execute(f'CREATE TABLE "part {part}" PARTITION OF parts FOR VALUES IN ({part})')
-        connection.execute("CREATE INDEX ON parts USING hnsw (small halfvec_ip_ops)")
         rows = [(number, number % 2, f"item {number}", vectors[number]) for number in range(300)]
         cursor.executemany("INSERT INTO parts VALUES (%s, %s, %s, %s)", rows)
     with closing(open_reader(where)) as reader:
-        assert (reader.count, reader.width, reader.metric) == (300, WIDTH, "inner product")
+        assert (reader.count, reader.width, reader.metric) == (300, WIDTH, "cosine")
         for sample in (None, 100, 10):
             _, numbers, found = together(reader.rows(sample))
             assert len(set(numbers)) == (sample or 300)
@@ -251,7 +250,11 @@ def test_postgres_that_goes_away_or_refuses(postgres: Any) -> None:
     import psycopg
 
     rows = [(text, str(vector.tolist())) for text, vector in zip(TEXTS, VECTORS, strict=True)]
-    with closing(open_reader(table(postgres, "leaves", "text text, v vector", rows))) as reader:
+    where = table(postgres, "leaves", f"text text, v vector({WIDTH})", rows)
+    with psycopg.connect(postgres.url) as connection:
+        connection.execute("CREATE INDEX ON leaves USING hnsw (v vector_ip_ops)")
+    with closing(open_reader(where)) as reader:
+        assert reader.metric == "inner product"
         read = reader.rows()
         next(read)
         with psycopg.connect(postgres.url) as connection:
@@ -263,7 +266,7 @@ def test_postgres_that_goes_away_or_refuses(postgres: Any) -> None:
         assert len(together(reader.rows())[1]) == ROWS  # connected again
     host = postgres.url.partition("?")[2]
     with pytest.raises(BadInput, match="check user, password and database") as refused:
-        open_reader(f"postgresql://nobody:Geheim/7@/postgres?{host}")
+        open_reader(f"postgresql://nobody:Geheim@/postgres?{host}")
     assert "Geheim" not in str(refused.value)
 
 
@@ -272,7 +275,8 @@ def test_postgres_that_goes_away_or_refuses(postgres: Any) -> None:
     [
         ("mysql://me:Geheim@host/db", r"mysql:// is not an index that trundle reads; pass postgresql://"),
         ("http://localhost:6333", r"http:// is not an index that trundle reads; pass .*qdrant://host:6333"),
-        ("postgresql://me:Geheim@host:port/db", "address is not valid"),
+        ("postgresql://me:Geheim@host/db?wrong=1", "address is not valid"),
+        ("postgresql://me:Geheim/7@host/db", "write / . and # in a password as %2F"),
         ("qdrant://me:Geheim@host:port/db", "address is not valid"),
         ("qdrant://Geheim@localhost:1/docs", "can't be read"),
         ("chroma://Geheim@localhost:1/docs", "can't be read|needs packages"),
@@ -287,14 +291,11 @@ def test_postgres_that_goes_away_or_refuses(postgres: Any) -> None:
 def test_places_that_cant_be_read(where: str, message: str, tmp_path: Path) -> None:
     import sqlite3
 
-    for name in ("notes.txt", "broken.parquet", "broken.faiss"):
-        (tmp_path / name).write_text("nothing of use", encoding="utf-8")
-        (tmp_path / name).rename(tmp_path / name)
-    if where != "{folder}":
-        with closing(sqlite3.connect(tmp_path / "plain.sqlite")) as database:
-            database.execute("CREATE TABLE t (text TEXT)")
-    else:
-        (tmp_path / "broken.parquet").unlink()
+    (tmp_path / "notes.txt").write_text("nothing of use", encoding="utf-8")
+    if where.endswith(("parquet", "faiss")):
+        Path(where.format(folder=tmp_path)).write_text("nothing of use", encoding="utf-8")
+    with closing(sqlite3.connect(tmp_path / "plain.sqlite")) as database:
+        database.execute("CREATE TABLE t (text TEXT)")
     with pytest.raises(TrundleError, match=message) as raised:
         open_reader(where.format(folder=tmp_path))
     assert "Geheim" not in str(raised.value)

@@ -40,18 +40,13 @@ class _ChromaReader(_RowReader):
     ) -> None:
         """Either `folder` or `server`: a host, a port, and whether it uses TLS."""
         chroma = _imported("chromadb", "an index in Chroma", "chroma")
-        settings = _imported("chromadb.config", "an index in Chroma", "chroma").Settings(
-            anonymized_telemetry=False
-        )
         with _explained(place, hide=key):
             if server is None:
-                client = chroma.PersistentClient(folder, settings=settings)
+                client = chroma.PersistentClient(folder)
             else:
                 headers = {"x-chroma-token": key, "Authorization": f"Bearer {key}"} if key else None
                 host, port, secure = server
-                client = chroma.HttpClient(
-                    host=host, port=port, ssl=secure, headers=headers, settings=settings
-                )
+                client = chroma.HttpClient(host=host, port=port, ssl=secure, headers=headers)
             names = [each.name for each in client.list_collections()]
             name = _one_of(names, wish.table, "collection", place, "--table")
             # The function that embeds queries is not needed, and may ask for a key.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -104,7 +105,11 @@ class _Database:
         progress: Progress,
         application: str = APPLICATION,
     ) -> None:
-        # A password may hold any character, so only what follows the last @ is sure to be none of it.
+        # The client would read a password with such a character as a host or port, and quote it.
+        before, _, after = re.split("[/?#]", url.partition("://")[2] + "/", maxsplit=1)[0].rpartition(":")
+        if "@" not in before + after and not after.isdigit() and before and "@" in url:
+            problem = "the database's address is not valid"
+            raise BadInput(f"{problem}; write / ? and # in a password as %2F %3F and %23")
         place = url.partition("://")[2].partition("?")[0].rpartition("@")[2]
         self.name = f"local{place}" if place.startswith("/") else place or "local"
         self._url = url

@@ -16,6 +16,7 @@ from trundle.index.rows import (
     _chosen_ids,
     _explained,
     _imported,
+    _listed,
     _one_of,
     _Places,
     _RawRows,
@@ -81,16 +82,18 @@ class _SqliteVecReader(_RowReader):
             f"{table}.{column}": (str(table), str(column))
             for table, column in self._database.execute(
                 "SELECT m.name, c.name FROM sqlite_master m JOIN pragma_table_info(m.name) c "
-                "WHERE m.type = 'table' AND c.type LIKE '%TEXT%' OR c.type LIKE '%CHAR%'"
+                "WHERE m.type = 'table' AND (c.type LIKE '%TEXT%' OR c.type LIKE '%CHAR%')"
             )
             if not any(table == vec or str(table).startswith(f"{vec}_") for vec in tables)
         }
         named = [one for one in others if wanted in (None, one, others[one][1])]
-        columns = [others[one][1] for one in named]
+        if not named and wanted is not None:
+            there = _listed([*own, *others])
+            raise BadInput(f"{where} has no column of texts {wanted!r}; pass one of: {there}")
         if wanted is None and len(named) > 1:
-            chosen = _text_column(columns, None, where)
-            named = [one for one in named if others[one][1] == chosen]
-        name = _one_of(named, None, "column of texts", where, "--texts TABLE.COLUMN")
+            usual = _text_column([others[one][1] for one in named], None, where)
+            named = [one for one in named if others[one][1] == usual]
+        name = _one_of(named, None, "column of texts", where, "--texts")
         table, column = map(_quoted, others[name])
         self._join, self._text = f" LEFT JOIN {table} t ON t.rowid = v.rowid", f"t.{column}"
 
