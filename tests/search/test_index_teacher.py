@@ -22,6 +22,7 @@ from trundle.errors import BadInput
 from trundle.model import encode
 from trundle.model.load import load
 from trundle.pipeline.run import Request
+from trundle.recipe import make_recipe
 from trundle.records import PLANNING_FILE, read_lineage
 from trundle.runtime.encoder import Encoder
 from trundle.search import lessons
@@ -258,3 +259,29 @@ def test_a_dry_run_sends_nothing(
     assert outcome.run is None
     assert asked == []
     assert any("would get at most 100 texts" in line for line in progress.lines)
+
+
+def test_align_learns_from_an_index_and_records_no_password(
+    rows: str, student: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trundle.teacher import teacher as teachers
+
+    open_reader, address = teachers.open_reader, "postgresql://me:s3cr3t@host/db?table=chunks"
+    opened: list[str] = []
+
+    def locally(where: str, **named: Any) -> Any:
+        opened.append(where)
+        reader: Any = open_reader(rows, **named)
+        reader.where = "host/db, table chunks"
+        return reader
+
+    monkeypatch.setattr(teachers, "open_reader", locally)
+    recipe = make_recipe([("align", {"teacher": address, "steps": 3, "texts": 50})], name="align")
+    run = trundle.compress(student, recipe, output=tmp_path / "small")
+    assert opened == [address]
+    assert run.model.get_embedding_dimension() == 32
+    assert run.steps[0].facts["texts"] > 500
+    written = [file.read_bytes() for file in (tmp_path / "small").rglob("*") if file.is_file()]
+    assert b"s3cr3t" not in b"".join(written)
+    assert "s3cr3t" not in json.dumps(run.as_json())
+    assert "postgresql://me@host/db?table=chunks" in json.dumps(run.as_json())
