@@ -16,7 +16,7 @@ from trundle.errors import BadInput
 from trundle.evaluate.index_check import _opening_words, check_index
 from trundle.evaluate.retrieval import nearest
 from trundle.index.connection import _find_columns, _TextColumns
-from trundle.index.embedded import _FolderReader, _create_embedded, _EmbeddedStore
+from trundle.index.embedded import _create_embedded, _EmbeddedStore, _FolderReader
 from trundle.index.rows import draw_sample
 
 TEXTS = [f"Text number {number}. It goes on." for number in range(300)]
