@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from clusters import WIDTH, clustered
-from trundle.errors import BadInput, TrundleError
+from trundle.errors import BadInput, MissingExtra, TrundleError
 from trundle.index.connection import _PostgresReader
 from trundle.index.flat_files import write_table
 from trundle.index.readers import open_reader
@@ -279,7 +280,7 @@ def test_postgres_that_goes_away_or_refuses(postgres: Any) -> None:
         ("postgresql://me:Geheim/7@host/db", "write / . and # in a password as %2F"),
         ("qdrant://me:Geheim@host:port/db", "address is not valid"),
         ("qdrant://Geheim@localhost:1/docs", "can't be read"),
-        ("chroma://Geheim@localhost:1/docs", "can't be read|needs packages"),
+        ("chroma://Geheim@localhost:1/docs", "can't be read"),
         ("{folder}", "is not an index that trundle reads"),
         ("{folder}/notes.txt", "is not an index that trundle reads"),
         ("{folder}/broken.parquet", "can't be read"),
@@ -296,7 +297,10 @@ def test_places_that_cant_be_read(where: str, message: str, tmp_path: Path) -> N
         Path(where.format(folder=tmp_path)).write_text("nothing of use", encoding="utf-8")
     with closing(sqlite3.connect(tmp_path / "plain.sqlite")) as database:
         database.execute("CREATE TABLE t (text TEXT)")
-    with pytest.raises(TrundleError, match=message) as raised:
+    with pytest.raises(TrundleError) as raised:
         open_reader(where.format(folder=tmp_path))
     assert "Geheim" not in str(raised.value)
+    if isinstance(raised.value, MissingExtra):
+        pytest.skip(str(raised.value))
+    assert re.search(message, str(raised.value))
     assert raised.value.__cause__ is None or "Geheim" not in str(raised.value.__cause__)

@@ -124,7 +124,9 @@ class _Database:
 
         The connection may break after the server has committed, so `work` must allow being done twice.
         """
-        seconds = min(self._retry_seconds, _FIRST_RETRY_SECONDS) if first else self._retry_seconds
+        seconds = self._retry_seconds
+        if first:  # a wrong address is more likely than a server that restarts
+            seconds = 0.0 if self._read_only else min(seconds, _FIRST_RETRY_SECONDS)
         end, wait = time.monotonic() + seconds, _FIRST_WAIT
         while True:
             try:
@@ -144,6 +146,8 @@ class _Database:
                     raise BadInput(f"{self.name} {problem}; check user, password and database") from None
                 if time.monotonic() + wait > end:
                     problem = f"can't be reached ({_first_line(error)}); start the server and run again"
+                    if self._read_only:
+                        raise BadInput(f"{self.name} {problem}") from error
                     raise WriteFailed(f"{self.name} {problem}: what was stored is kept") from error
                 self._progress.say(f"{self.name} does not respond; retrying in {wait:.1f} s")
                 time.sleep(wait * random.uniform(0.8, 1.2))

@@ -25,6 +25,8 @@ from trundle.index.rows import (
 _METRICS: dict[str, Metric] = {"Cosine": "cosine", "Dot": "inner product", "Euclid": "l2"}
 _LOOKED_AT = 20
 _IDS_AT_ONCE = 10_000
+_LOCAL_ROWS = 4 * _BATCH_ROWS
+"""The local mode sorts all points for each page, so its pages are larger."""
 _TIMEOUT_SECONDS = 60
 
 
@@ -34,6 +36,7 @@ class _QdrantReader(_RowReader):
     def __init__(self, place: str, wish: _Wish, *, key: str | None = None, **address: Any) -> None:
         """`address` is the `path` or `url` of the client."""
         client = _imported("qdrant_client", "an index in Qdrant", "qdrant")
+        self._local = "path" in address
         with _explained(place, hide=key):
             self._client = client.QdrantClient(**address, api_key=key, timeout=_TIMEOUT_SECONDS)
         try:
@@ -78,7 +81,7 @@ class _QdrantReader(_RowReader):
                 return
 
     def _scan(self) -> Iterator[_RawRows]:
-        for points in self._pages(_BATCH_ROWS, ids_only=False):
+        for points in self._pages(_LOCAL_ROWS if self._local else _BATCH_ROWS, ids_only=False):
             yield self._raw(points)
 
     def _take(self, places: _Places) -> Iterator[_RawRows]:
@@ -89,7 +92,8 @@ class _QdrantReader(_RowReader):
             )
             return self._raw(points)
 
-        pages = ([point.id for point in page] for page in self._pages(_IDS_AT_ONCE, ids_only=True))
+        ids_at_once = self.count if self._local else _IDS_AT_ONCE
+        pages = ([point.id for point in page] for page in self._pages(ids_at_once, ids_only=True))
         yield from _chosen_ids(pages, places, fetch)
 
     def _raw(self, points: Sequence[Any]) -> _RawRows:
