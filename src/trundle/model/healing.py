@@ -3,8 +3,8 @@
 The matrices that remain are fitted by least squares in the order in which they compute, each on the outputs
 of those that are fitted already, to what the whole model computes at the same place. A matrix that adds to
 the residual stream also makes up for what the stream has lost before it; the last one of a block stands for
-the removed blocks that follow it as well. The penalty pulls towards the weights as they were cut, and texts that
-are not fitted choose its strength, so a matrix that texts can't improve stays as it is.
+the removed blocks that follow it as well. The penalty pulls towards the weights as they were cut, and texts
+that are not fitted choose its strength, so a matrix that texts can't improve stays as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from trundle.errors import BadModel
+from trundle.errors import BadInput
 from trundle.model.encode import fast_forward
 from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of
@@ -42,6 +42,7 @@ from trundle.progress import SILENT, Progress
 _MOST_TOKENS = 65_536
 _STRENGTHS = (1.0, 0.1, 0.01, 1e-3, 1e-4)
 """Penalties tried, relative to the mean moment, until the held-out texts no longer improve."""
+FIT_INNER = None
 _EXACT = 1e-8
 """A relative error that is no more than rounding of the activations."""
 _HELD_OUT = 8
@@ -69,14 +70,14 @@ def heal(
     texts: Sequence[str],
     *,
     progress: Progress = SILENT,
-) -> Healed | None:
+) -> Healed:
     """Return `small`, which `what` has cut out of `whole`, with its matrices, biases and norms fitted.
 
     `texts` should resemble those that the model will encode. A model whose error would grow is returned as it
-    is. Returns None for a model with pruned weights, because they would not stay zero.
+    is.
     """
     if is_pruned(whole):
-        return None
+        raise BadInput("the model has pruned weights, and healing would change their zeros; pass heal: none")
     dtype = next(small.parameters()).dtype
     wide, narrow = copy_of(whole).float().eval(), copy_of(small).float().eval()
     batches = _paired_batches(wide, narrow, what, texts)
@@ -129,7 +130,7 @@ def _paired_batches(
         aligned = _alignment(_spans(whole, group), _spans(small, group)).to(whole.device)
         mask = ours["attention_mask"].bool()
         if aligned.shape != (*mask.shape, theirs["input_ids"].shape[1]):
-            raise BadModel("the tokenizer does not give the positions of its tokens; pass heal: none")
+            raise BadInput("the tokenizer does not give the positions of its tokens; pass heal: none")
         found.append(_Batch(whole=theirs, small=ours, mask=mask & (aligned.sum(-1) > 0), aligned=aligned))
     return found
 
@@ -256,37 +257,52 @@ class _HealedBlocks:
         inside = [each for each in self._matrices[0] if each.block == place.first]
         block, first = self._blocks[0][place.first], self._states[0][0]
         stages = _stages(block, inside, norms, lambda each: self._calls[0][0][place.first](each, first))
-        last = next((stage for stage in reversed(stages) if stage.adds), None)
         with _watching(block, outputs=norms) as seen:
             out = self._calls[0][0][place.first](block, first)
         ends_with = next((name for name in norms if seen.get(f"out {name}") is out), None)
-        after, sums = self._end_states(place, ends_with)
         if ends_with is not None and place.end > place.first + 1:
             self._copy_norm(place, ends_with)
+        inner = self._inner_stages(stages)
+        after, sums = self._sums(place, [stage for stage in stages if stage.adds], ends_with)
         for stage in stages:
-            # A norm between the last matrix and the residual stream hides what the block should add.
-            whole_sums = sums if ends_with is not None else after if stage.norm is None else None
-            self._fit(place, stage, whole_sums if stage is last else None)
+            if stage.adds or stage in inner:
+                self._fit(place, stage, sums.pop(0) if stage.adds else None)
         self._states = [after, self._run(1, place.number, self._states[1])]
         if ends_with is not None:
             self._fit_norm(place, ends_with)
 
-    def _end_states(self, place: _Place, norm: str | None) -> tuple[list[Tensor], list[Tensor]]:
-        """The whole model's states after the last block of a place, and what enters the norm at its end."""
-        states = self._states[0]
-        for number in range(place.first, place.end - 1):
-            states = self._run(0, number, states)
-        sums: list[Tensor] = []
-        found: list[Tensor] = []
-        block = self._blocks[0][place.end - 1]
-        with _watching(block, inputs=[] if norm is None else [norm]) as seen:
-            for call, given in zip(self._calls[0], states, strict=True):
-                after = call[place.end - 1](block, given)
-                assert after is not None
-                found.append(after)
-                if norm is not None:
-                    sums.append(seen[f"in {norm}"])
-        return found, sums
+    def _inner_stages(self, stages: Sequence[_LinearGroup]) -> list[_LinearGroup]:
+        """The stages to fit among those that do not add to the residual stream."""
+        cuts = (self._what.hidden, self._what.head, self._what.vocab)
+        # After a cut of layers or neurons they gain next to nothing and take as long as all the others.
+        return [] if FIT_INNER is None and all(kept is None for kept in cuts) else list(stages)
+
+    def _sums(
+        self, place: _Place, stages: Sequence[_LinearGroup], norm: str | None
+    ) -> tuple[list[Tensor], list[list[Tensor]]]:
+        """The whole model's states after a place, and what the residual stream should be after each stage.
+
+        After the last one it is that of the last block that the place stands for, unless a norm lies between
+        the matrix and the stream.
+        """
+        found: list[list[Tensor]] = [[] for _ in stages]
+        after: list[Tensor] = []
+        names = [stage.norm for stage in stages if stage.norm is not None]
+        for number, states in enumerate(self._states[0]):
+            for block in range(place.first, place.end):
+                watched = self._blocks[0][block]
+                with _watching(watched, inputs=names) as seen:
+                    out = self._calls[0][number][block](watched, states)
+                assert out is not None
+                states = out
+                for sums, stage in zip(found, stages, strict=True):
+                    total = out if stage.norm is None else seen[f"in {stage.norm}"]
+                    if block == place.first:
+                        sums.append(total)
+                    elif stage is stages[-1] and stage.norm in (None, norm):
+                        sums[-1] = total
+            after.append(states)
+        return after, found
 
     def _copy_norm(self, place: _Place, norm: str) -> None:
         """Give a block the norm of the last block that it stands for."""
@@ -297,13 +313,15 @@ class _HealedBlocks:
             weight.copy_(given if kept is None else given[kept.to(given.device)])
 
     def _fit(self, place: _Place, stage: _LinearGroup, sums: Sequence[Tensor] | None) -> None:
-        """Fit the matrices of a stage; `sums`: what the residual stream should be after it, if known."""
+        """Fit the matrices of a stage; `sums`: what the residual stream should be after it, if it adds."""
         fitted, held_out = _Moments(), _Moments()
         for number, batch in enumerate(self._batches):
-            wanted = self._wanted(place, stage, number) if sums is None else self._target(batch, sums[number])
             inputs, rest = self._inputs(place, stage, number)
             weights = None
-            if rest is not None:
+            if sums is None or rest is None:
+                wanted = self._outputs(place, stage, number)
+            else:
+                wanted = self._target(batch, sums[number])
                 # A norm follows, so an error counts in relation to the size of the states.
                 weights = wanted.square().mean(1).clamp_min(1e-12).reciprocal()
                 wanted = wanted - rest
@@ -311,18 +329,12 @@ class _HealedBlocks:
                 moments.add(inputs[chosen], wanted[chosen], None if weights is None else weights[chosen])
         self._put(place, stage, fitted, held_out)
 
-    def _wanted(self, place: _Place, stage: _LinearGroup, number: int) -> Tensor:
-        """What the whole model has at a stage: its outputs, or the residual stream after it."""
+    def _outputs(self, place: _Place, stage: _LinearGroup, number: int) -> Tensor:
+        """What the whole model computes at a stage."""
         block, batch = self._blocks[0][place.first], self._batches[number]
-        call, states = self._calls[0][number][place.first], self._states[0][number]
-        if stage.adds:
-            assert stage.norm is not None
-            with _watching(block, inputs=[stage.norm], stop=stage.norm) as seen:
-                call(block, states)
-            return self._target(batch, seen[f"in {stage.norm}"])
         names = [matrix.inside for matrix in stage.matrices]
         with _watching(block, outputs=names) as seen:
-            call(block, states)
+            self._calls[0][number][place.first](block, self._states[0][number])
         parts = [
             self._target(batch, seen[f"out {matrix.inside}"], matrix.rows, place.first)
             for matrix in stage.matrices

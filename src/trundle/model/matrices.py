@@ -84,15 +84,6 @@ def has_bias(backbone: nn.Module, matrix: Matrix) -> bool:
     return getattr(backbone.get_submodule(matrix.name), "bias", None) is not None
 
 
-def put_map(backbone: nn.Module, matrix: Matrix, weight: Tensor, gain: Tensor) -> None:
-    """Replace the weight of a linear layer, as (out, in), and add `gain` to its bias, if any, in place."""
-    with torch.no_grad():
-        weight_of(backbone, matrix).copy_(weight)
-        if has_bias(backbone, matrix):
-            bias = backbone.get_parameter(f"{matrix.name}.bias")
-            bias.add_(gain.to(bias))
-
-
 def block_weights(model: SentenceTransformer) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield every matrix of attention and MLP inside the blocks, by module name; none for a static model."""
     if static_table(model) is not None:
