@@ -21,7 +21,7 @@ from trundle.errors import BadInput
 from trundle.model.encode import fast_forward
 from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of
-from trundle.model.matrices import Matrix, has_bias, is_pruned, prunable, weight_of
+from trundle.model.matrices import Matrix, _has_bias, is_pruned, prunable, weight_of
 from trundle.model.rounding import (
     _LONGEST,
     _as_features,
@@ -35,14 +35,13 @@ from trundle.model.rounding import (
     _thinned,
     _watching,
 )
-from trundle.model.surgery import Cut, kept_positions, transformer_of
+from trundle.model.surgery import Cut, _kept_positions, transformer_of
 from trundle.model.tokens import Features
 from trundle.progress import SILENT, Progress
 
-_MOST_TOKENS = 65_536
+_MOST_TOKENS = 32_768
 _STRENGTHS = (1.0, 0.1, 0.01, 1e-3, 1e-4)
 """Penalties tried, relative to the mean moment, until the held-out texts no longer improve."""
-FIT_INNER = None
 _EXACT = 1e-8
 """A relative error that is no more than rounding of the activations."""
 _HELD_OUT = 8
@@ -50,7 +49,7 @@ _HELD_OUT = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Healed:
+class _Healed:
     """The model, and its error before and after.
 
     The error is the mean square of the difference between the last hidden states of the cut and the whole
@@ -70,7 +69,7 @@ def heal(
     texts: Sequence[str],
     *,
     progress: Progress = SILENT,
-) -> Healed:
+) -> _Healed:
     """Return `small`, which `what` has cut out of `whole`, with its matrices, biases and norms fitted.
 
     `texts` should resemble those that the model will encode. A model whose error would grow is returned as it
@@ -85,13 +84,13 @@ def heal(
         before, after = _HealedBlocks(wide, narrow, what, batches).heal(progress)
     tokens = sum(int(batch.mask.sum()) for batch in batches)
     if not after < before:
-        return Healed(model=small, tokens=tokens, before=before, after=before)
+        return _Healed(model=small, tokens=tokens, before=before, after=before)
     healed = narrow.to(dtype).train(small.training)
-    return Healed(model=healed, tokens=tokens, before=before, after=after)
+    return _Healed(model=healed, tokens=tokens, before=before, after=after)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Batch:
+class _PairedBatch:
     """Some texts as the input of both models."""
 
     whole: Features
@@ -114,7 +113,7 @@ class _Batch:
 
 def _paired_batches(
     whole: SentenceTransformer, small: SentenceTransformer, what: Cut, texts: Sequence[str]
-) -> list[_Batch]:
+) -> list[_PairedBatch]:
     groups = _groups(texts)
     given = _as_features(whole, groups)
     inputs = max(weight_of(transformer_of(small).model, each).shape[1] for each in _matrices(small))
@@ -122,7 +121,7 @@ def _paired_batches(
     groups, given = groups[step // 2 :: step], given[step // 2 :: step]
     if what.vocab is None:
         return [
-            _Batch(whole=each, small=each, mask=each["attention_mask"].bool().to(whole.device))
+            _PairedBatch(whole=each, small=each, mask=each["attention_mask"].bool().to(whole.device))
             for each in given
         ]
     found = []
@@ -131,7 +130,9 @@ def _paired_batches(
         mask = ours["attention_mask"].bool()
         if aligned.shape != (*mask.shape, theirs["input_ids"].shape[1]):
             raise BadInput("the tokenizer does not give the positions of its tokens; pass heal: none")
-        found.append(_Batch(whole=theirs, small=ours, mask=mask & (aligned.sum(-1) > 0), aligned=aligned))
+        found.append(
+            _PairedBatch(whole=theirs, small=ours, mask=mask & (aligned.sum(-1) > 0), aligned=aligned)
+        )
     return found
 
 
@@ -195,7 +196,11 @@ class _HealedBlocks:
     """The whole model and the cut one, and the hidden states of both between two blocks."""
 
     def __init__(
-        self, whole: SentenceTransformer, small: SentenceTransformer, what: Cut, batches: Sequence[_Batch]
+        self,
+        whole: SentenceTransformer,
+        small: SentenceTransformer,
+        what: Cut,
+        batches: Sequence[_PairedBatch],
     ) -> None:
         self._models = [transformer_of(model).model for model in (whole, small)]
         self._layout = layout_of(self._models[0])
@@ -243,13 +248,13 @@ class _HealedBlocks:
         spread = (wanted - wanted.mean(0)).square().mean().clamp_min(1e-30)
         return float((given - wanted).square().mean() / spread)
 
-    def _with(self, states: Sequence[Tensor]) -> Iterator[tuple[_Batch, Tensor]]:
+    def _with(self, states: Sequence[Tensor]) -> Iterator[tuple[_PairedBatch, Tensor]]:
         return zip(self._batches, states, strict=True)
 
-    def _target(self, batch: _Batch, states: Tensor, axis: str = "hidden", block: int = 0) -> Tensor:
+    def _target(self, batch: _PairedBatch, states: Tensor, axis: str = "hidden", block: int = 0) -> Tensor:
         """States of the whole model at the tokens and positions that the cut one has."""
         found = batch.at_tokens(states)
-        kept = kept_positions(axis, block, self._layout, self._what)
+        kept = _kept_positions(axis, block, self._layout, self._what)
         return found if kept is None else found[:, kept.to(found.device)]
 
     def _heal_block(self, place: _Place) -> None:
@@ -275,7 +280,7 @@ class _HealedBlocks:
         """The stages to fit among those that do not add to the residual stream."""
         cuts = (self._what.hidden, self._what.head, self._what.vocab)
         # After a cut of layers or neurons they gain next to nothing and take as long as all the others.
-        return [] if FIT_INNER is None and all(kept is None for kept in cuts) else list(stages)
+        return [] if all(kept is None for kept in cuts) else list(stages)
 
     def _sums(
         self, place: _Place, stages: Sequence[_LinearGroup], norm: str | None
@@ -307,7 +312,7 @@ class _HealedBlocks:
     def _copy_norm(self, place: _Place, norm: str) -> None:
         """Give a block the norm of the last block that it stands for."""
         theirs = self._blocks[0][place.end - 1].get_submodule(norm)
-        kept = kept_positions("hidden", 0, self._layout, self._what)
+        kept = _kept_positions("hidden", 0, self._layout, self._what)
         for name, weight in self._blocks[1][place.number].get_submodule(norm).named_parameters():
             given = theirs.get_parameter(name)
             weight.copy_(given if kept is None else given[kept.to(given.device)])
@@ -364,7 +369,7 @@ class _HealedBlocks:
         own.sort(key=lambda each: names.index(each.inside))
         small = self._models[1]
         given = torch.cat([weight_of(small, matrix) for matrix in own])
-        shifts = has_bias(small, own[0])
+        shifts = _has_bias(small, own[0])
         biases = [small.get_parameter(f"{matrix.name}.bias") for matrix in own] if shifts else []
         bias = torch.cat(biases) if shifts else given.new_zeros(len(given))
         strength = _best_strength(given, bias, fitted, held_out, shifts=shifts)

@@ -79,7 +79,7 @@ def weight_of(backbone: nn.Module, matrix: Matrix) -> Tensor:
     return matrix.oriented(backbone.get_parameter(matrix.parameter).detach())
 
 
-def has_bias(backbone: nn.Module, matrix: Matrix) -> bool:
+def _has_bias(backbone: nn.Module, matrix: Matrix) -> bool:
     """Return whether a linear layer has a bias."""
     return getattr(backbone.get_submodule(matrix.name), "bias", None) is not None
 

@@ -30,9 +30,9 @@ from trundle.model.matrices import (
     _LOWEST,
     BLOCK,
     Matrix,
+    _has_bias,
     fits_grid,
     grid_weights,
-    has_bias,
     is_on_grid,
     is_pruned,
     prunable,
@@ -486,7 +486,7 @@ class _RoundedBlocks:
         exact = [weight_of(whole, matrix) for matrix in stage.matrices]
         if not fits_grid(*exact[0].shape):
             return
-        shifts = has_bias(small, stage.matrices[0])
+        shifts = _has_bias(small, stage.matrices[0])
         weight, bias = moments.round(torch.cat(exact), shifts=shifts)
         sizes = [len(each) for each in exact]
         parts = zip(stage.matrices, torch.split(weight, sizes), torch.split(bias, sizes), strict=True)

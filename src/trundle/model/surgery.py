@@ -147,12 +147,12 @@ def _match_pooler(backbone: PreTrainedModel, new: PreTrainedModel) -> None:
 
 def _sliced(weight: Tensor, parameter: Parameter, layout: Layout, what: Cut) -> Tensor:
     for dimension, axis in enumerate(parameter.axes):
-        if (kept := kept_positions(axis, parameter.block, layout, what)) is not None:
+        if (kept := _kept_positions(axis, parameter.block, layout, what)) is not None:
             weight = weight.index_select(dimension, kept.to(weight.device))
     return weight.detach().clone()
 
 
-def kept_positions(axis: str, block: int | None, layout: Layout, what: Cut) -> Tensor | None:
+def _kept_positions(axis: str, block: int | None, layout: Layout, what: Cut) -> Tensor | None:
     """Return the positions that a cut keeps along a plain or fused axis, or None for all of them."""
     parts = [(layout.sizes[term], _kept(term, block, layout, what)) for term in terms(axis)]
     if all(kept is None for _, kept in parts):
