@@ -231,6 +231,7 @@ class _Moments:
 
     def error(self, weight: Tensor, bias: Tensor) -> float:
         """Return the summed squared error of a matrix (out, in) with a bias, relative to what is wanted."""
+        assert isinstance(self._inputs, Tensor)
         together = torch.cat([weight, bias[:, None]], dim=1).to(self._inputs).T
         error = (together * (self._inputs @ together - 2 * self._outputs)).sum() + self._wanted
         return float(error / max(float(self._wanted), 1e-30))
