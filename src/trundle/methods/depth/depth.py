@@ -32,7 +32,9 @@ def plan(model: SentenceTransformer, options: DepthOptions, context: Context) ->
     found = _chosen(model, options, context)
     if not 0 < len(found.blocks) < found.of:
         return found
-    return found.model_copy(update={"heal": plan_healing(options.heal, context)})
+    # The curve picks layers after which the others do harm, so their effect is not restored.
+    wanted = options.heal or ("none" if options.pick is not None else None)
+    return found.model_copy(update={"heal": plan_healing(wanted, context)})
 
 
 def _chosen(model: SentenceTransformer, options: DepthOptions, context: Context) -> DepthPlan:
