@@ -10,14 +10,14 @@ from sklearn.neighbors import NearestNeighbors
 
 from trundle.embedder import Embedder, Similarity, Vectors
 from trundle.evaluate.retrieval import nearest
-from trundle.evaluate.unlabelled import opening_words, score_rows, script_of
+from trundle.evaluate.unlabelled import _opening_words, _script_of, score_rows
 
 RNG = np.random.default_rng(0)
 TEXTS = [f"Title of row {number}. {'More about it. ' * (number % 90)}" for number in range(300)]
 TEXTS[:10] = [f"Название строки {number}. Ещё немного." for number in range(10)]
 VECTORS = (RNG.normal(size=(300, 16)) * RNG.uniform(0.5, 4, size=(300, 1))).astype(np.float32)
 PLACES = {text: place for place, text in enumerate(TEXTS)}
-OPENINGS = {opening_words(text): place for place, text in enumerate(TEXTS)}
+OPENINGS = {_opening_words(text): place for place, text in enumerate(TEXTS)}
 
 
 def student(noise: float) -> Embedder:
@@ -77,6 +77,6 @@ def test_agreement_falls_with_noise_in_every_group() -> None:
 
 def test_scripts() -> None:
     texts = ("plain text, 12", "ein Öl", "простой текст", "東京の天気", "كتاب", "123 456", "")
-    assert [script_of(text) for text in texts] == [
+    assert [_script_of(text) for text in texts] == [
         *("Latin", "Latin", "Cyrillic", "Cjk", "Arabic", "no letters", "no letters")
     ]

@@ -22,7 +22,7 @@ from trundle.runtime.encoder import Encoder
 from trundle.serve.models import open_served
 from trundle.serve.settings import ServerSettings
 from trundle.teacher import answers, endpoint
-from trundle.teacher.answers import asked_once
+from trundle.teacher.answers import _asked_once
 from trundle.teacher.endpoint import open_endpoint
 
 KEY = "sk-very-secret-0123456789"
@@ -126,7 +126,7 @@ def test_a_wrong_key_is_not_shown(gate: Gate, monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_more_texts_are_sent_than_allowed() -> None:
     fake = Teacher()
-    limited = asked_once(fake.embedder, "most", most=3)
+    limited = _asked_once(fake.embedder, "most", most=3)
     limited.text(["a", "b", "a"])
     limited.query(["b", "a"])
     assert fake.asked == 2
@@ -144,4 +144,4 @@ def test_a_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(answers._Answers, "_open", lambda _: Full())
     with pytest.raises(WriteFailed, match="disk is full"):
-        asked_once(Teacher().embedder, "full").text(["a"])
+        _asked_once(Teacher().embedder, "full").text(["a"])

@@ -16,7 +16,7 @@ import numpy as np
 from trundle.embedder import Embedder, Similarity, Vectors, check_vectors, top_agreement
 from trundle.errors import BadInput
 from trundle.evaluate.retrieval import nearest, unit
-from trundle.evaluate.unlabelled import RowScores, opening_words, score_rows
+from trundle.evaluate.unlabelled import _opening_words, _RowScores, score_rows
 from trundle.index.rows import IndexReader, draw_sample
 from trundle.progress import SILENT, Progress
 
@@ -65,7 +65,7 @@ class IndexCheck:
     """Mean cosine of the student's and the teacher's vectors of the same texts."""
     built_by_teacher: float | None
     """Mean cosine of the teacher's vectors with the stored ones; None without a teacher."""
-    rows: RowScores | None = None
+    rows: _RowScores | None = None
     """The same from rows of the index alone; None if they were not asked."""
 
     def as_json(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def check_index(
         return check_rows(rows, student, range(min(most_queries, len(drawn.texts))), progress=progress)
     some = list(drawn.texts[:_COMPARED])
     built = _cosine(_vectors(teacher, "document", some, progress), drawn.vectors[: len(some)])
-    openings = list(dict.fromkeys(filter(None, map(opening_words, drawn.texts))))
+    openings = list(dict.fromkeys(filter(None, map(_opening_words, drawn.texts))))
     words = (list(dict.fromkeys(queries)) or openings)[:most_queries]
     source = "yours" if queries else "the first sentences of its texts"
     found = check_queries(rows, student, teacher, words, progress=progress)
@@ -198,7 +198,7 @@ def _check_width(vectors: Vectors, rows: SearchedRows, name: str) -> None:
         raise BadInput(f"{name} returns vectors of width {vectors.shape[1]} and {stored}; align it first")
 
 
-def _of_rows(found: RowScores) -> list[str]:
+def _of_rows(found: _RowScores) -> list[str]:
     lines = []
     if found.known_item is not None:
         lines.append(

@@ -31,7 +31,7 @@ _LETTERS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class _Group:
     """Rows of one length or one script."""
 
     name: str
@@ -40,7 +40,7 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowScores:
+class _RowScores:
     """What a student finds in an index, compared with what the stored vectors find."""
 
     queries: int
@@ -53,8 +53,8 @@ class RowScores:
     known_items: int
     known_item: float | None
     """Share of rows that are among the student's ten for their own title or first sentence."""
-    by_length: tuple[Group, ...]
-    by_script: tuple[Group, ...]
+    by_length: tuple[_Group, ...]
+    by_script: tuple[_Group, ...]
 
 
 def score_rows(
@@ -65,11 +65,11 @@ def score_rows(
     *,
     similarity: Similarity = "cosine",
     progress: Progress = SILENT,
-) -> RowScores:
+) -> _RowScores:
     """Ask the rows at the positions `asked` as queries, and for each of them as a known item."""
     own = list(asked)
     queries = [texts[place] for place in own]
-    openings = [opening_words(text) for text in queries]
+    openings = [_opening_words(text) for text in queries]
     items = [row for row, words in enumerate(openings) if words and len(words) < len(queries[row].strip())]
     with progress.task(f"{student.name}, {len(own) + len(items)} queries", None):
         ours = check_vectors(student.document(queries), queries, student.name)
@@ -84,7 +84,7 @@ def score_rows(
         known = float(
             (nearest(short, vectors, _AT, similarity=similarity) == wanted[:, None]).any(axis=1).mean()
         )
-    return RowScores(
+    return _RowScores(
         queries=len(own),
         agreement=float(shares.mean()),
         first=float((found == truth[:, :1]).any(axis=1).mean()),
@@ -92,17 +92,17 @@ def score_rows(
         known_items=len(items),
         known_item=known,
         by_length=_groups(queries, shares, _length),
-        by_script=_groups(queries, shares, script_of),
+        by_script=_groups(queries, shares, _script_of),
     )
 
 
-def opening_words(text: str) -> str:
+def _opening_words(text: str) -> str:
     """Return the title or first sentence of a text, as short as a query."""
     sentence = _SENTENCE_END.split(text.strip(), maxsplit=1)[0]
     return sentence if len(sentence) <= _LONGEST_QUERY else sentence[:_LONGEST_QUERY].rsplit(" ", 1)[0]
 
 
-def script_of(text: str) -> str:
+def _script_of(text: str) -> str:
     """Return the script that most letters of a text are in, such as Latin or Cyrillic."""
     letters = [letter for letter in text[: 4 * _LETTERS] if letter.isalpha()][:_LETTERS]
     scripts = Counter(unicodedata.name(letter, "other").split()[0] for letter in letters)
@@ -115,13 +115,13 @@ def _length(text: str) -> str:
 
 def _groups(
     texts: Sequence[str], shares: NDArray[np.float64], group_of: Callable[[str], str]
-) -> tuple[Group, ...]:
+) -> tuple[_Group, ...]:
     rows: defaultdict[str, list[int]] = defaultdict(list)
     for row, text in enumerate(texts):
         rows[group_of(text)].append(row)
     order = [name for _, name in _LENGTHS]
     names = sorted(rows, key=lambda name: (order.index(name) if name in order else -len(rows[name]), name))
     groups = (
-        Group(name=name, rows=len(rows[name]), agreement=float(shares[rows[name]].mean())) for name in names
+        _Group(name=name, rows=len(rows[name]), agreement=float(shares[rows[name]].mean())) for name in names
     )
     return tuple(group for group in groups if group.rows >= _FEWEST)

@@ -11,6 +11,7 @@ from typing import Any
 from trundle.errors import BadInput
 from trundle.evaluate.fidelity import MEASURED_TEXTS
 from trundle.methods.align.teacher_vectors import RIDGE_TEXTS, validation_count
+from trundle.methods.training import HEALING_TEXTS
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>k|m|g)?(?P<kind>b|x|ms|-?params|-?parameters)")
@@ -98,6 +99,8 @@ _READINGS = 4
 """How often held-out texts are encoded at the end: by both models to compare, and again for the report."""
 _MAPPING, _FEWEST_MAPPED = 1 / 150, 2048
 """The share of the time to encode texts for a candidate's linear map, and the fewest texts for it."""
+_HEALING_PASSES, _HEALING = 4, 0.1
+"""Passes of the teacher over the texts that healing takes, and the most of the time that it may take."""
 _PROVED_SHARE, _FEWEST_PROVED = 5, 200
 """The comparison uses one text for this many training texts, and never fewer than the second number."""
 _ENOUGH_TEXTS, _FEWEST_TEXTS = 2000, 200
@@ -128,6 +131,8 @@ class _Timetable:
     """Training texts; 0 if nothing is trained."""
     mapped: int = RIDGE_TEXTS
     """Texts to fit a candidate's linear map on."""
+    heals: bool = False
+    """Whether there is time to heal the cuts of each candidate."""
     proved: int = MEASURED_TEXTS
     """Held-out texts to compare the result on."""
 
@@ -163,6 +168,9 @@ def _plan_time(
     labelling = (texts + validation_count(texts)) / labels
     mapped = min(texts, RIDGE_TEXTS, max(_FEWEST_MAPPED, round(_MAPPING * whole * rate)))
     mapping = mapped / rate + (_GPU_TRIAL_OVERHEAD if on_gpu else 0.0)
+    healing = _HEALING_PASSES * min(there, HEALING_TEXTS) / rate
+    heals = healing <= _HEALING * whole
+    mapping += healing if heals else 0.0
     proved = _proof_texts(texts)
     closing = (_GPU_CLOSING if on_gpu else _CLOSING) + _READINGS * proved / rate
     if not on_gpu:
@@ -183,6 +191,7 @@ def _plan_time(
         closing=closing,
         texts=texts,
         mapped=mapped,
+        heals=heals,
         proved=proved,
     )
 

@@ -85,8 +85,11 @@ class _Candidate:
             Fraction(1, 2) if self.in_int4 else Fraction(1),
         )
 
-    def steps(self, *, texts: int | None = None) -> list[dict[str, Any]]:
-        """Returns the cuts as recipe rows; `texts` texts map a narrower model into its original's space."""
+    def steps(self, *, texts: int | None = None, heal: bool = True) -> list[dict[str, Any]]:
+        """Returns the cuts as recipe rows; `texts` texts map a narrower model into its original's space.
+
+        Without `heal` the cuts are not healed, which takes time.
+        """
         if self.untouched:
             return [{"depth": {"keep": self.layers}}]
         sizes = self.whole.sizes
@@ -101,6 +104,8 @@ class _Candidate:
         if self.neurons < sizes["mlp"]:
             share = f"{sizes['mlp'] - self.neurons}/{sizes['mlp']}"
             found.append({"weights": {"structure": "neuron", "method": "magnitude", "sparsity": share}})
+        if not heal:
+            found = [{name: options | {"heal": "none"} for name, options in row.items()} for row in found]
         return found
 
 

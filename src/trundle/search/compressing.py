@@ -21,7 +21,7 @@ from trundle.search.trials import Outcome
 from trundle.teacher.stored import ROWS
 
 
-class CompressOptions(TypedDict, total=False):
+class _CompressOptions(TypedDict, total=False):
     """What every compression takes."""
 
     output: str | Path | None
@@ -38,7 +38,7 @@ class CompressOptions(TypedDict, total=False):
     progress: Progress
 
 
-class BudgetOptions(CompressOptions, total=False):
+class _BudgetOptions(_CompressOptions, total=False):
     """What a compression to a budget takes as well; see `Teaching`."""
 
     minutes: float
@@ -55,13 +55,13 @@ class BudgetOptions(CompressOptions, total=False):
 
 @overload
 def compress(
-    source: str | SentenceTransformer, recipe: Recipe, **options: Unpack[CompressOptions]
+    source: str | SentenceTransformer, recipe: Recipe, **options: Unpack[_CompressOptions]
 ) -> Run: ...
 
 
 @overload
 def compress(
-    source: str = "", *, budget: str | Sequence[str], **options: Unpack[BudgetOptions]
+    source: str = "", *, budget: str | Sequence[str], **options: Unpack[_BudgetOptions]
 ) -> Outcome: ...
 
 
@@ -70,14 +70,14 @@ def compress(
     recipe: Recipe | None = None,
     *,
     budget: str | Sequence[str] | None = None,
-    **options: Unpack[BudgetOptions],
+    **options: Unpack[_BudgetOptions],
 ) -> Run | Outcome:
     """Makes a small model out of a large one, by a recipe or for a budget.
 
     Parameters: `source` is a model folder, a hub name or, with a recipe, a model in memory; `recipe` the
     methods to apply (see `read_recipe`); `budget` a limit such as "12MB", or several. With a budget the
     source may be any teacher, and `index` an index to learn from, whose maker the source then is. `students`
-    are other models to cut and train. `CompressOptions` and `BudgetOptions` list the rest.
+    are other models to cut and train. `_CompressOptions` and `_BudgetOptions` list the rest.
 
     A run with a recipe returns a `Run` with the new model in `Run.model`; a search returns an `Outcome`, and
     writes to a temporary folder (`Outcome.run.output`) if there is no output. An interrupted run with an

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +43,7 @@ _COMPARED = 32
 """Rows used to check who made an index."""
 _SAME_MODEL = 0.98
 _PIECES = ("sentences", "spans")
+_DEMO_MODEL = "all-MiniLM-L6-v2"
 _COUNTED_TEXTS = 500
 _SEARCHED_ROWS, _ASKED, _FEWEST_ASKED = 20_000, 1000, 20
 """Rows that the result searches in at the end, and the most and the fewest queries."""
@@ -171,7 +171,7 @@ class _Lessons:
         return {} if self.teacher is None else {opened_key(self.name, self.endpoint_model): self.teacher}
 
 
-def find_lessons(
+def _find_lessons(
     request: Request, teaching: Teaching, students: Sequence[str], *, minutes: float
 ) -> _Lessons:
     """Open the teacher and name the models, before any model is loaded."""
@@ -186,11 +186,7 @@ def find_lessons(
         bases = tuple(dict.fromkeys((source, *students)))
         return _Lessons(name=source, owner=source, bases=bases, corpus=request.corpus, teaching=teaching)
     owner = source if source and kind == "model" else None
-    if not students and owner is None:
-        students = [str(demo_model("a search without --student"))]
-        progress.say(f"no --student is named, so {Path(students[0]).parent.name} of the extra demo is used")
-    bases = tuple(dict.fromkeys((*([owner] if owner else []), *students)))
-    lessons = _Lessons(name=source, owner=owner, bases=bases, corpus=None, teaching=teaching)
+    lessons = _Lessons(name=source, owner=owner, bases=(), corpus=None, teaching=teaching)
     if teaching.index is not None:
         teacher = open_index(
             teaching.index,
@@ -201,14 +197,20 @@ def find_lessons(
             fresh=request.fresh,
             progress=progress,
         )
-        return replace(lessons, name=teacher.name, teacher=teacher, maker=source or None)
-    calls = teaching.calls or _CALLS
-    teacher = open_teacher(source, teaching.model, calls=calls, progress=progress)
-    if teacher.brings_texts:
-        return replace(lessons, name=teacher.name, teacher=teacher)
-    if request.corpus is None:
-        raise BadInput("an endpoint labels texts; pass them with --data")
-    return replace(lessons, teacher=teacher, corpus=request.corpus, most=calls - 1)
+        lessons = replace(lessons, name=teacher.name, teacher=teacher, maker=source or None)
+    else:
+        calls = teaching.calls or _CALLS
+        teacher = open_teacher(source, teaching.model, calls=calls, progress=progress)
+        if teacher.brings_texts:
+            lessons = replace(lessons, name=teacher.name, teacher=teacher)
+        elif request.corpus is None:
+            raise BadInput("an endpoint labels texts; pass them with --data")
+        else:
+            lessons = replace(lessons, teacher=teacher, corpus=request.corpus, most=calls - 1)
+    if not students and owner is None:
+        students = [str(demo_model("a search without --student"))]
+        progress.say(f"no --student is named, so {_DEMO_MODEL} of the extra demo is used")
+    return replace(lessons, bases=tuple(dict.fromkeys((*([owner] if owner else []), *students))))
 
 
 def _check_flags(request: Request, teaching: Teaching) -> None:
@@ -233,7 +235,7 @@ def _check_flags(request: Request, teaching: Teaching) -> None:
         raise BadInput("--pair needs a local model as teacher; leave it out")
 
 
-def prepare(lessons: _Lessons, models: Mapping[str, SentenceTransformer], request: Request) -> _Lessons:
+def _prepare(lessons: _Lessons, models: Mapping[str, SentenceTransformer], request: Request) -> _Lessons:
     """Read the rows of an index, table or store, and make texts for who made it to label."""
     teacher, teaching, progress = lessons.teacher, lessons.teaching, request.progress
     tokenizer = next(iter(models.values())).tokenizer

@@ -44,7 +44,7 @@ from trundle.search.budget import (
     _time_left,
 )
 from trundle.search.candidates import _Candidate
-from trundle.search.lessons import Teaching, _Lessons, find_lessons, prepare
+from trundle.search.lessons import Teaching, _find_lessons, _Lessons, _prepare
 from trundle.search.prospects import _Prospects
 from trundle.search.speed import _export_graph, _Speed, _time_queries
 from trundle.search.trials import (
@@ -142,12 +142,12 @@ def compress_to_budget(
     if not 0 < minutes < math.inf:
         raise BadInput(f"a search can't take {minutes} minutes; pass a number above 0")
     _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
-    lessons = find_lessons(request, teaching or Teaching(), students, minutes=minutes)
+    lessons = _find_lessons(request, teaching or Teaching(), students, minutes=minutes)
     _parse_budget(budget, whole_bytes=None if lessons.owner is None else 1)  # before a model is loaded
     trust, progress = request.trust_remote_code, request.progress
     with watch.task("loading the models", None):
         bases = {name: load(name, trust_remote_code=trust) for name in lessons.bases}
-    lessons = prepare(lessons, bases, request)
+    lessons = _prepare(lessons, bases, request)
     assert lessons.corpus is not None
     request = replace(request, source=lessons.name, corpus=lessons.corpus, kept=lessons.opened())
     prospects = lessons.prospects(bases, progress)
@@ -190,6 +190,7 @@ def compress_to_budget(
             request=request,
             texts=times.texts,
             mapped=times.mapped,
+            heals=times.heals,
             work=work,
             watch=watch,
             endpoint_model=lessons.endpoint_model,

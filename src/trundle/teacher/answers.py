@@ -25,7 +25,7 @@ _WAIT_SECONDS = 30.0
 _TABLE = "CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, vector BLOB) WITHOUT ROWID"
 
 
-def asked_once(endpoint: Embedder, identity: str, *, most: int | None = None) -> Embedder:
+def _asked_once(endpoint: Embedder, identity: str, *, most: int | None = None) -> Embedder:
     """Return an endpoint without prompts that sends no text twice, and at most `most` texts in all."""
     answers, sent = _Answers(identity), 0
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from trundle.embedder import Embedder, Encode, Vectors
 from trundle.errors import BadInput, BadModel
-from trundle.teacher.answers import asked_once
+from trundle.teacher.answers import _asked_once
 from trundle.teacher.shards import _DIGEST_BYTES
 
 _FIRST_WAIT = 0.5
@@ -179,7 +179,7 @@ def open_endpoint(url: str, model: str | None, *, most: int | None = None) -> tu
     """Return an endpoint that sends no text twice and at most `most` texts in all, and its identity."""
     opened = endpoint_teacher(url, model)
     identity = _endpoint_id(url, str(model))
-    return asked_once(opened, identity, most=most), identity
+    return _asked_once(opened, identity, most=most), identity
 
 
 def endpoint_teacher(
