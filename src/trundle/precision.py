@@ -29,6 +29,8 @@ class GraphFormat:
     """What matmuls run in, which decides the speed."""
     bytes_per_layer: int = 0
     """Bytes of a layer's operations, measured on BERT-like models; 0: the file is as large as its weights."""
+    other_bytes: int = 9_100
+    """Bytes of the operations outside of the layers, if the size of the file is predicted."""
     fallbacks: tuple[Precision, ...] = ()
     """Precisions to export instead if this one loses too much, the preferred one first."""
     x86_only: bool = False
@@ -51,7 +53,7 @@ FORMATS: Sequence[GraphFormat] = (
         file="onnx/model_quantized.onnx",
         weights="int8",
         matmuls="int8",
-        bytes_per_layer=36_400,
+        bytes_per_layer=1_250,
         fallbacks=("float32",),
     ),
     GraphFormat(
@@ -68,7 +70,7 @@ FORMATS: Sequence[GraphFormat] = (
         file="onnx/model_q4_int8.onnx",
         weights="int4",
         matmuls="int8",
-        bytes_per_layer=48_700,
+        bytes_per_layer=4_850,
         fallbacks=("int4", "float32"),
     ),
     GraphFormat(
@@ -77,7 +79,7 @@ FORMATS: Sequence[GraphFormat] = (
         file="onnx/model_q4.onnx",
         weights="int4",
         matmuls="float32",
-        bytes_per_layer=29_300,
+        bytes_per_layer=5_900,
         fallbacks=("float32",),
     ),
     GraphFormat(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trundle.embedder import Vectors
 from trundle.export import int8
-from trundle.export.tracing import _save_onnx, onnx
+from trundle.export.tracing import _save_onnx, _with_short_names, onnx
 from trundle.model.matrices import BLOCK, fits_grid, on_grid
 
 _FOUR = "four"
@@ -30,7 +30,8 @@ _QUANTISED, _TRANSPOSED = "_quantized", "_Transposed"
 
 def _write_int4(traced: Path, path: Path, *, tokens: int) -> None:
     """The token table (of `tokens` rows) and all large matrices in int4, other tables in int8."""
-    _save_onnx(int8._with_int8_tables(_with_int4(onnx.load(traced), tokens=tokens)), path)
+    model = int8._with_int8_tables(_with_int4(onnx.load(traced), tokens=tokens))
+    _save_onnx(_with_short_names(model), path)
 
 
 def _write_int4_with_int8_matmuls(
@@ -44,7 +45,8 @@ def _write_int4_with_int8_matmuls(
     model = int8._with_even_inputs(model, gains, keep=keep)
     quantised = int8._with_int8_matmuls(model, path.parent, keep=keep, older_cpus=older_cpus)
     model = _with_requantised_matrices(quantised, floats, sources)
-    _save_onnx(int8._with_int8_tables(_with_int4(model, tokens=tokens)), path)
+    model = int8._with_int8_tables(_with_int4(model, tokens=tokens))
+    _save_onnx(_with_short_names(model), path)
 
 
 def _with_requantised_matrices(

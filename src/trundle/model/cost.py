@@ -211,7 +211,8 @@ def _cost(
         length=length,
         header_bytes=sum(_header_bytes(file, has_format=layers > 0 and file[0].file == 0) for file in files),
         graph_bytes={
-            row.precision: layers * row.bytes_per_layer + sum(_graph_bytes(one, row) for one in exported)
+            row.precision: (layers * row.bytes_per_layer + row.other_bytes if layers else 0)
+            + sum(_graph_bytes(one, row) for one in exported)
             for row in FORMATS
             if row.engine == "onnx" and row.is_quantised
         },

@@ -52,6 +52,8 @@ class _Candidate:
     milliseconds: float | None = None
     untouched: bool = False
     """The source itself: nothing is trained, only exported."""
+    in_space: bool = False
+    """Only tokens and bits of the source are reduced, so its vectors need no linear map."""
 
     @property
     def bytes(self) -> int:
@@ -121,10 +123,9 @@ def _list_candidates(
     for kept in grid:
         layers, tokens, neurons, width = kept
         hidden = sizes["hidden"] * width
+        in_space = is_teacher and (layers, neurons, width) == (layout.layers, sizes["mlp"], _WIDTHS[0])
         untouched = (
-            is_teacher
-            and graph_format("onnx", precision).weights != "int4"
-            and kept == (layout.layers, sizes["vocab"], sizes["mlp"], _WIDTHS[0])
+            in_space and graph_format("onnx", precision).weights != "int4" and tokens == sizes["vocab"]
         )
         try:
             cost = predict(
@@ -134,13 +135,19 @@ def _list_candidates(
                 mlp=neurons,
                 hidden=int(hidden) if width != 1 else None,
                 head=int(sizes["head"] * width) if width != 1 else None,
-                dense=None if untouched else (int(hidden), dimensions),
+                dense=None if in_space else (int(hidden), dimensions),
             )
         except ImpossibleCut:
             continue
         found.append(
             candidate(
-                layers=layers, tokens=tokens, neurons=neurons, width=width, cost=cost, untouched=untouched
+                layers=layers,
+                tokens=tokens,
+                neurons=neurons,
+                width=width,
+                cost=cost,
+                untouched=untouched,
+                in_space=in_space,
             )
         )
     if has_token_map(model):
@@ -200,10 +207,12 @@ def _token_counts(model: SentenceTransformer, whole: int) -> list[int]:
     if has_token_map(model):
         return [whole]
     try:
-        least = len(read_vocabulary(model).least())
+        vocabulary = read_vocabulary(model)
     except BadModel:  # a tokenizer that can't be rebuilt
         return [whole]
-    return _counts(whole, _TOKENS, at_least=max(_FEWEST_TOKENS, least))
+    found = _counts(whole, _TOKENS, at_least=max(_FEWEST_TOKENS, len(vocabulary.least())))
+    # Tokens that no text becomes are bytes for nothing.
+    return sorted({*found, max(found[-1], whole - len(vocabulary.unreachable()))}, reverse=True)
 
 
 def _counts(whole: int, shares: Sequence[Fraction], *, at_least: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -12,13 +13,15 @@ from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from trundle.data.corpus import Corpus
-from trundle.errors import BadInput, MissingExtra
+from trundle.errors import BadInput, BadModel, MissingExtra
 from trundle.model.cost import Cost
 from trundle.model.encode import labelling_embedder
 from trundle.model.matrices import token_rows
+from trundle.model.token_map import read_vocabulary
 from trundle.precision import Precision, graph_format
 from trundle.progress import Progress
 from trundle.search.budget import _Budget
@@ -166,10 +169,18 @@ def _coverage(model: SentenceTransformer, texts: Sequence[str]) -> _Coverage:
     if not len(held_out):
         held_out = ranked
     most = max(token_rows(model), int(max(ranked.max(initial=0), held_out.max(initial=0))) + 1)
-    order = np.argsort(-np.bincount(ranked, minlength=most), kind="stable")
+    order = np.lexsort((_is_unreachable(model, most), -np.bincount(ranked, minlength=most)))
     covered = np.bincount(held_out, minlength=most)[order]
     shares = np.cumsum(covered) / max(1, covered.sum())
     return lambda tokens: float(shares[min(tokens, len(shares)) - 1])
+
+
+def _is_unreachable(model: SentenceTransformer, count: int) -> NDArray[np.bool_]:
+    """For each of `count` ids, whether no text becomes that token."""
+    found = np.zeros(count, dtype=bool)
+    with suppress(BadModel):  # a tokenizer that can't be rebuilt
+        found[sorted(read_vocabulary(model).unreachable())] = True
+    return found
 
 
 def _raised(value: float) -> str:

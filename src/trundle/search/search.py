@@ -212,11 +212,26 @@ def _planned(
 def _timed(planned: Outcome, prospects: _Prospects, minutes: float, rate: float) -> Outcome:
     """Adds the time plan, from how many texts the teacher encodes in a second."""
     there = prospects.text_count()
-    times = _plan_time(minutes, len(planned.tried), rate=rate, there=there, on_gpu=torch.cuda.is_available())
-    least = (times.labelling + times.mapping + _SHORTEST_TRIAL + times.closing) / 60
+    first = planned.chosen.candidate
+    times = _plan_time(
+        minutes,
+        len(planned.tried),
+        rate=rate,
+        there=there,
+        on_gpu=torch.cuda.is_available(),
+        near=first.in_space,
+        work=first.cost.flops_per_token / planned.before.flops_per_token,
+    )
+    shortest = _SHORTEST_TRIAL if times.trains else 0.0
+    least = (times.labelling + times.mapping + shortest + times.closing) / 60
     if least > minutes:
         prospects.progress.say(f"{minutes:.4g} minutes are too short here; about {least:.2g} are needed")
-    if times.texts < min(_ENOUGH_TEXTS, there):
+    if not times.trains:
+        prospects.progress.say(
+            f"training would make about {times.steps:.0f} steps in this time, too few to gain anything, so "
+            "the model is made in closed form"
+        )
+    elif times.texts < min(_ENOUGH_TEXTS, there):
         speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
         used = f"so training uses {times.texts:,} texts; more --minutes or a GPU allow more"
         prospects.progress.say(f"the model encodes {speed} texts a second here, {used}")
@@ -246,6 +261,8 @@ def _carried_out(
 
     def seconds(best: _Tried) -> float:
         # A candidate that was not tried still needs the teacher's vectors and its linear map.
+        if not times.trains:
+            return 0.0
         ahead = 0.0 if best.distances else times.labelling + times.mapping
         return _time_left(minutes, time.monotonic() - began + ahead, times.closing)
 
