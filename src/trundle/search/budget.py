@@ -212,8 +212,14 @@ def _fewest_steps(*, near: bool) -> int:
 def _without_training(times: _Timetable, rate: float, near: bool) -> _Timetable:
     """The same plan in closed form: the teacher encodes the texts of the linear map, if one is needed."""
     texts = min(times.texts, _CALIBRATED_ON if near else times.mapped)
-    mapping = 0.0 if near else times.mapping
-    return replace(times, labelling=texts / rate, texts=texts, mapping=mapping, finishing=0.0)
+    return replace(
+        times,
+        labelling=texts / rate,
+        mapping=0.0 if near else times.mapping,
+        finishing=0.0,
+        texts=texts,
+        mapped=min(times.mapped, texts),
+    )
 
 
 def _time_left(minutes: float, gone: float, closing: float) -> float:
