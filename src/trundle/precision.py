@@ -12,7 +12,7 @@ from typing import Literal
 from trundle.errors import BadInput
 
 EngineName = Literal["onnx", "openvino"]
-Precision = Literal["float32", "float16", "bfloat16", "int8", "int4", "int4+int8"]
+Precision = Literal["float32", "float16", "bfloat16", "int8", "int8+int4-tokens", "int4", "int4+int8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,8 @@ class GraphFormat:
     """What the file stores."""
     matmuls: Precision
     """What matmuls run in, which decides the speed."""
+    tokens: Precision | None = None
+    """What the file stores the token table in, if not as the other weights."""
     bytes_per_layer: int = 0
     """Bytes of a layer's operations, measured on BERT-like models; 0: the file is as large as its weights."""
     other_bytes: int = 9_100
@@ -53,6 +55,16 @@ FORMATS: Sequence[GraphFormat] = (
         file="onnx/model_quantized.onnx",
         weights="int8",
         matmuls="int8",
+        bytes_per_layer=1_250,
+        fallbacks=("float32",),
+    ),
+    GraphFormat(
+        engine="onnx",
+        precision="int8+int4-tokens",
+        file="onnx/model_quantized_q4_tokens.onnx",
+        weights="int8",
+        matmuls="int8",
+        tokens="int4",
         bytes_per_layer=1_250,
         fallbacks=("float32",),
     ),

@@ -224,7 +224,8 @@ def _graph_bytes(tensor: _Tensor, row: GraphFormat) -> int:
     rows, columns = (*(tensor.shape[::-1] if tensor.transposed else tensor.shape), 0, 0)[:2]
     # An int8 matmul has a scale and a zero point per output, and a gain per input, which some matmuls share.
     scales = 5 * rows + 4 * columns if row.matmuls == "int8" and tensor.matmul else 0
-    if row.weights == "int4" and (tensor.matmul or tensor.token_table):
+    in_int4 = (row.tokens or row.weights if tensor.token_table else row.weights) == "int4"
+    if in_int4 and (tensor.matmul or tensor.token_table):
         # int4 has two bytes per block.
         return scales + (count // 2 + 2 * count // BLOCK if fits_grid(rows, columns) else 4 * count)
     if len(tensor.shape) < 2 or count < _SMALLEST_INT8:

@@ -31,7 +31,7 @@ _LAYERS = tuple(map(Fraction, ("1", "5/6", "2/3", "1/2", "1/3", "1/4", "1/6")))
 _TOKENS = tuple(map(Fraction, ("1", "3/4", "1/2", "1/3", "1/4", "1/6", "1/8")))
 _NEURONS = tuple(map(Fraction, ("1", "3/4", "1/2")))
 _WIDTHS = tuple(map(Fraction, ("1", "1/2")))
-_INT4_PROMISE = 0.95
+_INT4_PROMISE, _INT4_TOKENS_PROMISE = 0.95, 0.98
 _FEWEST_TOKENS = 4000
 """With fewer tokens, words are split into letters."""
 
@@ -64,6 +64,12 @@ class _Candidate:
         return graph_format("onnx", self.precision).weights == "int4"
 
     @property
+    def bits(self) -> int:
+        """Of a weight in a matrix and of one in the token table, added; 16 at most, like int8."""
+        row = graph_format("onnx", self.precision)
+        return sum(4 if part == "int4" else 8 for part in (row.weights, row.tokens or row.weights))
+
+    @property
     def name(self) -> str:
         sizes = self.whole.sizes
         parts = [f"{self.layers} of {self.whole.layers} layers" if self.layers else "no layers (static)"]
@@ -84,7 +90,7 @@ class _Candidate:
             Fraction(self.tokens, sizes["vocab"]),
             Fraction(self.neurons, sizes["mlp"]) if self.layers else Fraction(0),
             self.width if self.layers else Fraction(0),
-            Fraction(1, 2) if self.in_int4 else Fraction(1),
+            Fraction(self.bits, 16),
         )
 
     def steps(self, *, texts: int | None = None) -> list[dict[str, Any]]:
@@ -185,11 +191,11 @@ def _promise(candidate: _Candidate, coverage: _Coverage) -> float:
     """Estimates quality from what is kept, to decide which candidates get a trial.
 
     In measurements, a smaller vocabulary hurts most, by what it no longer covers. Then follow half the width
-    and the layers; neurons hardly matter. Int4 costs little once it is trained. `benchmarks/planner.py
-    regret` measures the error.
+    and the layers; neurons hardly matter. Int4 costs little once it is fitted or trained, and the token table
+    alone in int4 even less. `benchmarks/planner.py regret` measures the error.
     """
     layers, _, neurons, width, _ = (float(share) for share in candidate.kept)
-    precision = _INT4_PROMISE if candidate.in_int4 else 1.0
+    precision = {8: _INT4_PROMISE, 12: _INT4_TOKENS_PROMISE}.get(candidate.bits, 1.0)
     return float(precision * layers**0.4 * neurons**0.2 * width * coverage(candidate.tokens) ** 4)
 
 

@@ -106,7 +106,8 @@ class _Prospects:
         # If time is limited, int4 weights are multiplied in int8: twice as fast, for a little less agreement.
         grid: Precision = "int4+int8" if timed else "int4"
         dimensions = self.bases[self.source].get_embedding_dimension() or 0
-        precisions: tuple[Precision, ...] = ("int8", grid) if self.makes_graphs else ("float32",)
+        rounded: tuple[Precision, ...] = ("int8", "int8+int4-tokens", grid)
+        precisions: tuple[Precision, ...] = rounded if self.makes_graphs else ("float32",)
         found = [
             candidate
             for base, model in self.bases.items()
