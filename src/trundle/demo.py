@@ -89,7 +89,7 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
     request = Request(
         source=str(model), output=output, corpus=corpus, seed=_SEED, replace=replace, progress=progress
     )
-    outcome = compress_to_budget(request, [_BUDGET], minutes=_MINUTES)
+    outcome = compress_to_budget(request, [_BUDGET], minutes=_MINUTES, fast=True)
     assert outcome.run is not None
     large = outcome.run.original
     encoder = None if outcome.milliseconds is None else Encoder(output)

@@ -122,6 +122,9 @@ def test_a_model_that_fits_once_it_is_int8_is_only_exported(
     )
     assert outcome.chosen.candidate.untouched
     assert outcome.chosen.outcome == "chosen"
+    assert outcome.run is not None
+    assert outcome.run.fidelity is not None
+    assert 0.9 < outcome.run.fidelity.cosine < 1 - 1e-7, "the graph is measured, not the weights"
     np.testing.assert_array_equal(load(output).encode(["a text"]), load(folder).encode(["a text"]))
     assert Encoder(output).graph.precision == "int8"
 

@@ -26,11 +26,13 @@ from trundle.folders import check_free, write_atomic
 from trundle.model.cost import Cost, cost
 from trundle.model.load import load
 from trundle.model.save import model_digest, weight_bytes
+from trundle.pipeline.compress import compare_held_out
 from trundle.pipeline.pair import pair_folder
 from trundle.pipeline.run import Request
 from trundle.precision import Precision, graph_format
 from trundle.progress import Progress, Stopwatch
 from trundle.records import PLANNING_FILE, versions
+from trundle.runtime.encoder import Encoder
 from trundle.search.budget import (
     _ENOUGH_TEXTS,
     _LABELLING,
@@ -118,13 +120,19 @@ MINUTES = 30.0
 
 
 def compress_to_budget(
-    request: Request, budget: Sequence[str], *, minutes: float = MINUTES, students: Sequence[str] = ()
+    request: Request,
+    budget: Sequence[str],
+    *,
+    minutes: float = MINUTES,
+    students: Sequence[str] = (),
+    fast: bool = False,
 ) -> Outcome:
     """Finds the best model within a budget.
 
     Parameters: `budget` lists limits such as "12MB", "10x", "20M-params" or "5ms"; `minutes` is the time for
-    the whole search; `students` are other backbones that may be trained into the source's space. A dry run
-    lists the candidates and the time plan. The source and the students are loaded once.
+    the whole search; `students` are other backbones that may be trained into the source's space. `fast` runs
+    the matmuls of int4 candidates in int8, as a limit in milliseconds does. A dry run lists the candidates
+    and the time plan. The source and the students are loaded once.
     """
     given = request.progress
     watch = given if isinstance(given, Stopwatch) else Stopwatch(given)
@@ -139,7 +147,9 @@ def compress_to_budget(
     trust, progress = request.trust_remote_code, request.progress
     with watch.task("loading the models", None):
         bases = {name: load(name, trust_remote_code=trust) for name in (request.source, *students)}
-    prospects = _Prospects(source=request.source, bases=bases, corpus=request.corpus, progress=progress)
+    prospects = _Prospects(
+        source=request.source, bases=bases, corpus=request.corpus, progress=progress, fast=fast
+    )
     before = cost(bases[request.source])
     limits = _parse_budget(budget, whole_bytes=before.file_bytes)
     speeds = {} if limits.milliseconds is None else prospects.speeds()
@@ -158,7 +168,8 @@ def compress_to_budget(
     with watch.task("identifying models and texts", None):
         digests = {name: model_digest(model) for name, model in bases.items()}
         facts = request.corpus.facts()
-    entry = cache_entry("trials", digests, list(budget), minutes, request.seed, str(facts), versions())
+    settings = [*budget, minutes, fast, request.seed]
+    entry = cache_entry("trials", digests, settings, str(facts), versions())
     taken = partial(progress.say, "another process runs the same search; this one starts its own")
     with locked(entry, if_taken=taken) as work:
         resumes = _wrote(work, request.target)
@@ -283,6 +294,9 @@ def _carried_out(
             speeds=speeds,
             progress=request.progress,
         )
+        if outcome.chosen.candidate.untouched and "milliseconds" in made:
+            graph = Encoder(request.target).embedder("result")
+            made["run"] = replace(run, fidelity=compare_held_out(run.teacher, graph, request))
         if outcome.before_milliseconds is None:
             made["before_milliseconds"] = prospects.source_milliseconds(outcome.before)
     outcome = replace(outcome, **made, spent=trials.watch.count())

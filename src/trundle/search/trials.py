@@ -253,7 +253,12 @@ class _Trials:
         planned = _once(self._folder(chosen, rounds).with_suffix(".seconds"), lambda: seconds)
         source = chosen.candidate.base if start is None else str(start)
         request = replace(
-            self.request, source=source, continues=start is not None, hold=True, deadline=deadline
+            self.request,
+            source=source,
+            continues=start is not None,
+            hold=True,
+            deadline=deadline,
+            compare=self.request.compare and not chosen.candidate.untouched,  # only its graph differs
         )
         length = {"minutes": planned / 60} if planned else {"steps": 0}
         return run_recipe(request, self._recipe(chosen, rounds, length))
