@@ -79,6 +79,7 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
         progress=request.progress,
         models=request.opened,
         opened=request.kept,
+        dry_run=request.dry_run,
         deadline=request.deadline,
     )
     made = _apply_all(request, recipe, context)

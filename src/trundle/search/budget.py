@@ -11,6 +11,7 @@ from typing import Any
 from trundle.errors import BadInput
 from trundle.evaluate.fidelity import MEASURED_TEXTS
 from trundle.methods.align.teacher_vectors import RIDGE_TEXTS, validation_count
+from trundle.methods.training import HEALING_TEXTS
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>k|m|g)?(?P<kind>b|x|ms|-?params|-?parameters)")
@@ -96,6 +97,8 @@ _READINGS = 4
 """How often held-out texts are encoded at the end: by both models to compare, and again for the report."""
 _MAPPING, _FEWEST_MAPPED = 1 / 150, 2048
 """The share of the time to encode texts for a candidate's linear map, and the fewest texts for it."""
+_HEALING_PASSES, _HEALING = 4, 0.1
+"""Passes of the teacher over the texts that healing takes, and the most of the time that it may take."""
 _PROVED_SHARE, _FEWEST_PROVED = 5, 200
 """The comparison uses one text for this many training texts, and never fewer than the second number."""
 _ENOUGH_TEXTS, _FEWEST_TEXTS = 2000, 200
@@ -134,6 +137,8 @@ class _Timetable:
     """Steps that a CPU would make in the last training, roughly; if they are too few, it makes none."""
     mapped: int = RIDGE_TEXTS
     """Texts to fit a candidate's linear map on."""
+    heals: bool = False
+    """Whether there is time to heal the cuts of each candidate."""
     proved: int = MEASURED_TEXTS
     """Held-out texts to compare the result on."""
 
@@ -176,6 +181,9 @@ def _plan_time(
     labelling = (texts + validation_count(texts)) / rate
     mapped = min(texts, RIDGE_TEXTS, max(_FEWEST_MAPPED, round(_MAPPING * whole * rate)))
     mapping = mapped / rate + (_GPU_TRIAL_OVERHEAD if on_gpu else 0.0)
+    healing = _HEALING_PASSES * min(there, HEALING_TEXTS) / rate
+    heals = healing <= _HEALING * whole
+    mapping += healing if heals else 0.0
     proved = _proof_texts(texts)
     closing = (_GPU_CLOSING if on_gpu else _CLOSING) + _READINGS * proved / rate
     if not on_gpu:
@@ -197,19 +205,23 @@ def _plan_time(
         closing=closing,
         texts=texts,
         mapped=mapped,
+        heals=heals,
         proved=proved,
     )
     if on_gpu:
         return times
     times = replace(times, steps=finishing / step)
-    return times if rungs or times.steps >= _fewest_steps(near=near) else _without_training(times, rate, near)
+    if rungs or times.steps >= _fewest_steps(near=near):
+        return times
+    times = replace(times, heals=heals or healing <= finishing)  # in the time of the training
+    return _without_training(times, rate, near=near)
 
 
 def _fewest_steps(*, near: bool) -> int:
     return _FEWEST_NEAR_STEPS if near else _FEWEST_STEPS
 
 
-def _without_training(times: _Timetable, rate: float, near: bool) -> _Timetable:
+def _without_training(times: _Timetable, rate: float, *, near: bool) -> _Timetable:
     """The same plan in closed form: the teacher encodes the texts of the linear map, if one is needed."""
     texts = min(times.texts, _CALIBRATED_ON if near else times.mapped)
     return replace(

@@ -52,6 +52,8 @@ class _Candidate:
     milliseconds: float | None = None
     untouched: bool = False
     """The source itself: nothing is trained, only exported."""
+    reachable: int | None = None
+    """How many tokens texts become; None: all of them."""
     in_space: bool = False
     """Only tokens and bits of the source are reduced, so its vectors need no linear map."""
 
@@ -93,14 +95,18 @@ class _Candidate:
             Fraction(self.bits, 16),
         )
 
-    def steps(self, *, texts: int | None = None) -> list[dict[str, Any]]:
-        """Returns the cuts as recipe rows; `texts` texts map a narrower model into its original's space."""
+    def steps(self, *, texts: int | None = None, heal: bool = True) -> list[dict[str, Any]]:
+        """Returns the cuts as recipe rows; `texts` texts map a narrower model into its original's space.
+
+        Without `heal` the cuts are not healed, which takes time.
+        """
         if self.untouched:
             return [{"depth": {"keep": self.layers}}]
         sizes = self.whole.sizes
         found: list[dict[str, Any]] = []
         if self.tokens < sizes["vocab"]:  # first, because the other methods use the new tokenizer
-            found.append({"vocabulary": {"keep": self.tokens}})
+            lossless = self.reachable is not None and self.tokens >= self.reachable
+            found.append({"vocabulary": {"keep": self.tokens} | ({"heal": "none"} if lossless else {})})
         if self.layers < self.whole.layers:
             found.append({"depth": {"keep": self.layers}})
         if self.width != 1:
@@ -109,6 +115,8 @@ class _Candidate:
         if self.neurons < sizes["mlp"]:
             share = f"{sizes['mlp'] - self.neurons}/{sizes['mlp']}"
             found.append({"weights": {"structure": "neuron", "method": "magnitude", "sparsity": share}})
+        if not heal:
+            found = [{name: options | {"heal": "none"} for name, options in row.items()} for row in found]
         return found
 
 
@@ -118,10 +126,11 @@ def _list_candidates(
     """Lists all cuts of `model`, each with a linear map into `dimensions`; the teacher needs no map."""
     layout = layout_of(transformer_of(model).model)
     sizes = layout.sizes
-    candidate = partial(_Candidate, base=base, precision=precision, whole=layout)
+    token_counts, reachable = _token_counts(model, sizes["vocab"])
+    candidate = partial(_Candidate, base=base, precision=precision, whole=layout, reachable=reachable)
     grid = itertools.product(
         _counts(layout.layers, _LAYERS, at_least=1),
-        (token_counts := _token_counts(model, sizes["vocab"])),
+        token_counts,
         _counts(sizes["mlp"], _NEURONS, at_least=1),
         _WIDTHS,
     )
@@ -209,16 +218,17 @@ def _fits(candidate: _Candidate, budget: _Budget) -> bool:
     )
 
 
-def _token_counts(model: SentenceTransformer, whole: int) -> list[int]:
+def _token_counts(model: SentenceTransformer, whole: int) -> tuple[list[int], int | None]:
+    """The numbers of tokens to try, and how many tokens texts become, if that is known."""
     if has_token_map(model):
-        return [whole]
+        return [whole], None
     try:
         vocabulary = read_vocabulary(model)
     except BadModel:  # a tokenizer that can't be rebuilt
-        return [whole]
+        return [whole], None
     found = _counts(whole, _TOKENS, at_least=max(_FEWEST_TOKENS, len(vocabulary.least())))
-    # Tokens that no text becomes are bytes for nothing.
-    return sorted({*found, max(found[-1], whole - len(vocabulary.unreachable()))}, reverse=True)
+    reachable = max(found[-1], whole - len(vocabulary.unreachable()))
+    return sorted({*found, reachable}, reverse=True), reachable
 
 
 def _counts(whole: int, shares: Sequence[Fraction], *, at_least: int) -> list[int]:

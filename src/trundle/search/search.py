@@ -189,6 +189,7 @@ def compress_to_budget(
             request=request,
             texts=times.texts,
             mapped=times.mapped,
+            heals=times.heals,
             work=work,
             watch=watch,
         )

@@ -175,6 +175,8 @@ class _Trials:
     mapped: int
     """Texts to fit a candidate's linear map on, before it is trained."""
     work: Path
+    heals: bool = True
+    """Whether cuts are healed before that."""
     watch: Stopwatch = field(default_factory=lambda: Stopwatch(SILENT))
     """Counts where the time goes."""
 
@@ -305,7 +307,7 @@ class _Trials:
         if candidate.in_int4:
             align["rounding"] = "int4"
         align |= {"start": "keep"} if rounds or candidate.in_space else {"start_texts": self.mapped}
-        cuts = candidate.steps(texts=self.texts if candidate.base == self.source else None)
+        cuts = candidate.steps(texts=self.texts if candidate.base == self.source else None, heal=self.heals)
         rows = [] if rounds else [row for cut in cuts for row in cut.items()]
         rows += [] if candidate.untouched else [("align", align)]
         return make_recipe(rows, name=candidate.name)
