@@ -4,8 +4,8 @@
 
 DIR has the tasks and tuples (classification/, retrieval/, sts/, triplets/). A domain is tested by its
 classification task and by a search over every tenth tuple of triplets/DOMAIN; tuples that share a text with
-it are not trained on. `neuron` removes neurons by gaprune's scores and reconstructs the output of the layer
-from those that stay; `neuron-alone` does not reconstruct. `gaprune-paper` has β = 1 (with each Fisher matrix
+it are not trained on. `neuron` removes neurons by gaprune's scores and heals the model with those that
+stay; `neuron-alone` does not heal it. `gaprune-paper` has β = 1 (with each Fisher matrix
 scaled below 1), `gaprune-raw` the formula as printed. `dense` is the model itself, before and after the same
 training. `papers/gaprune.py` turns the rows into changes against dense.
 """
@@ -42,10 +42,10 @@ from trundle.methods.weights.pruning import (
     _Scored,
     _wanda,
 )
-from trundle.methods.weights.samples import _draw_samples, _open_source, _reconstruction_texts
-from trundle.methods.weights.weights import _reconstruct
+from trundle.methods.weights.samples import _draw_samples, _healing_texts, _open_source
 from trundle.model.encode import embedder
 from trundle.model.heads import copy_of
+from trundle.model.healing import heal
 from trundle.model.layout import layout_of
 from trundle.model.load import load
 from trundle.model.matrices import prunable, weight_of, with_zeros
@@ -99,7 +99,7 @@ def scored(
         "domain-fisher": f_dom,
         "wanda": {name: _wanda(weight, norms[name]) for name, weight in weights.items()},
     }
-    return scores, _reconstruction_texts(sides, context)
+    return scores, _healing_texts(sides, context)
 
 
 def pruned(
@@ -116,9 +116,7 @@ def pruned(
     whole = _Scored(matrices=prunable(layout), scores=scores)
     kept = tuple(_best_neurons(one, keep) for one in _neurons_by_layer(whole))
     small = cut(model, Cut(mlp=kept))
-    if method == "neuron":
-        _reconstruct(model, small, kept, texts, Context(original=model, progress=harness.Lines()))
-    return small
+    return heal(model, small, Cut(mlp=kept), texts).model if method == "neuron" else small
 
 
 def build(options: argparse.Namespace, row: str) -> None:

@@ -7,10 +7,10 @@ from structure import count
 
 def test_the_source_keeps_its_structure() -> None:
     found = count()
-    assert found.files <= 173
-    assert found.lines <= 33_000
+    assert found.files <= 174
+    assert found.lines <= 33_750
     assert 100 <= found.median <= 250
-    assert found.public_names <= 455
+    assert found.public_names <= 459
     assert found.long_functions == []
     assert found.cycle == []
     assert found.repeated_classes == []

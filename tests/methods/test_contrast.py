@@ -86,7 +86,7 @@ def test_training_brings_queries_closer_to_their_answers(
 def test_a_decoders_pooling_and_attention_survive_a_plain_load(
     pico_model: PicoModel, corpus: Corpus, tmp_path: Path
 ):
-    asked: dict[str, Any] = {"pooling": "last", "attention": "bidirectional", "query_prompt": "question: "}
+    asked: dict[str, Any] = {"pooling": "last", "attention": "bidirectional", "query_prompt": "question:\n"}
     asked |= {"pool_prompts": False}
     applied = run(pico_model("qwen2"), corpus, tmp_path, **asked)
     folder = save(applied.model, tmp_path / "saved", lineage=Lineage(source="x"), card="")
@@ -95,11 +95,18 @@ def test_a_decoders_pooling_and_attention_survive_a_plain_load(
     assert not plain[1].include_prompt
     assert plain.tokenizer("a")["input_ids"][-1] == plain.tokenizer.eos_token_id
     assert _attends_both_ways(transformer_of(plain).model)
-    assert plain.prompts["query"] == "question: "
+    assert plain.prompts["query"] == "question:\n"
     assert plain.max_seq_length == pico_model("qwen2").max_seq_length
     np.testing.assert_allclose(
         plain.encode_query(pico.TEXTS), applied.model.encode_query(pico.TEXTS), atol=1e-6
     )
+
+
+def test_a_prompt_that_takes_the_first_word_out_of_pooling_is_rejected(
+    pico_model: PicoModel, corpus: Corpus, tmp_path: Path
+):
+    with pytest.raises(BadInput, match="merges with the first word"):
+        run(pico_model("qwen2"), corpus, tmp_path, query_prompt="question: ", pool_prompts=False)
 
 
 def test_prompts_change_what_is_learned_by_file(pico_model: PicoModel, corpus: Corpus, tmp_path: Path):

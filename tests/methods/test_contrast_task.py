@@ -26,6 +26,7 @@ from trundle.methods.contrast import ContrastOptions
 from trundle.methods.contrast.contrast import _add_adapters
 from trundle.methods.contrast.contrastive import _make_tuple_loader, make_contrast_task, relate
 from trundle.methods.training import Prompts
+from trundle.model.heads import prompt_tokens
 from trundle.model.layout import layout_of
 from trundle.model.surgery import transformer_of
 from trundle.train.blocks import recomputed_blocks
@@ -210,7 +211,7 @@ def test_prompts_are_read_and_pooled_as_the_model_does_itself(tmp_path: Path, po
     model = pico.model("llama", str(tmp_path))
     model[1].include_prompt, model[1].pooling_mode = False, pooling
     examples = [Example(query=text, positive=text[::-1], source="a") for text in pico.TEXTS]
-    prompts = Prompts(query="ask the index about this: ", document="a short document: ")
+    prompts = Prompts(query="ask the index about this:\n", document="a short document:\n")
     load = _make_tuple_loader(model, examples, {"a": prompts}, chunk=3)
     batch = load(np.arange(len(examples)))
     task = contrast(model, examples)
@@ -220,6 +221,17 @@ def test_prompts_are_read_and_pooled_as_the_model_does_itself(tmp_path: Path, po
     torch.testing.assert_close(queries, expected)
     expected = model.encode([e.positive for e in examples], prompt=prompts.document, convert_to_tensor=True)
     torch.testing.assert_close(documents, expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "prompt"), [("llama", "question: "), ("llama", "question:\n"), ("bert", "ask ")]
+)
+def test_the_first_word_after_a_prompt_is_pooled(pico_model: PicoModel, family: str, prompt: str):
+    """A byte-level tokenizer joins a space at the end of the prompt with the word that follows."""
+    model = pico_model(family)
+    tokens = model.tokenizer(f"{prompt}fox")["input_ids"]
+    own = tokens[prompt_tokens(model, prompt) :]
+    assert model.tokenizer.decode(own, skip_special_tokens=True).strip() == "fox"
 
 
 def test_a_text_truncated_to_its_prompt_is_named(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from sentence_transformers import SentenceTransformer
 import pico
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.data.examples import Example
+from trundle.data.texts import Text
 from trundle.errors import BadInput, BadRecipe, ImpossibleCut
 from trundle.methods import METHODS
 from trundle.methods.contract import Context
 from trundle.methods.depth import DepthPlan, _layers_left
 from trundle.methods.depth.curve import measure_curve
 from trundle.methods.depth.depth import _spread
+from trundle.model.surgery import Cut, cut
 from trundle.recipe import make_options
 
 DEPTH = METHODS["depth"]
@@ -171,3 +174,27 @@ def test_a_model_of_one_layer(tmp_path: Path) -> None:
         planned(model, CORPUS, pick="small")
     assert "nothing to cut" in str(planned(model, CORPUS, pick="large"))
     assert planned(model, keep=1).blocks == (0,)
+
+
+def test_a_cut_is_healed_if_there_are_texts(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    model, texts = pico_model("bert"), [Text(text=text, kind=None) for text in pico.different_texts(60)]
+    corpus = replace(CORPUS, train=lambda: iter(texts))
+    context = Context(original=model, corpus=corpus)
+    plan = planned(model, corpus, keep=2)
+    small, unhealed = DEPTH.apply(model, plan, context), cut(model, Cut(blocks=plan.blocks))
+    assert small.facts["healed_on"] == 60
+    assert small.facts["error_healed"] < small.facts["error_unhealed"]
+    same = [
+        DEPTH.apply(model, planned(model, corpus, keep=2, heal="none"), context),
+        DEPTH.apply(model, plan, replace(context, dry_run=True)),
+        DEPTH.apply(model, planned(model, keep=2), Context(original=model)),
+        DEPTH.apply(model, plan, replace(context, corpus=replace(corpus, train=lambda: iter(texts[:1])))),
+    ]
+    for other in same:
+        np.testing.assert_array_equal(other.model.encode(pico.TEXTS), unhealed.encode(pico.TEXTS))
+        assert not other.facts
+    asked = planned(model, corpus, keep=2, heal="closed-form")
+    with pytest.raises(BadInput, match="too few to heal"):
+        DEPTH.apply(model, asked, replace(context, corpus=replace(corpus, train=lambda: iter(texts[:1]))))
+    with pytest.raises(BadInput, match="healed on texts; pass them with --data"):
+        planned(model, keep=2, heal="closed-form")

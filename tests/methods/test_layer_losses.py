@@ -1,4 +1,4 @@
-"""The arithmetic of the curve against the pooling and the loss of sentence-transformers."""
+"""The arithmetic of the curve against the loss of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -6,48 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from sentence_transformers.sentence_transformer.modules import Pooling
 
-from trundle.methods.depth.curve import (
-    _MAXIMUM,
-    _POOLINGS,
-    LayerCurve,
-    _deeper_dip,
-    _layer_losses,
-    _pick_layers,
-    _pool,
-    _token_weights,
-)
-
-LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
-
-
-@settings(max_examples=60)
-@given(lengths=LENGTHS, left=st.booleans(), mode=st.sampled_from(_POOLINGS), seed=st.integers(0, 99))
-def test_pooling_is_the_librarys(lengths: list[int], left: bool, mode: str, seed: int) -> None:
-    width = max(lengths)
-    places = torch.arange(width)
-    mask = torch.stack([places >= width - n if left else places < n for n in lengths]).long()
-    states = torch.randn(len(lengths), width, 6, generator=torch.Generator().manual_seed(seed))
-    expected = Pooling(6, pooling_mode=mode)({"token_embeddings": states, "attention_mask": mask})
-    assume(not (left and mode == "weightedmean"))  # older versions count the padding; see the next test
-    ours = _pool(states, mask, [None if mode == _MAXIMUM else _token_weights(mask, mode)])
-    torch.testing.assert_close(ours, expected["sentence_embedding"], atol=1e-5, rtol=1e-5)
-
-
-@given(lengths=LENGTHS, left=st.booleans())
-def test_weights_of_a_weighted_mean_rise_linearly_and_sum_to_one(lengths: list[int], left: bool) -> None:
-    width = max(lengths) + 2
-    places = torch.arange(width)
-    mask = torch.stack([places >= width - n if left else places < n for n in lengths]).long()
-    weights = _token_weights(mask, "weightedmean")
-    for row, real, n in zip(weights, mask, lengths, strict=True):
-        expected = torch.arange(1.0, n + 1) / (n * (n + 1) / 2)
-        torch.testing.assert_close(row[real.bool()], expected)
-        assert not row[~real.bool()].any()
+from trundle.methods.depth.curve import LayerCurve, _deeper_dip, _layer_losses, _pick_layers
 
 
 @pytest.mark.parametrize("negatives", [0, 1, 3])

@@ -104,25 +104,25 @@ def test_neurons_that_stay_keep_their_weights(
     assert all(torch.equal(small.state_dict()[n], w) for n, w in expected.state_dict().items())
 
 
-def test_neurons_are_reconstructed_if_there_are_texts(
+def test_neurons_are_healed_if_there_are_texts(
     pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
 ) -> None:
     model = pico_model("bert")
     asked = {"sparsity": "50%", "structure": "neuron", "method": "wanda", "domain": files["domain"]}
-    alone, helped = (prune(model, **asked, take_over=choice) for choice in (False, True))
-    assert (alone.facts["taken_over_on"], helped.facts["taken_over_on"] > 0) == (0, True)
+    alone, helped = (prune(model, **asked, heal=choice) for choice in ("none", None))
+    assert ("healed_on" in alone.facts, helped.facts["healed_on"] > 0) == (False, True)
     texts = [json.loads(line)["positive"] for line in Path(files["domain"]).read_text().splitlines()[:60]]
     wanted = model.encode(texts)
     near = [float((one.model.encode(texts) * wanted).sum(axis=1).mean()) for one in (alone, helped)]
     assert near[0] < near[1]
 
 
-def test_nothing_is_reconstructed_in_a_model_that_has_zeros_to_keep(
+def test_nothing_is_healed_in_a_model_that_has_zeros_to_keep(
     pico_model: Callable[[str], SentenceTransformer], files: dict[str, str]
 ) -> None:
     sparse = prune(pico_model("bert"), sparsity="50%", method="magnitude").model
     cut_too = prune(sparse, sparsity="50%", structure="neuron", method="wanda", domain=files["domain"])
-    assert cut_too.facts["taken_over_on"] == 0
+    assert "healed_on" not in cut_too.facts
     assert sum(int((weight == 0).sum()) for weight in weights(cut_too.model).values())
 
 

@@ -60,6 +60,17 @@ def test_pooling_is_the_weighted_mean_it_says(tmp_path: Path) -> None:
         np.testing.assert_allclose(vector, expected.numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_vector_does_not_depend_on_the_batch(family: str, tmp_path: Path) -> None:
+    """A tokenizer that pads in front moves the positions and weights of short texts."""
+    folder = pico.save_backbone(family, str(tmp_path))
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"padding_side": "left"}))
+    model = load(folder, device="cpu")
+    alone, among = model.encode("fox"), model.encode(["fox", "a text of many more words " * 3])[0]
+    np.testing.assert_allclose(among, alone, atol=1e-5)
+
+
 def test_last_token_pooling_on_request(tmp_path: Path) -> None:
     model = load(pico.save_backbone("qwen2", str(tmp_path)), pooling="lasttoken", device="cpu")
     tokens = model.tokenizer(pico.TEXTS[0], return_tensors="pt")

@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     from trundle.model.cost import Cost
     from trundle.teacher.teacher import Teacher
 
+Heal = Literal["closed-form", "none"]
+"""Whether the weights that a cut leaves are fitted to the uncut model."""
+Healing = Literal["closed-form", "if possible", "none"]
+"""The same in a plan: by default a cut is healed if there are enough texts."""
 COMPILE_HELP = "Compile the layers first: takes up to a minute, then steps are faster on a GPU."
+HEAL_HELP = "Fit what is left to the uncut model by least squares. Default: closed-form, if there are texts."
 KEEP_ZEROS_HELP = "Keep zero weights zero. Default: if many are zero, as after pruning."
 LENGTH_HELP = f"Truncate texts to this many tokens. Default: the model's limit, up to {LONGEST}."
 MINUTES_HELP = "Train for at most this many minutes, even if steps or epochs are left."
@@ -75,6 +80,8 @@ class Context:
     """Models that are loaded already, by name."""
     opened: dict[str, Any] = field(default_factory=dict)
     """Expensive objects that are needed again, by this method or by the next run of a search."""
+    dry_run: bool = False
+    """Whether only the sizes of the result matter."""
     deadline: float = math.inf
     """The time (`time.monotonic`) at which a training must end."""
 

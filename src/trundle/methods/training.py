@@ -1,4 +1,4 @@
-"""What methods that train have in common: checkpoints in the cache, checks, and prompts by data file."""
+"""What methods that learn from texts have in common: checkpoints, checks, prompts by data file, healing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from torch import nn
 from trundle.cache import cache_entry, locked, remove_entry
 from trundle.data.corpus import Corpus
 from trundle.data.examples import Example
+from trundle.data.sampling import sample
 from trundle.errors import BadInput
-from trundle.methods.contract import Context, Given
+from trundle.methods.contract import Context, Given, Heal, Healing
 from trundle.model.encode import explain_out_of_memory
 from trundle.model.heads import prompts_by_role
+from trundle.model.healing import heal
 from trundle.model.save import tokenizer_text
+from trundle.model.surgery import Cut
 from trundle.progress import is_first, process_count
 from trundle.records import TRAINING_LOG_FILE, training_log_file
 from trundle.train.blocks import zeros_kept
@@ -29,6 +32,8 @@ from trundle.train.trainer import Schedule, has_checkpoint
 
 _LESS_MEMORY = "pass a smaller --batch-size (for contrast or width, a smaller --mini-batch is enough)"
 NOT_VALIDATED = "no {} are held out for validation; the last weights are used, not the best"
+HEALING_TEXTS = 4096
+"""The most texts that a cut is healed on."""
 VALIDATIONS = 10
 """Validations in a run of known length, for methods that train on labels."""
 
@@ -105,6 +110,43 @@ def _locked(folder: Path, context: Context) -> Iterator[Path]:
         if has_checkpoint(own):
             context.progress.say("resuming from the checkpoint of an earlier run of the same command")
         yield own
+
+
+def plan_healing(wanted: Heal | None, context: Context) -> Healing:
+    """Returns whether a cut will be healed; the default is to heal if there are texts."""
+    if wanted == "closed-form" and context.corpus is None:
+        raise BadInput("a cut is healed on texts; pass them with --data, or leave heal out")
+    return "none" if context.corpus is None else wanted or "if possible"
+
+
+def healed(
+    whole: SentenceTransformer,
+    small: SentenceTransformer,
+    what: Cut,
+    healing: Healing,
+    context: Context,
+    *,
+    texts: Sequence[str] | None = None,
+) -> tuple[SentenceTransformer, dict[str, Any]]:
+    """Returns `small`, which `what` has cut out of `whole`, after healing, and the facts about it.
+
+    `texts` default to those of --data.
+    """
+    if healing == "none" or context.dry_run:
+        return small, {}
+    if texts is None:
+        if context.corpus is None:
+            raise BadInput("this plan heals the cut on texts; pass them with --data")
+        texts = [text.text for text in sample(context.corpus.train(), HEALING_TEXTS, seed=context.seed)]
+    try:
+        found = heal(whole, small, what, texts, progress=context.progress)
+    except BadInput as error:
+        if healing == "closed-form":
+            raise
+        context.progress.say(f"not healed: {error}")
+        return small, {}
+    errors = {"error_unhealed": round(found.before, 5), "error_healed": round(found.after, 5)}
+    return found.model, {"healed_on": len(texts), **errors}
 
 
 def check_same_tokens(

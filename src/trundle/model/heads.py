@@ -253,6 +253,28 @@ def _pools_prompts(model: SentenceTransformer) -> bool:
     return not any(isinstance(module, Pooling) and not module.include_prompt for module in model)
 
 
+def prompt_tokens(model: SentenceTransformer, prompt: str) -> int:
+    """Return how many tokens of a prompt stand before a text; its last space may become part of a word."""
+    alone, followed = model.tokenizer([prompt, f"{prompt}a"])["input_ids"]
+    same = [first == second for first, second in zip(alone, followed, strict=False)]
+    return same.index(False) if False in same else len(same)
+
+
+def check_first_words_are_pooled(model: SentenceTransformer) -> None:
+    """Reject a prompt that is not pooled and merges with the word after it, which would be lost as well.
+
+    sentence-transformers counts the tokens of the prompt alone.
+    """
+    special = set(model.tokenizer.all_special_ids)
+    for prompt in {} if _pools_prompts(model) else {*prompts_by_role(model).values()} - {""}:
+        alone = model.tokenizer(prompt)["input_ids"]
+        if prompt_tokens(model, prompt) < len(alone) - (alone[-1] in special):
+            raise BadInput(
+                f"the end of the prompt {prompt!r} merges with the first word of a text, so pooling would "
+                "leave that word out; end the prompt with a newline, or pool prompts"
+            )
+
+
 def check_prompts_are_pooled(model: SentenceTransformer, prompts: Mapping[str, str | None]) -> None:
     """Reject a model that encodes prompts but leaves them out of pooling, which training can't imitate."""
     if not _pools_prompts(model) and (any(prompts.values()) or any(prompts_by_role(model).values())):

@@ -77,6 +77,7 @@ def load(
         _check_complete(backbone, _backbone_folder(folder))
         _check_vocabulary(model, backbone, folder)
         _limit_to_positions(model, backbone)
+        _pad_right(model, backbone)
     return model if width is None else _narrowed(model, folder, width)
 
 
@@ -148,6 +149,16 @@ def _limit_to_positions(model: SentenceTransformer, backbone: PreTrainedModel) -
         embeddings: Any = backbone.embeddings
         positions = embeddings.position_embeddings.num_embeddings - embeddings.padding_idx - 1
         model.max_seq_length = min(model.max_seq_length or positions, positions)
+
+
+def _pad_right(model: SentenceTransformer, backbone: PreTrainedModel) -> None:
+    """Put the padding of a causal model behind the text, where neither positions nor weights count it.
+
+    With padding in front, the vector of a text depends on the longest text of its batch.
+    """
+    family = _BY_MODEL_TYPE.get(backbone.config.model_type)
+    if family is not None and family.causal and model.tokenizer is not None:
+        model.tokenizer.padding_side = "right"
 
 
 def _check_complete(backbone: PreTrainedModel, folder: Path | None) -> None:

@@ -79,18 +79,9 @@ def weight_of(backbone: nn.Module, matrix: Matrix) -> Tensor:
     return matrix.oriented(backbone.get_parameter(matrix.parameter).detach())
 
 
-def has_bias(backbone: nn.Module, matrix: Matrix) -> bool:
+def _has_bias(backbone: nn.Module, matrix: Matrix) -> bool:
     """Return whether a linear layer has a bias."""
     return getattr(backbone.get_submodule(matrix.name), "bias", None) is not None
-
-
-def put_map(backbone: nn.Module, matrix: Matrix, weight: Tensor, gain: Tensor) -> None:
-    """Replace the weight of a linear layer, as (out, in), and add `gain` to its bias, if any, in place."""
-    with torch.no_grad():
-        weight_of(backbone, matrix).copy_(weight)
-        if has_bias(backbone, matrix):
-            bias = backbone.get_parameter(f"{matrix.name}.bias")
-            bias.add_(gain.to(bias))
 
 
 def block_weights(model: SentenceTransformer) -> Iterator[tuple[str, nn.Parameter]]:

@@ -30,9 +30,9 @@ from trundle.model.matrices import (
     _LOWEST,
     BLOCK,
     Matrix,
+    _has_bias,
     fits_grid,
     grid_weights,
-    has_bias,
     is_on_grid,
     is_pruned,
     prunable,
@@ -83,30 +83,44 @@ def round_to_int4(
 
 def _batches(model: SentenceTransformer, texts: Sequence[str], *, inputs: int) -> list[Features]:
     """The texts as the model's input, the shortest first; rejects texts with fewer tokens than `inputs`."""
-    limit = model.max_seq_length
-    static = static_table(model) is not None
+    groups = _groups(texts)
+    found = _as_features(model, groups)
+    if static_table(model) is not None:
+        return found
+    step = _thinned(groups, found, inputs=inputs, most=_MOST_TOKENS, purpose="round to int4")
+    return found[step // 2 :: step]
+
+
+def _groups(texts: Sequence[str]) -> list[list[str]]:
+    """The different texts in groups of similar length."""
+    ordered = sorted(dict.fromkeys(texts), key=lambda text: (len(text), text))
+    return [ordered[start : start + _BATCH] for start in range(0, len(ordered), _BATCH)]
+
+
+def _as_features(model: SentenceTransformer, groups: Sequence[list[str]]) -> list[Features]:
+    limit, static = model.max_seq_length, static_table(model) is not None
     if not static:
         model.max_seq_length = min(limit or _LONGEST, _LONGEST)
     try:
-        ordered = sorted(dict.fromkeys(texts), key=lambda text: (len(text), text))
-        found: list[Features] = []
-        for start in range(0, len(ordered), _BATCH):
-            features = model.preprocess(ordered[start : start + _BATCH])
-            found.append(batch_to_device(features, model.device))
+        return [batch_to_device(model.preprocess(group), model.device) for group in groups]
     finally:
         if not static:
             model.max_seq_length = limit
-    if static:
-        return found
-    counts = [int(features["attention_mask"].sum()) for features in found]
-    if (tokens := sum(counts)) < inputs:
-        needed = -(-len(ordered) * inputs // max(1, tokens))
+
+
+def _thinned(
+    groups: Sequence[list[str]], found: Sequence[Features], *, inputs: int, most: int, purpose: str
+) -> int:
+    """The step between groups by which about `most` tokens are left; rejects fewer than `inputs`."""
+    tokens = sum(int(features["attention_mask"].sum()) for features in found)
+    if tokens < inputs:
+        texts = sum(map(len, groups))
+        needed = -(-texts * inputs // max(1, tokens))
         raise BadInput(
-            f"{len(ordered):,} texts with {tokens:,} tokens are too few to round to int4; calibrate with "
-            f"{needed:,} such texts or more"
+            f"{texts:,} texts with {tokens:,} tokens are too few to {purpose}; calibrate with {needed:,} "
+            "such texts or more"
         )
-    step = -(-tokens // _MOST_TOKENS)
-    return found[step // 2 :: step]
+    return -(-tokens // most)
 
 
 def _round_table(model: SentenceTransformer) -> None:
@@ -196,15 +210,34 @@ class _Moments:
     def __init__(self) -> None:
         self._inputs: Tensor | float = 0.0
         self._outputs: Tensor | float = 0.0
+        self._wanted: Tensor | float = 0.0
 
-    def add(self, inputs: Tensor, wanted: Tensor) -> None:
-        """Add some rows."""
+    def add(self, inputs: Tensor, wanted: Tensor, weights: Tensor | None = None) -> None:
+        """Add some rows, each with its weight."""
         inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], dim=1)
-        self._inputs = self._inputs + inputs.T @ inputs
-        self._outputs = self._outputs + inputs.T @ wanted
+        if weights is not None:
+            roots = weights.sqrt()[:, None]
+            inputs, wanted = roots * inputs, roots * wanted
+        self._inputs = self._inputs + _precise(inputs.T @ inputs)
+        self._outputs = self._outputs + _precise(inputs.T @ wanted)
+        self._wanted = self._wanted + _precise(wanted.square().sum())
 
-    def fit(self, weight: Tensor, *, shifts: bool) -> tuple[Tensor, Tensor]:
-        """Return the rounded matrix and its bias, which counts only if it `shifts`; `weight` is exact."""
+    def __add__(self, other: _Moments) -> _Moments:
+        total = _Moments()
+        total._inputs = self._inputs + other._inputs
+        total._outputs = self._outputs + other._outputs
+        total._wanted = self._wanted + other._wanted
+        return total
+
+    def error(self, weight: Tensor, bias: Tensor) -> float:
+        """Return the summed squared error of a matrix (out, in) with a bias, relative to what is wanted."""
+        assert isinstance(self._inputs, Tensor)
+        together = torch.cat([weight, bias[:, None]], dim=1).to(self._inputs).T
+        error = (together * (self._inputs @ together - 2 * self._outputs)).sum() + self._wanted
+        return float(error / max(float(self._wanted), 1e-30))
+
+    def _centred(self, *, shifts: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Moments and products, less their means if a bias `shifts` the outputs, and both means."""
         assert isinstance(self._inputs, Tensor)
         assert isinstance(self._outputs, Tensor)
         count = self._inputs[-1, -1]
@@ -213,11 +246,31 @@ class _Moments:
         inputs, wanted = inputs[:-1, :-1], wanted[:-1]
         if shifts:
             inputs, wanted = inputs - torch.outer(mean, mean), wanted - torch.outer(mean, target)
-        strength = _RIDGE * inputs.diagonal().mean().clamp_min(1e-12)
-        damped = inputs.double() + strength * torch.eye(len(inputs), device=inputs.device)
-        aim = torch.linalg.solve(damped, wanted.double() + strength * weight.T.double()).T.float()
-        rounded = _gptq(aim, inputs)
-        return rounded, target - rounded @ mean
+        return inputs, wanted, mean, target
+
+    def fit(self, weight: Tensor, *, shifts: bool, strength: float) -> tuple[Tensor, Tensor]:
+        """Return the matrix with the least error and its bias, which is zero unless it `shifts`.
+
+        The penalty pulls towards `weight`; its strength is relative to the mean moment.
+        """
+        inputs, wanted, mean, target = self._centred(shifts=shifts)
+        strength = strength * float(inputs.diagonal().mean().clamp_min(1e-12))
+        damped = inputs + strength * torch.eye(len(inputs), dtype=inputs.dtype, device=inputs.device)
+        given = weight.T.to(inputs)
+        found = given + torch.linalg.solve(damped, wanted - inputs @ given)
+        bias = target - mean @ found if shifts else torch.zeros_like(target)
+        return found.T.float(), bias.float()
+
+    def round(self, weight: Tensor, *, shifts: bool) -> tuple[Tensor, Tensor]:
+        """Return the rounded matrix and its bias, which counts only if it `shifts`; `weight` is exact."""
+        aim, _ = self.fit(weight, shifts=shifts, strength=_RIDGE)
+        inputs, _, mean, target = self._centred(shifts=shifts)
+        rounded = _gptq(aim, inputs.float())
+        return rounded, (target - mean @ rounded.T.to(mean)).float()
+
+
+def _precise(sums: Tensor) -> Tensor:
+    return sums.cpu().double() if sums.device.type == "mps" else sums.double()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,6 +385,25 @@ def _stages(
     return found
 
 
+def _norms_of(layout: Layout, block: int) -> list[str]:
+    """The norms of the hidden states inside a block."""
+    start = f"{layout.family.blocks}.{block}."
+    found = [
+        each.name.removeprefix(start).rpartition(".")[0]
+        for each in layout.parameters
+        if each.block == block and isinstance(each.member, Norm) and each.member.along == "hidden"
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _fit_line(found: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """The gain and shift of each column by which `found` comes closest to `wanted`."""
+    centre, target = found.mean(0), wanted.mean(0)
+    spread = found - centre
+    gain = (spread * (wanted - target)).sum(0) / spread.square().sum(0).clamp_min(1e-12)
+    return gain, target - gain * centre
+
+
 class _RoundedBlocks:
     """The whole model and its copy, and the hidden states of both between two blocks."""
 
@@ -356,18 +428,9 @@ class _RoundedBlocks:
                 self._round_block(number, [each for each in matrices if each.block == number])
                 advance(1)
 
-    def _norms(self, number: int) -> list[str]:
-        start = f"{self._layout.family.blocks}.{number}."
-        found = [
-            each.name.removeprefix(start).rpartition(".")[0]
-            for each in self._layout.parameters
-            if each.block == number and isinstance(each.member, Norm) and each.member.along == "hidden"
-        ]
-        return list(dict.fromkeys(found))
-
     def _round_block(self, number: int, matrices: Sequence[Matrix]) -> None:
         whole, small = self._blocks(0)[number], self._blocks(1)[number]
-        norms = self._norms(number)
+        norms = _norms_of(self._layout, number)
         stages = _stages(
             whole, matrices, norms, lambda block: self._calls[0][number](block, self._states[0][0])
         )
@@ -424,8 +487,8 @@ class _RoundedBlocks:
         exact = [weight_of(whole, matrix) for matrix in stage.matrices]
         if not fits_grid(*exact[0].shape):
             return
-        shifts = has_bias(small, stage.matrices[0])
-        weight, bias = moments.fit(torch.cat(exact), shifts=shifts)
+        shifts = _has_bias(small, stage.matrices[0])
+        weight, bias = moments.round(torch.cat(exact), shifts=shifts)
         sizes = [len(each) for each in exact]
         parts = zip(stage.matrices, torch.split(weight, sizes), torch.split(bias, sizes), strict=True)
         for matrix, rows, offset in parts:
@@ -446,9 +509,7 @@ class _RoundedBlocks:
             torch.cat([part[mask] for part, mask in zip(states, self._masks, strict=True)])
             for states in self._states
         )
-        spread, centre = found - found.mean(0), found.mean(0)
-        gain = (spread * (wanted - wanted.mean(0))).sum(0) / spread.square().sum(0).clamp_min(1e-12)
-        shift = wanted.mean(0) - gain * centre
+        gain, shift = _fit_line(found, wanted)
         norm.weight.mul_(gain)
         norm.bias.mul_(gain).add_(shift)
         self._states[1] = [gain * states + shift for states in self._states[1]]
@@ -471,7 +532,7 @@ def _round_heads(whole: SentenceTransformer, small: SentenceTransformer, batches
                     small(dict(features))
                     moments.add(given[f"in {name}"], wanted[f"out {name}"])
             shifts = linear.bias is not None
-            weight, bias = moments.fit(exact.get_parameter("weight"), shifts=shifts)
+            weight, bias = moments.round(exact.get_parameter("weight"), shifts=shifts)
             linear.weight.copy_(weight)
             if shifts:
                 linear.bias.copy_(bias)

@@ -147,15 +147,21 @@ def _match_pooler(backbone: PreTrainedModel, new: PreTrainedModel) -> None:
 
 def _sliced(weight: Tensor, parameter: Parameter, layout: Layout, what: Cut) -> Tensor:
     for dimension, axis in enumerate(parameter.axes):
-        parts = [(layout.sizes[term], _kept(term, parameter.block, layout, what)) for term in terms(axis)]
-        if all(kept is None for _, kept in parts):
-            continue
-        offset, joined = 0, []
-        for size, kept in parts:
-            joined.append(offset + (torch.arange(size) if kept is None else kept))
-            offset += size
-        weight = weight.index_select(dimension, torch.cat(joined).to(weight.device))
+        if (kept := _kept_positions(axis, parameter.block, layout, what)) is not None:
+            weight = weight.index_select(dimension, kept.to(weight.device))
     return weight.detach().clone()
+
+
+def _kept_positions(axis: str, block: int | None, layout: Layout, what: Cut) -> Tensor | None:
+    """Return the positions that a cut keeps along a plain or fused axis, or None for all of them."""
+    parts = [(layout.sizes[term], _kept(term, block, layout, what)) for term in terms(axis)]
+    if all(kept is None for _, kept in parts):
+        return None
+    offset, joined = 0, []
+    for size, kept in parts:
+        joined.append(offset + (torch.arange(size) if kept is None else kept))
+        offset += size
+    return torch.cat(joined)
 
 
 def _kept(axis: str, block: int | None, layout: Layout, what: Cut) -> Tensor | None:

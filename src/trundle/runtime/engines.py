@@ -23,6 +23,8 @@ _GraphSession = Callable[[_Ids, _Ids], Vectors]
 """A loaded graph: ids and mask of a padded batch to vectors. Several threads may call it at once."""
 
 _OUTPUT = "sentence_embedding"
+_LARGE_BATCH = 2048
+"""Tokens of a batch whose memory onnxruntime returns to the system; else it keeps the most it ever needed."""
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 
 
@@ -99,11 +101,16 @@ class OnnxSession:
             raise _damaged(path, error) from error
         _release_memory()
         self._session, self._inputs = session, [each.name for each in session.get_inputs()]
+        self._large = onnxruntime.RunOptions()
+        self._large.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         _check_graph(path, self._inputs, [each.name for each in session.get_outputs()])
 
     def __call__(self, ids: _Ids, mask: _Ids) -> Vectors:
         """The vectors of one padded batch."""
-        return cast("Vectors", self._session.run([_OUTPUT], _named_inputs(self._inputs, ids, mask))[0])
+        options = self._large if ids.size >= _LARGE_BATCH else None
+        return cast(
+            "Vectors", self._session.run([_OUTPUT], _named_inputs(self._inputs, ids, mask), options)[0]
+        )
 
 
 class _OpenVinoSession:

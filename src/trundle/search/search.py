@@ -26,11 +26,13 @@ from trundle.folders import check_free, write_atomic
 from trundle.model.cost import Cost, cost
 from trundle.model.load import load
 from trundle.model.save import model_digest, weight_bytes
+from trundle.pipeline.compress import compare_held_out
 from trundle.pipeline.pair import pair_folder
 from trundle.pipeline.run import Request
 from trundle.precision import Precision, graph_format
 from trundle.progress import Progress, Stopwatch
 from trundle.records import PLANNING_FILE, versions
+from trundle.runtime.encoder import Encoder
 from trundle.search.budget import (
     _ENOUGH_TEXTS,
     _LABELLING,
@@ -118,13 +120,19 @@ MINUTES = 30.0
 
 
 def compress_to_budget(
-    request: Request, budget: Sequence[str], *, minutes: float = MINUTES, students: Sequence[str] = ()
+    request: Request,
+    budget: Sequence[str],
+    *,
+    minutes: float = MINUTES,
+    students: Sequence[str] = (),
+    fast: bool = False,
 ) -> Outcome:
     """Finds the best model within a budget.
 
     Parameters: `budget` lists limits such as "12MB", "10x", "20M-params" or "5ms"; `minutes` is the time for
-    the whole search; `students` are other backbones that may be trained into the source's space. A dry run
-    lists the candidates and the time plan. The source and the students are loaded once.
+    the whole search; `students` are other backbones that may be trained into the source's space. `fast` runs
+    the matmuls of int4 candidates in int8, as a limit in milliseconds does. A dry run lists the candidates
+    and the time plan. The source and the students are loaded once.
     """
     given = request.progress
     watch = given if isinstance(given, Stopwatch) else Stopwatch(given)
@@ -139,7 +147,9 @@ def compress_to_budget(
     trust, progress = request.trust_remote_code, request.progress
     with watch.task("loading the models", None):
         bases = {name: load(name, trust_remote_code=trust) for name in (request.source, *students)}
-    prospects = _Prospects(source=request.source, bases=bases, corpus=request.corpus, progress=progress)
+    prospects = _Prospects(
+        source=request.source, bases=bases, corpus=request.corpus, progress=progress, fast=fast
+    )
     before = cost(bases[request.source])
     limits = _parse_budget(budget, whole_bytes=before.file_bytes)
     speeds = {} if limits.milliseconds is None else prospects.speeds()
@@ -158,7 +168,8 @@ def compress_to_budget(
     with watch.task("identifying models and texts", None):
         digests = {name: model_digest(model) for name, model in bases.items()}
         facts = request.corpus.facts()
-    entry = cache_entry("trials", digests, list(budget), minutes, request.seed, str(facts), versions())
+    settings = [*budget, minutes, fast, request.seed]
+    entry = cache_entry("trials", digests, settings, str(facts), versions())
     taken = partial(progress.say, "another process runs the same search; this one starts its own")
     with locked(entry, if_taken=taken) as work:
         resumes = _wrote(work, request.target)
@@ -178,6 +189,7 @@ def compress_to_budget(
             request=request,
             texts=times.texts,
             mapped=times.mapped,
+            heals=times.heals,
             work=work,
             watch=watch,
         )
@@ -212,11 +224,26 @@ def _planned(
 def _timed(planned: Outcome, prospects: _Prospects, minutes: float, rate: float) -> Outcome:
     """Adds the time plan, from how many texts the teacher encodes in a second."""
     there = prospects.text_count()
-    times = _plan_time(minutes, len(planned.tried), rate=rate, there=there, on_gpu=torch.cuda.is_available())
-    least = (times.labelling + times.mapping + _SHORTEST_TRIAL + times.closing) / 60
+    first = planned.chosen.candidate
+    times = _plan_time(
+        minutes,
+        len(planned.tried),
+        rate=rate,
+        there=there,
+        on_gpu=torch.cuda.is_available(),
+        near=first.in_space,
+        work=first.cost.flops_per_token / planned.before.flops_per_token,
+    )
+    shortest = _SHORTEST_TRIAL if times.trains else 0.0
+    least = (times.labelling + times.mapping + shortest + times.closing) / 60
     if least > minutes:
         prospects.progress.say(f"{minutes:.4g} minutes are too short here; about {least:.2g} are needed")
-    if times.texts < min(_ENOUGH_TEXTS, there):
+    if not times.trains:
+        prospects.progress.say(
+            f"training would make about {times.steps:.0f} steps in this time, too few to gain anything, so "
+            "the model is made in closed form"
+        )
+    elif times.texts < min(_ENOUGH_TEXTS, there):
         speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
         used = f"so training uses {times.texts:,} texts; more --minutes or a GPU allow more"
         prospects.progress.say(f"the model encodes {speed} texts a second here, {used}")
@@ -246,6 +273,8 @@ def _carried_out(
 
     def seconds(best: _Tried) -> float:
         # A candidate that was not tried still needs the teacher's vectors and its linear map.
+        if not times.trains:
+            return 0.0
         ahead = 0.0 if best.distances else times.labelling + times.mapping
         return _time_left(minutes, time.monotonic() - began + ahead, times.closing)
 
@@ -266,6 +295,9 @@ def _carried_out(
             speeds=speeds,
             progress=request.progress,
         )
+        if outcome.chosen.candidate.untouched and "milliseconds" in made:
+            graph = Encoder(request.target).embedder("result")
+            made["run"] = replace(run, fidelity=compare_held_out(run.teacher, graph, request))
         if outcome.before_milliseconds is None:
             made["before_milliseconds"] = prospects.source_milliseconds(outcome.before)
     outcome = replace(outcome, **made, spent=trials.watch.count())

@@ -73,16 +73,19 @@ def _tinybert(
     *,
     layers: Sequence[int],
 ) -> Tensor:
-    """TinyBERT: squared errors of embeddings, hidden states and scores before softmax, summed over layers."""
-    # States start with the embeddings; the student's layer i + 1 imitates the teacher's layers[i], from 1.
+    """TinyBERT: mean squared errors of hidden states and of scores before softmax, over the teacher's layers.
+
+    States start with the embeddings, which are not compared (LEAF, equations 9 and 10). The student's layer
+    i + 1 imitates the teacher's layers[i], counted from 1.
+    """
     real = mask.bool()
     pairs = real[:, None, :, None] & real[:, None, None, :]
     loss = torch.zeros((), device=mask.device)
-    for state, layer in zip(student_states, [0, *layers], strict=True):
+    for state, layer in zip(student_states[1:], layers, strict=True):
         loss = loss + _squared_error("hidden states", state, teacher_states[layer], real[:, :, None])
     for scores, layer in zip(student_scores, layers, strict=True):
         loss = loss + _squared_error("attention heads", scores, teacher_scores[layer - 1], pairs)
-    return loss
+    return loss / len(teacher_scores)
 
 
 def _uniform_layers(student: int, teacher: int) -> tuple[int, ...]:

@@ -31,7 +31,12 @@ from trundle.methods.training import (
     validation_size,
 )
 from trundle.model.cost import Cost, cost
-from trundle.model.heads import copy_of, with_bidirectional_attention, with_pooling
+from trundle.model.heads import (
+    check_first_words_are_pooled,
+    copy_of,
+    with_bidirectional_attention,
+    with_pooling,
+)
 from trundle.model.layout import layout_of
 from trundle.model.matrices import prunable
 from trundle.model.save import model_digest
@@ -96,6 +101,7 @@ def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> A
     student = copy_of(_prepared(model, options)).float()
     given = {"query": options.query_prompt, "document": options.document_prompt}
     student.prompts = {**student.prompts, **{role: text for role, text in given.items() if text is not None}}
+    check_first_words_are_pooled(student)
     examples, validation = examples_for(options, context)
     prompts = prompts_by_file(student, options.prompts, [*examples, *validation])
     original_length, student.max_seq_length = student.max_seq_length, plan.max_length

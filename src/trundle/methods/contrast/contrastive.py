@@ -28,6 +28,7 @@ from trundle.data.examples import Example
 from trundle.errors import BadInput
 from trundle.methods.contrast import ContrastOptions
 from trundle.methods.training import Prompts
+from trundle.model.heads import prompt_tokens
 from trundle.model.tokens import Features, make_tokeniser
 from trundle.train.batches import Batches, ByGroup, Indices
 from trundle.train.loop import TrainingTask
@@ -219,16 +220,11 @@ def make_chunker(model: SentenceTransformer, size: int) -> Callable[[Sequence[st
     """Returns a function that tokenises texts with a prompt, in chunks of `size` texts of similar length."""
     tokenise = make_tokeniser(model)
     leaves_prompts_out = any(isinstance(module, Pooling) and not module.include_prompt for module in model)
-    special = set(model.tokenizer.all_special_ids)
-
-    def prompt_length(prompt: str) -> int:
-        tokens = tokenise([prompt])["input_ids"][0].tolist()
-        return len(tokens) - (tokens[-1] in special)
 
     def chunked(texts: Sequence[str], prompt: str) -> _TokenisedTexts:
         lengths = np.fromiter(map(len, texts), np.int64, len(texts))
         order = np.argsort(lengths, kind="stable")
-        unpooled = prompt_length(prompt) if prompt and leaves_prompts_out else 0
+        unpooled = prompt_tokens(model, prompt) if prompt and leaves_prompts_out else 0
         parts = []
         for start in range(0, len(texts), size):
             chosen = [texts[place] for place in order[start : start + size]]

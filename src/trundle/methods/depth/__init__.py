@@ -6,6 +6,9 @@ upper half of the model, from one forward pass over labelled tuples). Embeddings
 of pre-norm models are kept. In an encoder a number of layers means evenly spaced ones, from two on including
 the last layer, which produces the vectors; in a decoder it means the first ones (`order` overrides this).
 
+If there are texts, the layers that are left are fitted to the whole model by least squares, each one to stand
+for the removed ones that follow it (`heal: none` leaves them as they were).
+
 `keep: 0` makes a static model, the fastest kind of embedder: one vector per token, initialised with the
 model's output for that token alone and weighted by the frequency of the token in the texts of --data, or by
 its rank without texts.
@@ -26,7 +29,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trundle.methods.contract import ExactFraction, Method, Options, Plan, listed
+from trundle.methods.contract import HEAL_HELP, ExactFraction, Heal, Healing, Method, Options, Plan, listed
 
 _Blocks = Annotated[tuple[int, ...], BeforeValidator(listed)]
 
@@ -51,6 +54,7 @@ class DepthOptions(Options):
     order: Literal["auto", "first", "spread"] = Field(
         "auto", description="With keep or fraction: the first or spaced layers; auto: first only in decoders."
     )
+    heal: Heal | None = Field(None, description=HEAL_HELP)
 
 
 class DepthPlan(Plan):
@@ -64,6 +68,7 @@ class DepthPlan(Plan):
 
     frequencies: Literal["texts", "rank"] = "rank"
     """The source of a static model's token frequencies."""
+    heal: Healing = "none"
 
     def __str__(self) -> str:
         if not self.blocks:

@@ -10,7 +10,7 @@ Also what each kind of cut would save, as `trundle inspect` shows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from trundle.embedder import LONGEST, check_texts
 from trundle.errors import BadInput, BadModel
 from trundle.model.cost import Cost, cost, predict
 from trundle.model.encode import dropping, multiplies_bf16
-from trundle.model.heads import prompts_by_role
+from trundle.model.heads import prompt_tokens, prompts_by_role
 from trundle.model.layout import layout_of
 from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
@@ -37,17 +37,6 @@ from trundle.progress import SILENT, Progress
 
 _SCALE = 20.0
 """Cosines are multiplied by this before the softmax."""
-_WEIGHTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mean": lambda places, count: (places > 0) / count,
-    "weightedmean": lambda places, count: 2 * places / (count * (count + 1)),
-    "mean_sqrt_len_tokens": lambda places, count: (places > 0) / count.sqrt(),
-    "lasttoken": lambda places, count: (places == count).float(),
-    "cls": lambda places, _count: (places == 1).float(),
-}
-"""The weight of a token, given n and its place 1..n among the pooled tokens of its text (0: not pooled)."""
-# The weighted mean of sentence-transformers also counts a prompt that is not pooled (6.0: and left padding).
-_MAXIMUM = "max"
-_POOLINGS = (*_WEIGHTS, _MAXIMUM)
 _SHALLOW = 10
 """Fewer than one in this many layers is too few to have computed much."""
 _TUPLES = 1280
@@ -56,23 +45,6 @@ _BATCH = 64
 _TEXTS_AT_ONCE = 32
 _ROUGH = 128
 """With fewer tuples than this the curve is not reliable."""
-
-
-def _token_weights(pooled: Tensor, mode: str) -> Tensor:
-    places = (pooled.cumsum(dim=1) * pooled).float()
-    return _WEIGHTS[mode](places, pooled.sum(dim=1, keepdim=True).float()).float()
-
-
-def _pool(states: Tensor, pooled: Tensor, weights: Sequence[Tensor | None]) -> Tensor:
-    """One fp32 vector per text from states (texts × tokens × width); a weight of None means the maximum."""
-    states = states.float()
-    parts = [
-        states.masked_fill(pooled[..., None] == 0, -torch.inf).amax(dim=1)
-        if weight is None
-        else torch.bmm(weight[:, None, :], states)[:, 0]
-        for weight in weights
-    ]
-    return torch.cat(parts, dim=-1)
 
 
 def _layer_losses(queries: Tensor, candidates: Tensor, scale: float = _SCALE) -> Tensor:
@@ -214,10 +186,11 @@ def _pooled_by_layer(
 
 
 def _pooled(model: SentenceTransformer, texts: list[str], prompt: str, *, bf16: bool) -> Tensor:
-    modes = _pooling_modes(model)
     features = _tokens_of(model, texts, prompt)
-    pooled = _pooled_tokens(model, features, texts, skips_prompt="cls" not in modes)
-    weights = [None if mode == _MAXIMUM else _token_weights(pooled, mode) for mode in modes]
+    _check_pooled(model, features, texts)
+    pooling = next((module for module in model if isinstance(module, Pooling)), None)
+    if pooling is None:
+        raise BadModel("the model has no pooling module, so its layers can't be compared; add one")
     backbone, device = transformer_of(model).model, model.device.type
     family = layout_of(backbone).family
     norm = nn.Identity() if family.final_norm is None else backbone.get_submodule(family.final_norm)
@@ -226,48 +199,35 @@ def _pooled(model: SentenceTransformer, texts: list[str], prompt: str, *, bf16: 
     def hook(_block: nn.Module, _inputs: Any, output: Any) -> None:
         state = norm(output[0] if isinstance(output, tuple) else output)
         with torch.autocast(device, enabled=False):
-            found.append(_pool(state, pooled, weights))
+            pooled = pooling({**features, "token_embeddings": state.float()})
+        found.append(pooled["sentence_embedding"])
 
     computing = torch.autocast(device, dtype=torch.bfloat16, enabled=bf16)
     with torch.inference_mode(), dropping(model, False), computing, ExitStack() as hooks:
         for block in backbone.get_submodule(family.blocks).children():
             hooks.enter_context(block.register_forward_hook(hook))
-        model[0](features)
+        model[0](dict(features))
     return torch.stack(found)
-
-
-def _pooling_modes(model: SentenceTransformer) -> tuple[str, ...]:
-    found = next((module for module in model if isinstance(module, Pooling)), None)
-    if found is None:
-        raise BadModel("the model has no pooling module, so its layers can't be compared; add one")
-    modes = (found.pooling_mode,) if isinstance(found.pooling_mode, str) else tuple(found.pooling_mode)
-    unknown = [mode for mode in modes if mode not in _POOLINGS]
-    if unknown:
-        raise BadModel(f"the pooling {unknown[0]!r} is not supported here; use one of {', '.join(_POOLINGS)}")
-    return modes
 
 
 def _tokens_of(model: SentenceTransformer, texts: list[str], prompt: str = "") -> dict[str, Any]:
     limit = int(min(model.max_seq_length or LONGEST, LONGEST))
     features: dict[str, Any] = model.preprocess(texts, prompt=prompt or None, max_length=limit)
+    if prompt:
+        features["prompt_length"] = prompt_tokens(model, prompt)
     return batch_to_device(features, model.device)
 
 
-def _pooled_tokens(
-    model: SentenceTransformer, features: dict[str, Any], texts: Sequence[str], *, skips_prompt: bool
-) -> Tensor:
-    """A mask of the tokens to pool (texts × tokens), without padding and prompt; each text must have one."""
+def _check_pooled(model: SentenceTransformer, features: dict[str, Any], texts: Sequence[str]) -> None:
+    """Reject a text without a token of its own, besides padding, prompt and special tokens."""
     real: Tensor = features["attention_mask"].long()
-    places = real.cumsum(dim=1) * real
-    skipped = int(features.get("prompt_length") or 0) if skips_prompt else 0
-    pooled = (places > skipped).long()
+    own = real.cumsum(dim=1) * real > features.get("prompt_length", 0)
     ids = {*model.tokenizer.all_special_ids} - {model.tokenizer.unk_token_id}
     special = torch.tensor(sorted(ids), device=real.device)
-    empty = (pooled.bool() & ~torch.isin(features["input_ids"], special)).sum(dim=1) == 0
+    empty = (own & ~torch.isin(features["input_ids"], special)).sum(dim=1) == 0
     if empty.any():
         text = texts[int(empty.int().argmax())]
         raise BadInput(f"{text[:60]!r} has nothing to pool after its prompt; remove it or shorten the prompt")
-    return pooled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
 from trundle.methods.depth import DepthOptions, DepthPlan, _layers_left
 from trundle.methods.depth.curve import measure_curve
+from trundle.methods.training import healed, plan_healing
 from trundle.model.cost import Cost, predict, predict_static
 from trundle.model.layout import check_blocks, layout_of
 from trundle.model.static import shares_by_rank, static_model, static_shape, token_counts
@@ -28,6 +29,15 @@ def _spread(keep: int, layers: int) -> tuple[int, ...]:
 
 def plan(model: SentenceTransformer, options: DepthOptions, context: Context) -> DepthPlan:
     """Choose the layers to keep."""
+    found = _chosen(model, options, context)
+    if not 0 < len(found.blocks) < found.of:
+        return found
+    # The curve picks layers after which the others do harm, so their effect is not restored.
+    wanted = options.heal or ("none" if options.pick is not None else None)
+    return found.model_copy(update={"heal": plan_healing(wanted, context)})
+
+
+def _chosen(model: SentenceTransformer, options: DepthOptions, context: Context) -> DepthPlan:
     layout = layout_of(transformer_of(model).model)
     layers = layout.layers
     ways = [name for name in ("keep", "fraction", "pick", "blocks") if getattr(options, name) is not None]
@@ -87,7 +97,9 @@ def forecast(model: SentenceTransformer, plan: DepthPlan) -> Cost:
 def apply(model: SentenceTransformer, plan: DepthPlan, context: Context) -> Applied:
     """Cut the layers, or build the static model."""
     if plan.blocks:
-        return Applied(model=cut(model, Cut(blocks=plan.blocks)))
+        what = Cut(blocks=plan.blocks)
+        small, facts = healed(model, cut(model, what), what, plan.heal, context)
+        return Applied(model=small, facts=facts)
     if plan.frequencies == "rank":
         shares = shares_by_rank(static_shape(model)[0])
     elif context.corpus is None:

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from trundle.methods.contract import ExactFraction, Method, Options, Plan
+from trundle.methods.contract import ExactFraction, Heal, Healing, Method, Options, Plan
 
 _TokenScore = Literal["tfidf", "frequency", "seen", "attention", "cluster", "random"]
 _Oov = Literal["decompose", "cluster", "unk"]
@@ -76,6 +76,10 @@ class VocabularyOptions(Options):
     characters: _Characters = Field(
         "auto", description="Characters to keep: all, those in your texts, or (auto) those and ASCII."
     )
+    heal: Heal = Field(
+        "none",
+        description="Fit the layers to the uncut model by least squares; changes the vectors of all texts.",
+    )
     texts: int = Field(
         200_000, ge=1, description="Count tokens in at most this many texts; score seen uses all."
     )
@@ -95,6 +99,7 @@ class VocabularyPlan(Plan):
     """Number of texts in which tokens were counted."""
     lost: tuple[str, ...] = ()
     """The most frequent of the removed tokens."""
+    heal: Healing = "none"
     characters_lost: int = 0
     """Single characters that are removed because they are not in the texts; they become the unknown token."""
 

@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 from trundle.data import sampling
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
+from trundle.methods.training import healed, plan_healing
 from trundle.methods.vocabulary import VocabularyOptions, VocabularyPlan
 from trundle.methods.vocabulary import ranking as ranks
 from trundle.methods.vocabulary.ranking import _compare_lengths, _Lengths, _lengths_when_mapped
@@ -75,6 +76,7 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
         coverage=coverage,
         texts=0 if ranking.counts is None else ranking.counts.texts,
         lost=lost,
+        heal=plan_healing(options.heal, context),
         characters_lost=len({vocabulary.characters[number] for number in free - set(kept)}),
     )
 
@@ -133,10 +135,11 @@ def apply(model: SentenceTransformer, plan: VocabularyPlan, context: Context) ->
         return Applied(model=cut(model, Cut()))
     vocabulary = read_vocabulary(model)
     if plan.oov == "decompose":
-        small = cut(model, Cut(vocab=plan.kept))
+        what = Cut(vocab=plan.kept)
+        small, facts = healed(model, cut(model, what), what, plan.heal, context)
         backend, unknown = read_vocabulary(small).backend, vocabulary.unknown_token
         compare = partial(_compare_lengths, vocabulary.backend, backend, unknown=unknown)
-        return Applied(model=small, facts=_measured(context, compare))
+        return Applied(model=small, facts=_measured(context, compare) | facts)
     removed = sorted(vocabulary.tokens.keys() - set(plan.kept))
     if plan.oov == "unk":
         assert vocabulary.unknown is not None
@@ -148,10 +151,11 @@ def apply(model: SentenceTransformer, plan: VocabularyPlan, context: Context) ->
     # An id without a token never occurs, but has an entry.
     token_map = [becomes.get(number, plan.kept[0]) for number in range(max(vocabulary.tokens) + 1)]
     small = mapping.cut_with_map(model, plan.kept, token_map)
+    small, facts = healed(model, small, Cut(vocab=plan.kept), plan.heal, context)
     compare = partial(
         _lengths_when_mapped, vocabulary.backend, token_map=token_map, unknown=vocabulary.unknown
     )
-    return Applied(model=small, facts=_measured(context, compare))
+    return Applied(model=small, facts=_measured(context, compare) | facts)
 
 
 def _measured(context: Context, measure: Callable[[Sequence[str]], _Lengths]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trundle.methods.contract import LENGTH_HELP, ExactFraction, Method, Options, Plan
+from trundle.methods.contract import HEAL_HELP, LENGTH_HELP, ExactFraction, Heal, Method, Options, Plan
 
 _WeightScore = Literal["gaprune", "magnitude", "random", "general-fisher", "domain-fisher", "wanda"]
 _AlignedBy = Literal["row", "tensor"]
@@ -72,11 +72,7 @@ class WeightsOptions(Options):
         32, ge=2, description="Samples that are each other's negatives; more need more memory."
     )
     max_length: int | None = Field(None, ge=2, description=LENGTH_HELP)
-    take_over: bool = Field(
-        True,
-        description="With neuron: fit the kept neurons to replace the removed ones, by least squares on "
-        "your texts.",
-    )
+    heal: Heal | None = Field(None, description=f"With neuron: {HEAL_HELP[0].lower()}{HEAL_HELP[1:]}")
 
 
 _CALLED: dict[_WeightScore, str] = {

@@ -18,12 +18,12 @@ from trundle.errors import BadInput
 from trundle.evaluate import scoring
 from trundle.evaluate.tasks import KnownItemTask
 from trundle.methods.contract import Context
+from trundle.methods.training import HEALING_TEXTS
 from trundle.model import encode as encode_module
 
 _Name = Literal["domain", "general"]
 _POOL = 4
 """Samples are chosen among this many times their number: clustering more takes long and changes little."""
-_RECONSTRUCTION_TEXTS = 1024
 _FEWEST = 2
 _EVALUATION_QUERIES = 400
 _FEWEST_QUERIES = 20
@@ -103,12 +103,12 @@ def _draw_samples(
     return sorted(drawn, key=lambda one: (one.source, draw(one.query, context.seed))), facts
 
 
-def _reconstruction_texts(sources: Sequence[_SampleSource], context: Context) -> list[str]:
-    """Texts for least-squares reconstruction: the same number of each source, or those of --data."""
+def _healing_texts(sources: Sequence[_SampleSource], context: Context) -> list[str]:
+    """Texts to heal a cut on: the same number of each source, or those of --data."""
     if not sources:
         train = iter(()) if context.corpus is None else context.corpus.train()
-        return [text.text for text in sample(train, _RECONSTRUCTION_TEXTS, seed=context.seed)]
-    each = _RECONSTRUCTION_TEXTS // (2 * len(sources))
+        return [text.text for text in sample(train, HEALING_TEXTS, seed=context.seed)]
+    each = HEALING_TEXTS // (2 * len(sources))
     pairs = [pair for source in sources for pair in sample(source.samples(), each, seed=context.seed)]
     return [text for pair in pairs for text in (pair.query, pair.positive)]
 

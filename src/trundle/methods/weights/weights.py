@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
-import torch
 from sentence_transformers import SentenceTransformer
-from torch import Tensor, nn
 
-from trundle.errors import ImpossibleCut
+from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
+from trundle.methods.training import healed
 from trundle.methods.weights import WeightsOptions, WeightsPlan, _selection_of, pruning, samples
 from trundle.methods.weights.samples import _make_evaluator, _Name, _SampleSource
 from trundle.model import surgery
 from trundle.model.cost import Cost, cost, predict
-from trundle.model.encode import read_through
 from trundle.model.heads import copy_of
 from trundle.model.layout import Layout, layout_of
-from trundle.model.matrices import has_bias, is_pruned, prunable, put_map, weight_of, with_zeros
+from trundle.model.matrices import prunable, with_zeros
 from trundle.model.surgery import Cut, transformer_of
-from trundle.progress import SILENT, Progress
 from trundle.records import WEIGHTS_FILE
 
 _HALF = Fraction(1, 2)
-_RIDGE = 1e-4
-"""Relative to the mean moment: makes the system solvable when two neurons never differ."""
-_MOST_BYTES = 1 << 31
-"""Memory for the moments that are measured in one pass."""
 
 
 def plan(model: SentenceTransformer, options: WeightsOptions, context: Context) -> WeightsPlan:
@@ -74,6 +64,8 @@ def _share(options: WeightsOptions, layout: Layout) -> Fraction:
         raise ImpossibleCut("2:4 removes two of each four weights, which is 50%; leave sparsity out")
     if options.structure == "2:4" and options.selection is not None:
         raise ImpossibleCut("2:4 compares four weights at a time; leave selection out")
+    if options.heal == "closed-form" and options.structure != "neuron":
+        raise ImpossibleCut("only a model without the removed neurons is healed; leave heal out")
     if options.structure == "neuron":
         if options.attention:
             raise ImpossibleCut("only MLPs have neurons; leave attention out, or prune single weights")
@@ -106,14 +98,14 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
     scored = pruning._score_weights(model, options, {source.name: source for source in sources}, context)
     if plan.neurons is not None:
         kept = [pruning._best_neurons(scores, plan.neurons) for scores in pruning._neurons_by_layer(scored)]
-        small = surgery.cut(model, Cut(mlp=tuple(kept)))
-        # A reconstructed matrix would lose the zeros of an earlier pruning.
-        reconstructs = options.take_over and not is_pruned(model)
-        texts = samples._reconstruction_texts(sources, context) if reconstructs else []
-        if texts:
-            _reconstruct(model, small, kept, texts, context)
+        what = Cut(mlp=tuple(kept))
+        texts = samples._healing_texts(sources, context)
+        if options.heal == "closed-form" and not texts:
+            raise BadInput("a cut is healed on texts; pass them with --data, or leave heal out")
+        healing = options.heal or "if possible" if texts else "none"
+        small, healed_facts = healed(model, surgery.cut(model, what), what, healing, context, texts=texts)
         left = {name: score.numel() * plan.neurons // (plan.of or 1) for name, score in scored.scores.items()}
-        facts: dict[str, Any] = {"neurons": plan.neurons, "of": plan.of, "taken_over_on": len(texts)}
+        facts: dict[str, Any] = {"neurons": plan.neurons, "of": plan.of, **healed_facts}
     else:
         scores = pruning._zeros_first(model, scored)
         if options.structure == "2:4":
@@ -142,77 +134,3 @@ def reopen(applied: Applied, plan: WeightsPlan, context: Context) -> Applied:
     if not plan.zeros and plan.neurons == plan.of:
         return applied
     return replace(applied, evaluator=_make_evaluator(_open_sources(plan.options, context), context))
-
-
-def _reconstruct(
-    model: SentenceTransformer,
-    small: SentenceTransformer,
-    kept: Sequence[Sequence[int]],
-    texts: Sequence[str],
-    context: Context,
-) -> None:
-    """Fit the output matrices of the cut model's MLPs by least squares; `kept`: its neurons by layer."""
-    large, cut = transformer_of(model).model, transformer_of(small).model
-    readers = {matrix.name: matrix for matrix in prunable(layout_of(large)) if matrix.columns == "mlp"}
-    for name, moments in _measure_moments(model, texts, tuple(readers), progress=context.progress):
-        matrix = readers[name]
-        shifts = has_bias(large, matrix)
-        fitted = _least_squares(weight_of(large, matrix), moments, kept[matrix.block], shifts=shifts)
-        put_map(cut, matrix, *fitted)
-
-
-def _least_squares(
-    weight: Tensor, moments: Tensor, kept: Sequence[int], *, shifts: bool
-) -> tuple[Tensor, Tensor]:
-    """The weight for the kept inputs, as (out, in), and what is added to the bias (zero without `shifts`)."""
-    ones = moments.shape[0] - 1
-    inputs = torch.tensor([*kept, ones] if shifts else kept, device=moments.device)
-    between = moments[inputs][:, inputs].clone()
-    between.diagonal()[: len(kept)].add_(_RIDGE * moments.diagonal()[:ones].mean().clamp_min(_RIDGE))
-    wanted = moments[inputs][:, :ones] @ weight.to(moments).T
-    solved = torch.linalg.solve(between, wanted).T
-    gain = solved[:, -1] if shifts else torch.zeros(len(weight), dtype=solved.dtype, device=solved.device)
-    return solved[:, : len(kept)], gain
-
-
-def _measure_moments(
-    model: SentenceTransformer, texts: Sequence[str], modules: Sequence[str], *, progress: Progress = SILENT
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the second moments of each module's inputs and a constant 1 over the tokens of the texts."""
-    backbone = transformer_of(model).model
-    group: list[str] = []
-    held = 0
-    for name in modules:
-        module = backbone.get_submodule(name)
-        # A Conv1D stores its weight as (in, out).
-        inputs = module.in_features if isinstance(module, nn.Linear) else len(module.get_parameter("weight"))
-        size = 8 * (inputs + 1) ** 2
-        if group and held + size > _MOST_BYTES:
-            yield from _moments_of_group(model, texts, group, progress)
-            group, held = [], 0
-        group.append(name)
-        held += size
-    yield from _moments_of_group(model, texts, group, progress)
-
-
-def _moments_of_group(
-    model: SentenceTransformer, texts: Sequence[str], modules: Sequence[str], progress: Progress
-) -> Iterator[tuple[str, Tensor]]:
-    backbone = transformer_of(model).model
-    sums: dict[str, Tensor] = {}
-    masks: list[Tensor] = []
-
-    def add(name: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        states = inputs[0].flatten(0, -2)[masks[-1]].float()
-        states = torch.cat([states, states.new_ones(len(states), 1)], dim=1)
-        found = states.T @ states
-        found = found.cpu().double() if found.device.type == "mps" else found.double()
-        sums[name] = sums[name].add_(found) if name in sums else found
-
-    with ExitStack() as hooks:
-        for name in modules:
-            hooks.enter_context(backbone.get_submodule(name).register_forward_pre_hook(partial(add, name)))
-        read_through(model, texts, masks.append, label="reconstruction", progress=progress)
-    tokens = sum(int(mask.sum()) for mask in masks)
-    for name in modules:
-        yield name, sums.pop(name).div_(tokens)

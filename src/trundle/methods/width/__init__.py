@@ -23,10 +23,13 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from trundle.methods.contract import (
+    HEAL_HELP,
     LENGTH_HELP,
     MINUTES_HELP,
     PRECISION_HELP,
     ExactFraction,
+    Heal,
+    Healing,
     Method,
     Options,
     Plan,
@@ -60,6 +63,7 @@ class WidthOptions(Options):
     start: Literal["weights", "random"] = Field(
         "weights", description="With extract: keep the weights, or reinitialise them, for comparison."
     )
+    heal: Heal | None = Field(None, description=f"With extract: {HEAL_HELP[0].lower()}{HEAL_HELP[1:]}")
     student_weight: float = Field(
         0.9, ge=0, le=1, description="Weight of the sizes in the loss (λ); the full model has 1 − λ."
     )
@@ -107,6 +111,7 @@ class WidthPlan(Plan):
     """Whether the extracted size was trained in these weights."""
     mapped: bool
     """Whether each size has its own linear map into the model's space."""
+    heal: Healing = "none"
 
     @property
     def result(self) -> Fraction:

@@ -214,11 +214,10 @@ def _map_of(size: _NarrowModel) -> Map:
     return Map(weight=weight, bias=bias)
 
 
-def _fitted_map(wide: SentenceTransformer, cut: Cut, targets: Targets, context: Context) -> tuple[Map, float]:
+def _fitted_map(small: SentenceTransformer, targets: Targets, context: Context) -> tuple[Map, float]:
     """A size's linear map into the targets' space in closed form, and its mean cosine on held-out texts."""
-    small = surgery.cut(without_head(wide), cut)
     positions = sample(range(len(targets)), RIDGE_TEXTS, seed=context.seed)
-    pooled = embedder(small, name=f"width {len(cut.hidden or ())}", progress=context.progress)
+    pooled = embedder(small, name=f"width {small.get_embedding_dimension()}", progress=context.progress)
     inputs = encode_by_role(pooled, targets.chosen(positions))
     found = fit_ridge(inputs, targets.vectors(positions), seed=context.seed)
     return Map(weight=found.weight, bias=found.bias), found.held_out_cosine
@@ -236,7 +235,7 @@ def _align_training(
     narrow, starts = [], {}
     headless = without_head(wide)
     for width, cut in cuts.items():
-        linear, starts[width] = _fitted_map(wide, cut, targets, context)
+        linear, starts[width] = _fitted_map(surgery.cut(headless, cut), targets, context)
         own = linear_head(linear.weight, linear.bias, normalise=teacher.normalises)
         narrow.append(_NarrowModel(headless, cut, own))
     if options.steps == 0:

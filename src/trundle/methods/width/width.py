@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
@@ -12,6 +13,7 @@ from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.align import AlignOptions
 from trundle.methods.align.teacher_vectors import targets_for
 from trundle.methods.contract import Applied, Context
+from trundle.methods.training import healed, plan_healing
 from trundle.methods.width import _FULL, _HALF, WidthOptions, WidthPlan, _Select
 from trundle.methods.width.importance import _cut_for, _prepare
 from trundle.methods.width.nesting import _fitted_map, _nest_together
@@ -32,6 +34,8 @@ def plan(model: SentenceTransformer, options: WidthOptions, context: Context) ->
         return _plan_extract(model, layout, options, context)
     if options.start == "random":
         raise BadInput("start: random belongs to extract; leave it out when sizes are trained together")
+    if options.heal == "closed-form":
+        raise BadInput("heal belongs to extract; leave it out when sizes are trained together")
     widths = tuple(sorted(set(options.widths), reverse=True))
     if not widths or widths[0] >= 1:
         raise ImpossibleCut("widths are shares under 1 of the model's width; pass some such as 1/2,1/4")
@@ -119,6 +123,7 @@ def _plan_extract(
         objective=None,
         trained=known,
         mapped=nested is not None and width in nested.maps if known else can_fit,
+        heal="none" if known or options.start == "random" else plan_healing(options.heal, context),
     )
     _cut_of_size(model, found, width)
     if not known and options.start == "weights":
@@ -151,28 +156,32 @@ def apply(model: SentenceTransformer, plan: WidthPlan, context: Context) -> Appl
     """Extract one size, or train all of them."""
     if plan.objective is not None:
         return _nest_together(model, plan, context)
-    return Applied(model=_extracted(model, plan, context))
+    small, facts = _extracted(model, plan, context)
+    return Applied(model=small, facts=facts)
 
 
-def _extracted(model: SentenceTransformer, plan: WidthPlan, context: Context) -> SentenceTransformer:
+def _extracted(
+    model: SentenceTransformer, plan: WidthPlan, context: Context
+) -> tuple[SentenceTransformer, dict[str, Any]]:
     width = plan.result
     nested = None if context.source is None else nested_in(context.source)
     if width == 1:
-        return model
+        return model, {}
     if plan.trained:
         assert nested is not None
-        return at_width(model, width, nested.selection, nested)
+        return at_width(model, width, nested.selection, nested), {}
     if nested is not None and nested.selection.select == plan.select:
         wide, how = model, replace(nested.selection, mlp=plan.mlp)
     else:
         wide, how = _prepare(model, plan.select, plan.widths, context, mlp=plan.mlp)
     small = at_width(wide, width, how)
     if plan.options.start == "random":
-        return heads.reinitialised(small, seed=context.seed)
+        return heads.reinitialised(small, seed=context.seed), {}
+    small, facts = healed(wide, small, _cut_for(wide, width, how), plan.heal, context)
     if not plan.mapped:
-        return small
+        return small, facts
     teacher = original_teacher(context)
     options = AlignOptions(steps=0, texts=plan.options.texts, augment=plan.options.augment)
     targets, _ = targets_for(teacher, options, context)
-    linear, _ = _fitted_map(wide, _cut_for(wide, width, how), targets, context)
-    return heads.with_linear_head(small, linear.weight, linear.bias, normalise=teacher.normalises)
+    linear, _ = _fitted_map(heads.without_head(small), targets, context)
+    return heads.with_linear_head(small, linear.weight, linear.bias, normalise=teacher.normalises), facts

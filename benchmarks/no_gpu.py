@@ -1,0 +1,264 @@
+"""What a model becomes without a GPU and without training, beside what one would take instead.
+
+    python benchmarks/no_gpu.py MODEL --data TEXTS --root TASKS -o OUT [--tasks Cranfield,CACM] [--only int8]
+
+Every row is made by the command or the call that a user would type, one after the other, on all cores. Rows
+of other libraries start from the float32 graph that `trundle export` writes, so all run in the same runtime.
+Printed for each: megabytes of the graph, minutes, agreement@10 with the model itself on held-out texts (on
+the row's own index, and on the index of the model itself), and nDCG@10 of the tasks in both modes. Rows that
+exist in OUT are not made again.
+
+as-is           the float32 graph
+int8, int4      trundle export --int8 / --int4, with --calibrate
+int4-nearest    int4 with each weight rounded to the nearest code
+layers-N        trundle depth --keep N, and layers-N-unhealed with --heal none, as float32 graphs
+minutes-N       trundle compress --budget 7x --minutes N
+ort-int8        onnxruntime.quantization.quantize_dynamic
+ort-int4        onnxruntime's MatMulNBitsQuantizer (HQQ, blocks of 32; the token table by its default)
+nncf-int8       nncf.compress_weights on the OpenVINO graph
+nncf-int4       the same, blocks of 32, scale estimation on the texts
+model2vec       model2vec.distill; its vectors have no index in common with the model's
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness import Json, Lines, make_parser, names, write_json
+from trundle.data.corpus import read_corpus
+from trundle.data.sampling import sample
+from trundle.embedder import Embedder
+from trundle.evaluate.fidelity import measure_fidelity, queries_and_documents
+from trundle.evaluate.scoring import evaluate, find_tasks
+from trundle.model.encode import embedder
+from trundle.model.load import load
+from trundle.model.matrices import grid_weights, put_on_grid
+from trundle.runtime.encoder import Encoder
+from trundle.runtime.engines import _named_inputs
+from trundle.teacher.held_out import HeldOutVectors
+
+ROWS = (
+    *("as-is", "int8", "int4-nearest", "int4", "ort-int8", "ort-int4", "nncf-int8", "nncf-int4"),
+    *("model2vec", "minutes-5", "minutes-15"),
+)
+MEASURED, CALIBRATED = 2000, 2000
+FLOAT = "onnx-float32"
+_NNCF_TEXTS = 128
+"""As many as its own default takes."""
+
+
+def trundle(*words: object) -> None:
+    """Run a command as a user does."""
+    subprocess.run([sys.executable, "-m", "trundle", *map(str, words)], check=True, stdout=sys.stderr)
+
+
+def exported(folder: Path, graph: str) -> tuple[Embedder, int]:
+    """Open one graph of a folder; return it and its bytes."""
+    encoder = Encoder(folder, graph=graph)
+    path = folder / encoder.graph.path
+    files = {path, path.with_suffix(".bin") if path.suffix == ".xml" else Path(f"{path}.data")}
+    return encoder.embedder(folder.name), sum(file.stat().st_size for file in files if file.is_file())
+
+
+class Rows:
+    """Makes each row in a folder of its own."""
+
+    def __init__(self, options: argparse.Namespace, texts: Sequence[str]) -> None:
+        self.model, self.data, self.output = options.model, options.data, Path(options.output)
+        self.texts = texts
+        self.calibrate = self.output / "calibrate.txt"
+        self.output.mkdir(parents=True, exist_ok=True)
+        self.calibrate.write_text("\n".join(" ".join(text.split()) for text in texts), encoding="utf-8")
+
+    def make(self, row: str) -> tuple[Embedder, int, float]:
+        """Return the row's model, its bytes and the seconds it took; what it starts from is not counted."""
+        kind, _, number = row.partition("-")
+        if kind in ("ort", "nncf"):
+            self._start("openvino" if kind == "nncf" else "onnx")
+        began = time.perf_counter()
+        if kind == "layers":
+            found = self._layers(row, *number.split("-"))
+        elif kind == "minutes":
+            found = self._searched(row, number)
+        elif kind == "model2vec":
+            found = self._static()
+        else:
+            found = getattr(self, f"_{row.replace('-', '_')}")()
+        return *found, time.perf_counter() - began
+
+    def _start(self, engine: str) -> Path:
+        """The float32 graph of the model itself."""
+        folder = self.output / f"float-{engine}"
+        if not folder.is_dir():
+            trundle("export", self.model, "--to", engine, "-o", folder)
+        return folder
+
+    def _as_is(self) -> tuple[Embedder, int]:
+        return exported(self._start("onnx"), FLOAT)
+
+    def _quantised(self, row: str, source: object, flag: str) -> tuple[Embedder, int]:
+        folder = self.output / row
+        if not folder.is_dir():
+            trundle("export", source, "--to", "onnx", flag, "--calibrate", self.calibrate, "-o", folder)
+        return exported(folder, f"onnx-{flag.removeprefix('--')}")
+
+    def _int8(self) -> tuple[Embedder, int]:
+        return self._quantised("int8", self.model, "--int8")
+
+    def _int4(self) -> tuple[Embedder, int]:
+        return self._quantised("int4", self.model, "--int4")
+
+    def _int4_nearest(self) -> tuple[Embedder, int]:
+        rounded = load(self.model, device="cpu")
+        put_on_grid(grid_weights(rounded))
+        rounded.save_pretrained(str(self.output / "nearest"), create_model_card=False)
+        return self._quantised("int4-nearest", self.output / "nearest", "--int4")
+
+    def _layers(self, row: str, keep: str, unhealed: str = "") -> tuple[Embedder, int]:
+        made, folder = self.output / f"{row}-torch", self.output / row
+        heal = "none" if unhealed else "closed-form"
+        trundle("depth", self.model, "--keep", keep, "--heal", heal, "--data", self.calibrate, "-o", made)
+        trundle("export", made, "--to", "onnx", "-o", folder)
+        return exported(folder, FLOAT)
+
+    def _searched(self, row: str, minutes: str) -> tuple[Embedder, int]:
+        folder = self.output / row
+        words = ("--budget", "7x", "--minutes", minutes, "--data", self.data)
+        trundle("compress", self.model, *words, "-o", folder)
+        return exported(folder, "onnx")
+
+    def _replaced(self, row: str, engine: str, write: Callable[[Path, Path], None]) -> tuple[Embedder, int]:
+        """A copy of the float32 graph's folder whose graph is what another library makes of it."""
+        source, folder = self.output / f"float-{engine}", self.output / row
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+        path = Encoder(source, graph=engine).graph.path
+        for file in (folder / path).parent.glob(f"{Path(path).stem}.*"):
+            file.unlink()
+        write(source / path, folder / path)
+        return exported(folder, engine)
+
+    def _ort_int8(self) -> tuple[Embedder, int]:
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        def write(source: Path, target: Path) -> None:
+            quantize_dynamic(str(source), str(target), weight_type=QuantType.QInt8)
+
+        return self._replaced("ort-int8", "onnx", write)
+
+    def _ort_int4(self) -> tuple[Embedder, int]:
+        import onnx
+        from onnxruntime.quantization.matmul_nbits_quantizer import (
+            DefaultWeightOnlyQuantConfig,
+            HQQWeightOnlyQuantConfig,
+            MatMulNBitsQuantizer,
+        )
+
+        def write(source: Path, target: Path) -> None:
+            matrices = MatMulNBitsQuantizer(
+                onnx.load(source), algo_config=HQQWeightOnlyQuantConfig(block_size=32)
+            )
+            matrices.process()
+            settings: Any = {"block_size": 32, "is_symmetric": True, "op_types_to_quantize": ("Gather",)}
+            table = MatMulNBitsQuantizer(
+                matrices.model.model, algo_config=DefaultWeightOnlyQuantConfig(**settings)
+            )
+            table.process()
+            table.model.save_model_to_file(str(target))
+
+        return self._replaced("ort-int4", "onnx", write)
+
+    def _compressed(self, row: str, mode: str, **settings: Any) -> tuple[Embedder, int]:
+        import nncf
+        import openvino
+
+        rows = Encoder(self.output / "float-openvino").read(self.texts[:_NNCF_TEXTS])
+
+        def write(source: Path, target: Path) -> None:
+            model = openvino.Core().read_model(source)
+            names = [each.get_any_name() for each in model.inputs]
+            if "scale_estimation" in settings:
+                given = [_named_inputs(names, np.array([ids]), np.ones((1, len(ids)), int)) for ids in rows]
+                settings["dataset"] = nncf.Dataset(given)
+            chosen = getattr(nncf.CompressWeightsMode, mode)
+            openvino.save_model(nncf.compress_weights(model, mode=chosen, **settings), target, False)
+
+        return self._replaced(row, "openvino", write)
+
+    def _nncf_int8(self) -> tuple[Embedder, int]:
+        return self._compressed("nncf-int8", "INT8_ASYM")
+
+    def _nncf_int4(self) -> tuple[Embedder, int]:
+        settings = {"group_size": 32, "all_layers": True, "scale_estimation": True}
+        return self._compressed("nncf-int4", "INT4_SYM", **settings)
+
+    def _static(self) -> tuple[Embedder, int]:
+        from model2vec.distill import distill
+
+        made = distill(model_name=str(self.model), pca_dims=None)
+        made.save_pretrained(str(self.output / "model2vec"))
+
+        def encode(texts: Sequence[str]) -> Any:
+            return np.asarray(made.encode(list(texts)), dtype=np.float32)
+
+        size = sum(file.stat().st_size for file in (self.output / "model2vec").glob("*.safetensors"))
+        return Embedder(name="model2vec", text=encode, query=encode, document=encode), size
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--data", required=True, help="texts to calibrate with; a tenth of them measures")
+    parser.add_argument("--root", required=True, help="the folder of the tasks")
+    parser.add_argument("--tasks", type=names, default=["Cranfield", "CACM"])
+    parser.add_argument("--only", type=names, default=list(ROWS))
+    parser.add_argument("-o", "--output", required=True)
+    options = parser.parse_args()
+    corpus = read_corpus([options.data], seed=0)
+    calibrated = [text.text for text in sample(corpus.train(), CALIBRATED, seed=0)]
+    queries, documents = queries_and_documents(sample(corpus.validation(), MEASURED, seed=0))
+    rows, tasks = Rows(options, calibrated), find_tasks(options.tasks, options.root)
+    whole = embedder(load(options.model, device="cpu"), name="model")
+    vectors = HeldOutVectors(Lines())
+    for row in options.only:
+        place = rows.output / f"{row}.json"
+        if not place.is_file():
+            made, size, seconds = rows.make(row)
+            found = measure_fidelity(made, whole, queries, documents, held_out=vectors)
+            shared = None if row == "model2vec" else whole
+            scores = evaluate(made, tasks, documents=shared, held_out=vectors)
+            content: Json = {"row": row, "bytes": size, "minutes": seconds / 60}
+            content |= {"own": found.agreement_standard, "shared": found.agreement_asymmetric}
+            content["distance"] = found.distance
+            content["scores"] = [one.as_json() for one in scores]
+            write_json(place, content)
+        show(json.loads(place.read_text()))
+
+
+def show(row: Json) -> None:
+    """Print one row of the table."""
+    means = [
+        np.mean(found)
+        if (found := [one["score"] for one in row["scores"] if one["mode"] == mode])
+        else np.nan
+        for mode in ("standard", "asymmetric")
+    ]
+    print(
+        f"{row['row']:18} {row['bytes'] / 1e6:7.1f} MB {row['minutes']:6.2f} min   agreement@10 "
+        f"{row['own']:6.1%} own {row['shared']:6.1%} original's   nDCG@10 {100 * means[0]:5.1f} own "
+        f"{100 * means[1]:5.1f} original's",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
