@@ -17,7 +17,7 @@ import numpy as np
 from trundle.embedder import Embedder, Vectors, check_vectors, top_agreement
 from trundle.errors import BadInput
 from trundle.evaluate.retrieval import nearest, unit
-from trundle.index.base import _IndexReader
+from trundle.index.rows import IndexReader, draw_sample
 from trundle.progress import SILENT, Progress
 
 _AT = 10
@@ -78,7 +78,7 @@ class _Check:
 
 
 def check_index(
-    index: _IndexReader,
+    index: IndexReader,
     student: Embedder,
     *,
     teacher: Embedder | None = None,
@@ -95,9 +95,11 @@ def check_index(
     """
     if queries and teacher is None:
         raise BadInput("your own queries need the teacher; name it with --teacher")
-    drawn = index.sample(texts, seed)
+    drawn = draw_sample(index, texts, seed)
     if len(drawn.texts) < _LEAST_TEXTS:
-        raise BadInput(f"{index.name} holds {len(drawn.texts)} texts; the check needs {_LEAST_TEXTS} or more")
+        raise BadInput(
+            f"{index.where} holds {len(drawn.texts)} texts; the check needs {_LEAST_TEXTS} or more"
+        )
     if teacher is None:
         asked = list(drawn.texts[:most_queries])
         ours = _vectors(student, "document", asked, progress)
@@ -112,7 +114,7 @@ def check_index(
         source = "yours" if queries else "the first sentences of its texts"
     for name, vectors in ((student.name, ours), ("the teacher", theirs)):
         if vectors.shape[1] != drawn.vectors.shape[1]:
-            stored = f"{index.name} stores {drawn.vectors.shape[1]}"
+            stored = f"{index.where} stores {drawn.vectors.shape[1]}"
             raise BadInput(f"{name} returns vectors of width {vectors.shape[1]} and {stored}; align it first")
     built_by_teacher = None
     if teacher is not None:
@@ -121,7 +123,7 @@ def check_index(
     truth = nearest(theirs, drawn.vectors, _AT, left_out=own)
     found = nearest(ours, drawn.vectors, _AT, left_out=own)
     return _Check(
-        index=index.name,
+        index=index.where,
         student=student.name,
         teacher=None if teacher is None else teacher.name,
         texts=len(drawn.texts),
