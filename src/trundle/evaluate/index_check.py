@@ -7,32 +7,46 @@ neighbours of both vectors are compared, without the text itself.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from trundle.embedder import Embedder, Vectors, check_vectors, top_agreement
+from trundle.embedder import Embedder, Similarity, Vectors, check_vectors, top_agreement
 from trundle.errors import BadInput
 from trundle.evaluate.retrieval import nearest, unit
+from trundle.evaluate.unlabelled import _opening_words, _RowScores, score_rows
 from trundle.index.rows import IndexReader, draw_sample
 from trundle.progress import SILENT, Progress
 
 _AT = 10
 _LEAST_TEXTS = 50
 """Among fewer texts, the agreement means little."""
-_LONGEST_QUERY = 160
 _COMPARED = 32
 """Texts used to check whether the teacher built the index."""
 _SAME_MODEL = 0.98
-_SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|\n")
 _GOOD, _FAIR = 0.8, 0.5
+_DOCUMENTS = (
+    "Rows stand in for queries here, but documents are not queries: name who made the index with --teacher "
+    "and pass real queries with --queries FILE to know more."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Check:
+class SearchedRows:
+    """The rows of an index that are searched, and how it compares vectors."""
+
+    index: str
+    texts: Sequence[str]
+    vectors: Vectors
+    total: int
+    """The number of all rows of the index."""
+    similarity: Similarity = "cosine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexCheck:
     """How far a student agrees with a teacher on an index."""
 
     index: str
@@ -51,11 +65,15 @@ class _Check:
     """Mean cosine of the student's and the teacher's vectors of the same texts."""
     built_by_teacher: float | None
     """Mean cosine of the teacher's vectors with the stored ones; None without a teacher."""
+    rows: _RowScores | None = None
+    """The same from rows of the index alone; None if they were not asked."""
 
     def as_json(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
         return asdict(self) | {"at": _AT, "says": list(self.says())}
 
     def says(self) -> tuple[str, ...]:
+        """Return the verdict in sentences."""
         of = "all of them" if self.texts == self.total else f"a sample of {self.total:,}"
         lines = [
             f"{self.student} encoded {self.queries:,} queries ({self.queries_from}) and searched "
@@ -69,6 +87,9 @@ class _Check:
             lines.append("It works on this index, with some different results; longer alignment helps.")
         else:
             lines.append("It is not in this index's vector space: align it on such texts with trundle align.")
+        lines += _of_rows(self.rows) if self.rows is not None else []
+        if self.teacher is None:
+            lines.append(_DOCUMENTS)
         if self.built_by_teacher is not None and self.built_by_teacher < _SAME_MODEL:
             lines.append(
                 f"Warning: the vectors of {self.teacher} differ from the stored ones (cosine "
@@ -87,7 +108,7 @@ def check_index(
     most_queries: int = 200,
     seed: int = 0,
     progress: Progress = SILENT,
-) -> _Check:
+) -> IndexCheck:
     """Measure how far the student agrees with the teacher on an index; nothing is written.
 
     Without a teacher, the stored vectors take its place. Without `queries`, the first sentences of the
@@ -100,51 +121,95 @@ def check_index(
         raise BadInput(
             f"{index.where} holds {len(drawn.texts)} texts; the check needs {_LEAST_TEXTS} or more"
         )
-    if teacher is None:
-        asked = list(drawn.texts[:most_queries])
-        ours = _vectors(student, "document", asked, progress)
-        theirs = drawn.vectors[: len(asked)]
-        own: list[int] | None = list(range(len(asked)))
-        source = "its own texts; their stored vectors take the place of the teacher's"
-    else:
-        asked = list(dict.fromkeys(queries))[:most_queries] or _opening_words(drawn.texts)[:most_queries]
-        ours = _vectors(student, "query", asked, progress)
-        theirs = _vectors(teacher, "query", asked, progress)
-        own = None
-        source = "yours" if queries else "the first sentences of its texts"
-    for name, vectors in ((student.name, ours), ("the teacher", theirs)):
-        if vectors.shape[1] != drawn.vectors.shape[1]:
-            stored = f"{index.where} stores {drawn.vectors.shape[1]}"
-            raise BadInput(f"{name} returns vectors of width {vectors.shape[1]} and {stored}; align it first")
-    built_by_teacher = None
-    if teacher is not None:
-        some = list(drawn.texts[:_COMPARED])
-        built_by_teacher = _cosine(_vectors(teacher, "document", some, progress), drawn.vectors[: len(some)])
-    truth = nearest(theirs, drawn.vectors, _AT, left_out=own)
-    found = nearest(ours, drawn.vectors, _AT, left_out=own)
-    return _Check(
+    rows = SearchedRows(
         index=index.where,
-        student=student.name,
-        teacher=None if teacher is None else teacher.name,
-        texts=len(drawn.texts),
+        texts=drawn.texts,
+        vectors=drawn.vectors,
         total=drawn.total,
-        queries=len(asked),
-        queries_from=source,
-        agreement=top_agreement(truth, found),
-        first=float(np.mean((found == truth[:, :1]).any(axis=1))),
-        cosine=_cosine(ours, theirs),
-        built_by_teacher=built_by_teacher,
+        similarity=index.metric,
+    )
+    if teacher is None:
+        return check_rows(rows, student, range(min(most_queries, len(drawn.texts))), progress=progress)
+    some = list(drawn.texts[:_COMPARED])
+    built = _cosine(_vectors(teacher, "document", some, progress), drawn.vectors[: len(some)])
+    openings = list(dict.fromkeys(filter(None, map(_opening_words, drawn.texts))))
+    words = (list(dict.fromkeys(queries)) or openings)[:most_queries]
+    source = "yours" if queries else "the first sentences of its texts"
+    found = check_queries(rows, student, teacher, words, progress=progress)
+    return replace(found, built_by_teacher=built, queries_from=source)
+
+
+def check_rows(
+    rows: SearchedRows, student: Embedder, asked: Sequence[int], *, progress: Progress = SILENT
+) -> IndexCheck:
+    """Measure what the student finds in some rows, which are asked in place of queries."""
+    one = check_vectors(student.document(rows.texts[:1]), rows.texts[:1], student.name)
+    _check_width(one, rows, student.name)
+    by = rows.similarity
+    found = score_rows(student, rows.texts, rows.vectors, asked, similarity=by, progress=progress)
+    return IndexCheck(
+        index=rows.index,
+        student=student.name,
+        teacher=None,
+        texts=len(rows.texts),
+        total=rows.total,
+        queries=found.queries,
+        queries_from="its own texts; their stored vectors take the place of the teacher's",
+        agreement=found.agreement,
+        first=found.first,
+        cosine=found.cosine,
+        built_by_teacher=None,
+        rows=found,
     )
 
 
-def _opening_words(texts: Sequence[str]) -> list[str]:
-    found = []
-    for text in texts:
-        sentence = _SENTENCE_END.split(text.strip(), maxsplit=1)[0]
-        if len(sentence) > _LONGEST_QUERY:
-            sentence = sentence[:_LONGEST_QUERY].rsplit(" ", 1)[0]
-        found.append(sentence)
-    return list(dict.fromkeys(words for words in found if words))
+def check_queries(
+    rows: SearchedRows,
+    student: Embedder,
+    teacher: Embedder,
+    queries: Sequence[str],
+    *,
+    progress: Progress = SILENT,
+) -> IndexCheck:
+    """Measure what the student finds in some rows for queries, compared with what the teacher finds."""
+    ours, theirs = (_vectors(each, "query", queries, progress) for each in (student, teacher))
+    for name, vectors in ((student.name, ours), ("the teacher", theirs)):
+        _check_width(vectors, rows, name)
+    by = rows.similarity
+    truth, found = (nearest(each, rows.vectors, _AT, similarity=by) for each in (theirs, ours))
+    return IndexCheck(
+        index=rows.index,
+        student=student.name,
+        teacher=teacher.name,
+        texts=len(rows.texts),
+        total=rows.total,
+        queries=len(queries),
+        queries_from="yours",
+        agreement=top_agreement(truth, found),
+        first=float(np.mean((found == truth[:, :1]).any(axis=1))),
+        cosine=_cosine(ours, theirs),
+        built_by_teacher=None,
+    )
+
+
+def _check_width(vectors: Vectors, rows: SearchedRows, name: str) -> None:
+    if vectors.shape[1] != rows.vectors.shape[1]:
+        stored = f"{rows.index} stores {rows.vectors.shape[1]}"
+        raise BadInput(f"{name} returns vectors of width {vectors.shape[1]} and {stored}; align it first")
+
+
+def _of_rows(found: _RowScores) -> list[str]:
+    lines = []
+    if found.known_item is not None:
+        lines.append(
+            f"Asked for {found.known_items:,} rows by their title or first sentence, it has "
+            f"{found.known_item:.0%} of them among its ten."
+        )
+    for what, groups in (("length", found.by_length), ("script", found.by_script)):
+        if len(groups) > 1:
+            listed = ", ".join(f"{one.name} {one.agreement:.3f} ({one.rows:,} rows)" for one in groups)
+            lines.append(f"Agreement by {what}: {listed}.")
+    return lines
 
 
 def _cosine(ours: Vectors, theirs: Vectors) -> float:
