@@ -29,8 +29,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trundle.errors import TrundleError
+
+if TYPE_CHECKING:
+    from trundle.index.rows import RowBatch
 
 HERE = Path(__file__).parent
 FAULTS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EROFS": errno.EROFS}
@@ -133,15 +137,27 @@ def fill_index(root: Path, *, force: bool = False, count: int = 60) -> None:
 
 def indexed(root: Path) -> State:
     """The texts of an index whose vectors are found, and whether it opens."""
-    from trundle.index.stores import open_store
-
     if not (root / "out" / "index.json").is_file():
         return {}
-    store = open_store(str(root / "out"))
-    sample = store.sample(10_000, 0)
-    assert not len(sample.texts) or (vectors_of(sample.texts) == sample.vectors).all()
-    store.close()
-    return dict.fromkeys(sample.texts, "") | {"index": ""}
+    found = {"index": ""}
+    for batch in stored_rows(root / "out"):
+        assert (vectors_of(batch.texts) == batch.vectors).all()
+        found |= dict.fromkeys(batch.texts, "")
+    return found
+
+
+def stored_rows(folder: Path) -> list[RowBatch]:
+    """The rows of an index, of which there may be none."""
+    from contextlib import closing
+
+    from trundle.index.readers import open_reader
+    from trundle.index.stores import open_store
+
+    with closing(open_store(str(folder))) as store:
+        if not store.count():
+            return []
+    with closing(open_reader(str(folder))) as reader:
+        return list(reader.rows())
 
 
 def fill_targets(root: Path) -> None:
@@ -172,13 +188,9 @@ def targeted(root: Path) -> State:
 
 def built_index(root: Path) -> State:
     """Whether the index opens, and its texts."""
-    from trundle.index.stores import open_store
-
     if not (root / "out" / "index.json").is_file():
         return {}
-    store = open_store(str(root / "out"))
-    texts = store.sample(10_000, 0).texts
-    store.close()
+    texts = [text for batch in stored_rows(root / "out") for text in batch.texts]
     return dict.fromkeys(texts, "") | {"index": ""}
 
 

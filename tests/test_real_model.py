@@ -16,8 +16,8 @@ from trundle.evaluate.tasks import KnownItemTask
 from trundle.model.cost import cost
 from trundle.model.load import load
 from trundle.model.save import weight_bytes
-from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
+from trundle.search.compressing import compress
 
 CUT = "depth: {keep: 3}"
 RECIPE = f"steps: [{CUT}, align: {{steps: 0}}]"

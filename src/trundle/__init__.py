@@ -14,18 +14,20 @@ if TYPE_CHECKING:
     from trundle.data.corpus import read_corpus as read_corpus
     from trundle.export.exporting import export_model as export_model
     from trundle.model.load import load as load
-    from trundle.pipeline.compress import compress as compress
     from trundle.pipeline.run import Request as Request
     from trundle.recipe import make_recipe as make_recipe
     from trundle.recipe import parse_recipe as parse_recipe
     from trundle.recipe import read_recipe as read_recipe
     from trundle.runtime.encoder import Encoder as Encoder
+    from trundle.search.compressing import compress as compress
+    from trundle.search.lessons import Teaching as Teaching
     from trundle.search.search import compress_to_budget as compress_to_budget
 
 _HOMES = {
     "Encoder": "trundle.runtime.encoder",
     "Request": "trundle.pipeline.run",
-    "compress": "trundle.pipeline.compress",
+    "Teaching": "trundle.search.lessons",
+    "compress": "trundle.search.compressing",
     "compress_to_budget": "trundle.search.search",
     "export_model": "trundle.export.exporting",
     "load": "trundle.model.load",
@@ -37,6 +39,7 @@ _HOMES = {
 __all__ = [
     "Encoder",
     "Request",
+    "Teaching",
     "compress",
     "compress_to_budget",
     "export_model",

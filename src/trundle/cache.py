@@ -23,7 +23,7 @@ from trundle.errors import BadModel
 _DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _NOT_DOWNLOADED = ["onnx/*", "openvino/*", "original/*"]
 
-CacheKind = Literal["graphs", "runs", "speed", "steps", "targets", "texts", "tokens", "trials"]
+CacheKind = Literal["answers", "graphs", "runs", "speed", "steps", "targets", "texts", "tokens", "trials"]
 
 
 def cache_folder() -> Path:

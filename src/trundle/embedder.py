@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Role = Literal["text", "query", "document"]
+Similarity = Literal["cosine", "inner product", "l2"]
+"""How the vectors of an index are compared."""
 Vectors: TypeAlias = "NDArray[np.float32]"
 Encode: TypeAlias = "Callable[[Sequence[str]], Vectors]"
 Tokens: TypeAlias = "tuple[NDArray[np.int32], NDArray[np.int64]]"
@@ -46,6 +48,8 @@ class Embedder:
     texts_per_call: int | None = None
     """How many texts it needs at once to be fast; None if a few of similar length are enough."""
     two_steps: Callable[[], TwoSteps | None] = lambda: None
+    similarity: Similarity = "cosine"
+    """How its vectors are compared in a search."""
 
     def through(self, wrap: Callable[[Encode], Encode], name: str | None = None) -> Embedder:
         """The same model with each of its three functions wrapped."""

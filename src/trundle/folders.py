@@ -327,13 +327,20 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 def write_atomic(path: Path, text: str) -> None:
     """Writes one small file atomically, and to disk; a symbolic link is followed."""
+    with atomic_file(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yields a file to write, which replaces `path` when it is complete; a symbolic link is followed."""
     path = _followed(path)
     scratch, lock = None, None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path.parent, path.name)
         scratch, lock = _claimed(path.parent, path.name, lambda place: place.touch(exist_ok=False))
-        scratch.write_text(text, encoding="utf-8")
+        yield scratch
         sync(scratch)
         scratch.replace(path)
         sync(path.parent)

@@ -283,6 +283,8 @@ class PlanningRecord:
     planned_seconds: Mapping[str, float] = field(default_factory=dict)
     spent_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each part of the search, as planned and as measured."""
+    index: Mapping[str, Any] = field(default_factory=dict)
+    """The check of the result on the index that it was trained from; empty without one."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from pico import different_texts
 from trundle.cli.compression import _REPORT, _write_report
 from trundle.errors import BadInput
+from trundle.model.load import load
 from trundle.progress import _Silent
 from trundle.report import report
 from trundle.report.contents import _Report
@@ -33,3 +38,24 @@ def test_the_result_is_shown_without_a_comparison_if_texts_are_few(
     assert asked == [["few.txt"], None]
     assert said == ["the report has no comparison: 38 texts are too few; give at least 100"]
     assert (tmp_path / _REPORT).is_file()
+
+
+def test_the_verdict_on_the_index_is_the_end(
+    run: Callable[..., tuple[int, str, str]],
+    pico_folders: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+    monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("trundle.search.budget._SHORTEST_TRIAL", 0.1)
+    texts, folder, output = different_texts(400), str(pico_folders("bert")), str(tmp_path / "small")
+    vectors = load(folder).encode(texts)
+    pq.write_table(pa.table({"text": texts, "vector": list(vectors)}), tmp_path / "rows.parquet")
+    index = ("--index", str(tmp_path / "rows.parquet"), "--student", folder)
+    code, out, _ = run("compress", *index, "--budget", "1MB", "--minutes", "0.1", "-o", output)
+    assert code == 0
+    assert "before" not in out
+    assert "rows that it was not trained on" in out
+    assert "It can encode the queries of this index" in out
+    assert out.strip().endswith("to know more.")

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -39,12 +40,30 @@ def test_build_search_and_check(
     assert json.loads(out)["built_by_teacher"] == pytest.approx(1)
     for words, said in (
         (("index", "search", str(tmp_path / "no"), "a"), "there is no index"),
-        (("index", "check", model, "--against", index, "--table", "t"), "leave them out for a folder"),
+        (("index", "check", model, "--against", index, "--table", "t"), "leave out --table"),
         (("index", "build", model, "--data", "missing.txt", "-o", index), "missing.txt"),
+        (("index", "check", "no-such-model", "--against", "http://localhost:6333"), "pass postgresql://"),
+        (("index", "read", index, "-o", str(data)), "does not end in .parquet"),
     ):
         code, _, err = run(*words)
         assert code == 2
         assert said in err
+
+
+def test_read_and_check_any_index(
+    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model, index, table = str(pico_folders("bert")), str(tmp_path / "index"), str(tmp_path / "out.parquet")
+    (tmp_path / "texts.txt").write_text("\n".join(pico.different_texts(84)))
+    assert run("index", "build", model, "--data", str(tmp_path / "texts.txt"), "-o", index)[0] == 0
+    code, out, err = run("index", "read", index, "-o", table)
+    assert (code, "84 rows of" in out) == (0, True), err
+    assert pq.read_schema(table).names == ["id", "text", "vector"]
+    assert "already exists" in run("index", "read", index, "-o", table)[2]
+    code, out, _ = run("index", "read", index, "-o", table, "--sample", "60", "--force", "--json")
+    assert {"rows": 60, "left_out": 0, "metric": "cosine"}.items() <= json.loads(out).items()
+    code, out, err = run("index", "check", model, "--against", table)
+    assert (code, "agreement@10 1.000" in out) == (0, True), err
 
 
 def test_a_model_that_was_trained_in_its_place(

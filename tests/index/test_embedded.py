@@ -26,7 +26,7 @@ from recorded_progress import RecordedProgress
 from trundle.errors import BadInput, EmptyTexts, WriteFailed
 from trundle.index.base import _Precision
 from trundle.index.codes import _encode_codes, _scan
-from trundle.index.embedded import _create_embedded, _EmbeddedStore
+from trundle.index.embedded import _create_embedded, _EmbeddedStore, _FolderReader
 from trundle.index.stores import build_index, create_store, open_store
 
 PRECISIONS: tuple[_Precision, ...] = ("float", "int8", "binary")
@@ -180,9 +180,12 @@ def test_kill_9_loses_nothing_that_was_stored(tmp_path: Path) -> None:
         count = store.count()
         assert count >= before + 50 * stored
         assert count % 50 == 0
-        sample = store.sample(count, 0)
-        assert list(sample.texts) == [f"text number {number}" for number in range(count)]
-        np.testing.assert_array_equal(sample.vectors, truth[:count])
+        with closing(_FolderReader(folder)) as reader:
+            rows = list(reader.rows())
+        assert [text for batch in rows for text in batch.texts] == [
+            f"text number {number}" for number in range(count)
+        ]
+        np.testing.assert_array_equal(np.concatenate([batch.vectors for batch in rows]), truth[:count])
         assert places(store, truth[count - 1 : count], 1) == [[count - 1]]
         store.close()
         before = count
@@ -245,9 +248,11 @@ def test_a_disk_that_is_read_only(tmp_path: Path, texts: list[str]) -> None:
     store = filled(folder, texts)
     script = "\n".join(
         [
+            "from trundle.index.readers import open_reader",
             "from trundle.index.stores import open_store",
             f"store = open_store({str(folder)!r})",
-            "hits = store.search(store.sample(1, 0).vectors, 3)[0]",
+            f"row = next(open_reader({str(folder)!r}).rows(1)).vectors",
+            "hits = store.search(row, 3)[0]",
             "print(store.count(), len(hits), store.missing(['unknown', 'text number 3']))",
         ]
     )
@@ -313,7 +318,8 @@ def test_an_empty_store_finds_nothing(tmp_path: Path) -> None:
     _create_embedded(tmp_path / "index", wanted("binary"))
     store = _EmbeddedStore(tmp_path / "index")
     assert store.search(clustered(2), 5) == [[], []]
-    assert store.sample(5, 0).total == 0
+    with pytest.raises(BadInput, match="is empty"):
+        _FolderReader(tmp_path / "index")
     store.close()
 
 

@@ -20,9 +20,9 @@ from trundle.methods.contract import Applied, Context
 from trundle.model.heads import _attends_both_ways
 from trundle.model.save import save
 from trundle.model.surgery import transformer_of
-from trundle.pipeline.compress import compress
 from trundle.recipe import make_options, parse_recipe, read_recipe
 from trundle.records import Lineage
+from trundle.search.compressing import compress
 
 PicoModel = Callable[[str], SentenceTransformer]
 SHORT = {"steps": 2, "batch_size": 4, "warmup": 0}

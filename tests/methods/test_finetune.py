@@ -20,9 +20,9 @@ from trundle.errors import BadInput, BadRecipe, UserError
 from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
 from trundle.methods.finetune.finetune import _make_head_task
-from trundle.pipeline.compress import compress
 from trundle.recipe import make_options, parse_recipe, single
 from trundle.records import read_lineage
+from trundle.search.compressing import compress
 
 PicoModel = Callable[[str], SentenceTransformer]
 TOOL = METHODS["finetune"]

@@ -19,9 +19,9 @@ from trundle.methods.contract import Applied, Context
 from trundle.model.layout import layout_of
 from trundle.model.matrices import prunable, weight_of
 from trundle.model.surgery import Cut, cut, transformer_of
-from trundle.pipeline.compress import compress
 from trundle.recipe import make_options, parse_recipe, read_recipe
 from trundle.records import WeightMap
+from trundle.search.compressing import compress
 
 TOOL = METHODS["weights"]
 

@@ -25,9 +25,9 @@ from trundle.methods.width import WidthPlan
 from trundle.methods.width.importance import _measure_importance
 from trundle.model.load import load
 from trundle.model.surgery import transformer_of
-from trundle.pipeline.compress import compress
 from trundle.pipeline.run import Run
 from trundle.recipe import make_options, parse_recipe, single
+from trundle.search.compressing import compress
 
 WIDTH = METHODS["width"]
 ALIGNED: dict[str, Any] = {"widths": "1/2,1/4", "steps": 3, "batch_size": 8}

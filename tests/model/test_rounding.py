@@ -31,9 +31,9 @@ from trundle.model.matrices import (
     on_grid,
     put_on_grid,
 )
-from trundle.pipeline.compress import compress
 from trundle.recipe import single
 from trundle.runtime.encoder import Encoder
+from trundle.search.compressing import compress
 
 onnx = pytest.importorskip("onnx", reason="the extra export is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra export is not installed")

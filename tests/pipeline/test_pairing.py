@@ -16,10 +16,10 @@ from trundle.errors import BadInput
 from trundle.evaluate.scoring import evaluate
 from trundle.model.encode import embedder
 from trundle.model.heads import paired
-from trundle.pipeline.compress import compress
 from trundle.pipeline.pair import _share_a_space, pair
 from trundle.recipe import parse_recipe
 from trundle.records import read_lineage
+from trundle.search.compressing import compress
 
 LONG = " ".join(pico.TEXTS)
 

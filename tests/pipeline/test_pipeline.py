@@ -25,10 +25,11 @@ from trundle.errors import BadInput, ImpossibleCut, WriteFailed
 from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, queries_and_documents
 from trundle.methods import METHODS
 from trundle.model.save import weight_bytes
-from trundle.pipeline.compress import compare_held_out, compress, run_recipe
+from trundle.pipeline.compress import compare_held_out, run_recipe
 from trundle.pipeline.run import Request, Run
 from trundle.recipe import parse_recipe, read_recipe, single
 from trundle.records import read_lineage
+from trundle.search.compressing import compress
 from trundle.teacher.targets import open_targets
 
 

@@ -11,10 +11,10 @@ import pytest
 
 import pico
 from trundle.data.corpus import read_corpus
-from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
 from trundle.report.contents import _Report
 from trundle.report.report import make_report
+from trundle.search.compressing import compress
 
 RECIPE = """
 steps:

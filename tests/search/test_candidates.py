@@ -19,11 +19,11 @@ from trundle.methods.vocabulary import VOCABULARY, VocabularyOptions
 from trundle.model.cost import cost
 from trundle.model.load import load
 from trundle.model.token_map import cut_with_map, read_vocabulary
-from trundle.pipeline.compress import compress
 from trundle.recipe import parse_recipe
 from trundle.search import candidates
 from trundle.search.budget import _Budget
 from trundle.search.candidates import _edge, _list_candidates, _promise, _smallest
+from trundle.search.compressing import compress
 
 WIDTH = 32
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 import time
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Argument, Option
 
 from trundle.cli import tables
 from trundle.cli.console import _show, _show_json, _show_table
-from trundle.cli.options import _CommonFlags, _Force, _Json, _Model, _RunFlags
+from trundle.cli.options import _CommonFlags, _Force, _Json, _RunFlags, _TeacherModel
 from trundle.errors import BadInput, UserError
 from trundle.folders import write_atomic
 from trundle.progress import Stopwatch, is_first
@@ -33,7 +33,10 @@ _SHOWN_CANDIDATES = 12
 
 def compress(
     flags: _RunFlags,
-    model: _Model,
+    model: Annotated[
+        str | None,
+        Argument(help="A model folder or hub name; with --budget any teacher: an endpoint, table or store."),
+    ] = None,
     recipe: Annotated[
         str | None, Option("--recipe", "-r", help="A recipe's name (see `trundle recipes`), or a .yaml file.")
     ] = None,
@@ -50,20 +53,49 @@ def compress(
     student: Annotated[
         list[str] | None, Option("--student", help="With --budget: also try this small model; repeatable.")
     ] = None,
+    index: Annotated[
+        str | None,
+        Option(help="With --budget: learn from this index, such as postgresql://user@host/db?table=chunks."),
+    ] = None,
+    table: Annotated[
+        str | None, Option(help="The index's table or collection, if there are several.")
+    ] = None,
+    texts: Annotated[str | None, Option(help="Its column of texts, if it has no usual name.")] = None,
+    vectors: Annotated[str | None, Option(help="Its column of vectors, if there are several.")] = None,
+    rows: Annotated[int | None, Option(min=100, help="Most rows to read of it; default: 100,000.")] = None,
+    teacher: Annotated[
+        str | None, Option(help="The model or endpoint that made the index; it labels queries and pieces.")
+    ] = None,
+    teacher_model: _TeacherModel = None,
+    teacher_calls: Annotated[
+        int | None, Option(min=1, help="Most texts that an endpoint or --teacher gets; default: 5,000.")
+    ] = None,
+    queries: Annotated[str | None, Option(help="File of your users' queries; needs --teacher.")] = None,
 ) -> None:
     """Make a small model from a large one, by recipe or budget.
 
-    With --budget, trundle searches for the best model within all limits and trains it.
+    With --budget, trundle searches for the best model within all limits and trains it. With --index, it
+    learns from the texts and vectors of an index, and says whether its queries find the same.
     """
     if (recipe is None) == (not budget):
         raise BadInput("pass either --recipe NAME or a limit such as --budget 12MB")
+    if model is not None and teacher is not None:
+        raise BadInput(f"{model} and --teacher both name the teacher; leave one of them out")
     if recipe is None:
         if change:
             raise BadInput("--set changes a recipe, and --budget makes its own; leave one of them out")
-        _run_budget(model, budget or [], flags, minutes=minutes, students=student or [])
+        teaching: dict[str, Any] = {"index": index, "table": table, "texts": texts, "vectors": vectors}
+        teaching |= {"model": teacher_model, "calls": teacher_calls, "queries": queries}
+        teaching |= {} if rows is None else {"rows": rows}
+        named = model or teacher or ""
+        _run_budget(named, budget or [], flags, minutes=minutes, students=student or [], teaching=teaching)
         return
     if minutes is not None or student:
         raise BadInput("--minutes and --student go with --budget; a recipe takes --set align.minutes=10")
+    if index or teacher or queries or teacher_model:
+        raise BadInput("--index and --teacher go with --budget; a recipe takes --set align.teacher=NAME")
+    if model is None:
+        raise BadInput("name the model to compress")
     from trundle.recipe import read_recipe
 
     _run_recipe(model, read_recipe(recipe, change or []), flags)
@@ -135,17 +167,28 @@ def _run_recipe(model: str, recipe: Recipe, flags: _RunFlags) -> None:
 
 
 def _run_budget(
-    model: str, budget: Sequence[str], flags: _RunFlags, *, minutes: float | None, students: Sequence[str]
+    model: str,
+    budget: Sequence[str],
+    flags: _RunFlags,
+    *,
+    minutes: float | None,
+    students: Sequence[str],
+    teaching: Mapping[str, Any] | None = None,
 ) -> None:
     began = time.monotonic()
     request = flags.request(model)
+    from trundle.search.lessons import Teaching
     from trundle.search.search import MINUTES, compress_to_budget
 
+    taught = Teaching(**(teaching or {}))
     watch = Stopwatch(request.progress, began)
     request = replace(request, progress=watch)
-    outcome = compress_to_budget(request, budget, minutes=minutes or MINUTES, students=students)
+    outcome = compress_to_budget(
+        request, budget, minutes=minutes or MINUTES, students=students, teaching=taught
+    )
     if outcome.run is not None and flags.output is not None:
         data, texts, teacher = flags.data or [], outcome.proof_texts, outcome.run.teacher
+        data = data if teacher.model is not None else []  # a report measures with a model only
         with watch.task("report", None):
             _write_report(flags.output, teacher, data, texts=texts, trust=flags.trust, progress=watch)
         outcome = replace(outcome, spent=watch.count())
@@ -194,6 +237,10 @@ def _show_outcome(outcome: Outcome) -> None:
     if outcome.milliseconds is not None:
         _show(f"Without torch: trundle.Encoder({str(outcome.run.output)!r}).encode([...])")
     _show(f"Report: {outcome.run.output}/{_REPORT}")
+    if outcome.check is not None:
+        _show("")
+        for line in outcome.check.says():
+            _show(line)
 
 
 def _show_candidates(outcome: Outcome) -> None:

@@ -123,9 +123,9 @@ def _open_teacher(
 
     kind = teacher_kind(name)
     if kind == "endpoint":
-        from trundle.teacher.endpoint import endpoint_teacher
+        from trundle.teacher.endpoint import open_endpoint
 
-        return endpoint_teacher(name, endpoint_model)
+        return open_endpoint(name, endpoint_model)[0]
     if kind != "model":
         raise BadInput(f"{name} has vectors of its own texts only; name the model or endpoint that made them")
     return open_embedder(name, graph=graph, trust_remote_code=trust, progress=progress)[0]

@@ -231,11 +231,16 @@ def _budget_result(outcome: Outcome) -> _Rows:
     def line(name: str, parameters: int, size: int, milliseconds: float | None) -> tuple[str, ...]:
         return name, _count(parameters), _megabytes(size), _milliseconds(milliseconds)
 
+    made = [
+        line("predicted", best.cost.parameters, best.bytes, best.milliseconds),
+        line("measured", parameters, size, new),
+    ]
+    if before is None:
+        return [("", "parameters", "file", "query"), *made]
     return [
         ("", "parameters", "file", "query"),
         line("before", before.parameters, before.file_bytes, old),
-        line("predicted", best.cost.parameters, best.bytes, best.milliseconds),
-        line("measured", parameters, size, new),
+        *made,
         (
             "ratio",
             f"{before.parameters / best.cost.parameters:.1f}×",
@@ -248,6 +253,7 @@ def _budget_result(outcome: Outcome) -> _Rows:
 def _demo_summary(result: DemoResult) -> str:
     """What the user gets, in three lines."""
     outcome, ndcg = result.outcome, result.ndcg
+    assert outcome.before is not None
     large, small = result.speed.models[0], result.speed.models[-1]
     old, new = outcome.before.file_bytes, outcome.bytes or 0
     before, after = large.short_texts_per_second.value, small.short_texts_per_second.value
@@ -259,6 +265,8 @@ It keeps {kept:.1%} of the search quality on the index that the original made, w
 
 def _demo(result: DemoResult) -> _Rows:
     outcome, ndcg, fidelity = result.outcome, result.ndcg, result.fidelity
+    before = outcome.before
+    assert before is not None
     large, small = result.speed.models[0], result.speed.models[-1]
 
     def line(label: str, old: float, new: float, write: Callable[[float], str]) -> tuple[str, ...]:
@@ -269,8 +277,8 @@ def _demo(result: DemoResult) -> _Rows:
 
     return [
         ("", "original", "small", "small / original"),
-        line("parameters", outcome.before.parameters, outcome.chosen.candidate.cost.parameters, _count),
-        line("file", outcome.before.file_bytes, outcome.bytes or 0, _megabytes),
+        line("parameters", before.parameters, outcome.chosen.candidate.cost.parameters, _count),
+        line("file", before.file_bytes, outcome.bytes or 0, _megabytes),
         speed("texts/s, short", large.short_texts_per_second.value, small.short_texts_per_second.value),
         speed("texts/s, long", large.long_texts_per_second.value, small.long_texts_per_second.value),
         line("nDCG@10, own index (standard)", ndcg["original"], ndcg["standard"], _percent),

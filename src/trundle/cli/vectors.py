@@ -29,9 +29,16 @@ def _group(about: str) -> typer.Typer:
     return typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=about, context_settings=help_flags)
 
 
-index = _group("Build, search and check indexes, in a folder or in Postgres.")
+index = _group("Build, search, check and read indexes.")
 targets = _group("Compute a teacher's vectors once, to train students from.")
 _Table = Annotated[str, Option(help="Name of the table in Postgres.")]
+_ForeignTable = Annotated[
+    str | None,
+    Option("--table", help="Its table or collection, if several; for FAISS and npz, the file of the texts."),
+]
+_TextColumn = Annotated[str | None, Option("--texts", help="Its column or payload field of texts.")]
+_VectorColumn = Annotated[str | None, Option("--vectors", help="Its column of vectors, if several.")]
+_ANY_INDEX = "a folder, a file, or an address such as postgresql://user@host/database?table=chunks."
 
 
 @index.command("build")
@@ -141,15 +148,15 @@ def search(
 def check(
     flags: _CommonFlags,
     student: _Model,
-    against: Annotated[str, Option(help="The index to check: a folder, or postgresql://user@host/database.")],
+    against: Annotated[str, Option(help=f"The index to check: {_ANY_INDEX}")],
     teacher: Annotated[
         str | None, Option(help="Model or endpoint URL that built the index; default: its stored vectors.")
     ] = None,
     teacher_model: _TeacherModel = None,
     queries: Annotated[str | None, Option(help="File of your users' queries; needs --teacher.")] = None,
-    table: Annotated[str | None, Option(help="The Postgres table, if several hold vectors.")] = None,
-    texts: Annotated[str | None, Option(help="The table's column of texts.")] = None,
-    vectors: Annotated[str | None, Option(help="The table's column of vectors.")] = None,
+    table: _ForeignTable = None,
+    texts: _TextColumn = None,
+    vectors: _VectorColumn = None,
     sample: Annotated[int, Option(min=50, help="How many texts of the index to search in.")] = 5000,
     most_queries: Annotated[int, Option(min=1, help="Maximum number of queries to run.")] = 200,
     seed: _Seed = 0,
@@ -160,19 +167,21 @@ def check(
     """
     progress = flags.progress()
     from trundle.data.texts import read_texts
-    from trundle.export.open import open_sides
-    from trundle.index.check import check_index
-    from trundle.index.stores import open_index_reader
-    from trundle.scale.shard_writer import absolute_name
+    from trundle.index.readers import open_reader
 
     own_queries = [text.text for text in read_texts(queries)] if queries else []
-    small, *_ = open_sides(student, trust_remote_code=flags.trust, progress=progress)
-    large = None
-    if teacher is not None:
-        name, trust = absolute_name(teacher), flags.trust
-        large = _open_teacher(name, teacher_model, graph="fastest", trust=trust, progress=progress)
-    columns = {"text_column": texts, "vector_column": vectors}
-    with closing(open_index_reader(against, table=table, progress=progress, **columns)) as reader:
+    columns = {"table": table, "texts": texts, "vectors": vectors}
+    with closing(open_reader(against, progress=progress, **columns)) as reader:
+        # Only now, because importing and opening models takes long and a wrong address is refused at once.
+        from trundle.evaluate.index_check import check_index
+        from trundle.export.open import open_sides
+        from trundle.scale.shard_writer import absolute_name
+
+        small, *_ = open_sides(student, trust_remote_code=flags.trust, progress=progress)
+        large = None
+        if teacher is not None:
+            name, trust = absolute_name(teacher), flags.trust
+            large = _open_teacher(name, teacher_model, graph="fastest", trust=trust, progress=progress)
         found = check_index(
             reader,
             small.embedder(absolute_name(student)),
@@ -183,12 +192,62 @@ def check(
             seed=seed,
             progress=progress,
         )
+        left_out = reader.counts.says()
     if flags.as_json:
         _show_json(found.as_json())
         return
+    if left_out:
+        progress.say(left_out)
     _show(f"agreement@10 {found.agreement:.3f}, cosine {found.cosine:.3f}\n")
     for line in found.says():
         _show(line)
+
+
+@index.command("read")
+@_with_flags
+def _read_index(
+    flags: _CommonFlags,
+    where: Annotated[str, Argument(help=f"An index: {_ANY_INDEX}")],
+    output: Annotated[Path, Option("--output", "-o", help="A parquet file for ids, texts and vectors.")],
+    table: _ForeignTable = None,
+    texts: _TextColumn = None,
+    vectors: _VectorColumn = None,
+    sample: Annotated[int | None, Option(min=1, help="Rows to draw at random; default: all.")] = None,
+    seed: _Seed = 0,
+    force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Copy the texts and vectors of any vector database to a parquet file.
+
+    Rows without a text or a usable vector are left out and counted. Nothing is written to the index.
+    """
+    progress = flags.progress()
+    if output.suffix != ".parquet":
+        raise BadInput(f"{output} does not end in .parquet; choose a name that does")
+    if output.exists() and not force:
+        raise BadInput(f"{output} already exists; choose another file, or pass --force to replace it")
+    from trundle.index.flat_files import write_table
+    from trundle.index.readers import open_reader
+
+    columns = {"table": table, "texts": texts, "vectors": vectors}
+    with closing(open_reader(where, progress=progress, **columns)) as reader:
+        written = write_table(reader, output, sample=sample, seed=seed, progress=progress)
+    counts = reader.counts
+    if flags.as_json:
+        _show_json(
+            {
+                "index": reader.where,
+                "table": str(output),
+                "rows": written,
+                "width": reader.width,
+                "metric": reader.metric,
+                "left_out": counts.left_out,
+                "duplicates": counts.duplicates,
+            }
+        )
+        return
+    _show(f"{output}: {written:,} rows of {reader.where}, {reader.width} dimensions, {reader.metric}.")
+    if said := counts.says():
+        _show(said)
 
 
 class _RayCommand(TyperCommand):

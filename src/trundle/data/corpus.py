@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trundle.data.environment import Documented, environment_pairs, split_by_package
 from trundle.data.examples import Example, LabelledRow, _read_examples, _read_labelled
 from trundle.data.files import parse_source
-from trundle.data.sampling import _drawn, _key_bits, distinct, draw, sample
+from trundle.data.sampling import _drawn, distinct, draw, key_bits, sample
 from trundle.data.text_store import TextStore, _is_stored, _read_store
 from trundle.data.texts import Text, read_texts
 from trundle.errors import BadInput
@@ -75,6 +75,28 @@ class Corpus:
 def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILENT) -> Corpus:
     """Open files, folders and `environment` as one corpus; unreadable sources are rejected at once."""
     reader = _CorpusReader(tuple(dict.fromkeys(sources)), seed, progress)
+    return _corpus_from(reader, files=tuple(reader.files()))
+
+
+def corpus_of(texts: Iterable[Text], name: str, *, seed: int) -> Corpus:
+    """Split texts in memory into the parts of a corpus; `name` is what a lineage calls them."""
+    reader = _CorpusReader((), seed, SILENT)
+    reader._sources, reader._stores = (name,), {name: TextStore.of(texts)}
+    return replace(_corpus_from(reader), examples=lambda: iter(()), labelled=lambda _part: iter(()))
+
+
+def with_pieces(corpus: Corpus, pieces: Sequence[Text], name: str) -> Corpus:
+    """Add texts that are only trained on."""
+    more = TextStore.of(pieces)
+    return replace(
+        corpus,
+        train=lambda: itertools.chain(corpus.train(), pieces),
+        facts=lambda: (*corpus.facts(), more.facts(name)),
+        distinct_texts=None,
+    )
+
+
+def _corpus_from(reader: _CorpusReader, files: tuple[str, ...] = ()) -> Corpus:
     return Corpus(
         train=lambda: reader.texts_of("train"),
         validation=lambda: reader.texts_of("validation"),
@@ -85,7 +107,7 @@ def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILEN
         held_out_examples=lambda: reader.examples("held_out"),
         labelled=reader.labelled,
         facts=reader.facts,
-        files=tuple(reader.files()),
+        files=files,
         distinct_texts=lambda most, seed: _distinct(reader.chosen("train"), most, seed, kinds=True),
     )
 
@@ -137,7 +159,7 @@ class _CorpusReader:
     @cached_property
     def _parts(self) -> dict[str, NDArray[np.int8]]:
         """The part of each text of each source, as its position in `_PARTS`; -1 if it is in none."""
-        others = np.array([_key_bits(text) for text in self._other_documentation], np.uint64)
+        others = np.array([key_bits(text) for text in self._other_documentation], np.uint64)
         found = {}
         for source, store in self._stores.items():
             parts = hashed = _hashed_parts(store, self._share, self._seed)

@@ -58,10 +58,11 @@ def sample(items: Iterable[_T], n: int, seed: int) -> list[_T]:
 
 def draw(key: str, seed: int) -> float:
     """Return a number from 0 to 1, uniform over keys and the same for equal keys."""
-    return float(_drawn(_key_bits(key), seed))
+    return float(_drawn(key_bits(key), seed))
 
 
-def _key_bits(key: str) -> int:
+def key_bits(key: str) -> int:
+    """Return 64 bits that are the same for equal keys."""
     return int.from_bytes(_digest(key, 16)[:8], "little")
 
 

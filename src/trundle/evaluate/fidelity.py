@@ -126,7 +126,8 @@ def measure_fidelity(
     _check_same_width(our_queries, their_documents, f"{student.name} compared with {teacher.name}")
     both = np.vstack([our_queries, our_documents]), np.vstack([their_queries, their_documents])
     closest, farthest = _errors_by_text([*asked, *held], *both, examples)
-    truth = nearest(their_queries, their_documents, k)
+    by = teacher.similarity
+    truth = nearest(their_queries, their_documents, k, similarity=by)
     return Fidelity(
         student=student.name,
         teacher=teacher.name,
@@ -135,8 +136,8 @@ def measure_fidelity(
         cosine=float(_paired_cosines(*both).mean(dtype=np.float64)),
         distance=float(_distances(*both).mean()),
         k=k,
-        agreement_asymmetric=top_agreement(truth, nearest(our_queries, their_documents, k)),
-        agreement_standard=top_agreement(truth, nearest(our_queries, our_documents, k)),
+        agreement_asymmetric=top_agreement(truth, nearest(our_queries, their_documents, k, similarity=by)),
+        agreement_standard=top_agreement(truth, nearest(our_queries, our_documents, k, similarity=by)),
         closest=closest,
         farthest=farthest,
     )

@@ -1,4 +1,4 @@
-"""Nearest neighbours by cosine, and collections of queries, documents and judgements to score models on."""
+"""Nearest neighbours, and collections of queries, documents and judgements to score models on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trundle.data.sampling import fingerprint
-from trundle.embedder import Embedder, Vectors
+from trundle.embedder import Embedder, Similarity, Vectors
 from trundle.errors import BadInput
 
 _Positions = NDArray[np.int64]
@@ -28,24 +28,32 @@ def unit(vectors: Vectors) -> NDArray[np.float64]:
 
 
 def nearest(
-    queries: Vectors, documents: Vectors, k: int, *, left_out: Sequence[int] | None = None
+    queries: Vectors,
+    documents: Vectors,
+    k: int,
+    *,
+    left_out: Sequence[int] | None = None,
+    similarity: Similarity = "cosine",
 ) -> _Positions:
-    """Positions of the k nearest documents of each query by cosine, best first.
+    """Positions of the k nearest documents of each query, by cosine unless told otherwise, best first.
 
     `left_out` names one document per query that is not ranked (−1: none). A row with fewer than k documents
     ends in −1. Equal scores keep the order of the documents: sums are computed in double precision and
     rounded to single, so that two copies of a text tie in every block.
     """
     k = min(k, len(documents))
-    scaled = unit(queries)
+    prepare = unit if similarity == "cosine" else _wide
+    scaled = prepare(queries)
     hidden = np.full(len(queries), -1) if left_out is None else np.asarray(left_out, dtype=np.int64)
     best = np.full((len(queries), k), -np.inf, dtype=np.float32)
     found = np.full((len(queries), k), -1, dtype=np.int64)
     for start in range(0, len(documents), _DOCUMENTS_AT_ONCE):
-        block = unit(documents[start : start + _DOCUMENTS_AT_ONCE]).T
+        block = prepare(documents[start : start + _DOCUMENTS_AT_ONCE]).T
+        # −‖q − d‖² / 2 without the part that is the same for all documents
+        offset = (block**2).sum(axis=0) / 2 if similarity == "l2" else 0.0
         for first in range(0, len(queries), _QUERIES_AT_ONCE):
             rows = slice(first, first + _QUERIES_AT_ONCE)
-            scores = (scaled[rows] @ block).astype(np.float32)
+            scores = (scaled[rows] @ block - offset).astype(np.float32)
             here = np.flatnonzero((hidden[rows] >= start) & (hidden[rows] < start + block.shape[1]))
             scores[here, hidden[rows][here] - start] = -np.inf
             columns = _best_columns(scores, min(k, block.shape[1]))
@@ -56,6 +64,10 @@ def nearest(
             found[rows] = np.take_along_axis(positions, order, axis=1)
     found[np.isneginf(best)] = -1
     return found
+
+
+def _wide(vectors: Vectors) -> NDArray[np.float64]:
+    return vectors.astype(np.float64)
 
 
 def _best_columns(scores: NDArray[np.float32], k: int) -> _Positions:

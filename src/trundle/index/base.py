@@ -57,17 +57,8 @@ class _Hit:
     score: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sample:
-    """Some texts of an index with their vectors, and its total number of texts."""
-
-    texts: tuple[str, ...]
-    vectors: Vectors
-    total: int
-
-
-class _IndexReader(Protocol):
-    """An index that is only read, which other software may have written."""
+class _Store(Protocol):
+    """An index that trundle writes and searches."""
 
     @property
     def name(self) -> str:
@@ -76,16 +67,6 @@ class _IndexReader(Protocol):
     @property
     def dimensions(self) -> int:
         """The width of its vectors."""
-
-    def sample(self, count: int, seed: int) -> _Sample:
-        """Return up to `count` texts sampled uniformly."""
-
-    def close(self) -> None:
-        """Close files and connections."""
-
-
-class _Store(_IndexReader, Protocol):
-    """An index that trundle writes and searches."""
 
     @property
     def facts(self) -> _Facts:
@@ -105,6 +86,9 @@ class _Store(_IndexReader, Protocol):
 
     def search(self, queries: Vectors, k: int) -> list[list[_Hit]]:
         """Return the k nearest texts of each query by cosine, best first."""
+
+    def close(self) -> None:
+        """Close files and connections."""
 
 
 def _agreed(there: _Facts, wanted: Wanted, name: str) -> _Facts:

@@ -27,7 +27,7 @@ import numpy as np
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, WriteFailed
 from trundle.folders import check_free, locked_folder, sync, write_atomic
-from trundle.index.base import _EXACT_UP_TO, _OVERSAMPLE, Wanted, _agreed, _Facts, _Hit, _key_of, _Sample
+from trundle.index.base import _EXACT_UP_TO, _OVERSAMPLE, Wanted, _agreed, _Facts, _Hit, _key_of
 from trundle.index.codes import (
     _Candidates,
     _code_width,
@@ -39,6 +39,7 @@ from trundle.index.codes import (
     _scan,
     _write_graph,
 )
+from trundle.index.rows import _BATCH_ROWS, _Places, _RawRows, _RowReader
 from trundle.progress import SILENT, Progress
 
 _MARK = "index.json"
@@ -164,13 +165,6 @@ class _EmbeddedStore:
             results.append([_Hit(text=texts[row], score=score) for row, score in found])
         return results
 
-    def sample(self, count: int, seed: int) -> _Sample:
-        total = len(self._vectors)
-        rows = np.sort(np.random.default_rng(seed).permutation(total)[:count])
-        found = dict(self._lookup("id, text", "id", rows.tolist()))
-        texts = tuple(found[row] for row in rows.tolist())
-        return _Sample(texts=texts, vectors=np.array(self._vectors[rows]), total=total)
-
     def close(self) -> None:
         self._texts.close()
 
@@ -224,6 +218,34 @@ class _EmbeddedStore:
             raise WriteFailed(f"{self._folder} {problem}: what was stored is kept") from error
         except sqlite3.DatabaseError as error:
             raise BadInput(f"{self._folder / _TEXTS} is damaged ({error}); build the index again") from error
+
+
+class _FolderReader(_RowReader):
+    """Reads an index that trundle built in a folder."""
+
+    def __init__(self, folder: Path, *, progress: Progress = SILENT) -> None:
+        self._store = _EmbeddedStore(folder, read_only=True, progress=progress)
+        try:
+            super().__init__(
+                str(folder), count=self._store.count(), width=self._store.dimensions, metric="cosine"
+            )
+        except BadInput:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file of texts."""
+        self._store.close()
+
+    def _scan(self) -> Iterator[_RawRows]:
+        yield from self._take(np.arange(self.count))
+
+    def _take(self, places: _Places) -> Iterator[_RawRows]:
+        for start in range(0, len(places), _BATCH_ROWS):
+            chosen = places[start : start + _BATCH_ROWS]
+            texts = dict(self._store._lookup("id, text", "id", chosen.tolist()))
+            ids = chosen.tolist()
+            yield _RawRows(ids, [texts.get(row) for row in ids], np.array(self._store._vectors[chosen]))
 
 
 def _connected_to(path: Path, how: str = "", *, writable: bool = False) -> sqlite3.Connection:

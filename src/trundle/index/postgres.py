@@ -12,15 +12,8 @@ from typing import Any
 
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, MissingExtra
-from trundle.index.base import _EXACT_UP_TO, _OVERSAMPLE, Wanted, _agreed, _Facts, _Hit, _key_of, _Sample
-from trundle.index.connection import (
-    _RETRY_SECONDS,
-    APPLICATION,
-    _Connection,
-    _Database,
-    _draw_sample,
-    _TextColumns,
-)
+from trundle.index.base import _EXACT_UP_TO, _OVERSAMPLE, Wanted, _agreed, _Facts, _Hit, _key_of
+from trundle.index.connection import _RETRY_SECONDS, APPLICATION, _Connection, _Database
 from trundle.progress import SILENT, Progress
 
 try:
@@ -216,10 +209,6 @@ class _PostgresStore:
             return found
 
         return self._database.do(find)
-
-    def sample(self, count: int, seed: int) -> _Sample:
-        columns = _TextColumns(schema="", table=self._label, text="text", vector="embedding")
-        return _draw_sample(self._database, columns, count, seed)
 
     def close(self) -> None:
         self._database.close()

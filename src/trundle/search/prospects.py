@@ -44,6 +44,15 @@ class _Prospects:
     progress: Progress
     fast: bool = False
     """Whether matmuls of int4 candidates run in int8, also without a limit in milliseconds."""
+    owner: str | None = ""
+    """The model that made the vector space, None if it is not here; the source unless told otherwise."""
+    width: int = 0
+    """The number of dimensions of that space; the owner's unless told otherwise."""
+
+    def __post_init__(self) -> None:
+        self.owner = self.source if self.owner == "" else self.owner
+        if self.owner is not None:
+            self.width = self.width or self.bases[self.owner].get_embedding_dimension() or 0
 
     @cached_property
     def makes_graphs(self) -> bool:
@@ -68,12 +77,14 @@ class _Prospects:
         return found
 
     def promising(
-        self, limits: _Budget, speeds: Mapping[tuple[str, Precision], _Speed], *, before: Cost
+        self, limits: _Budget, speeds: Mapping[tuple[str, Precision], _Speed], *, before: Cost | None
     ) -> list[_Candidate]:
         """Returns the candidates worth a trial; rejects a budget that none of them, or the model, meets."""
         found = self.candidates(speeds, timed=self.fast or limits.milliseconds is not None)
         slow = self.slowest(speeds, before)
-        if limits.allows(file_bytes=before.file_bytes, parameters=before.parameters, milliseconds=slow):
+        if before is not None and limits.allows(
+            file_bytes=before.file_bytes, parameters=before.parameters, milliseconds=slow
+        ):
             raise BadInput(
                 f"{self.source} is already within {limits} ({before.file_bytes / 1e6:.4g} MB, "
                 f"{before.parameters / 1e6:.4g}M parameters), so nothing was done; pass a smaller budget"
@@ -82,8 +93,9 @@ class _Prospects:
         if not promising:
             least = _smallest(found)
             speed = "" if least.milliseconds is None else f", {_raised(least.milliseconds)} ms a query"
+            bases = " or ".join(self.bases)
             raise BadInput(
-                f"nothing trundle can make of {self.source} is within {limits}: the smallest is {least.name} "
+                f"nothing trundle can make of {bases} is within {limits}: the smallest is {least.name} "
                 f"with {_raised(least.bytes / 1e6)} MB, {_raised(least.cost.parameters / 1e6)}M parameters"
                 f"{speed}; allow that much"
                 + ("" if len(self.bases) > 1 else ", or pass a smaller backbone with --student")
@@ -91,15 +103,15 @@ class _Prospects:
         # If the model itself fits once it is int8, no cut of it is closer to it.
         return [each for each in promising if each.untouched] or promising
 
-    def slowest(self, speeds: Mapping[tuple[str, Precision], _Speed], before: Cost) -> float | None:
-        speed = speeds.get((self.source, "float32"))
-        return None if speed is None else speed.milliseconds(before)
+    def slowest(self, speeds: Mapping[tuple[str, Precision], _Speed], before: Cost | None) -> float | None:
+        speed = None if self.owner is None else speeds.get((self.owner, "float32"))
+        return None if speed is None or before is None else speed.milliseconds(before)
 
-    def source_milliseconds(self, before: Cost) -> float | None:
-        """Measures a query with the source's float graph; None without the packages for graphs."""
-        if not self.makes_graphs:
+    def source_milliseconds(self, before: Cost | None) -> float | None:
+        """Measures a query with the owner's float graph; None without it or the packages for graphs."""
+        if not self.makes_graphs or self.owner is None or before is None:
             return None
-        return _extrapolated_milliseconds(self.bases[self.source], before, progress=self.progress)
+        return _extrapolated_milliseconds(self.bases[self.owner], before, progress=self.progress)
 
     def candidates(
         self, speeds: Mapping[tuple[str, Precision], _Speed], *, timed: bool = False
@@ -107,7 +119,6 @@ class _Prospects:
         """Lists all cuts of the source and the students with predicted sizes and speeds."""
         # If time is limited, int4 weights are multiplied in int8: twice as fast, for a little less agreement.
         grid: Precision = "int4+int8" if timed else "int4"
-        dimensions = self.bases[self.source].get_embedding_dimension() or 0
         rounded: tuple[Precision, ...] = ("int8", "int8+int4_tokens", grid)
         precisions: tuple[Precision, ...] = rounded if self.makes_graphs else ("float32",)
         found = [
@@ -115,7 +126,7 @@ class _Prospects:
             for base, model in self.bases.items()
             for precision in precisions
             for candidate in _list_candidates(
-                model, base, dimensions=dimensions, precision=precision, is_teacher=base == self.source
+                model, base, dimensions=self.width, precision=precision, is_teacher=base == self.owner
             )
         ]
         if not speeds:
@@ -134,12 +145,12 @@ class _Prospects:
         return sum(int(fact["texts"]) for fact in self.corpus.facts()) or math.inf
 
     def reading_rate(self) -> float:
-        """Measures for about a second how many texts the teacher encodes in a second."""
+        """Measures for about a second how many texts a second the teacher, or the first student, encodes."""
         most = _MOST_TIMED_TEXTS if torch.cuda.is_available() else _MOST_TIMED_TEXTS // 8
         texts = [text.text for text in self.corpus.distinct_train(most, 0)]
         if not texts:
             raise BadInput("there are no texts to learn from; pass them with --data")
-        encode = labelling_embedder(self.bases[self.source], name="teacher").text
+        encode = labelling_embedder(self.bases[self.owner or next(iter(self.bases))], name="teacher").text
         encode(sorted(texts, key=len)[:64])  # the shortest: 64 others take a slow machine 40 s
         count, taken, read = _TIMED_TEXTS, 0.0, 0
         while taken < _TIMED_SECONDS and read < len(texts):

@@ -45,6 +45,7 @@ from trundle.search.budget import (
     _time_left,
 )
 from trundle.search.candidates import _Candidate
+from trundle.search.lessons import Teaching, _find_lessons, _Lessons, _prepare
 from trundle.search.prospects import _Prospects
 from trundle.search.speed import _export_graph, _Speed, _time_queries
 from trundle.search.trials import (
@@ -126,6 +127,7 @@ def compress_to_budget(
     minutes: float = MINUTES,
     students: Sequence[str] = (),
     fast: bool = False,
+    teaching: Teaching | None = None,
 ) -> Outcome:
     """Finds the best model within a budget.
 
@@ -133,25 +135,26 @@ def compress_to_budget(
     the whole search; `students` are other backbones that may be trained into the source's space. `fast` runs
     the matmuls of int4 candidates in int8, as a limit in milliseconds does. A dry run lists the candidates
     and the time plan. The source and the students are loaded once.
+
+    The source is a model, or any other teacher: an endpoint, a table, a store. `teaching` names the model of
+    an endpoint, or an index to learn from; then the source is who made the index, or "" if that is unknown.
     """
-    given = request.progress
-    watch = given if isinstance(given, Stopwatch) else Stopwatch(given)
+    watch = request.progress if isinstance(request.progress, Stopwatch) else Stopwatch(request.progress)
     request = replace(request, progress=watch)
-    if not isinstance(request.source, str):
-        raise BadInput("a search needs the name or folder of a model; save the model and pass its folder")
-    if request.corpus is None:
-        raise BadInput("the small model learns from texts; pass them with --data")
     if not 0 < minutes < math.inf:
         raise BadInput(f"a search can't take {minutes} minutes; pass a number above 0")
     _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
+    lessons = _find_lessons(request, teaching or Teaching(), students, minutes=minutes)
+    _parse_budget(budget, whole_bytes=None if lessons.owner is None else 1)  # before a model is loaded
     trust, progress = request.trust_remote_code, request.progress
     with watch.task("loading the models", None):
-        bases = {name: load(name, trust_remote_code=trust) for name in (request.source, *students)}
-    prospects = _Prospects(
-        source=request.source, bases=bases, corpus=request.corpus, progress=progress, fast=fast
-    )
-    before = cost(bases[request.source])
-    limits = _parse_budget(budget, whole_bytes=before.file_bytes)
+        bases = {name: load(name, trust_remote_code=trust) for name in lessons.bases}
+    lessons = _prepare(lessons, bases, request)
+    assert lessons.corpus is not None
+    request = replace(request, source=lessons.name, corpus=lessons.corpus, kept=lessons.opened())
+    prospects = replace(lessons.prospects(bases, progress), fast=fast)
+    before = None if lessons.owner is None else cost(bases[lessons.owner])
+    limits = _parse_budget(budget, whole_bytes=None if before is None else before.file_bytes)
     speeds = {} if limits.milliseconds is None else prospects.speeds()
     with watch.task("choosing candidates", None):
         planned = _planned(prospects, limits, speeds, before=before)
@@ -162,14 +165,14 @@ def compress_to_budget(
             "would hold the same model twice; leave --pair out, or pass a smaller budget"
         )
     if request.dry_run:
-        return planned if untouched else _timed(planned, prospects, minutes, prospects.reading_rate())
+        rate = 1.0 if untouched else prospects.reading_rate()
+        return planned if untouched else _timed(planned, prospects, minutes, rate, lessons)
     if request.target is None:
         raise BadInput("pass a folder for the result with -o FOLDER, or use --dry-run")
     with watch.task("identifying models and texts", None):
         digests = {name: model_digest(model) for name, model in bases.items()}
-        facts = request.corpus.facts()
-    settings = [*budget, minutes, fast, request.seed]
-    entry = cache_entry("trials", digests, settings, str(facts), versions())
+        known = [digests, lessons.identity(), str(lessons.corpus.facts())]
+    entry = cache_entry("trials", *known, [*budget, minutes, fast, request.seed], versions())
     taken = partial(progress.say, "another process runs the same search; this one starts its own")
     with locked(entry, if_taken=taken) as work:
         resumes = _wrote(work, request.target)
@@ -180,7 +183,7 @@ def compress_to_budget(
             # A resumed search uses the rate it measured first, so that it plans the same way again.
             with watch.task("measuring the teacher's speed", None):
                 rate = _once(work / _RATE_FILE, prospects.reading_rate)
-            planned = _timed(planned, prospects, minutes, rate)
+            planned = _timed(planned, prospects, minutes, rate, lessons)
         times, may_replace = planned.timetable, request.replace or resumes
         request = replace(request, replace=may_replace, opened=bases)
         request = replace(request, measured_texts=times.proved, measured_seconds=math.inf)
@@ -192,10 +195,11 @@ def compress_to_budget(
             heals=times.heals,
             work=work,
             watch=watch,
+            endpoint_model=lessons.endpoint_model,
         )
         outcome = _carried_out(planned, prospects, trials, speeds=speeds, began=watch.began, minutes=minutes)
         shutil.rmtree(work, ignore_errors=True)
-        return outcome
+        return _checked(outcome, lessons, request)
 
 
 def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> None:
@@ -204,11 +208,16 @@ def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> N
         return
     files = () if request.corpus is None else request.corpus.files
     for folder in (request.target, *([pair_folder(request.target)] if request.pair else [])):
-        check_free(folder, replace=request.replace or own, read=[request.name, *students, *files])
+        read = [name for name in (request.name, *students, *files) if name]
+        check_free(folder, replace=request.replace or own, read=read)
 
 
 def _planned(
-    prospects: _Prospects, limits: _Budget, speeds: Mapping[tuple[str, Precision], _Speed], *, before: Cost
+    prospects: _Prospects,
+    limits: _Budget,
+    speeds: Mapping[tuple[str, Precision], _Speed],
+    *,
+    before: Cost | None,
 ) -> Outcome:
     tried = [_Tried(candidate=each) for each in prospects.promising(limits, speeds, before=before)]
     return Outcome(
@@ -221,18 +230,21 @@ def _planned(
     )
 
 
-def _timed(planned: Outcome, prospects: _Prospects, minutes: float, rate: float) -> Outcome:
-    """Adds the time plan, from how many texts the teacher encodes in a second."""
-    there = prospects.text_count()
-    first = planned.chosen.candidate
+def _timed(
+    planned: Outcome, prospects: _Prospects, minutes: float, rate: float, lessons: _Lessons
+) -> Outcome:
+    """Adds the time plan, from how many texts the teacher, or the first student, encodes in a second."""
+    there = lessons.most_texts(prospects.text_count())
+    first, before = planned.chosen.candidate, planned.before
     times = _plan_time(
         minutes,
         len(planned.tried),
         rate=rate,
+        labels=lessons.label_rate(rate, there),
         there=there,
         on_gpu=torch.cuda.is_available(),
         near=first.in_space,
-        work=first.cost.flops_per_token / planned.before.flops_per_token,
+        work=1.0 if before is None else first.cost.flops_per_token / before.flops_per_token,
     )
     shortest = _SHORTEST_TRIAL if times.trains else 0.0
     least = (times.labelling + times.mapping + shortest + times.closing) / 60
@@ -248,6 +260,17 @@ def _timed(planned: Outcome, prospects: _Prospects, minutes: float, rate: float)
         used = f"so training uses {times.texts:,} texts; more --minutes or a GPU allow more"
         prospects.progress.say(f"the model encodes {speed} texts a second here, {used}")
     return replace(planned, timetable=times)
+
+
+def _checked(outcome: Outcome, lessons: _Lessons, request: Request) -> Outcome:
+    """Adds the check of the exported model on the index that it was trained from."""
+    if lessons.rows is None or outcome.run is None or request.target is None:
+        return outcome
+    student = outcome.run.result if outcome.milliseconds is None else Encoder(request.target).embedder()
+    check = lessons.check(replace(student, name=str(request.target)), request)
+    outcome = replace(outcome, check=check)
+    write_atomic(request.target / PLANNING_FILE, outcome.record().as_text())
+    return outcome
 
 
 def _carried_out(

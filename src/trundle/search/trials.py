@@ -19,6 +19,7 @@ import torch
 from trundle.cache import cache_folder
 from trundle.errors import BadInput, BadModel, ImpossibleCut, UserError
 from trundle.evaluate.fidelity import MEASURED_TEXTS
+from trundle.evaluate.index_check import IndexCheck
 from trundle.folders import write_atomic
 from trundle.model.cost import Cost
 from trundle.pipeline.compress import run_recipe
@@ -68,7 +69,8 @@ class Outcome:
     """The budget, the candidates, the chosen one, and what was measured of it."""
 
     budget: _Budget
-    before: Cost
+    before: Cost | None
+    """Of the model that made the vector space; None if it is not here."""
     before_milliseconds: float | None
     tried: tuple[_Tried, ...]
     chosen: _Tried
@@ -84,6 +86,8 @@ class Outcome:
     """Measured time of a query."""
     spent: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each part of the search."""
+    check: IndexCheck | None = None
+    """Whether the exported model finds in the index what the index's own vectors find."""
     no_graph: str | None = None
     """Why the planned graph is missing, and what was written instead."""
 
@@ -103,7 +107,10 @@ class Outcome:
     def record(self) -> PlanningRecord:
         """Returns the content of planning.json."""
         best, before = self.chosen.candidate, self.before
-        teacher = {"parameters": before.parameters, "bytes": before.file_bytes}
+        teacher = {
+            "parameters": None if before is None else before.parameters,
+            "bytes": None if before is None else before.file_bytes,
+        }
         predicted = {"bytes": best.bytes, "parameters": best.cost.parameters}
         return PlanningRecord(
             budget=self.budget.as_json(),
@@ -115,6 +122,7 @@ class Outcome:
             remarks=self.remarks,
             planned_seconds=self.timetable.as_json(),
             spent_seconds={label: round(seconds, 1) for label, seconds in self.spent.items()},
+            index={} if self.check is None else self.check.as_json(),
         )
 
 
@@ -179,6 +187,8 @@ class _Trials:
     """Whether cuts are healed before that."""
     watch: Stopwatch = field(default_factory=lambda: Stopwatch(SILENT))
     """Counts where the time goes."""
+    endpoint_model: str | None = None
+    """The teacher's name, if the source is an endpoint."""
 
     def contest(self, tried: Sequence[_Tried], timetable: _Timetable, *, until: float) -> list[_Tried]:
         """Successive halving: the better half of each round stays. Returns all candidates, best first.
@@ -303,7 +313,7 @@ class _Trials:
         if not candidate.layers:
             align.pop("learning_rate", None)  # align has its own rate for static models
         if rounds or candidate.base != self.source or not candidate.steps():
-            align["teacher"] = self.source
+            align |= {"teacher": self.source, "teacher_model": self.endpoint_model}
         if candidate.in_int4:
             align["rounding"] = "int4"
         align |= {"start": "keep"} if rounds or candidate.in_space else {"start_texts": self.mapped}

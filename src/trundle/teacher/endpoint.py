@@ -28,6 +28,7 @@ import numpy as np
 
 from trundle.embedder import Embedder, Encode, Vectors
 from trundle.errors import BadInput, BadModel
+from trundle.teacher.answers import _asked_once
 from trundle.teacher.shards import _DIGEST_BYTES
 
 _FIRST_WAIT = 0.5
@@ -172,6 +173,13 @@ def _requested_wait(header: str) -> float:
         until = parsedate_to_datetime(header)
         return max(0.0, (until.replace(tzinfo=until.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
     return 0.0
+
+
+def open_endpoint(url: str, model: str | None, *, most: int | None = None) -> tuple[Embedder, str]:
+    """Return an endpoint that sends no text twice and at most `most` texts in all, and its identity."""
+    opened = endpoint_teacher(url, model)
+    identity = _endpoint_id(url, str(model))
+    return _asked_once(opened, identity, most=most), identity
 
 
 def endpoint_teacher(

@@ -1,8 +1,9 @@
-"""Open any teacher: a model folder or hub name, an exported graph, an endpoint, a table, or a store."""
+"""Open any teacher: a model, an exported graph, an endpoint, a table, a store of targets, or an index."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -13,20 +14,23 @@ from typing import Any, Protocol
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from trundle.embedder import Embedder, Vectors
+from trundle.cache import cache_entry
+from trundle.embedder import Embedder, Similarity, Vectors
 from trundle.errors import BadInput
+from trundle.index.readers import open_reader
 from trundle.model.encode import labelling_embedder
 from trundle.model.heads import normalises
 from trundle.model.load import load
 from trundle.model.save import model_digest
-from trundle.progress import SILENT, Progress
+from trundle.progress import SILENT, Progress, is_first
 from trundle.records import THE_ORIGINAL
 from trundle.runtime.description import read_description
 from trundle.runtime.encoder import Encoder
 from trundle.teacher import MANIFEST, teacher_kind
 from trundle.teacher.shards import _DIGEST_BYTES, _UNIT_TOLERANCE, Dtype, Manifest, _content_digest
+from trundle.teacher.stored import ROWS, IndexRows
 from trundle.teacher.table import _TableTeacher, _teacher_from_parquet
-from trundle.teacher.targets import _finished_manifest
+from trundle.teacher.targets import Targets, _finished_manifest, open_targets, wait_for_targets
 
 _PROBE = "What does the teacher's vector of a text look like?"
 
@@ -44,17 +48,28 @@ class Teacher:
     """The prompts that a student needs to be called the same way."""
     default_prompt_name: str | None = None
     model: SentenceTransformer | None = None
-    """None for a teacher that is not a loaded model: a graph, an endpoint, a table, a store."""
+    """None for a teacher that is not a loaded model: a graph, an endpoint, a table, a store, an index."""
     embedder: Embedder | None = None
-    """None for a table or store, which has vectors of its own texts only."""
-    table: _TableTeacher | None = None
+    """None for a table, store or index, which has vectors of its own texts only."""
+    rows: _TableTeacher | IndexRows | None = None
+    """The texts and vectors of a table or an index, which are copied into a store."""
     store: Path | None = None
     """A folder that `trundle targets build` wrote."""
+    similarity: Similarity | None = None
+    """How the index compares its vectors; None if there is no index."""
 
     @property
     def brings_texts(self) -> bool:
         """Whether it has vectors of its own texts only."""
-        return self.table is not None or self.store is not None
+        return self.rows is not None or self.store is not None
+
+    def stored(self, *, cache: Path | None = None, progress: Progress = SILENT) -> Targets:
+        """Return its own texts with their vectors; those of a table or an index are read into the cache."""
+        if self.store is not None:
+            return open_targets(self.store)
+        assert self.rows is not None
+        folder = cache_entry("targets", "table", self.identity(), dict(self.prompts), root=cache)
+        return self.rows.targets(folder, progress=progress) if is_first() else wait_for_targets(folder)
 
     @property
     def used_prompts(self) -> dict[str, str]:
@@ -97,12 +112,17 @@ def find_teacher(
         return original_teacher(context)
     if name in context.models:
         return _model_teacher(context.models[name], name, progress=context.progress)
-    key = f"teacher {name} {endpoint_model}"
+    key = opened_key(name, endpoint_model)
     if key not in context.opened:
         trust, progress = context.trust_remote_code, context.progress
         context.opened[key] = open_teacher(name, endpoint_model, trust_remote_code=trust, progress=progress)
     found: Teacher = context.opened[key]
     return found
+
+
+def opened_key(name: str, endpoint_model: str | None = None) -> str:
+    """Return the key of an opened teacher among the objects that the runs of a search share."""
+    return f"teacher {name} {endpoint_model}"
 
 
 def original_teacher(context: _TeacherContext) -> Teacher:
@@ -114,16 +134,18 @@ def open_teacher(
     name: str,
     endpoint_model: str | None = None,
     *,
+    calls: int | None = None,
     trust_remote_code: bool = False,
     progress: Progress = SILENT,
 ) -> Teacher:
-    """Open the teacher that a folder, hub name, URL or parquet file stands for.
+    """Open the teacher that a folder, hub name, URL, parquet file or address of a database stands for.
 
-    `endpoint_model` names the model of an endpoint, `trust_remote_code` applies to models.
+    `endpoint_model` names the model of an endpoint, which gets at most `calls` texts; `trust_remote_code`
+    applies to models.
     """
     match teacher_kind(name):
         case "endpoint":
-            return _endpoint_teacher(name, endpoint_model)
+            return _endpoint_teacher(name, endpoint_model, calls)
         case "table":
             table = _teacher_from_parquet(name)
             vector = next((vector for _, vector in table.items()), None)
@@ -131,8 +153,10 @@ def open_teacher(
                 raise BadInput(f"{name} has no rows; pass a table that holds vectors")
             width, unit = len(vector), _is_unit(vector)
             return Teacher(
-                name=name, identity=lambda: table.teacher_id, width=width, normalises=unit, table=table
+                name=name, identity=lambda: table.teacher_id, width=width, normalises=unit, rows=table
             )
+        case "index":
+            return open_index(name, progress=progress)
         case "store":
             folder = Path(name)
             manifest = _finished_manifest(folder)
@@ -189,15 +213,41 @@ def _graph_id(encoder: Encoder) -> str:
     return f"graph {digest.hexdigest()}"
 
 
-def _endpoint_teacher(url: str, model: str | None) -> Teacher:
-    # The HTTP client is imported on first use: only endpoints need it.
-    from trundle.teacher.endpoint import _endpoint_id, endpoint_teacher
+def open_index(
+    where: str,
+    *,
+    named: Mapping[str, str | None] | None = None,
+    rows: int = ROWS,
+    seed: int = 0,
+    seconds: float = math.inf,
+    fresh: bool = False,
+    progress: Progress = SILENT,
+) -> Teacher:
+    """Open up to `rows` rows of an index as a teacher; nothing of it is read yet.
 
-    embedder = endpoint_teacher(url, model)
+    `named` holds the table and the columns (`table`, `texts`, `vectors`), if there are several.
+    """
+    reader = open_reader(where, **dict(named or {}), progress=progress)
+    sampled = IndexRows(reader=reader, most=rows, seed=seed, seconds=seconds, fresh=fresh)
+    return Teacher(
+        name=reader.where,
+        identity=lambda: f"{sampled.teacher_id} {rows} {seed}",
+        width=reader.width,
+        normalises=not sampled.keeps_length,
+        rows=sampled,
+        similarity=reader.metric,
+    )
+
+
+def _endpoint_teacher(url: str, model: str | None, most: int | None = None) -> Teacher:
+    # The HTTP client is imported on first use: only endpoints need it.
+    from trundle.teacher.endpoint import open_endpoint
+
+    embedder, identity = open_endpoint(url, model, most=most)
     probe = embedder.text([_PROBE])[0]
     return Teacher(
         name=str(model),
-        identity=lambda: _endpoint_id(url, str(model)),
+        identity=lambda: identity,
         width=len(probe),
         normalises=_is_unit(probe),
         embedder=embedder,

@@ -14,9 +14,9 @@ Paper: LEAF: Knowledge Distillation of Text Embedding Models with Teacher-Aligne
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainSerializer
 
 from trundle.methods.contract import (
     COMPILE_HELP,
@@ -27,18 +27,21 @@ from trundle.methods.contract import (
     Options,
     Plan,
 )
+from trundle.teacher import without_secrets
 
+TeacherName = Annotated[str, PlainSerializer(without_secrets)]
+"""A teacher as the user names it; no record holds the password of a database."""
 _RATE, _STATIC_RATE = 1e-4, 1e-3
 
 
 class AlignOptions(Options):
     """The teacher, the texts and the training."""
 
-    teacher: str | None = Field(
+    teacher: TeacherName | None = Field(
         None,
-        description="Model folder, hub name, endpoint URL, .parquet of (text, vector), or a folder of "
-        "`targets build`. Default: the model that the recipe starts with; `trundle align` "
-        "needs one.",
+        description="Model folder, hub name, endpoint URL, .parquet of (text, vector), a folder of "
+        "`targets build`, or an index such as postgresql://user@host/db. Default: the model that the recipe "
+        "starts with; `trundle align` needs one.",
     )
     teacher_model: str | None = Field(None, description="The model's name, if the teacher is an endpoint.")
     steps: int | None = Field(
@@ -128,5 +131,5 @@ ALIGN = Method(
     plans=AlignPlan,
     needs_texts=True,
     enters_space=lambda _: True,
-    reads=lambda options: () if options.teacher is None else (options.teacher,),
+    reads=lambda options: () if options.teacher is None else (without_secrets(options.teacher),),
 )

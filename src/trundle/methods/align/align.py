@@ -7,11 +7,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 
 from trundle.data.augment import check_augmentations
+from trundle.embedder import Similarity
 from trundle.errors import BadInput
 from trundle.methods.align import _RATE, _STATIC_RATE, CYCLES, EPOCHS, AlignOptions, AlignPlan
 from trundle.methods.align.imitation import _check_imitation, _Imitator
@@ -38,13 +39,20 @@ from trundle.model.rounding import round_to_int4
 from trundle.model.save import model_digest
 from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
+from trundle.teacher import teacher_kind
 from trundle.teacher.labelling import encode_by_role
 from trundle.teacher.targets import Targets
-from trundle.teacher.teacher import Teacher, find_teacher
+from trundle.teacher.teacher import Teacher, find_teacher, opened_key
 from trundle.train.blocks import can_compile, check_compiler, compiled_blocks
 from trundle.train.loop import TrainingTask, TrainSettings
 from trundle.train.trainer import Schedule, cosine, leaf_cycles, precision_for
 
+_SIMILARITY_NAMES: dict[Similarity, Literal["cosine", "dot", "euclidean"]] = {
+    "cosine": "cosine",
+    "inner product": "dot",
+    "l2": "euclidean",
+}
+"""What sentence-transformers calls the metric of an index."""
 _LAST_RATES = {"leaf": 0.1, "cosine": 0.02}
 _COMPILED_MINUTES = 3.0
 """A run on a GPU of at least this many minutes compiles the layers unless told otherwise."""
@@ -109,6 +117,8 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
         student.max_seq_length = plan.max_length
     files = _calibration(targets, plan.teacher, context.seed)
     student, start_facts = _started(_pooled(student, options), plan, targets, context)
+    if teacher.similarity is not None:
+        student.similarity_fn_name = _SIMILARITY_NAMES[teacher.similarity]
     scales = None
     if options.rounding == "int4" and (student.device.type == "cpu" or options.steps == 0):
         # A GPU makes enough steps to choose the scales anew at each; whether it gains from this is not known.
@@ -232,7 +242,11 @@ def _pooled(model: SentenceTransformer, options: AlignOptions) -> SentenceTransf
 
 
 def reopen(applied: Applied, plan: AlignPlan, context: Context) -> Applied:
-    """Adds the teacher to a stored result."""
+    """Adds the teacher to a stored result; one with vectors of its own texts adds nothing."""
+    name = plan.options.teacher
+    is_open = name is None or opened_key(name, plan.options.teacher_model) in context.opened
+    if name is not None and not is_open and teacher_kind(name) in ("table", "store", "index"):
+        return applied
     teacher = find_teacher(applied.model, plan.options.teacher, plan.options.teacher_model, context)
     return replace(applied, space=None if teacher.brings_texts else teacher, teacher=teacher.model)
 

@@ -57,13 +57,8 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
             smallest = stored.manifest.count // process_count()
             held_out = min(_VALIDATION_TEXTS // process_count(), smallest // 10)
         return (stored, None) if options.steps == 0 else stored.split(held_out, seed=context.seed)
-    if teacher.table is not None:
-        folder = _store(context, "table", teacher)
-        stored = (
-            teacher.table.targets(folder, progress=context.progress)
-            if is_first()
-            else wait_for_targets(folder)
-        )
+    if teacher.rows is not None:
+        stored = teacher.stored(cache=context.cache, progress=context.progress)
         return (stored, None) if options.steps == 0 else stored.split(_VALIDATION_TEXTS, seed=context.seed)
     assert context.corpus is not None
     corpus, names = context.corpus, _augmentations(options.augment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ import pytest
 from clusters import WIDTH, clustered, wanted
 from trundle.embedder import Embedder, Vectors, _plain, top_agreement
 from trundle.errors import BadInput
+from trundle.evaluate.index_check import check_index
 from trundle.evaluate.retrieval import nearest
-from trundle.index.check import _opening_words, check_index
+from trundle.evaluate.unlabelled import _opening_words
 from trundle.index.connection import _find_columns, _TextColumns
-from trundle.index.embedded import _create_embedded, _EmbeddedStore
+from trundle.index.embedded import _create_embedded, _EmbeddedStore, _FolderReader
+from trundle.index.rows import draw_sample
 
 TEXTS = [f"Text number {number}. It goes on." for number in range(300)]
 TRUE = dict(zip(TEXTS, clustered(len(TEXTS)), strict=True))
@@ -34,16 +37,18 @@ def embedder(noise: float, name: str, width: int = WIDTH) -> Embedder:
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> Iterator[_EmbeddedStore]:
+def index(tmp_path: Path) -> Iterator[_FolderReader]:
     _create_embedded(tmp_path / "index", wanted("binary"))
     store = _EmbeddedStore(tmp_path / "index")
     store.add(TEXTS, np.stack(list(TRUE.values())))
     store.finish()
-    yield store
     store.close()
+    reader = _FolderReader(tmp_path / "index")
+    yield reader
+    reader.close()
 
 
-def test_the_teacher_itself_agrees_with_itself(index: _EmbeddedStore) -> None:
+def test_the_teacher_itself_agrees_with_itself(index: _FolderReader) -> None:
     for teacher in (None, embedder(0, "teacher")):
         found = check_index(index, embedder(0, "student"), teacher=teacher)
         assert found.agreement == found.first == 1
@@ -52,29 +57,29 @@ def test_the_teacher_itself_agrees_with_itself(index: _EmbeddedStore) -> None:
         assert "10.0" in found.says()[1]
 
 
-def test_a_student_far_from_its_teacher_is_reported(index: _EmbeddedStore) -> None:
+def test_a_student_far_from_its_teacher_is_reported(index: _FolderReader) -> None:
     near, far = (check_index(index, embedder(noise, "student")) for noise in (0.3, 50.0))
     assert 0.4 < near.agreement < 1
     assert far.agreement < 0.2
-    assert "trundle align" in far.says()[-1]
+    assert "trundle align" in far.says()[2]
     assert json.loads(json.dumps(far.as_json()))["agreement"] == far.agreement
 
 
-def test_agreement_is_that_of_evaluate(index: _EmbeddedStore) -> None:
+def test_agreement_is_that_of_evaluate(index: _FolderReader) -> None:
     student, teacher = embedder(1.0, "student"), embedder(0, "teacher")
     found = check_index(index, student, teacher=teacher, texts=300, most_queries=50)
-    drawn = index.sample(300, 0)
-    asked = _opening_words(drawn.texts)[:50]
+    drawn = draw_sample(index, 300, 0)
+    asked = list(dict.fromkeys(filter(None, map(_opening_words, drawn.texts))))[:50]
     tops = [nearest(each.query(asked), drawn.vectors, 10) for each in (teacher, student)]
     assert found.agreement == pytest.approx(top_agreement(*tops))
 
 
-def test_a_teacher_that_did_not_build_the_index(index: _EmbeddedStore) -> None:
+def test_a_teacher_that_did_not_build_the_index(index: _FolderReader) -> None:
     found = check_index(index, embedder(0, "student"), teacher=embedder(5.0, "another"))
     assert "did not build this index" in found.says()[-1]
 
 
-def test_indexes_that_cant_be_checked(index: _EmbeddedStore, tmp_path: Path) -> None:
+def test_indexes_that_cant_be_checked(index: _FolderReader, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="name it with --teacher"):
         check_index(index, embedder(0, "student"), queries=["mine"])
     with pytest.raises(BadInput, match="returns vectors of width 16"):
@@ -82,15 +87,19 @@ def test_indexes_that_cant_be_checked(index: _EmbeddedStore, tmp_path: Path) -> 
     _create_embedded(tmp_path / "few", wanted())
     few = _EmbeddedStore(tmp_path / "few")
     few.add(TEXTS[:5], np.stack([TRUE[text] for text in TEXTS[:5]]))
-    few.finish()
-    with pytest.raises(BadInput, match="holds 5 texts"):
-        check_index(few, embedder(0, "student"))
     few.close()
+    with closing(_FolderReader(tmp_path / "few")) as reader, pytest.raises(BadInput, match="holds 5 texts"):
+        check_index(reader, embedder(0, "student"))
 
 
 def test_opening_words() -> None:
-    assert _opening_words(["One. Two.", "One. Three", "no stop", "a\nb", " "]) == ["One.", "no stop", "a"]
-    long = _opening_words(["word " * 100])[0]
+    assert [_opening_words(text) for text in ("One. Two.", "no stop", "a\nb", " ")] == [
+        "One.",
+        "no stop",
+        "a",
+        "",
+    ]
+    long = _opening_words("word " * 100)
     assert len(long) <= 160
     assert long.endswith("word")
 
@@ -109,7 +118,7 @@ def test_the_table_is_chosen_or_named() -> None:
         _find_columns(two, table=None, text=None, vector=None)
     assert _find_columns(two, table="chunks", text="id", vector="small").vector == "small"
     unnamed = [("public", "t", "a", "text"), ("public", "t", "b", "text"), ("public", "t", "v", "vector")]
-    with pytest.raises(BadInput, match="name it with --texts: a, b"):
+    with pytest.raises(BadInput, match="name one with --texts: a, b"):
         _find_columns(unnamed, table=None, text=None, vector=None)
     with pytest.raises(BadInput, match="no column of pgvector's type"):
         _find_columns(one[:2], table=None, text=None, vector=None)

@@ -1,0 +1,222 @@
+"""Measures whether a student can search an existing index: how far it retrieves what its teacher retrieves.
+
+With a teacher, both encode the same queries, and the ten texts that each retrieves are compared. Without one,
+the stored vector of a text takes the place of the teacher's: the student encodes the same text, and the
+neighbours of both vectors are compared, without the text itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from trundle.embedder import Embedder, Similarity, Vectors, check_vectors, top_agreement
+from trundle.errors import BadInput
+from trundle.evaluate.retrieval import nearest, unit
+from trundle.evaluate.unlabelled import _opening_words, _RowScores, score_rows
+from trundle.index.rows import IndexReader, draw_sample
+from trundle.progress import SILENT, Progress
+
+_AT = 10
+_LEAST_TEXTS = 50
+"""Among fewer texts, the agreement means little."""
+_COMPARED = 32
+"""Texts used to check whether the teacher built the index."""
+_SAME_MODEL = 0.98
+_GOOD, _FAIR = 0.8, 0.5
+_DOCUMENTS = (
+    "Rows stand in for queries here, but documents are not queries: name who made the index with --teacher "
+    "and pass real queries with --queries FILE to know more."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchedRows:
+    """The rows of an index that are searched, and how it compares vectors."""
+
+    index: str
+    texts: Sequence[str]
+    vectors: Vectors
+    total: int
+    """The number of all rows of the index."""
+    similarity: Similarity = "cosine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexCheck:
+    """How far a student agrees with a teacher on an index."""
+
+    index: str
+    student: str
+    teacher: str | None
+    texts: int
+    """The number of sampled texts that were searched."""
+    total: int
+    queries: int
+    queries_from: str
+    agreement: float
+    """Mean share of the teacher's ten results that are among the student's."""
+    first: float
+    """Share of queries whose best result by the teacher is among the student's ten."""
+    cosine: float
+    """Mean cosine of the student's and the teacher's vectors of the same texts."""
+    built_by_teacher: float | None
+    """Mean cosine of the teacher's vectors with the stored ones; None without a teacher."""
+    rows: _RowScores | None = None
+    """The same from rows of the index alone; None if they were not asked."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        return asdict(self) | {"at": _AT, "says": list(self.says())}
+
+    def says(self) -> tuple[str, ...]:
+        """Return the verdict in sentences."""
+        of = "all of them" if self.texts == self.total else f"a sample of {self.total:,}"
+        lines = [
+            f"{self.student} encoded {self.queries:,} queries ({self.queries_from}) and searched "
+            f"{self.texts:,} texts of {self.index} ({of}) by their stored vectors.",
+            f"Of the ten texts that {self.teacher or 'the stored vectors'} would retrieve, it retrieves "
+            f"{10 * self.agreement:.1f}; the best one is among its ten for {self.first:.0%} of the queries.",
+        ]
+        if self.agreement >= _GOOD:
+            lines.append("It can encode the queries of this index without embedding any text again.")
+        elif self.agreement >= _FAIR:
+            lines.append("It works on this index, with some different results; longer alignment helps.")
+        else:
+            lines.append("It is not in this index's vector space: align it on such texts with trundle align.")
+        lines += _of_rows(self.rows) if self.rows is not None else []
+        if self.teacher is None:
+            lines.append(_DOCUMENTS)
+        if self.built_by_teacher is not None and self.built_by_teacher < _SAME_MODEL:
+            lines.append(
+                f"Warning: the vectors of {self.teacher} differ from the stored ones (cosine "
+                f"{self.built_by_teacher:.3f}), so it did not build this index, or used another prompt."
+            )
+        return tuple(lines)
+
+
+def check_index(
+    index: IndexReader,
+    student: Embedder,
+    *,
+    teacher: Embedder | None = None,
+    queries: Sequence[str] = (),
+    texts: int = 5000,
+    most_queries: int = 200,
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> IndexCheck:
+    """Measure how far the student agrees with the teacher on an index; nothing is written.
+
+    Without a teacher, the stored vectors take its place. Without `queries`, the first sentences of the
+    sampled texts are used.
+    """
+    if queries and teacher is None:
+        raise BadInput("your own queries need the teacher; name it with --teacher")
+    drawn = draw_sample(index, texts, seed)
+    if len(drawn.texts) < _LEAST_TEXTS:
+        raise BadInput(
+            f"{index.where} holds {len(drawn.texts)} texts; the check needs {_LEAST_TEXTS} or more"
+        )
+    rows = SearchedRows(
+        index=index.where,
+        texts=drawn.texts,
+        vectors=drawn.vectors,
+        total=drawn.total,
+        similarity=index.metric,
+    )
+    if teacher is None:
+        return check_rows(rows, student, range(min(most_queries, len(drawn.texts))), progress=progress)
+    some = list(drawn.texts[:_COMPARED])
+    built = _cosine(_vectors(teacher, "document", some, progress), drawn.vectors[: len(some)])
+    openings = list(dict.fromkeys(filter(None, map(_opening_words, drawn.texts))))
+    words = (list(dict.fromkeys(queries)) or openings)[:most_queries]
+    source = "yours" if queries else "the first sentences of its texts"
+    found = check_queries(rows, student, teacher, words, progress=progress)
+    return replace(found, built_by_teacher=built, queries_from=source)
+
+
+def check_rows(
+    rows: SearchedRows, student: Embedder, asked: Sequence[int], *, progress: Progress = SILENT
+) -> IndexCheck:
+    """Measure what the student finds in some rows, which are asked in place of queries."""
+    one = check_vectors(student.document(rows.texts[:1]), rows.texts[:1], student.name)
+    _check_width(one, rows, student.name)
+    by = rows.similarity
+    found = score_rows(student, rows.texts, rows.vectors, asked, similarity=by, progress=progress)
+    return IndexCheck(
+        index=rows.index,
+        student=student.name,
+        teacher=None,
+        texts=len(rows.texts),
+        total=rows.total,
+        queries=found.queries,
+        queries_from="its own texts; their stored vectors take the place of the teacher's",
+        agreement=found.agreement,
+        first=found.first,
+        cosine=found.cosine,
+        built_by_teacher=None,
+        rows=found,
+    )
+
+
+def check_queries(
+    rows: SearchedRows,
+    student: Embedder,
+    teacher: Embedder,
+    queries: Sequence[str],
+    *,
+    progress: Progress = SILENT,
+) -> IndexCheck:
+    """Measure what the student finds in some rows for queries, compared with what the teacher finds."""
+    ours, theirs = (_vectors(each, "query", queries, progress) for each in (student, teacher))
+    for name, vectors in ((student.name, ours), ("the teacher", theirs)):
+        _check_width(vectors, rows, name)
+    by = rows.similarity
+    truth, found = (nearest(each, rows.vectors, _AT, similarity=by) for each in (theirs, ours))
+    return IndexCheck(
+        index=rows.index,
+        student=student.name,
+        teacher=teacher.name,
+        texts=len(rows.texts),
+        total=rows.total,
+        queries=len(queries),
+        queries_from="yours",
+        agreement=top_agreement(truth, found),
+        first=float(np.mean((found == truth[:, :1]).any(axis=1))),
+        cosine=_cosine(ours, theirs),
+        built_by_teacher=None,
+    )
+
+
+def _check_width(vectors: Vectors, rows: SearchedRows, name: str) -> None:
+    if vectors.shape[1] != rows.vectors.shape[1]:
+        stored = f"{rows.index} stores {rows.vectors.shape[1]}"
+        raise BadInput(f"{name} returns vectors of width {vectors.shape[1]} and {stored}; align it first")
+
+
+def _of_rows(found: _RowScores) -> list[str]:
+    lines = []
+    if found.known_item is not None:
+        lines.append(
+            f"Asked for {found.known_items:,} rows by their title or first sentence, it has "
+            f"{found.known_item:.0%} of them among its ten."
+        )
+    for what, groups in (("length", found.by_length), ("script", found.by_script)):
+        if len(groups) > 1:
+            listed = ", ".join(f"{one.name} {one.agreement:.3f} ({one.rows:,} rows)" for one in groups)
+            lines.append(f"Agreement by {what}: {listed}.")
+    return lines
+
+
+def _cosine(ours: Vectors, theirs: Vectors) -> float:
+    return float(np.einsum("ij,ij->i", unit(ours), unit(theirs)).mean())
+
+
+def _vectors(embedder: Embedder, role: str, texts: Sequence[str], progress: Progress) -> Vectors:
+    with progress.task(f"{embedder.name}, {len(texts)} texts", None):
+        encode = embedder.query if role == "query" else embedder.document
+        return check_vectors(encode(texts), texts, embedder.name)

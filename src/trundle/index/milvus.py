@@ -1,0 +1,117 @@
+"""Read a collection of Milvus, on a server or in the folder of Milvus Lite."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from trundle.errors import BadInput
+from trundle.index.rows import (
+    _BATCH_ROWS,
+    Metric,
+    _chosen_ids,
+    _explained,
+    _fields,
+    _imported,
+    _one_of,
+    _Places,
+    _RawRows,
+    _RowReader,
+    _text_column,
+    _Wish,
+)
+
+_METRICS: dict[str, Metric] = {"COSINE": "cosine", "IP": "inner product", "L2": "l2"}
+_VECTOR_TYPES = ("FLOAT_VECTOR", "FLOAT16_VECTOR", "BFLOAT16_VECTOR", "INT8_VECTOR")
+_LOOKED_AT = 20
+_IDS_AT_ONCE = 10_000
+
+
+class _MilvusReader(_RowReader):
+    """Reads entities with the client's query iterator, and chosen ones with `get`."""
+
+    def __init__(self, place: str, wish: _Wish, *, uri: str, key: str | None = None) -> None:
+        client = _imported("pymilvus", "an index in Milvus", "milvus")
+        # The client prints a traceback of each error that it raises.
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+        with _explained(place, hide=key):
+            self._client = client.MilvusClient(uri, token=key or "")
+        try:
+            with _explained(place, hide=key):
+                names = self._client.list_collections()
+                self._collection = _one_of(names, wish.table, "collection", place, "--table")
+                where = f"{place}, collection {self._collection}"
+                width = self._look(wish, where)
+                super().__init__(where, count=self._count(), width=width, metric=self._metric(), secret=key)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the client."""
+        self._client.close()
+
+    def _look(self, wish: _Wish, where: str) -> int:
+        """Choose the fields, and return the width of the vectors."""
+        fields = {each["name"]: each for each in self._client.describe_collection(self._collection)["fields"]}
+        vectors = [name for name, each in fields.items() if each["type"].name in _VECTOR_TYPES]
+        self._vector = _one_of(vectors, wish.vectors, "field of dense vectors", where, "--vectors")
+        self._key = next(name for name, each in fields.items() if each.get("is_primary"))
+        self._kind = fields[self._vector]["type"].name
+        self._client.load_collection(self._collection)
+        others = [name for name in fields if name not in vectors]
+        some = self._client.query(self._collection, filter="", limit=_LOOKED_AT, output_fields=[*others, "*"])
+        there = [name for name in _fields(some) if name != self._key or name == wish.texts]
+        self._text = _text_column(there, wish.texts, where) if some else ""
+        return int(fields[self._vector]["params"]["dim"])
+
+    def _metric(self) -> Metric:
+        for name in self._client.list_indexes(self._collection, field_name=self._vector):
+            metric = self._client.describe_index(self._collection, name).get("metric_type", "COSINE")
+            if metric not in _METRICS:
+                raise BadInput(
+                    f"{self._collection} searches by {metric}; only {', '.join(_METRICS)} are supported"
+                )
+            return _METRICS[metric]
+        return "cosine"
+
+    def _count(self) -> int:
+        rows = self._client.query(self._collection, filter="", output_fields=["count(*)"])
+        return int(rows[0]["count(*)"])
+
+    def _pages(self, size: int, fields: list[str]) -> Iterator[Sequence[Any]]:
+        iterator = self._client.query_iterator(self._collection, batch_size=size, output_fields=fields)
+        try:
+            while rows := iterator.next():
+                yield rows
+        finally:
+            iterator.close()
+
+    def _scan(self) -> Iterator[_RawRows]:
+        for rows in self._pages(_BATCH_ROWS, [self._key, self._text, self._vector]):
+            yield self._raw(rows)
+
+    def _take(self, places: _Places) -> Iterator[_RawRows]:
+        def fetch(ids: list[Any]) -> _RawRows:
+            fields = [self._key, self._text, self._vector]
+            return self._raw(self._client.get(self._collection, ids=ids, output_fields=fields))
+
+        pages = self._pages(_IDS_AT_ONCE, [self._key])
+        yield from _chosen_ids(([row[self._key] for row in page] for page in pages), places, fetch)
+
+    def _raw(self, rows: Sequence[Any]) -> _RawRows:
+        vectors = [self._decoded(row.get(self._vector)) for row in rows]
+        return _RawRows([row[self._key] for row in rows], [row.get(self._text) for row in rows], vectors)
+
+    def _decoded(self, value: Any) -> Any:
+        """Return a vector that may be stored as 16-bit floats or bytes."""
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], bytes):
+            value = value[0]
+        if not isinstance(value, bytes):
+            return value
+        if self._kind == "BFLOAT16_VECTOR":
+            return (np.frombuffer(value, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+        return np.frombuffer(value, dtype="<f2" if self._kind == "FLOAT16_VECTOR" else np.int8)

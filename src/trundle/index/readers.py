@@ -1,0 +1,206 @@
+"""Open any index to read it, named by a file, a folder or the address of a database."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from trundle.errors import BadInput
+from trundle.index.rows import IndexReader, _Wish
+from trundle.progress import SILENT, Progress
+
+_KINDS = (
+    "postgresql://user@host/database?table=NAME, qdrant://host:6333/COLLECTION, "
+    "chroma://host:8000/COLLECTION, milvus://host:19530/COLLECTION, a folder or bucket of LanceDB, "
+    "a folder of Qdrant, Chroma, Milvus Lite or trundle, "
+    "or a file of FAISS, sqlite-vec, parquet, arrow or npz"
+)
+_POSTGRES = ("postgres", "postgresql")
+_LANCE = ("s3", "gs", "az", "db")
+_SERVERS = {
+    "qdrant": (6333, "QDRANT_API_KEY"),
+    "chroma": (8000, "CHROMA_API_KEY"),
+    "milvus": (19530, "MILVUS_TOKEN"),
+}
+"""The port of each, and the environment variable of its key."""
+_ARROW = (".arrow", ".feather", ".ipc")
+_SQLITE = b"SQLite format 3\0"
+_NAMED = ("table", "texts", "vectors")
+
+
+def open_reader(
+    where: str,
+    *,
+    table: str | None = None,
+    texts: str | None = None,
+    vectors: str | None = None,
+    progress: Progress = SILENT,
+) -> IndexReader:
+    """Open an index to read it; nothing is written.
+
+    Args:
+        where: A file, a folder or an address; `?table=…&texts=…&vectors=…` may follow an address.
+        table: The table or collection, if there are several; for FAISS and npz, the file of the texts.
+        texts: The column or payload field of the texts, if it has no usual name.
+        vectors: The column or name of the vectors, if there are several.
+        progress: Shows retries.
+    """
+    wish = _Wish(table=table, texts=texts, vectors=vectors)
+    scheme, separator, _ = where.partition("://")
+    if separator:
+        return _from_address(where, scheme.lower(), wish, progress)
+    return _from_path(Path(where).expanduser(), wish, progress)
+
+
+def _from_address(where: str, scheme: str, wish: _Wish, progress: Progress) -> IndexReader:
+    url, wish = _named(where, wish)
+    if scheme in _POSTGRES:
+        from trundle.index.connection import _PostgresReader
+
+        return _PostgresReader(url, wish, progress=progress)
+    if scheme in _LANCE:
+        from trundle.index.lancedb import _LanceReader
+
+        return _LanceReader(url, wish)
+    database = scheme if scheme in _SERVERS else scheme[:-1]
+    if database not in _SERVERS or scheme not in (database, f"{database}s"):
+        raise _unsupported(f"{scheme}://")
+    server = _server(url, database, secure=scheme != database)
+    wish = replace(wish, table=wish.table or server.collection)
+    if database == "qdrant":
+        from trundle.index.qdrant import _QdrantReader
+
+        return _QdrantReader(server.name, wish, key=server.key, url=server.url)
+    if database == "chroma":
+        from trundle.index.chroma import _ChromaReader
+
+        at = (server.host, server.port, server.secure)
+        return _ChromaReader(server.name, wish, server=at, key=server.key)
+    from trundle.index.milvus import _MilvusReader
+
+    return _MilvusReader(server.name, wish, uri=server.url, key=server.key)
+
+
+def _from_path(path: Path, wish: _Wish, progress: Progress) -> IndexReader:
+    if not path.exists():
+        raise BadInput(
+            f"there is no index {str(path)!r}; build one with trundle index build, or pass {_KINDS}"
+        )
+    if path.is_dir():
+        return _from_folder(path, wish, progress)
+    if path.suffix in (".parquet", *_ARROW):
+        from trundle.index.flat_files import _TableReader
+
+        return _TableReader(str(path), wish, [path], "parquet" if path.suffix == ".parquet" else "ipc")
+    if path.suffix in (".npy", ".npz"):
+        from trundle.index.flat_files import _open_arrays
+
+        return _open_arrays(path, wish)
+    if path.suffix in (".faiss", ".index"):
+        from trundle.index.flat_files import _open_faiss
+
+        return _open_faiss(path, wish)
+    with path.open("rb") as file:
+        if file.read(len(_SQLITE)) == _SQLITE:
+            from trundle.index.sqlite_vec import _SqliteVecReader
+
+            return _SqliteVecReader(path, wish)
+    raise _unsupported(str(path))
+
+
+def _from_folder(path: Path, wish: _Wish, progress: Progress) -> IndexReader:
+    if (path / "index.json").is_file():
+        from trundle.index.embedded import _FolderReader
+
+        if wish != _Wish():
+            raise BadInput(
+                "an index that trundle built has one table; leave out --table, --texts and --vectors"
+            )
+        return _FolderReader(path, progress=progress)
+    if (path / "chroma.sqlite3").is_file():
+        from trundle.index.chroma import _ChromaReader
+
+        return _ChromaReader(str(path), wish, folder=str(path))
+    if (path / "meta.json").is_file() and (path / "collection").is_dir():
+        from trundle.index.qdrant import _QdrantReader
+
+        return _QdrantReader(str(path), wish, path=str(path))
+    if (path / "raft_state.json").is_file():
+        raise BadInput(f"{path} is the storage of a Qdrant server; start it and pass qdrant://host:6333")
+    if (path / "databases").is_dir() and (path / "collections").is_dir():
+        from trundle.index.milvus import _MilvusReader
+
+        return _MilvusReader(str(path), wish, uri=str(path))
+    if (path / "_versions").is_dir():
+        path, wish = path.parent, replace(wish, table=path.stem)
+    if any(each.suffix == ".lance" for each in path.iterdir()):
+        from trundle.index.lancedb import _LanceReader
+
+        return _LanceReader(str(path), wish)
+    for kind, suffixes in (("parquet", (".parquet",)), ("ipc", _ARROW)):
+        if files := sorted(file for file in path.iterdir() if file.suffix in suffixes):
+            from trundle.index.flat_files import _TableReader
+
+            return _TableReader(str(path), wish, files, kind)
+    raise _unsupported(str(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Server:
+    """The parts of a database's address."""
+
+    name: str
+    """Without secrets."""
+    host: str
+    port: int
+    secure: bool
+    collection: str | None
+    key: str | None
+
+    @property
+    def url(self) -> str:
+        """The address that a client connects to."""
+        return f"http{'s' if self.secure else ''}://{self.host}:{self.port}"
+
+
+def _server(url: str, database: str, *, secure: bool) -> _Server:
+    """Take an address apart; the key is its user or password, or in the database's own variable."""
+    port, variable = _SERVERS[database]
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "localhost", parts.port or port
+    except ValueError:
+        raise BadInput(f"the address is not valid; write {database}://host:{port}/collection") from None
+    key = parts.password or parts.username
+    if database == "milvus" and parts.password and parts.username:
+        key = f"{parts.username}:{parts.password}"
+    shown = f"[{host}]" if ":" in host else host
+    return _Server(
+        name=f"{database}{'s' if secure else ''}://{shown}:{port}",
+        host=shown,
+        port=port,
+        secure=secure,
+        collection=unquote(parts.path.strip("/")) or None,
+        key=unquote(key) if key else os.environ.get(variable),
+    )
+
+
+def _named(where: str, wish: _Wish) -> tuple[str, _Wish]:
+    """Take what names the table and its columns out of an address."""
+    place, mark, query = where.partition("?")
+    pairs = [pair for pair in query.split("&") if pair]
+    named = {
+        name: unquote(value) for name, _, value in (pair.partition("=") for pair in pairs) if name in _NAMED
+    }
+    for name, value in named.items():
+        if getattr(wish, name) not in (None, value):
+            raise BadInput(f"--{name} differs from {name}= in the address; leave one of them out")
+    rest = "&".join(pair for pair in pairs if pair.partition("=")[0] not in _NAMED)
+    return place + mark * bool(rest) + rest, replace(wish, **named)
+
+
+def _unsupported(what: str) -> BadInput:
+    """Return the error for a place that is not an index trundle reads."""
+    return BadInput(f"{what} is not an index that trundle reads; pass {_KINDS}")

@@ -1,0 +1,369 @@
+"""The rows of any index: what every reader provides, and what all readers share.
+
+A reader opens an index that may be large and that other software wrote, and never writes. It yields ids,
+texts and vectors a batch at a time, of all rows or of a uniform sample.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trundle.embedder import Vectors
+from trundle.errors import BadInput, MissingExtra, TrundleError
+
+Metric = Literal["cosine", "inner product", "l2"]
+_Places = NDArray[np.int64]
+"""Positions of rows, sorted."""
+
+_Mask = NDArray[np.bool_]
+_BATCH_ROWS = 1024
+_TEXT_NAMES = (
+    "text",
+    "content",
+    "document",
+    "body",
+    "chunk",
+    "page_content",
+    "passage",
+    "chunk_text",
+    "contents",
+)
+_MOST_ROUNDS = 4
+"""How often more rows are drawn in place of those without a text or vector."""
+_TOLERATED = 0.1
+"""From this share of vectors of another width on, the index has no width of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowBatch:
+    """Some rows that have a text and a vector; row i is `ids[i]`, `texts[i]`, `vectors[i]`."""
+
+    ids: tuple[str, ...]
+    texts: tuple[str, ...]
+    vectors: Vectors
+
+
+@dataclass(kw_only=True)
+class RowCounts:
+    """How many rows were read, how many of them were left out, and why."""
+
+    read: int = 0
+    no_text: int = 0
+    no_vector: int = 0
+    zero: int = 0
+    not_finite: int = 0
+    other_width: int = 0
+    _hashes: array[int] = field(default_factory=lambda: array("Q"), repr=False)
+
+    @property
+    def left_out(self) -> int:
+        """The number of rows without a text or a usable vector."""
+        return self.no_text + self.no_vector + self.zero + self.not_finite + self.other_width
+
+    @property
+    def duplicates(self) -> int:
+        """The number of rows whose vector equals an earlier one; they are not left out."""
+        return len(self._hashes) - len(np.unique(np.frombuffer(self._hashes, dtype=np.uint64)))
+
+    def says(self) -> str:
+        """One sentence, or nothing if every row was used and no vector occurs twice."""
+        reasons = {
+            "no text": self.no_text,
+            "no vector": self.no_vector,
+            "a vector of zeros": self.zero,
+            "a vector with NaN or infinity": self.not_finite,
+            "a vector of another width": self.other_width,
+        }
+        parts = [f"{count:,} with {reason}" for reason, count in reasons.items() if count]
+        said = f"left out {', '.join(parts)}" if parts else ""
+        if duplicates := self.duplicates:
+            said += f"{'; ' if said else ''}{duplicates:,} have the same vector as another row"
+        return f"Of {self.read:,} rows read, {said}." if said else ""
+
+    def _note(self, vectors: Vectors) -> None:
+        """Remember the vectors by a hash of 8 bytes each."""
+        odd = vectors.shape[1] % 2
+        words = np.ascontiguousarray(np.pad(vectors, ((0, 0), (0, odd))) if odd else vectors).view(np.uint64)
+        factors = np.random.default_rng(0).integers(1 << 63, size=words.shape[1], dtype=np.uint64) * 2 + 1
+        sums: Any = np.einsum("ij,j->i", words, factors)
+        self._hashes.frombytes(sums.tobytes())
+
+
+class IndexReader(Protocol):
+    """An index that is only read, which other software may have written."""
+
+    where: str
+    """Its folder or address, without secrets."""
+    count: int
+    """The number of rows; of a very large table in Postgres, the server's estimate."""
+    width: int
+    """The number of dimensions of its vectors."""
+    metric: Metric
+    """What the index searches by; cosine if it does not say."""
+    counts: RowCounts
+    """What the last `rows` read and left out."""
+
+    def rows(self, sample: int | None = None, seed: int = 0) -> Iterator[RowBatch]:
+        """Yield all rows, or up to `sample` rows drawn uniformly, a batch at a time.
+
+        A sample comes in storage order or a random one: shuffle it where the order matters.
+        """
+
+    def close(self) -> None:
+        """Close files and connections."""
+
+
+class _RawRows(NamedTuple):
+    """Rows as a database returns them: texts may be missing, vectors missing or of any width."""
+
+    ids: Sequence[Any]
+    texts: Sequence[Any]
+    vectors: Any
+    """A 2-D array, or a sequence of arrays and None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wish:
+    """What the user named: a table or collection, its column of texts, and its column of vectors."""
+
+    table: str | None = None
+    texts: str | None = None
+    vectors: str | None = None
+
+
+class _RowReader:
+    """Yields the rows that a database's own reader scans or takes, without those that can't be used."""
+
+    def __init__(
+        self, where: str, *, count: int, width: int, metric: Metric, secret: str | None = None
+    ) -> None:
+        """`secret` is left out of every message."""
+        if not count:
+            raise BadInput(f"{where} is empty; fill it first")
+        self.where, self.count, self.width, self.metric = where, count, width, metric
+        self._secret = secret
+        self.counts = RowCounts()
+
+    def rows(self, sample: int | None = None, seed: int = 0) -> Iterator[RowBatch]:
+        """Yield all rows, or up to `sample` rows drawn uniformly."""
+        self.counts = RowCounts()
+        found = 0
+        with _explained(self.where, hide=self._secret):
+            source = self._scan() if sample is None or sample >= self.count else self._draw(sample, seed)
+            for raw in source:
+                batch = self._kept(raw)
+                if sample is not None and found + len(batch.ids) > sample:
+                    batch = _part(batch, slice(sample - found))
+                found += len(batch.ids)
+                if batch.ids:
+                    yield batch
+                if found == sample:
+                    return
+            if (now := self._count()) != self.count:
+                what = f"{self.where} changed while it was read ({self.count:,} rows before, {now:,} now)"
+                raise BadInput(f"{what}; run again while nothing writes to it")
+        if not found:
+            raise BadInput(f"{self.where} has no row with a text and a vector; {self.counts.says()}")
+
+    def close(self) -> None:
+        """Close files and connections."""
+
+    def _count(self) -> int:
+        """Count the rows again; a reader that sees one version of them does not need to."""
+        return self.count
+
+    def _scan(self) -> Iterator[_RawRows]:
+        """Yield every row."""
+        raise NotImplementedError
+
+    def _take(self, places: _Places) -> Iterator[_RawRows]:
+        """Yield the rows at some positions from 0 to `count`."""
+        raise NotImplementedError
+
+    def _draw(self, sample: int, seed: int) -> Iterator[_RawRows]:
+        """Yield rows drawn uniformly, each at most once; more of them if some can't be used."""
+        rng, tried = np.random.default_rng(seed), np.empty(0, dtype=np.int64)
+        for _ in range(_MOST_ROUNDS):
+            wanted = sample - (self.counts.read - self.counts.left_out)
+            if wanted <= 0 or len(tried) == self.count:
+                return
+            chosen = rng.choice(self.count, size=min(self.count, wanted + len(tried)), replace=False)
+            new = chosen[~np.isin(chosen, tried)][:wanted]
+            tried = np.concatenate([tried, new])
+            yield from self._take(np.sort(new))
+
+    def _kept(self, raw: _RawRows) -> RowBatch:
+        vectors, missing, other = _matrix(raw.vectors, self.width)
+        texts = _readable(raw.texts)
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = np.einsum("ij,ij->i", vectors, vectors)
+        counts, left = self.counts, texts & ~missing & ~other & np.isfinite(squares) & (squares > 0)
+        counts.read += len(raw.ids)
+        if not left.all():
+            left = self._counted(vectors, {"no_vector": missing, "other_width": other, "no_text": ~texts})
+        if counts.other_width > max(1, _TOLERATED * counts.read):
+            what = f"holds vectors of several widths ({self.width} and others)"
+            raise BadInput(f"{self.where} {what}; name one column with --vectors, or one table with --table")
+        batch = RowBatch(ids=tuple(map(str, raw.ids)), texts=tuple(raw.texts), vectors=vectors)
+        batch = batch if left.all() else _part(batch, np.flatnonzero(left))
+        counts._note(batch.vectors)
+        return batch
+
+    def _counted(self, vectors: Vectors, bad: dict[str, Any]) -> _Mask:
+        """Count each row that can't be used for one reason, and return those that can."""
+        bad |= {"zero": ~vectors.any(axis=1), "not_finite": ~np.isfinite(vectors).all(axis=1)}
+        left = np.ones(len(vectors), dtype=bool)
+        for name, rows in bad.items():
+            setattr(self.counts, name, getattr(self.counts, name) + int((left & rows).sum()))
+            left &= ~rows
+        return left
+
+
+def _readable(texts: Sequence[Any]) -> _Mask:
+    """Return which texts are strings with something in them."""
+    if set(map(type, texts)) == {str} and all(texts) and not any(map(str.isspace, texts)):
+        return np.ones(len(texts), dtype=bool)
+    return np.array([isinstance(text, str) and bool(text.strip()) for text in texts], dtype=bool)
+
+
+def _part(batch: RowBatch, places: slice | _Places) -> RowBatch:
+    if isinstance(places, slice):
+        return RowBatch(ids=batch.ids[places], texts=batch.texts[places], vectors=batch.vectors[places])
+    return RowBatch(
+        ids=tuple(batch.ids[place] for place in places),
+        texts=tuple(batch.texts[place] for place in places),
+        vectors=batch.vectors[places],
+    )
+
+
+def _matrix(found: Any, width: int) -> tuple[Vectors, _Mask, _Mask]:
+    """Return vectors as one array, and which of them are missing or of another width."""
+    if not isinstance(found, np.ndarray) or found.ndim != 2:
+        widths = np.array([-1 if one is None else len(one) for one in found], dtype=np.int64)
+        if len(widths) and (widths == width).all():
+            found = np.asarray(found, dtype=np.float32)
+        else:
+            array = np.zeros((len(widths), width), dtype=np.float32)
+            for place in np.flatnonzero(widths == width):
+                array[place] = found[place]
+            return array, widths < 0, (widths >= 0) & (widths != width)
+    with np.errstate(over="ignore"):
+        array = np.asarray(found, dtype=np.float32)
+    none = np.zeros(len(array), dtype=bool)
+    if array.shape[1] != width:
+        return np.zeros((len(array), width), dtype=np.float32), none, ~none
+    return array, none, none
+
+
+@contextmanager
+def _explained(where: str, *, hide: str | None = None) -> Iterator[None]:
+    """Raise what a database's client raises as one sentence, without the secret `hide`."""
+    try:
+        yield
+    except (TrundleError, GeneratorExit, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = reason.replace(hide, "…") if hide else reason
+        what = f"{where} can't be read ({reason.rstrip('.')})"
+        raise BadInput(f"{what}; check that it is there and complete, then run again") from None
+
+
+def _imported(module: str, feature: str, extra: str) -> Any:
+    """Import a database's client, which is an optional package."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtra(feature, extra) from error
+
+
+def _fields(rows: Iterable[Mapping[str, Any] | None]) -> list[str]:
+    """Return the names of the fields that hold strings in some rows, inner ones as `outer.inner`."""
+    found: dict[str, None] = {}
+    for row in rows:
+        for name, value in (row or {}).items():
+            if isinstance(value, str):
+                found[name] = None
+            elif isinstance(value, Mapping):
+                found |= dict.fromkeys(f"{name}.{inner}" for inner in _fields([value]))
+    return list(found)
+
+
+def _field(row: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a field that `_fields` named."""
+    if name in row:
+        return row[name]
+    outer, _, inner = name.partition(".")
+    below = row.get(outer)
+    return _field(below, inner) if inner and isinstance(below, Mapping) else None
+
+
+def _text_column(there: Sequence[str], wanted: str | None, where: str) -> str:
+    """Return the column of texts: the one that is named, one with a usual name, or the only one."""
+    if wanted is not None and wanted not in there:
+        raise BadInput(f"{where} has no column of texts {wanted!r}; pass one of: {_listed(there)}")
+    usual = [name for name in ((wanted,) if wanted else _TEXT_NAMES) if name in there]
+    if usual or len(there) == 1:
+        return (usual or list(there))[0]
+    if not there:
+        raise BadInput(f"{where} has no column of texts; only an index with its texts can be read")
+    raise BadInput(f"{where} may hold texts in several columns; name one with --texts: {_listed(there)}")
+
+
+def _one_of(there: Sequence[str], wanted: str | None, what: str, where: str, flag: str) -> str:
+    """Return the table, collection or column that is named, or the only one there is."""
+    if wanted is not None and wanted not in there:
+        raise BadInput(f"{where} has no {what} {wanted!r}; pass one of: {_listed(there)}")
+    if wanted is not None or len(there) == 1:
+        return wanted or there[0]
+    if not there:
+        raise BadInput(f"{where} has no {what}; fill it first, or name another place")
+    raise BadInput(f"{where} has several {what}s ({_listed(there)}); name one with {flag}")
+
+
+def _listed(names: Sequence[str], most: int = 20) -> str:
+    """Return names in one line."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) or "none") + more
+
+
+def _chosen_ids(
+    pages: Iterator[Sequence[Any]], places: _Places, fetch: Callable[[list[Any]], _RawRows]
+) -> Iterator[_RawRows]:
+    """Yield the rows at some positions of a database that lists its ids but has no positions."""
+    chosen: list[Any] = []
+    first = 0
+    for page in pages:
+        low, high = np.searchsorted(places, [first, first + len(page)])
+        chosen += [page[place - first] for place in places[low:high].tolist()]
+        first += len(page)
+        if high == len(places):
+            break
+    for start in range(0, len(chosen), _BATCH_ROWS):
+        yield fetch(chosen[start : start + _BATCH_ROWS])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Drawn:
+    """Some texts of an index with their vectors, and its total number of rows."""
+
+    texts: tuple[str, ...]
+    vectors: Vectors
+    total: int
+
+
+def draw_sample(reader: IndexReader, count: int, seed: int) -> _Drawn:
+    """Return up to `count` rows sampled uniformly, in random order."""
+    batches = list(reader.rows(count, seed))
+    vectors = np.concatenate([batch.vectors for batch in batches])
+    texts = [text for batch in batches for text in batch.texts]
+    order = np.random.default_rng(seed).permutation(len(texts))
+    return _Drawn(texts=tuple(texts[place] for place in order), vectors=vectors[order], total=reader.count)

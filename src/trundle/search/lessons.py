@@ -1,0 +1,352 @@
+"""What a search learns from: any teacher, the models that may be cut and trained, and the texts.
+
+A local model teaches by encoding the user's texts, and its own cuts are candidates. An endpoint encodes them
+too. A table, a store of targets or an index has texts and vectors of its own; if the model or endpoint that
+made it is named, that one labels queries and pieces of texts as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+
+from trundle.data.augment import augmented
+from trundle.data.corpus import Corpus, corpus_of, with_pieces
+from trundle.data.sampling import sample
+from trundle.data.texts import Text, read_texts
+from trundle.embedder import Embedder
+from trundle.errors import BadInput
+from trundle.evaluate.fidelity import MEASURED_TEXTS
+from trundle.evaluate.index_check import IndexCheck, SearchedRows, check_queries, check_rows
+from trundle.evaluate.retrieval import unit
+from trundle.methods.align.teacher_vectors import validation_count
+from trundle.model.encode import labelling_embedder
+from trundle.model.load import demo_model
+from trundle.model.save import model_digest
+from trundle.pipeline.run import Request
+from trundle.progress import Progress
+from trundle.search.budget import _proof_texts
+from trundle.search.prospects import _Prospects
+from trundle.teacher import teacher_kind
+from trundle.teacher.stored import ROWS, IndexRows, stored_embedder
+from trundle.teacher.targets import Targets
+from trundle.teacher.teacher import Teacher, open_index, open_teacher, opened_key
+
+_CALLS = 5000
+"""Texts that an endpoint, or who made an index, gets at most unless told otherwise."""
+_COMPARED = 32
+"""Rows used to check who made an index."""
+_SAME_MODEL = 0.98
+_PIECES = ("sentences", "spans")
+_DEMO_MODEL = "all-MiniLM-L6-v2"
+_COUNTED_TEXTS = 500
+_SEARCHED_ROWS, _ASKED, _FEWEST_ASKED = 20_000, 1000, 20
+"""Rows that the result searches in at the end, and the most and the fewest queries."""
+_ENDPOINT_RATE, _LOOKED_UP_RATE = 100.0, 50_000.0
+"""Vectors a second of an endpoint, which is not timed because that costs money, and of a store."""
+_READING_SHARE = 0.15
+"""The share of the time that reading an index may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teaching:
+    """Who teaches, if that is not a local model alone."""
+
+    index: str | None = None
+    """A file, a folder or the address of a database that holds texts and vectors."""
+    table: str | None = None
+    texts: str | None = None
+    vectors: str | None = None
+    """Its table or collection and its columns, if there are several."""
+    rows: int = ROWS
+    """How many rows of it are read at most."""
+    model: str | None = None
+    """The model's name, if the teacher is an endpoint."""
+    calls: int | None = None
+    """How many texts an endpoint, or who made the index, gets at most."""
+    queries: str | None = None
+    """A file of queries that who made the index labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lessons:
+    """One search's teacher, models and texts."""
+
+    name: str
+    """What recipes and records call the teacher."""
+    owner: str | None
+    """The local model that made the vector space; its cuts need no linear map."""
+    bases: tuple[str, ...]
+    """The models whose cuts are candidates."""
+    corpus: Corpus | None
+    teacher: Teacher | None = None
+    """None if the owner itself teaches."""
+    teaching: Teaching = field(default_factory=Teaching)
+    maker: str | None = None
+    """Who made the index, if it is named."""
+    asked: int | None = None
+    """How many training texts the teacher has to encode; None: all of them."""
+    most: float = float("inf")
+    """The most texts that it may get."""
+    rows: Targets | None = None
+    total: int = 0
+    """The number of rows of the index."""
+
+    @property
+    def endpoint_model(self) -> str | None:
+        """The teacher's name, if it is an endpoint alone."""
+        return self.teaching.model if self.maker is None else None
+
+    def identity(self) -> str:
+        """What distinguishes the teacher from others; empty if the owner itself teaches."""
+        return "" if self.teacher is None else self.teacher.identity()
+
+    def prospects(self, models: Mapping[str, SentenceTransformer], progress: Progress) -> _Prospects:
+        """What can be predicted about the models in the teacher's space."""
+        assert self.corpus is not None
+        return _Prospects(
+            source=self.name,
+            bases=models,
+            corpus=self.corpus,
+            progress=progress,
+            owner=self.owner,
+            width=0 if self.teacher is None else self.teacher.width,
+        )
+
+    def label_rate(self, rate: float, there: float) -> float:
+        """How many vectors a second the teacher gives, if it encodes `rate` texts a second."""
+        if self.teacher is None or not math.isfinite(there):
+            return rate
+        encoded = there if self.asked is None else min(self.asked, there)
+        rate = _ENDPOINT_RATE if self.owner is None else rate
+        return there / (encoded / rate + there / _LOOKED_UP_RATE)
+
+    def most_texts(self, there: float) -> float:
+        """How many training texts there may be, so that no more than `most` texts are sent in all."""
+        if there + validation_count(None) + MEASURED_TEXTS <= self.most:
+            return there
+        fewer = int(self.most)
+        while fewer and fewer + validation_count(fewer) + _proof_texts(fewer) > self.most:
+            fewer -= max(1, fewer // 100)
+        return min(there, fewer)
+
+    def check(self, student: Embedder, request: Request) -> IndexCheck | None:
+        """Ask held-out rows, and held-out queries if there are some, and compare with the stored vectors."""
+        assert self.rows is not None
+        assert self.corpus is not None
+        assert self.teacher is not None
+        progress, teacher = request.progress, self.teacher.embedder
+        places = sample(range(len(self.rows)), _SEARCHED_ROWS, request.seed)
+        texts = self.rows.texts(places)
+        position = {text: place for place, text in enumerate(texts)}
+        drawn = SearchedRows(
+            index=self.name,
+            texts=texts,
+            vectors=self.rows.vectors(places),
+            total=self.total,
+            similarity=self.teacher.similarity or "cosine",
+        )
+        held_out = list(self.corpus.held_out())
+        asked = [position[text.text] for text in held_out if text.kind != "query" and text.text in position]
+        if len(asked) < _FEWEST_ASKED or teacher is None:
+            progress.say(f"not checked on the index: {len(asked)} held-out rows, {_FEWEST_ASKED} are needed")
+            return None
+        asked = sample(asked, _ASKED, request.seed)
+        found = check_rows(drawn, student, asked, progress=progress)
+        found = replace(found, queries_from="rows that it was not trained on")
+        queries = [text.text for text in held_out if text.kind == "query"][:_ASKED]
+        if len(queries) < _FEWEST_ASKED:
+            return found
+        maker = replace(teacher, name=str(self.maker))
+        better = check_queries(drawn, student, maker, queries, progress=progress)
+        return replace(better, rows=found.rows)
+
+    def opened(self) -> dict[str, Any]:
+        """The opened teacher, as the runs of a search share it."""
+        return {} if self.teacher is None else {opened_key(self.name, self.endpoint_model): self.teacher}
+
+
+def _find_lessons(
+    request: Request, teaching: Teaching, students: Sequence[str], *, minutes: float
+) -> _Lessons:
+    """Open the teacher and name the models, before any model is loaded."""
+    source, progress = request.source, request.progress
+    if not isinstance(source, str):
+        raise BadInput("a search needs the name or folder of a model; save the model and pass its folder")
+    _check_flags(request, teaching)
+    kind = "model" if not source else teacher_kind(source)
+    if teaching.index is None and kind == "model":
+        if request.corpus is None:
+            raise BadInput("the small model learns from texts; pass them with --data")
+        bases = tuple(dict.fromkeys((source, *students)))
+        return _Lessons(name=source, owner=source, bases=bases, corpus=request.corpus, teaching=teaching)
+    owner = source if source and kind == "model" else None
+    lessons = _Lessons(name=source, owner=owner, bases=(), corpus=None, teaching=teaching)
+    if teaching.index is not None:
+        teacher = open_index(
+            teaching.index,
+            named={"table": teaching.table, "texts": teaching.texts, "vectors": teaching.vectors},
+            rows=teaching.rows,
+            seed=request.seed,
+            seconds=60 * minutes * _READING_SHARE,
+            fresh=request.fresh,
+            progress=progress,
+        )
+        lessons = replace(lessons, name=teacher.name, teacher=teacher, maker=source or None)
+    else:
+        calls = teaching.calls or _CALLS
+        teacher = open_teacher(source, teaching.model, calls=calls, progress=progress)
+        if teacher.brings_texts:
+            lessons = replace(lessons, name=teacher.name, teacher=teacher)
+        elif request.corpus is None:
+            raise BadInput("an endpoint labels texts; pass them with --data")
+        else:
+            lessons = replace(lessons, teacher=teacher, corpus=request.corpus, most=calls - 1)
+    if not students and owner is None:
+        students = [str(demo_model("a search without --student"))]
+        progress.say(f"no --student is named, so {_DEMO_MODEL} of the extra demo is used")
+    return replace(lessons, bases=tuple(dict.fromkeys((*([owner] if owner else []), *students))))
+
+
+def _check_flags(request: Request, teaching: Teaching) -> None:
+    source = str(request.source)
+    kind = teacher_kind(source) if source else None
+    if teaching.index is None:
+        if not source:
+            raise BadInput("name what to compress: a model, or an index with --index")
+        if teaching.queries:
+            raise BadInput("--queries goes with --index; pass other texts with --data")
+        if kind == "model" and teaching.calls:
+            raise BadInput("--teacher-calls limits an endpoint, or who made an index; leave it out")
+    if teaching.index is not None and kind not in (None, "model", "endpoint"):
+        raise BadInput(f"{source} has vectors of its own texts only; name the model that made the index")
+    if request.corpus is not None and (teaching.index is not None or kind in ("table", "store", "index")):
+        raise BadInput("an index, table or store has its own texts; leave --data out")
+    if teaching.queries and not source:
+        raise BadInput("your own queries need who made the index; name it with --teacher")
+    if kind == "endpoint" and teaching.model is None:
+        raise BadInput("an endpoint serves several models; name one with --teacher-model")
+    if request.pair and kind != "model":
+        raise BadInput("--pair needs a local model as teacher; leave it out")
+
+
+def _prepare(lessons: _Lessons, models: Mapping[str, SentenceTransformer], request: Request) -> _Lessons:
+    """Read the rows of an index, table or store, and make texts for who made it to label."""
+    teacher, teaching, progress = lessons.teacher, lessons.teaching, request.progress
+    tokenizer = next(iter(models.values())).tokenizer
+    if teacher is None:
+        return lessons
+    if not teacher.brings_texts:
+        assert lessons.corpus is not None
+        there = sum(int(fact["texts"]) for fact in lessons.corpus.facts())
+        some = lessons.corpus.distinct_train(_COUNTED_TEXTS, request.seed)
+        _announce(teacher.name, min(there, int(lessons.most)), some, request, tokenizer)
+        return lessons
+    rows = teacher.stored(progress=progress)
+    if not len(rows):
+        raise BadInput(f"{lessons.name} has no rows to learn from; fill it first")
+    documents = (text for start in range(0, len(rows), 8192) for text in _texts_of(rows, start, start + 8192))
+    queries = [Text(text=text.text, kind="query") for text in _queries(teaching)]
+    maker, identity = _maker(lessons, models, request)
+    calls = (teaching.calls or _CALLS) - (_COMPARED if maker else 0)
+    queries = sample(queries, max(0, calls), seed=request.seed)
+    corpus = corpus_of(
+        (each for part in (documents, queries) for each in part), lessons.name, seed=request.seed
+    )
+    pieces: list[Text] = []
+    if maker is not None:
+        pieces = _pieces(corpus, max(0, calls - len(queries)), request.seed)
+        corpus = with_pieces(corpus, pieces, f"pieces of {lessons.name}") if pieces else corpus
+        labelled = [*queries, *pieces]
+        _announce(str(lessons.maker), len(labelled) + _COMPARED, labelled, request, tokenizer)
+        if not request.dry_run:
+            _check_maker(maker, rows, lessons.name, request.seed)
+    embedder = replace(
+        stored_embedder(rows, lessons.name, maker=maker), similarity=teacher.similarity or "cosine"
+    )
+    owner = None if lessons.owner is None else models[lessons.owner]
+    known = f"{teacher.identity()} {identity}"
+    return replace(
+        lessons,
+        corpus=corpus,
+        rows=rows,
+        total=teacher.rows.reader.count if isinstance(teacher.rows, IndexRows) else len(rows),
+        asked=len(queries) + len(pieces),
+        teacher=replace(
+            teacher,
+            identity=lambda: known,
+            normalises=rows.normalised,
+            embedder=embedder,
+            rows=None,
+            store=None,
+            prompts={} if owner is None else owner.prompts,
+            default_prompt_name=None if owner is None else owner.default_prompt_name,
+        ),
+    )
+
+
+def _texts_of(rows: Targets, start: int, stop: int) -> list[Text]:
+    return rows.chosen(range(start, min(stop, len(rows))))
+
+
+def _queries(teaching: Teaching) -> list[Text]:
+    return [] if teaching.queries is None else list(dict.fromkeys(read_texts(teaching.queries)))
+
+
+def _maker(
+    lessons: _Lessons, models: Mapping[str, SentenceTransformer], request: Request
+) -> tuple[Embedder | None, str]:
+    """Who made the index as an embedder, and its identity."""
+    if lessons.maker is None:
+        return None, ""
+    if lessons.owner is not None:
+        model = models[lessons.owner]
+        return labelling_embedder(model, name=lessons.owner, progress=request.progress), model_digest(model)
+    most = lessons.teaching.calls or _CALLS
+    from trundle.teacher.endpoint import open_endpoint
+
+    return open_endpoint(lessons.maker, lessons.teaching.model, most=most)
+
+
+def _pieces(corpus: Corpus, count: int, seed: int) -> list[Text]:
+    """Sentences and spans of training texts, as short as queries are."""
+    found: list[Text] = []
+    known: set[str] = set()
+    for text in augmented(
+        sample(corpus.train(), count, seed), _PIECES, seed=seed, allowed=corpus.may_train_on
+    ):
+        if len(found) == count:
+            break
+        if text.text not in known:
+            known.add(text.text)
+            found.append(text)
+    return found
+
+
+def _announce(name: str, count: int, examples: Iterable[Text], request: Request, tokenizer: Any) -> None:
+    """Say how many texts and about how many tokens a teacher will get."""
+    counted = sample(examples, _COUNTED_TEXTS, request.seed)
+    tokens = sum(map(len, tokenizer([text.text for text in counted])["input_ids"])) if counted else 0
+    would = "would get" if request.dry_run else "gets"
+    about = f"about {tokens * count / max(1, len(counted)):,.0f} tokens"
+    request.progress.say(f"{name} {would} at most {count:,} texts, {about}")
+
+
+def _check_maker(maker: Embedder, rows: Targets, name: str, seed: int) -> None:
+    """Reject a model that did not make the index: its labels would be of another vector space."""
+    places = sample(range(len(rows)), _COMPARED, seed=seed)
+    vectors, stored = maker.document(rows.texts(places)), rows.vectors(places)
+    if vectors.shape[1] != stored.shape[1]:
+        widths = (
+            f"{maker.name} returns vectors of width {vectors.shape[1]} and {name} holds {stored.shape[1]}"
+        )
+        raise BadInput(f"{widths}; name the model that made it, or leave --teacher out")
+    cosine = float(np.einsum("ij,ij->i", unit(vectors), unit(stored)).mean())
+    if cosine < _SAME_MODEL:
+        differ = f"the vectors of {maker.name} differ from those of {name} (cosine {cosine:.3f})"
+        raise BadInput(f"{differ}; name the model that made it, or leave --teacher out")

@@ -1,0 +1,169 @@
+"""Vectors that exist already as a teacher: rows of an index are read into a store and found by their text.
+
+A store answers for its own texts. Whoever made it, a model or an endpoint, can answer for all others.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trundle.cache import cache_key
+from trundle.data.sampling import key_bits
+from trundle.data.texts import Text
+from trundle.embedder import Embedder, Encode, Role, Vectors
+from trundle.errors import BadInput, OtherTexts
+from trundle.progress import SILENT, Progress
+from trundle.teacher.labelling import _LabelItem, _store, _VectorSource, role_of
+from trundle.teacher.shards import _UNIT_TOLERANCE, SHARD_SIZE, Manifest, read_manifest
+from trundle.teacher.table import _known
+from trundle.teacher.targets import Targets, find_targets
+
+if TYPE_CHECKING:
+    from trundle.index.rows import IndexReader
+
+ROWS = 100_000
+"""Rows that are read of an index unless told otherwise."""
+_TEXTS_AT_ONCE = 8192
+_PROBED_ROWS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexRows:
+    """A sample of the rows of an index: documents with their vectors.
+
+    Vectors that are compared by cosine get length 1. All others keep their length, which is part of what is
+    learned.
+    """
+
+    reader: IndexReader
+    most: int = ROWS
+    seed: int = 0
+    seconds: float = float("inf")
+    """Reading stops after this time, with the rows read until then."""
+    fresh: bool = False
+    """Read the rows again, even if the store has them."""
+
+    @cached_property
+    def keeps_length(self) -> bool:
+        """Whether the lengths of the vectors matter and differ from 1."""
+        if self.reader.metric == "cosine":
+            return False
+        batch = next(self.reader.rows(min(_PROBED_ROWS, self.most), self.seed))
+        return bool((abs(np.linalg.norm(batch.vectors, axis=1) - 1) > _UNIT_TOLERANCE).any())
+
+    @property
+    def teacher_id(self) -> str:
+        """What distinguishes these rows from those of another index, or of this one after it has grown."""
+        reader = self.reader
+        return f"index {cache_key(reader.where, reader.count, reader.width, reader.metric)}"
+
+    def targets(
+        self, folder: str | Path, *, shard_size: int = SHARD_SIZE, progress: Progress = SILENT
+    ) -> Targets:
+        """Read the rows into a store; one that is complete is not read again, an interrupted one resumes."""
+        path = Path(folder)
+        if self.fresh:
+            shutil.rmtree(path, ignore_errors=True)
+        if (found := find_targets(path)) is not None:
+            return found
+        wanted = Manifest(
+            teacher=f"{self.teacher_id} {self.most} {self.seed}",
+            dtype="float32" if self.keeps_length else "float16",
+            shard_size=shard_size,
+        )
+        total = min(self.most, self.reader.count)
+
+        def read() -> Targets:
+            stored = read_manifest(path)
+            items = self._items(at_least=0 if stored is None else stored.count)
+            return _store(items, _VectorSource(_known), wanted, path, total=total, progress=progress)
+
+        try:
+            made = read()
+        except OtherTexts:
+            progress.say(f"{self.reader.where} has changed since its rows were read, so they are read again")
+            shutil.rmtree(path, ignore_errors=True)
+            made = read()
+        if said := self.reader.counts.says():
+            progress.say(said)
+        return made
+
+    def _items(self, *, at_least: int) -> Iterator[_LabelItem]:
+        end, count = time.monotonic() + self.seconds, 0
+        for batch in self.reader.rows(self.most, self.seed):
+            vectors = batch.vectors
+            if self.reader.metric == "cosine":
+                vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+            for text, vector in zip(batch.texts, vectors, strict=True):
+                yield Text(text=_readable(text), kind="document"), vector
+            count += len(vectors)
+            if time.monotonic() > end and count >= at_least:
+                return
+
+
+def _readable(text: str) -> str:
+    """Replace unpaired surrogates, which no tokenizer accepts."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def stored_embedder(targets: Targets, name: str, *, maker: Embedder | None = None) -> Embedder:
+    """Return an embedder that finds the vectors of a store by their texts.
+
+    A text in another role than it is stored in gets its stored vector. Other texts are for `maker`, if there
+    is one.
+    """
+    finder = _Finder(targets)
+
+    def role(role: Role) -> Encode:
+        ask = None if maker is None else {"text": maker.text, "query": maker.query}.get(role, maker.document)
+
+        def encode(texts: Sequence[str]) -> Vectors:
+            places = finder.places(texts, role)
+            missing = np.flatnonzero(places < 0)
+            if len(missing) and ask is None:
+                text = texts[int(missing[0])]
+                raise BadInput(f"{name} has no vector of {text[:60]!r}; name its model with --teacher")
+            vectors = np.empty((len(texts), targets.width), dtype=np.float32)
+            known = np.flatnonzero(places >= 0)
+            vectors[known] = targets.vectors(places[known])
+            if len(missing) and ask is not None:
+                vectors[missing] = ask([texts[place] for place in missing.tolist()])
+            return vectors
+
+        return encode
+
+    return Embedder(name=name, text=role("text"), query=role("query"), document=role("document"))
+
+
+class _Finder:
+    """The positions of a store's texts by the first 64 bits of their hashes: 16 bytes per text."""
+
+    def __init__(self, targets: Targets) -> None:
+        bits = np.empty(len(targets), dtype=np.uint64)
+        for start in range(0, len(targets), _TEXTS_AT_ONCE):
+            part = range(start, min(start + _TEXTS_AT_ONCE, len(targets)))
+            bits[part.start : part.stop] = [key_bits(text) for text in targets.texts(part)]
+        self._targets = targets
+        self._order = np.argsort(bits, kind="stable")
+        self._bits = bits[self._order]
+
+    def places(self, texts: Sequence[str], role: Role) -> NDArray[np.int64]:
+        """Return the position of each text, in its role if it has one there; −1 if it is not in the store."""
+        wanted = np.array([key_bits(text) for text in texts], dtype=np.uint64)
+        starts, ends = (np.searchsorted(self._bits, wanted, side=side) for side in ("left", "right"))
+        found = np.full(len(texts), -1, dtype=np.int64)
+        for row in np.flatnonzero(starts < ends).tolist():
+            places = self._order[starts[row] : ends[row]]
+            kinds = self._targets.kinds(places) if len(places) > 1 else [None]
+            own = [place for place, kind in zip(places, kinds, strict=True) if role_of(kind) == role]
+            found[row] = own[0] if own else places[0]
+        return found
