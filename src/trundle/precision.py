@@ -12,7 +12,7 @@ from typing import Literal
 from trundle.errors import BadInput
 
 EngineName = Literal["onnx", "openvino"]
-Precision = Literal["float32", "float16", "bfloat16", "int8", "int8+int4-tokens", "int4", "int4+int8"]
+Precision = Literal["float32", "float16", "bfloat16", "int8", "int8+int4_tokens", "int4", "int4+int8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ FORMATS: Sequence[GraphFormat] = (
     ),
     GraphFormat(
         engine="onnx",
-        precision="int8+int4-tokens",
+        precision="int8+int4_tokens",
         file="onnx/model_quantized_q4_tokens.onnx",
         weights="int8",
         matmuls="int8",

@@ -70,7 +70,7 @@ def test_smaller_graphs_are_near_and_do_not_depend_on_order(engine: str, model: 
     sizes = {}
     half = "float16" if engine == "onnx" else "bfloat16"
     levels = [("float32", 0.999999), (half, 0.999), ("int8", 0.97)]
-    for size, least in levels + ([("int8+int4-tokens", 0.95)] if engine == "onnx" else []):
+    for size, least in levels + ([("int8+int4_tokens", 0.95)] if engine == "onnx" else []):
         made = export_model(
             str(model), to=engine, precision=size, options=ExportOptions(calibrate=TEXTS, limits=WIDE)
         )  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ def test_smaller_graphs_are_near_and_do_not_depend_on_order(engine: str, model: 
             np.testing.assert_allclose(shuffled, straight[order], atol=1e-5)
     assert sizes["int8"] < sizes["float32"]
     if engine == "onnx":  # names are a large part of a small graph
-        assert sizes["int8+int4-tokens"] < sizes["int8"]
+        assert sizes["int8+int4_tokens"] < sizes["int8"]
         named = onnx.load(model / "onnx" / "model_quantized.onnx").graph
         assert [each.name for each in named.output] == ["sentence_embedding", "token_embeddings"]
         inner = {name for node in named.node for name in node.output} - {each.name for each in named.output}

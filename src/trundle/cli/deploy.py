@@ -99,7 +99,7 @@ def _precision_of(to: EngineName, *, int8: bool, int4: bool, int4_tokens: bool, 
     if int4:
         return "int4+int8" if int8 else "int4"
     if int8:
-        return "int8+int4-tokens" if int4_tokens else "int8"
+        return "int8+int4_tokens" if int4_tokens else "int8"
     return "float32"
 
 

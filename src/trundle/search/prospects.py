@@ -119,7 +119,7 @@ class _Prospects:
         """Lists all cuts of the source and the students with predicted sizes and speeds."""
         # If time is limited, int4 weights are multiplied in int8: twice as fast, for a little less agreement.
         grid: Precision = "int4+int8" if timed else "int4"
-        rounded: tuple[Precision, ...] = ("int8", "int8+int4-tokens", grid)
+        rounded: tuple[Precision, ...] = ("int8", "int8+int4_tokens", grid)
         precisions: tuple[Precision, ...] = rounded if self.makes_graphs else ("float32",)
         found = [
             candidate
