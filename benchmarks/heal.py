@@ -77,7 +77,8 @@ def run(given: Namespace) -> None:
         layers = layout_of(transformer_of(model).model).layers
         for cut in (given.cuts or default_cuts(layers)).split(";"):
             name, *words = cut.split()
-            options = dict(word.split("=", 1) for word in words)
+            pairs = (word.split("=", 1) for word in words)
+            options = {key: int(value) if value.isdigit() else value for key, value in pairs}
             cells, seconds = [], 0.0
             for heal in ("none", "closed-form"):
                 began = time.monotonic()

@@ -12,7 +12,7 @@ from typing import Literal
 from trundle.errors import BadInput
 
 EngineName = Literal["onnx", "openvino"]
-Precision = Literal["float32", "float16", "bfloat16", "int8", "int4", "int4+int8"]
+Precision = Literal["float32", "float16", "bfloat16", "int8", "int8+int4_tokens", "int4", "int4+int8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,12 @@ class GraphFormat:
     """What the file stores."""
     matmuls: Precision
     """What matmuls run in, which decides the speed."""
+    tokens: Precision | None = None
+    """What the file stores the token table in, if not as the other weights."""
     bytes_per_layer: int = 0
     """Bytes of a layer's operations, measured on BERT-like models; 0: the file is as large as its weights."""
+    other_bytes: int = 9_100
+    """Bytes of the operations outside of the layers, if the size of the file is predicted."""
     fallbacks: tuple[Precision, ...] = ()
     """Precisions to export instead if this one loses too much, the preferred one first."""
     x86_only: bool = False
@@ -51,7 +55,17 @@ FORMATS: Sequence[GraphFormat] = (
         file="onnx/model_quantized.onnx",
         weights="int8",
         matmuls="int8",
-        bytes_per_layer=36_400,
+        bytes_per_layer=1_250,
+        fallbacks=("float32",),
+    ),
+    GraphFormat(
+        engine="onnx",
+        precision="int8+int4_tokens",
+        file="onnx/model_quantized_q4_tokens.onnx",
+        weights="int8",
+        matmuls="int8",
+        tokens="int4",
+        bytes_per_layer=1_250,
         fallbacks=("float32",),
     ),
     GraphFormat(
@@ -68,7 +82,7 @@ FORMATS: Sequence[GraphFormat] = (
         file="onnx/model_q4_int8.onnx",
         weights="int4",
         matmuls="int8",
-        bytes_per_layer=48_700,
+        bytes_per_layer=4_850,
         fallbacks=("int4", "float32"),
     ),
     GraphFormat(
@@ -77,7 +91,7 @@ FORMATS: Sequence[GraphFormat] = (
         file="onnx/model_q4.onnx",
         weights="int4",
         matmuls="float32",
-        bytes_per_layer=29_300,
+        bytes_per_layer=5_900,
         fallbacks=("float32",),
     ),
     GraphFormat(

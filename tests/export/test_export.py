@@ -69,7 +69,8 @@ def test_smaller_graphs_are_near_and_do_not_depend_on_order(engine: str, model: 
     wanted = SentenceTransformer(str(model), device="cpu").encode(TEXTS)
     sizes = {}
     half = "float16" if engine == "onnx" else "bfloat16"
-    for size, least in (("float32", 0.999999), (half, 0.999), ("int8", 0.97)):
+    levels = [("float32", 0.999999), (half, 0.999), ("int8", 0.97)]
+    for size, least in levels + ([("int8+int4_tokens", 0.95)] if engine == "onnx" else []):
         made = export_model(
             str(model), to=engine, precision=size, options=ExportOptions(calibrate=TEXTS, limits=WIDE)
         )  # type: ignore[arg-type]
@@ -83,6 +84,12 @@ def test_smaller_graphs_are_near_and_do_not_depend_on_order(engine: str, model: 
         if size != half:  # 16 bits round by themselves at 1e-3
             np.testing.assert_allclose(shuffled, straight[order], atol=1e-5)
     assert sizes["int8"] < sizes["float32"]
+    if engine == "onnx":  # names are a large part of a small graph
+        assert sizes["int8+int4_tokens"] < sizes["int8"]
+        named = onnx.load(model / "onnx" / "model_quantized.onnx").graph
+        assert [each.name for each in named.output] == ["sentence_embedding", "token_embeddings"]
+        inner = {name for node in named.node for name in node.output} - {each.name for each in named.output}
+        assert max(map(len, inner)) <= 3
     assert Encoder(model).graph.precision == "int8"
     assert {graph["precision"] for graph in json.loads((model / "encoder.json").read_text())["graphs"]} >= {
         "float32",

@@ -243,6 +243,28 @@ def test_rows_without_a_token_are_removed_first(pico_folders: Callable[[str], Pa
     np.testing.assert_allclose(applied.model.encode(pico.TEXTS), model.encode(pico.TEXTS), atol=1e-6)
 
 
+def test_tokens_that_no_text_becomes_are_removed_first(
+    pico_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """BERT's [unused1] is split at its brackets before it is looked up."""
+    folder = Path(shutil.copytree(pico_folders("bert"), tmp_path / "model"))
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    vocab = content["model"]["vocab"]
+    first = next(
+        number for token, number in vocab.items() if len(token.removeprefix("##")) > 2 and number > 9
+    )
+    content["model"]["vocab"] = {
+        "[unused1]" if number == first else token: number for token, number in vocab.items()
+    }
+    file.write_text(json.dumps(content), encoding="utf-8")
+    model = SentenceTransformer(str(folder), device="cpu")
+    assert first not in model.tokenizer("the [unused1] token")["input_ids"]
+    assert read_vocabulary(model).unreachable() == {first}
+    plan, _ = run(model, {"keep": len(vocab) - 1}, texts=["a"])
+    assert set(range(len(vocab))) - set(plan.kept) == {first}
+
+
 @pytest.mark.parametrize("oov", ["decompose", "cluster", "unk"])
 @pytest.mark.parametrize("keep", [150, 240])
 def test_token_ids_may_have_gaps(

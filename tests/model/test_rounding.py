@@ -138,13 +138,16 @@ def test_int8_matmuls_equal_those_of_an_int8_file(family: str, outputs: int, tmp
         onnx.load(tmp_path / "model" / "onnx" / name)
         for name in ("model_quantized.onnx", "model_q4_int8.onnx")
     )
-    products = [node for node in small.graph.node if node.op_type == "MatMulInteger"]
-    assert len(products) > WIDE["num_hidden_layers"]
-    stored = {each.name: onnx.numpy_helper.to_array(each) for each in large.graph.initializer}
-    names = {node.input[1] for node in products}
-    held = {each.name for each in small.graph.initializer} & names
+    names, large_names = (
+        [node.input[1] for node in graph.graph.node if node.op_type == "MatMulInteger"]
+        for graph in (small, large)
+    )
+    assert len(names) > WIDE["num_hidden_layers"]
+    whole = {each.name: onnx.numpy_helper.to_array(each) for each in large.graph.initializer}
+    stored = {name: whole[other] for name, other in zip(names, large_names, strict=True)}
+    held = {each.name for each in small.graph.initializer} & set(names)
     assert all(not fits_grid(*stored[name].T.shape) for name in held)
-    opened = sorted(names - held)
+    opened = sorted(set(names) - held)
     assert opened
     small.graph.output.extend(onnx.ValueInfoProto(name=name) for name in opened)
     session = onnxruntime.InferenceSession(small.SerializeToString(), providers=["CPUExecutionProvider"])

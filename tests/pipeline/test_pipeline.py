@@ -25,7 +25,7 @@ from trundle.errors import BadInput, ImpossibleCut, WriteFailed
 from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, queries_and_documents
 from trundle.methods import METHODS
 from trundle.model.save import weight_bytes
-from trundle.pipeline.compress import _compare, run_recipe
+from trundle.pipeline.compress import compare_held_out, run_recipe
 from trundle.pipeline.run import Request, Run
 from trundle.recipe import parse_recipe, read_recipe, single
 from trundle.records import read_lineage
@@ -80,9 +80,8 @@ def test_a_slow_comparison_uses_fewer_texts_and_says_so(
     on = f"{run.fidelity.queries} queries and {run.fidelity.documents} documents"
     assert on in (tmp_path / "small" / "README.md").read_text()
     without_limit = replace(request, measured_seconds=math.inf)
-    again = _compare(
-        replace(run.teacher, embedder=run.original), run.model, run.result, without_limit, compared
-    )
+    teacher = replace(run.teacher, embedder=run.original)
+    again = compare_held_out(teacher, run.result, without_limit, compared)
     assert again == run.fidelity
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -116,6 +117,28 @@ def test_int4_ranks_after_a_vocabulary_that_covers_nearly_all(
     assert whole.kept[:-1] == rounded.kept[:-1]
     assert _promise(whole, lambda _: 0.99) > _promise(rounded, lambda _: 1.0)
     assert _promise(whole, lambda _: 0.9) < _promise(rounded, lambda _: 1.0)
+
+
+def test_bits_of_the_token_table_go_before_tokens(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    model = pico_model("bert")
+    found = {
+        precision: _list_candidates(model, "pico", dimensions=WIDTH, precision=precision)
+        for precision in ("int8", "int8+int4_tokens", "int4")
+    }
+    whole, table, matrices = (each[0] for each in found.values())
+    assert whole.kept > table.kept > matrices.kept
+    assert (whole.untouched, table.untouched, matrices.untouched) == (True, True, False)
+    assert _promise(whole, lambda _: 1.0) > _promise(table, lambda _: 1.0) > _promise(matrices, lambda _: 1.0)
+    assert _promise(table, lambda _: 1.0) > _promise(whole, lambda _: 0.99)
+
+
+def test_tokens_that_no_text_becomes_leave_nothing_to_heal(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
+    whole = _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int4")[0]
+    some = whole.tokens - 5
+    for tokens, options in ((some, {"keep": some, "heal": "none"}), (some - 1, {"keep": some - 1})):
+        assert replace(whole, tokens=tokens, reachable=some).steps() == [{"vocabulary": options}]
 
 
 @pytest.mark.parametrize("family", ["bert", "xlm-roberta", "gpt2"])

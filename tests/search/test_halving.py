@@ -11,6 +11,8 @@ from trundle.search.budget import (
     _CLOSING,
     _ENOUGH_TEXTS,
     _FEWEST_MAPPED,
+    _FEWEST_NEAR_STEPS,
+    _FEWEST_STEPS,
     _SHORTEST_GPU_TRIAL,
     _SHORTEST_TRIAL,
     _plan_time,
@@ -26,15 +28,19 @@ FAST, SLOW = 1e5, 110.0
     candidates=st.integers(1, 50),
     rate=st.floats(0.1, 1e6),
     on_gpu=st.booleans(),
+    near=st.booleans(),
 )
-def test_the_time_plan_fits_the_total(minutes: float, candidates: int, rate: float, on_gpu: bool) -> None:
-    times = _plan_time(minutes, candidates, rate=rate, on_gpu=on_gpu)
+def test_the_time_plan_fits_the_total(
+    minutes: float, candidates: int, rate: float, on_gpu: bool, near: bool
+) -> None:
+    times = _plan_time(minutes, candidates, rate=rate, on_gpu=on_gpu, near=near)
     tried = sum(rung.candidates * rung.seconds for rung in times.rungs)
     if times.rungs:
         tried += times.rungs[0].candidates * times.mapped / rate
     assert times.labelling <= 0.25 * 60 * minutes * (1 + 1e-9) or times.texts <= _ENOUGH_TEXTS
     planned = times.labelling + tried + times.finishing + times.closing
-    assert planned <= 60 * minutes * (1 + 1e-9) or times.finishing == _SHORTEST_TRIAL
+    assert planned <= 60 * minutes * (1 + 1e-9) or times.finishing in (0, _SHORTEST_TRIAL)
+    assert times.trains or not (on_gpu or times.rungs)
     assert on_gpu or times.closing >= 0.1 * 60 * minutes - 1e-6
     assert 0 < times.mapped <= min(times.texts, RIDGE_TEXTS)
     counts = [rung.candidates for rung in times.rungs]
@@ -65,6 +71,23 @@ def test_without_time_for_two_trials_none_runs() -> None:
     times = _plan_time(2, 16, rate=FAST)
     assert times.rungs == ()
     assert times.finishing == pytest.approx(120 - 30 - _CLOSING, abs=1)
+
+
+def test_a_cpu_trains_only_where_it_makes_enough_steps() -> None:
+    """A model that starts near its teacher needs more of them, a model with little work makes more."""
+    slow = _plan_time(3, 16, rate=15)
+    assert (slow.trains, slow.rungs) == (False, ())
+    assert 0 < slow.steps < _FEWEST_STEPS
+    assert slow.texts == slow.mapped
+    assert _plan_time(3, 16, rate=15, work=0.01).trains
+    assert _plan_time(3, 16, rate=15, on_gpu=True).trains
+    cut, near = _plan_time(5, 1, rate=SLOW), _plan_time(5, 1, rate=SLOW, near=True)
+    assert _FEWEST_STEPS < cut.steps < _FEWEST_NEAR_STEPS
+    assert (cut.trains, near.trains) == (True, False)
+    assert near.labelling < cut.labelling / 2
+    assert near.mapping == 0
+    assert near.proved == cut.proved
+    assert _plan_time(60, 1, rate=SLOW, near=True).trains
 
 
 def test_few_texts_leave_more_time_for_training() -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recorded_progress import RecordedProgress
+from trundle.cli import tables
 from trundle.cli.compression import _run_budget
 from trundle.cli.options import _RunFlags
 from trundle.data.corpus import Corpus
@@ -23,6 +25,7 @@ from trundle.model import encode
 from trundle.model import load as load_module
 from trundle.model.cost import cost
 from trundle.model.load import load
+from trundle.model.matrices import grid_weights, is_on_grid
 from trundle.model.save import model_digest
 from trundle.pipeline.run import Request
 from trundle.precision import FORMATS
@@ -119,6 +122,9 @@ def test_a_model_that_fits_once_it_is_int8_is_only_exported(
     )
     assert outcome.chosen.candidate.untouched
     assert outcome.chosen.outcome == "chosen"
+    assert outcome.run is not None
+    assert outcome.run.fidelity is not None
+    assert 0.9 < outcome.run.fidelity.cosine < 1 - 1e-7, "the graph is measured, not the weights"
     np.testing.assert_array_equal(load(output).encode(["a text"]), load(folder).encode(["a text"]))
     assert Encoder(output).graph.precision == "int8"
 
@@ -271,6 +277,7 @@ def test_a_candidate_without_trial_waits_for_the_teachers_vectors(
     """If trials ran before, that time is already spent."""
     rate, asked = 50.0, []
     monkeypatch.setattr(budget, "_TRIED", 1)
+    monkeypatch.setattr(budget, "_fewest_steps", lambda **_: 0)
     monkeypatch.setattr(_Prospects, "reading_rate", lambda _: rate)
 
     def noted(self: _Trials, best: _Tried, *_: object, **__: object) -> None:
@@ -295,6 +302,30 @@ def test_a_candidate_without_trial_waits_for_the_teachers_vectors(
     assert closing >= _CLOSING
 
 
+@pytest.mark.usefixtures("quick")
+def test_without_time_for_a_training_the_model_is_made_in_closed_form(
+    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "_TRIED", 1)
+    monkeypatch.setattr(budget, "_fewest_steps", lambda **_: 10**9)
+    folder, progress = str(pico_folders("bert")), RecordedProgress()
+    rounded = _list_candidates(load(folder), folder, dimensions=32, precision="int4")[0]
+    monkeypatch.setattr(_Prospects, "promising", lambda *_, **__: [rounded])
+    request = Request(source=folder, output=tmp_path / "small", corpus=corpus, progress=progress)
+    outcome = compress_to_budget(request, ["2x"], minutes=0.03)
+    assert any("so the model is made in closed form" in line for line in progress.lines)
+    assert "no training, because about" in tables._time_plan(outcome)
+    lineage = read_lineage(tmp_path / "small")
+    assert lineage is not None
+    (step,) = lineage["steps"]
+    wanted = {"steps": 0, "start": "keep", "rounding": "int4"}
+    assert {key: step["options"][key] for key in wanted} == wanted
+    small = load(tmp_path / "small")
+    assert len(small) == len(load(folder)), "no linear map is added"
+    assert all(is_on_grid(weight) for weight, _ in grid_weights(small))
+    assert Encoder(tmp_path / "small").graph.precision == "int4"
+
+
 def test_a_map_is_fitted_once_and_then_kept() -> None:
     contest = _Trials(source="large", request=Request(source="large"), texts=900, mapped=300, work=Path())
     cut = SimpleNamespace(
@@ -304,6 +335,7 @@ def test_a_map_is_fitted_once_and_then_kept() -> None:
         precision="int8",
         in_int4=False,
         untouched=False,
+        in_space=False,
         steps=lambda **_: [{"depth": {"keep": 2}}],
     )
     tried = _Tried(candidate=cut)  # type: ignore[arg-type]

@@ -397,6 +397,15 @@ def test_a_run_that_meets_its_target_makes_no_step(toy: Callable[[], Toy], tmp_p
     assert toy().train(TrainSettings(steps=3, sufficient_loss=1e-6)).steps == 3
 
 
+def test_a_near_start_learns_at_a_lower_rate(toy: Callable[[], Toy], tmp_path: Path) -> None:
+    first = toy().train(TrainSettings(steps=1)).validation
+    assert first is not None
+    for name, far, share in (("near", 4 * first, 0.25), ("far", first / 2, 1.0)):
+        settings = TrainSettings(steps=2, learning_rate=1e-9, far_loss=far, record_every=1)
+        toy().train(settings, folder=tmp_path / name)
+        assert lines(tmp_path / name)[1]["lr"] == pytest.approx(share * 1e-9, rel=0.05)
+
+
 def test_a_cpu_checkpoint_is_resumed_on_a_gpu(toy: Callable[[], Toy]) -> None:
     made = toy()
     learner = _Trainer(

@@ -76,11 +76,13 @@ def bench(
     texts: Iterable[str] | None = None,
     options: BenchOptions | None = None,
     all_engines: bool = False,
+    only: Mapping[str, str] | None = None,
     progress: Progress = SILENT,
 ) -> BenchResult:
     """Measure models in one run; the first is the baseline that the others are compared with.
 
-    Pass `texts` to measure with your own words. `all_engines` also runs every exported graph of a model.
+    Pass `texts` to measure with your own words. `all_engines` also runs every exported graph of a model,
+    `only` runs each model in the one engine that it names for it.
     """
     if not models:
         raise BadInput("there is no model to bench; pass at least one folder or hub name")
@@ -102,7 +104,7 @@ def bench(
     entries = [
         _BenchedModel(model=model, engine=engine)
         for model in models
-        for engine in (_engines_of(model) if all_engines else ["torch"])
+        for engine in ([only[model]] if only else _engines_of(model) if all_engines else ["torch"])
     ]
     _measure(entries, work, settings, progress)
     answers = [answer for each in entries for measured in each.answers.values() for answer in measured]

@@ -130,8 +130,10 @@ def demo(
     if flags.as_json:
         _show_json(result.as_json())
         return
-    _show_candidates(result.outcome)
+    _show(tables._demo_summary(result))
     _show_table(tables._demo(result), gap=True)
+    _show("")
+    _show_candidates(result.outcome)
     _show(
         f"""\nThe small model is in {result.output}. Use it with the index of the original model:
 

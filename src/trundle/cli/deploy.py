@@ -36,6 +36,9 @@ def export(
     ] = None,
     int8: Annotated[bool, Option("--int8", help="int8, a quarter of the size; needs --calibrate.")] = False,
     int4: Annotated[bool, Option("--int4", help=_INT4_HELP)] = False,
+    int4_tokens: Annotated[
+        bool, Option("--int4-tokens", help="With --int8: the token table, often half of the model, in int4.")
+    ] = False,
     half: Annotated[
         bool, Option("--half", help="16 bits, half of the size: float16, for openvino bfloat16.")
     ] = False,
@@ -59,7 +62,7 @@ def export(
     from trundle.export.exporting import export_model
     from trundle.export.quantise import ExportOptions, Limits, calibration_texts
 
-    precision = _precision_of(to, int8=int8, int4=int4, half=half)
+    precision = _precision_of(to, int8=int8, int4=int4, int4_tokens=int4_tokens, half=half)
     limits = Limits(cosine=max_cosine_loss, agreement=max_agreement_loss)
     texts = calibration_texts(calibrate or [])
     exported = export_model(
@@ -85,7 +88,9 @@ def export(
         _show(f'    Encoder("{exported.folder.parent}").encode(["a text"], side="query")')
 
 
-def _precision_of(to: EngineName, *, int8: bool, int4: bool, half: bool) -> Precision:
+def _precision_of(to: EngineName, *, int8: bool, int4: bool, int4_tokens: bool, half: bool) -> Precision:
+    if int4_tokens and (int4 or not int8):
+        raise BadInput("--int4-tokens goes with --int8; --int4 alone stores the token table in int4 as well")
     if half and (int8 or int4):
         other = "--int8" if int8 else "--int4"
         raise BadInput(f"{other} and --half exclude each other; export twice to have both")
@@ -93,7 +98,9 @@ def _precision_of(to: EngineName, *, int8: bool, int4: bool, half: bool) -> Prec
         return "float16" if to == "onnx" else "bfloat16"
     if int4:
         return "int4+int8" if int8 else "int4"
-    return "int8" if int8 else "float32"
+    if int8:
+        return "int8+int4_tokens" if int4_tokens else "int8"
+    return "float32"
 
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")

@@ -206,9 +206,12 @@ def _time_plan(outcome: Outcome) -> str:
         trials = "no trials, because only one candidate fits"
     else:
         trials = "no time for trials, so the first candidate would be trained"
+    vectors = f"teacher vectors {_minutes(times.labelling)} at most"
+    if not times.trains:
+        few = f"about {times.steps:.0f} steps would be too few to gain anything"
+        return f"Nothing was written. The time: {vectors}; no training, because {few}."
     return (
-        f"Nothing was written. The time: teacher vectors {_minutes(times.labelling)} at most; {trials}; "
-        f"the best candidate {_minutes(times.finishing)}."
+        f"Nothing was written. The time: {vectors}; {trials}; the best candidate {_minutes(times.finishing)}."
     )
 
 
@@ -245,6 +248,19 @@ def _budget_result(outcome: Outcome) -> _Rows:
             "" if old is None or new is None else f"{old / new:.1f}×",
         ),
     ]
+
+
+def _demo_summary(result: DemoResult) -> str:
+    """What the user gets, in three lines."""
+    outcome, ndcg = result.outcome, result.ndcg
+    assert outcome.before is not None
+    large, small = result.speed.models[0], result.speed.models[-1]
+    old, new = outcome.before.file_bytes, outcome.bytes or 0
+    before, after = large.short_texts_per_second.value, small.short_texts_per_second.value
+    kept = ndcg["asymmetric"] / ndcg["original"]
+    return f"""The model is {old / new:.1f}× smaller: {_megabytes(new)} instead of {_megabytes(old)}.
+It encodes {after / before:.1f}× as many short texts: {after:,.0f} a second instead of {before:,.0f}.
+It keeps {kept:.1%} of the search quality on the index that the original made, which stays as it is."""
 
 
 def _demo(result: DemoResult) -> _Rows:

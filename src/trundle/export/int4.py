@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trundle.embedder import Vectors
 from trundle.export import int8
-from trundle.export.tracing import _save_onnx, onnx
+from trundle.export.tracing import _save_onnx, _with_short_names, onnx
 from trundle.model.matrices import BLOCK, fits_grid, on_grid
 
 _FOUR = "four"
@@ -30,7 +30,18 @@ _QUANTISED, _TRANSPOSED = "_quantized", "_Transposed"
 
 def _write_int4(traced: Path, path: Path, *, tokens: int) -> None:
     """The token table (of `tokens` rows) and all large matrices in int4, other tables in int8."""
-    _save_onnx(int8._with_int8_tables(_with_int4(onnx.load(traced), tokens=tokens)), path)
+    model = int8._with_int8_tables(_with_int4(onnx.load(traced), tokens=tokens))
+    _save_onnx(_with_short_names(model), path)
+
+
+def _write_int8_with_int4_tokens(
+    traced: Path, path: Path, gains: int8._Gains, *, tokens: int, keep: Sequence[str], older_cpus: bool
+) -> None:
+    """An int8 graph with its token table in int4."""
+    model = int8._with_even_inputs(onnx.load(traced), gains, keep=keep)
+    model = int8._with_int8_matmuls(model, path.parent, keep=keep, older_cpus=older_cpus)
+    model = int8._with_int8_tables(_with_int4(model, tokens=tokens, matrices=False))
+    _save_onnx(_with_short_names(int8._with_stored_matrices(model)), path)
 
 
 def _write_int4_with_int8_matmuls(
@@ -44,7 +55,8 @@ def _write_int4_with_int8_matmuls(
     model = int8._with_even_inputs(model, gains, keep=keep)
     quantised = int8._with_int8_matmuls(model, path.parent, keep=keep, older_cpus=older_cpus)
     model = _with_requantised_matrices(quantised, floats, sources)
-    _save_onnx(int8._with_int8_tables(_with_int4(model, tokens=tokens)), path)
+    model = int8._with_int8_tables(_with_int4(model, tokens=tokens))
+    _save_onnx(_with_short_names(model), path)
 
 
 def _with_requantised_matrices(
@@ -98,8 +110,8 @@ def _as_stored(
     return None
 
 
-def _with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:
-    """The graph with its token table and the matrices of its float matmuls in int4."""
+def _with_int4(model: onnx.ModelProto, *, tokens: int, matrices: bool = True) -> onnx.ModelProto:
+    """The graph with its token table and the `matrices` of its float matmuls in int4."""
     floats = {each.name: each for each in model.graph.initializer if int8._is_large_matrix(each)}
     done: set[str] = set()
     nodes: list[onnx.NodeProto] = []
@@ -108,7 +120,7 @@ def _with_int4(model: onnx.ModelProto, *, tokens: int) -> onnx.ModelProto:
         if table is not None and table.dims[0] == tokens and fits_grid(*table.dims):
             nodes += _dequantised_rows(model, node, _removed(model, table, done))
             continue
-        matrix = floats.get(node.input[1]) if node.op_type in _MATMULS else None
+        matrix = floats.get(node.input[1]) if matrices and node.op_type in _MATMULS else None
         if matrix is not None and matrix.name not in done:
             transposed = int8._is_transposed(node)
             if fits_grid(*(matrix.dims if transposed else reversed(matrix.dims))):

@@ -13,7 +13,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from trundle.embedder import Vectors
-from trundle.export.tracing import _save_onnx, onnx, onnxruntime
+from trundle.export.tracing import _save_onnx, _with_short_names, onnx, onnxruntime
 
 _SMALLEST = 4096
 """Values from which int8 saves more than its additional nodes cost."""
@@ -40,7 +40,7 @@ def _write_int8(traced: Path, path: Path, gains: _Gains, *, keep: Sequence[str],
     """
     model = _with_int8_tables(_with_even_inputs(onnx.load(traced), gains, keep=keep))
     model = _with_int8_matmuls(model, path.parent, keep=keep, older_cpus=older_cpus)
-    _save_onnx(_with_stored_matrices(model), path)
+    _save_onnx(_with_short_names(_with_stored_matrices(model)), path)
 
 
 def _with_even_inputs(model: onnx.ModelProto, gains: _Gains, *, keep: Sequence[str]) -> onnx.ModelProto:

@@ -22,7 +22,7 @@ from trundle.export.closeness import (
     _neighbour_agreement,
     _torch_vectors,
 )
-from trundle.export.int4 import _write_int4, _write_int4_with_int8_matmuls
+from trundle.export.int4 import _write_int4, _write_int4_with_int8_matmuls, _write_int8_with_int4_tokens
 from trundle.export.int8 import _calibrated, _Gains, _Inputs, _write_float16, _write_int8
 from trundle.export.tracing import _GraphJob, onnx
 from trundle.model.matrices import token_rows
@@ -171,6 +171,10 @@ def _write(
         from trundle.export.openvino import _write_openvino_int8
 
         _write_openvino_int8(job.traced, job.path, samples, keep=keep, older_cpus=older_cpus)
+    elif row.tokens == "int4":
+        _write_int8_with_int4_tokens(
+            job.traced, job.path, gains, tokens=token_rows(job.model), keep=keep, older_cpus=older_cpus
+        )
     elif row.weights == "int8":
         _write_int8(job.traced, job.path, gains, keep=keep, older_cpus=older_cpus)
     elif row.matmuls == "int8":

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from trundle.data.files import BUFFER_BYTES
 from trundle.embedder import Vectors
 from trundle.errors import BadInput
 from trundle.folders import atomic_file
@@ -107,7 +108,7 @@ class _TableReader(_RowReader):
 
     def __init__(self, where: str, wish: _Wish, files: Sequence[Path], kind: str) -> None:
         with _explained(where):
-            self._data = ds.dataset([str(file) for file in files], format=kind)
+            self._data = _dataset(files, kind)
             self._columns = _arrow_columns(self._data.schema, wish, where)
             count = self._data.count_rows()
             width = self._columns.width or self._first_width()
@@ -210,7 +211,8 @@ class _BesideReader(_RowReader):
             if high > low:
                 chosen = places[low:high]
                 ids = chosen.tolist()
-                yield _RawRows(ids, [page[place - first] for place in ids], self._vectors(chosen))
+                texts = page if len(ids) == len(page) else [page[place - first] for place in ids]
+                yield _RawRows(ids, texts, self._vectors(chosen))
             first += len(page)
         if first != self.count:
             what = f"{self.where} holds {self.count:,} vectors and {self._source} {first:,} texts"
@@ -222,7 +224,7 @@ def _text_names(path: Path) -> list[str]:
     if path.suffix in _JSON_LINES:
         with path.open(encoding="utf-8") as lines:
             return _fields(_json_row(line) for line in islice(lines, 20) if line.strip())
-    schema = _dataset(path).schema
+    schema = _dataset([path]).schema
     return [name for name in schema.names if _holds_texts(schema.field(name).type)]
 
 
@@ -234,14 +236,21 @@ def _text_pages(path: Path, column: str) -> Iterator[list[Any]]:
             while page := [_field(_json_row(line), column) for line in islice(rows, _BATCH_ROWS)]:
                 yield page
         return
-    scanner = _dataset(path).scanner(
+    scanner = _dataset([path]).scanner(
         columns=[column], batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1
     )
     yield from (batch.column(0).to_pylist() for batch in scanner.to_batches())
 
 
-def _dataset(path: Path) -> Any:
-    return ds.dataset(str(path), format="parquet" if path.suffix == ".parquet" else "ipc")
+def _dataset(files: Sequence[Path], kind: str | None = None) -> Any:
+    """Open files of one format without reading whole row groups, and those to come, into memory."""
+    if (kind or files[0].suffix.removeprefix(".")) != "parquet":
+        return ds.dataset([str(file) for file in files], format="ipc")
+    options = ds.ParquetFragmentScanOptions(
+        use_buffered_stream=True, buffer_size=BUFFER_BYTES, pre_buffer=False
+    )
+    form = ds.ParquetFileFormat(default_fragment_scan_options=options)
+    return ds.dataset([str(file) for file in files], format=form)
 
 
 def _json_row(line: str) -> dict[str, Any]:

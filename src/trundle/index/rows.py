@@ -202,9 +202,7 @@ class _RowReader:
 
     def _kept(self, raw: _RawRows) -> RowBatch:
         vectors, missing, other = _matrix(raw.vectors, self.width)
-        texts = np.array(
-            [isinstance(text, str) and bool(text) and not text.isspace() for text in raw.texts], dtype=bool
-        )
+        texts = _readable(raw.texts)
         with np.errstate(over="ignore", invalid="ignore"):
             squares = np.einsum("ij,ij->i", vectors, vectors)
         counts, left = self.counts, texts & ~missing & ~other & np.isfinite(squares) & (squares > 0)
@@ -227,6 +225,13 @@ class _RowReader:
             setattr(self.counts, name, getattr(self.counts, name) + int((left & rows).sum()))
             left &= ~rows
         return left
+
+
+def _readable(texts: Sequence[Any]) -> _Mask:
+    """Return which texts are strings with something in them."""
+    if set(map(type, texts)) == {str} and all(texts) and not any(map(str.isspace, texts)):
+        return np.ones(len(texts), dtype=bool)
+    return np.array([isinstance(text, str) and bool(text.strip()) for text in texts], dtype=bool)
 
 
 def _part(batch: RowBatch, places: slice | _Places) -> RowBatch:

@@ -211,7 +211,8 @@ def _cost(
         length=length,
         header_bytes=sum(_header_bytes(file, has_format=layers > 0 and file[0].file == 0) for file in files),
         graph_bytes={
-            row.precision: layers * row.bytes_per_layer + sum(_graph_bytes(one, row) for one in exported)
+            row.precision: (layers * row.bytes_per_layer + row.other_bytes if layers else 0)
+            + sum(_graph_bytes(one, row) for one in exported)
             for row in FORMATS
             if row.engine == "onnx" and row.is_quantised
         },
@@ -223,7 +224,8 @@ def _graph_bytes(tensor: _Tensor, row: GraphFormat) -> int:
     rows, columns = (*(tensor.shape[::-1] if tensor.transposed else tensor.shape), 0, 0)[:2]
     # An int8 matmul has a scale and a zero point per output, and a gain per input, which some matmuls share.
     scales = 5 * rows + 4 * columns if row.matmuls == "int8" and tensor.matmul else 0
-    if row.weights == "int4" and (tensor.matmul or tensor.token_table):
+    in_int4 = (row.tokens or row.weights if tensor.token_table else row.weights) == "int4"
+    if in_int4 and (tensor.matmul or tensor.token_table):
         # int4 has two bytes per block.
         return scales + (count // 2 + 2 * count // BLOCK if fits_grid(rows, columns) else 4 * count)
     if len(tensor.shape) < 2 or count < _SMALLEST_INT8:

@@ -18,7 +18,6 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from trundle.errors import BadInput
-from trundle.model.anatomy import Norm
 from trundle.model.encode import fast_forward
 from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of
@@ -226,7 +225,6 @@ class _HealedBlocks:
             unhealed = self._run(1, place.number, unhealed)
         for number in range(self._places[0].first):
             self._states[0] = self._run(0, number, self._states[0])
-        self._fit_first_norm()
         with progress.task("healing the cut", len(self._places)) as advance:
             for place in self._places:
                 self._heal_block(place)
@@ -273,15 +271,10 @@ class _HealedBlocks:
         after, sums = self._sums(place, [stage for stage in stages if stage.adds], ends_with)
         for stage in stages:
             if stage.adds or stage in inner:
-                total = sums.pop(0) if stage.adds else None
-                self._fit(place, stage, total)
-                if total is not None and stage.norm not in (None, ends_with) and ends_with is not None:
-                    self._fit_inner_norm(place, stage.norm, total)
+                self._fit(place, stage, sums.pop(0) if stage.adds else None)
         self._states = [after, self._run(1, place.number, self._states[1])]
         if ends_with is not None:
-            self._states[1] = self._fit_norm(
-                self._blocks[1][place.number].get_submodule(ends_with), self._states[0], self._states[1]
-            )
+            self._fit_norm(self._blocks[1][place.number].get_submodule(ends_with))
 
     def _inner_stages(self, stages: Sequence[_LinearGroup]) -> list[_LinearGroup]:
         """The stages to fit among those that do not add to the residual stream."""
@@ -391,37 +384,16 @@ class _HealedBlocks:
         for parameter, part in zip(biases, torch.split(offset, sizes), strict=False):
             parameter.copy_(part)
 
-    def _fit_first_norm(self) -> None:
-        """Fit the norm after the embeddings, if a narrower model changes it."""
-        outside = self._layout.family.outside.items()
-        names = [name for name, member in outside if isinstance(member, Norm) and member.part == "embeddings"]
-        if names and self._what.hidden is not None and self._places[0].first == 0:
-            norm = self._models[1].get_submodule(names[0])
-            self._states[1] = self._fit_norm(norm, *self._states)
-
-    def _fit_inner_norm(self, place: _Place, name: str | None, sums: Sequence[Tensor]) -> None:
-        """Fit a norm inside a block to that of the whole model, where `sums` enter it."""
-        if name is None or self._what.hidden is None:
-            return
-        theirs = self._blocks[0][place.first].get_submodule(name)
-        block = self._blocks[1][place.number]
-        found = []
-        with _watching(block, outputs=[name]) as seen:
-            for call, states in zip(self._calls[1], self._states[1], strict=True):
-                call[place.number](block, states)
-                found.append(seen[f"out {name}"])
-        self._fit_norm(block.get_submodule(name), [theirs(each) for each in sums], found)
-
-    def _fit_norm(self, norm: nn.Module, wanted: Sequence[Tensor], found: Sequence[Tensor]) -> list[Tensor]:
-        """Fit gain and bias of a norm of the cut model; return its outputs afterwards."""
+    def _fit_norm(self, norm: nn.Module) -> None:
+        """Fit gain and bias of the norm that a block ends with."""
         if not isinstance(norm, nn.LayerNorm) or norm.bias is None:
-            return list(found)
-        rows = torch.cat([each[batch.mask] for batch, each in self._with(found)])
-        targets = torch.cat([self._target(batch, each) for batch, each in self._with(wanted)])
-        gain, shift = _fit_line(rows, targets)
+            return
+        wanted = torch.cat([self._target(batch, each) for batch, each in self._with(self._states[0])])
+        found = torch.cat([each[batch.mask] for batch, each in self._with(self._states[1])])
+        gain, shift = _fit_line(found, wanted)
         norm.weight.mul_(gain)
         norm.bias.mul_(gain).add_(shift)
-        return [gain * each + shift for each in found]
+        self._states[1] = [gain * states + shift for states in self._states[1]]
 
 
 def _best_strength(

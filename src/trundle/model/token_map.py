@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
 from torch import Tensor
 
 from trundle.errors import BadModel, ImpossibleCut
@@ -54,6 +55,25 @@ class Vocabulary:
     def least(self, *, rebuilt: bool = True) -> set[int]:
         """Return the tokens that are always kept; the basic ones only if the tokenizer is `rebuilt`."""
         return self.tree.with_halves(self.named | self.basic) if rebuilt else set(self.named)
+
+    def unreachable(self) -> set[int]:
+        """Return the WordPiece tokens that no text becomes, such as BERT's `[unused1]`.
+
+        Texts are normalised and split into words before the lookup, so a token that this changes is not met.
+        """
+        model, normaliser, splitter = self.backend.model, self.backend.normalizer, self.backend.pre_tokenizer
+        if not isinstance(model, WordPiece) or splitter is None:
+            return set()
+
+        def words(text: str) -> list[str]:
+            found = splitter.pre_tokenize_str(text if normaliser is None else normaliser.normalize_str(text))
+            return [word for word, _ in found]
+
+        inside = model.continuing_subword_prefix
+        bare = {
+            number: self.tokens[number].removeprefix(inside) for number in self.tokens.keys() - self.named
+        }
+        return {number for number, text in bare.items() if words(text) != [text]}
 
 
 def read_vocabulary(model: SentenceTransformer) -> Vocabulary:

@@ -66,7 +66,7 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
     student = held_out.remember(embedder(made.model, name="result", batch_size=_BATCH), "result: encoding")
     writes = is_first() and not request.dry_run
     compares = request.compare and vectors and writes
-    fidelity = _compare(teacher, made.model, student, request, {}) if compares else None
+    fidelity = compare_held_out(teacher, student, request) if compares else None
     judged = _judge(made, before, student) if made.evaluators and writes else {}
     siblings: list[Sibling] = []
     paired = None
@@ -248,7 +248,7 @@ def _write_sibling(
     place, size = Path(f"{request.target}-{name}"), cost(beside.model)
     encoder = embedder(beside.model, name=place.name, batch_size=_BATCH)
     own = held_out.remember(encoder, f"{place.name}: encoding")
-    fidelity = _compare(teacher, beside.model, own, request, lineage.compared)
+    fidelity = compare_held_out(teacher, own, request, lineage.compared)
     origin = dataclasses.replace(
         lineage,
         steps=lineage.steps[: len(lineage.steps) - len(made.steps) + taken],
@@ -274,10 +274,13 @@ def _save(
     save(model, output, lineage=lineage, card=card, files=files, replace=replace)
 
 
-def _compare(
-    teacher: Teacher, model: SentenceTransformer, result: Embedder, request: Request, like: Mapping[str, int]
+def compare_held_out(
+    teacher: Teacher, result: Embedder, request: Request, like: Mapping[str, int] | None = None
 ) -> Fidelity | None:
-    """Measures how close a model is to its teacher on held-out texts; None if it can't be measured."""
+    """Measures how close a model is to its teacher on held-out texts; None if it can't be measured.
+
+    `like` holds the numbers of queries and documents of an earlier comparison, whose texts are used again.
+    """
     assert teacher.embedder is not None
     if request.corpus is None:
         return None
@@ -286,7 +289,7 @@ def _compare(
     queries, documents = queries_and_documents(texts)
     if len(documents) < FEWEST_DOCUMENTS:
         problem = f"{len(texts)} texts are held out, {2 * FEWEST_DOCUMENTS} are needed; pass more with --data"
-    elif teacher.width != (model.get_embedding_dimension() or 0):
+    elif teacher.width != result.text(documents[:1]).shape[1]:
         problem = "the vectors have another width; add align to the recipe"
     else:
         seconds, seed = request.measured_seconds, request.seed

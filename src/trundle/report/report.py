@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from trundle.bench.results import BenchResult, caution
 from trundle.bench.rounds import BenchOptions, bench
 from trundle.data.corpus import unseen_texts
+from trundle.data.texts import Text
 from trundle.errors import BadInput
 from trundle.evaluate.fidelity import MEASURED_TEXTS, queries_and_documents
 from trundle.evaluate.scoring import find_tasks
@@ -39,22 +40,24 @@ def make_report(
     teacher: str | Teacher | None = None,
     data: Sequence[str] = (),
     tasks: Sequence[str] = (),
-    texts: int = MEASURED_TEXTS,
+    texts: int | Sequence[Text] = MEASURED_TEXTS,
     speed: bool | BenchResult = True,
     trust_remote_code: bool = False,
     progress: Progress = SILENT,
 ) -> _Report:
     """Read the runs in `folders`; with `data` or `tasks`, also measure them and their teacher.
 
-    At most `texts` texts of `data` are used. `speed` is a benchmark of the teacher and the runs, or whether
-    to run one. A `teacher` that a run has opened does not encode a held-out text again.
+    `texts` is how many texts of `data` are used at most, or the texts themselves. `speed` is a benchmark of
+    the teacher and the runs, or whether to run one. A `teacher` that a run has opened does not encode a
+    held-out text again.
     """
     runs = _read_runs(folders)
     opened = None if isinstance(teacher, str) else teacher
     named = teacher if teacher is None or isinstance(teacher, str) else teacher.name
     teachers = [named] if named else sorted({run.teacher for run in runs})
     chosen = _find_tasks_in(tasks) if tasks else []
-    if not data and not chosen:
+    read = [] if isinstance(texts, int) else list(texts)
+    if not data and not chosen and not read:
         return _Report(runs=runs, teacher=_teacher_model(teachers[0], runs) if len(teachers) == 1 else None)
     # These import torch, which a report without measurements does not need.
     from trundle.report.measuring import _measurements, _Measuring, _open_teacher, _token_curve
@@ -63,7 +66,8 @@ def make_report(
     large, theirs = _open_teacher(name, opened, trust=trust_remote_code)
     measuring = _Measuring(runs, theirs, trust=trust_remote_code, progress=progress)
     lineages = [read_lineage(run.folder) for run in runs]
-    read = unseen_texts(list(data), lineages, texts, progress=progress) if data else []
+    if data and isinstance(texts, int):
+        read = unseen_texts(list(data), lineages, texts, progress=progress)
     queries, documents = queries_and_documents(read)
     found = measuring.compare(chosen, read)
     searches, shown = measuring.searches(queries, documents) if read else ({}, {})
@@ -73,7 +77,7 @@ def make_report(
             list(dict.fromkeys([name, *(run.folder for run in runs)])),
             texts=[text.text for text in read] or None,
             options=BenchOptions(rounds=3, seconds=0.4),
-            all_engines=True,
+            only={name: _TORCH} | {run.folder: run.form.engine for run in runs},
             progress=progress,
         )
     speeds, machine = _speeds(name, runs, speed) if speed else ({}, "")

@@ -105,6 +105,12 @@ _PROVED_SHARE, _FEWEST_PROVED = 5, 200
 """The comparison uses one text for this many training texts, and never fewer than the second number."""
 _ENOUGH_TEXTS, _FEWEST_TEXTS = 2000, 200
 """Training gets the first number of texts if twice the planned time allows, and at least the second."""
+_READ_PER_STEP = 16 * 3
+"""Texts that a CPU encodes in the time of one training step: a batch, forwards and backwards."""
+_FEWEST_STEPS, _FEWEST_NEAR_STEPS = 30, 400
+"""Fewer steps than these gain nothing on a CPU: for a cut model, and for one that starts near its teacher."""
+_CALIBRATED_ON = 512
+"""Texts for the ranges of the teacher's vectors, if nothing else needs them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +134,20 @@ class _Timetable:
     closing: float = 0.0
     """After the last training: comparison, export, report."""
     texts: int = 0
-    """Training texts; 0 if nothing is trained."""
+    """Texts that the teacher encodes for the candidates; 0 if it encodes none."""
+    steps: float = math.inf
+    """Steps that a CPU would make in the last training, roughly; if they are too few, it makes none."""
     mapped: int = RIDGE_TEXTS
     """Texts to fit a candidate's linear map on."""
     heals: bool = False
     """Whether there is time to heal the cuts of each candidate."""
     proved: int = MEASURED_TEXTS
     """Held-out texts to compare the result on."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a last training, or only closed forms."""
+        return self.finishing > 0
 
     def as_json(self) -> dict[str, float]:
         """Returns the planned seconds of each part."""
@@ -154,14 +167,19 @@ def _plan_time(
     labels: float | None = None,
     there: float = math.inf,
     on_gpu: bool = False,
+    near: bool = False,
+    work: float = 1.0,
 ) -> _Timetable:
     """Plans trials for `there` texts, of which the teacher encodes `rate` a second.
 
     `labels` is how many vectors a second it gives, if it has some of them already. With time for only one
-    trial, the first candidate is trained at once.
+    trial, the first candidate is trained at once. On a CPU without time for enough steps nothing is trained;
+    a first candidate that is `near` its teacher from the start needs more of them. `work` is the share of the
+    teacher's FLOPs that it computes.
     """
     labels = labels or rate
-    shortest = _SHORTEST_GPU_TRIAL if on_gpu else _SHORTEST_TRIAL
+    step = _READ_PER_STEP * work / rate
+    shortest = _SHORTEST_GPU_TRIAL if on_gpu else max(_SHORTEST_TRIAL, _FEWEST_STEPS * step)
     whole = 60 * minutes
     trying = (_GPU_TRYING if on_gpu else _TRYING) * whole
     texts = int(min(there, _texts_within((_GPU_LABELLING if on_gpu else _LABELLING) * whole, labels)))
@@ -183,16 +201,41 @@ def _plan_time(
         _Rung(candidates=count, seconds=trying / len(counts) / count - (0 if number else mapping))
         for number, count in enumerate(counts)
     )
-    return _Timetable(
+    finishing = _time_left(minutes, labelling + (trying if rungs else mapping), closing)
+    times = _Timetable(
         labelling=labelling,
         mapping=mapping,
         rungs=rungs,
-        finishing=_time_left(minutes, labelling + (trying if rungs else mapping), closing),
+        finishing=finishing,
         closing=closing,
         texts=texts,
         mapped=mapped,
         heals=heals,
         proved=proved,
+    )
+    if on_gpu:
+        return times
+    times = replace(times, steps=finishing / step)
+    if rungs or times.steps >= _fewest_steps(near=near):
+        return times
+    times = replace(times, heals=heals or healing <= finishing)  # in the time of the training
+    return _without_training(times, rate, near=near)
+
+
+def _fewest_steps(*, near: bool) -> int:
+    return _FEWEST_NEAR_STEPS if near else _FEWEST_STEPS
+
+
+def _without_training(times: _Timetable, rate: float, *, near: bool) -> _Timetable:
+    """The same plan in closed form: the teacher encodes the texts of the linear map, if one is needed."""
+    texts = min(times.texts, _CALIBRATED_ON if near else times.mapped)
+    return replace(
+        times,
+        labelling=texts / rate,
+        mapping=0.0 if near else times.mapping,
+        finishing=0.0,
+        texts=texts,
+        mapped=min(times.mapped, texts),
     )
 
 

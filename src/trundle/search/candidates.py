@@ -31,7 +31,7 @@ _LAYERS = tuple(map(Fraction, ("1", "5/6", "2/3", "1/2", "1/3", "1/4", "1/6")))
 _TOKENS = tuple(map(Fraction, ("1", "3/4", "1/2", "1/3", "1/4", "1/6", "1/8")))
 _NEURONS = tuple(map(Fraction, ("1", "3/4", "1/2")))
 _WIDTHS = tuple(map(Fraction, ("1", "1/2")))
-_INT4_PROMISE = 0.95
+_INT4_PROMISE, _INT4_TOKENS_PROMISE = 0.95, 0.98
 _FEWEST_TOKENS = 4000
 """With fewer tokens, words are split into letters."""
 
@@ -52,6 +52,10 @@ class _Candidate:
     milliseconds: float | None = None
     untouched: bool = False
     """The source itself: nothing is trained, only exported."""
+    reachable: int | None = None
+    """How many tokens texts become; None: all of them."""
+    in_space: bool = False
+    """Only tokens and bits of the source are reduced, so its vectors need no linear map."""
 
     @property
     def bytes(self) -> int:
@@ -60,6 +64,12 @@ class _Candidate:
     @property
     def in_int4(self) -> bool:
         return graph_format("onnx", self.precision).weights == "int4"
+
+    @property
+    def bits(self) -> int:
+        """Of a weight in a matrix and of one in the token table, added; 16 at most, like int8."""
+        row = graph_format("onnx", self.precision)
+        return sum(4 if part == "int4" else 8 for part in (row.weights, row.tokens or row.weights))
 
     @property
     def name(self) -> str:
@@ -82,7 +92,7 @@ class _Candidate:
             Fraction(self.tokens, sizes["vocab"]),
             Fraction(self.neurons, sizes["mlp"]) if self.layers else Fraction(0),
             self.width if self.layers else Fraction(0),
-            Fraction(1, 2) if self.in_int4 else Fraction(1),
+            Fraction(self.bits, 16),
         )
 
     def steps(self, *, texts: int | None = None, heal: bool = True) -> list[dict[str, Any]]:
@@ -95,7 +105,8 @@ class _Candidate:
         sizes = self.whole.sizes
         found: list[dict[str, Any]] = []
         if self.tokens < sizes["vocab"]:  # first, because the other methods use the new tokenizer
-            found.append({"vocabulary": {"keep": self.tokens}})
+            lossless = self.reachable is not None and self.tokens >= self.reachable
+            found.append({"vocabulary": {"keep": self.tokens} | ({"heal": "none"} if lossless else {})})
         if self.layers < self.whole.layers:
             found.append({"depth": {"keep": self.layers}})
         if self.width != 1:
@@ -115,10 +126,11 @@ def _list_candidates(
     """Lists all cuts of `model`, each with a linear map into `dimensions`; the teacher needs no map."""
     layout = layout_of(transformer_of(model).model)
     sizes = layout.sizes
-    candidate = partial(_Candidate, base=base, precision=precision, whole=layout)
+    token_counts, reachable = _token_counts(model, sizes["vocab"])
+    candidate = partial(_Candidate, base=base, precision=precision, whole=layout, reachable=reachable)
     grid = itertools.product(
         _counts(layout.layers, _LAYERS, at_least=1),
-        (token_counts := _token_counts(model, sizes["vocab"])),
+        token_counts,
         _counts(sizes["mlp"], _NEURONS, at_least=1),
         _WIDTHS,
     )
@@ -126,10 +138,9 @@ def _list_candidates(
     for kept in grid:
         layers, tokens, neurons, width = kept
         hidden = sizes["hidden"] * width
+        in_space = is_teacher and (layers, neurons, width) == (layout.layers, sizes["mlp"], _WIDTHS[0])
         untouched = (
-            is_teacher
-            and graph_format("onnx", precision).weights != "int4"
-            and kept == (layout.layers, sizes["vocab"], sizes["mlp"], _WIDTHS[0])
+            in_space and graph_format("onnx", precision).weights != "int4" and tokens == sizes["vocab"]
         )
         try:
             cost = predict(
@@ -139,13 +150,19 @@ def _list_candidates(
                 mlp=neurons,
                 hidden=int(hidden) if width != 1 else None,
                 head=int(sizes["head"] * width) if width != 1 else None,
-                dense=None if untouched else (int(hidden), dimensions),
+                dense=None if in_space else (int(hidden), dimensions),
             )
         except ImpossibleCut:
             continue
         found.append(
             candidate(
-                layers=layers, tokens=tokens, neurons=neurons, width=width, cost=cost, untouched=untouched
+                layers=layers,
+                tokens=tokens,
+                neurons=neurons,
+                width=width,
+                cost=cost,
+                untouched=untouched,
+                in_space=in_space,
             )
         )
     if has_token_map(model):
@@ -183,11 +200,11 @@ def _promise(candidate: _Candidate, coverage: _Coverage) -> float:
     """Estimates quality from what is kept, to decide which candidates get a trial.
 
     In measurements, a smaller vocabulary hurts most, by what it no longer covers. Then follow half the width
-    and the layers; neurons hardly matter. Int4 costs little once it is trained. `benchmarks/planner.py
-    regret` measures the error.
+    and the layers; neurons hardly matter. Int4 costs little once it is fitted or trained, and the token table
+    alone in int4 even less. `benchmarks/planner.py regret` measures the error.
     """
     layers, _, neurons, width, _ = (float(share) for share in candidate.kept)
-    precision = _INT4_PROMISE if candidate.in_int4 else 1.0
+    precision = {8: _INT4_PROMISE, 12: _INT4_TOKENS_PROMISE}.get(candidate.bits, 1.0)
     return float(precision * layers**0.4 * neurons**0.2 * width * coverage(candidate.tokens) ** 4)
 
 
@@ -201,14 +218,17 @@ def _fits(candidate: _Candidate, budget: _Budget) -> bool:
     )
 
 
-def _token_counts(model: SentenceTransformer, whole: int) -> list[int]:
+def _token_counts(model: SentenceTransformer, whole: int) -> tuple[list[int], int | None]:
+    """The numbers of tokens to try, and how many tokens texts become, if that is known."""
     if has_token_map(model):
-        return [whole]
+        return [whole], None
     try:
-        least = len(read_vocabulary(model).least())
+        vocabulary = read_vocabulary(model)
     except BadModel:  # a tokenizer that can't be rebuilt
-        return [whole]
-    return _counts(whole, _TOKENS, at_least=max(_FEWEST_TOKENS, least))
+        return [whole], None
+    found = _counts(whole, _TOKENS, at_least=max(_FEWEST_TOKENS, len(vocabulary.least())))
+    reachable = max(found[-1], whole - len(vocabulary.unreachable()))
+    return sorted({*found, reachable}, reverse=True), reachable
 
 
 def _counts(whole: int, shares: Sequence[Fraction], *, at_least: int) -> list[int]:

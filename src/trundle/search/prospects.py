@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -12,13 +13,15 @@ from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from trundle.data.corpus import Corpus
-from trundle.errors import BadInput, MissingExtra
+from trundle.errors import BadInput, BadModel, MissingExtra
 from trundle.model.cost import Cost
 from trundle.model.encode import labelling_embedder
 from trundle.model.matrices import token_rows
+from trundle.model.token_map import read_vocabulary
 from trundle.precision import Precision, graph_format
 from trundle.progress import Progress
 from trundle.search.budget import _Budget
@@ -39,6 +42,8 @@ class _Prospects:
     """The source and the students by name, each loaded once."""
     corpus: Corpus
     progress: Progress
+    fast: bool = False
+    """Whether matmuls of int4 candidates run in int8, also without a limit in milliseconds."""
     owner: str | None = ""
     """The model that made the vector space, None if it is not here; the source unless told otherwise."""
     width: int = 0
@@ -75,7 +80,7 @@ class _Prospects:
         self, limits: _Budget, speeds: Mapping[tuple[str, Precision], _Speed], *, before: Cost | None
     ) -> list[_Candidate]:
         """Returns the candidates worth a trial; rejects a budget that none of them, or the model, meets."""
-        found = self.candidates(speeds, timed=limits.milliseconds is not None)
+        found = self.candidates(speeds, timed=self.fast or limits.milliseconds is not None)
         slow = self.slowest(speeds, before)
         if before is not None and limits.allows(
             file_bytes=before.file_bytes, parameters=before.parameters, milliseconds=slow
@@ -114,7 +119,8 @@ class _Prospects:
         """Lists all cuts of the source and the students with predicted sizes and speeds."""
         # If time is limited, int4 weights are multiplied in int8: twice as fast, for a little less agreement.
         grid: Precision = "int4+int8" if timed else "int4"
-        precisions: tuple[Precision, ...] = ("int8", grid) if self.makes_graphs else ("float32",)
+        rounded: tuple[Precision, ...] = ("int8", "int8+int4_tokens", grid)
+        precisions: tuple[Precision, ...] = rounded if self.makes_graphs else ("float32",)
         found = [
             candidate
             for base, model in self.bases.items()
@@ -177,10 +183,18 @@ def _coverage(model: SentenceTransformer, texts: Sequence[str]) -> _Coverage:
     if not len(held_out):
         held_out = ranked
     most = max(token_rows(model), int(max(ranked.max(initial=0), held_out.max(initial=0))) + 1)
-    order = np.argsort(-np.bincount(ranked, minlength=most), kind="stable")
+    order = np.lexsort((_is_unreachable(model, most), -np.bincount(ranked, minlength=most)))
     covered = np.bincount(held_out, minlength=most)[order]
     shares = np.cumsum(covered) / max(1, covered.sum())
     return lambda tokens: float(shares[min(tokens, len(shares)) - 1])
+
+
+def _is_unreachable(model: SentenceTransformer, count: int) -> NDArray[np.bool_]:
+    """For each of `count` ids, whether no text becomes that token."""
+    found = np.zeros(count, dtype=bool)
+    with suppress(BadModel):  # a tokenizer that can't be rebuilt
+        found[sorted(read_vocabulary(model).unreachable())] = True
+    return found
 
 
 def _raised(value: float) -> str:

@@ -26,6 +26,7 @@ from trundle.folders import check_free, write_atomic
 from trundle.model.cost import Cost, cost
 from trundle.model.load import load
 from trundle.model.save import model_digest, weight_bytes
+from trundle.pipeline.compress import compare_held_out
 from trundle.pipeline.pair import pair_folder
 from trundle.pipeline.run import Request
 from trundle.precision import Precision, graph_format
@@ -125,19 +126,20 @@ def compress_to_budget(
     *,
     minutes: float = MINUTES,
     students: Sequence[str] = (),
+    fast: bool = False,
     teaching: Teaching | None = None,
 ) -> Outcome:
     """Finds the best model within a budget.
 
     Parameters: `budget` lists limits such as "12MB", "10x", "20M-params" or "5ms"; `minutes` is the time for
-    the whole search; `students` are other backbones that may be trained into the source's space. A dry run
-    lists the candidates and the time plan. The source and the students are loaded once.
+    the whole search; `students` are other backbones that may be trained into the source's space. `fast` runs
+    the matmuls of int4 candidates in int8, as a limit in milliseconds does. A dry run lists the candidates
+    and the time plan. The source and the students are loaded once.
 
     The source is a model, or any other teacher: an endpoint, a table, a store. `teaching` names the model of
     an endpoint, or an index to learn from; then the source is who made the index, or "" if that is unknown.
     """
-    given = request.progress
-    watch = given if isinstance(given, Stopwatch) else Stopwatch(given)
+    watch = request.progress if isinstance(request.progress, Stopwatch) else Stopwatch(request.progress)
     request = replace(request, progress=watch)
     if not 0 < minutes < math.inf:
         raise BadInput(f"a search can't take {minutes} minutes; pass a number above 0")
@@ -150,7 +152,7 @@ def compress_to_budget(
     lessons = _prepare(lessons, bases, request)
     assert lessons.corpus is not None
     request = replace(request, source=lessons.name, corpus=lessons.corpus, kept=lessons.opened())
-    prospects = lessons.prospects(bases, progress)
+    prospects = replace(lessons.prospects(bases, progress), fast=fast)
     before = None if lessons.owner is None else cost(bases[lessons.owner])
     limits = _parse_budget(budget, whole_bytes=None if before is None else before.file_bytes)
     speeds = {} if limits.milliseconds is None else prospects.speeds()
@@ -170,7 +172,7 @@ def compress_to_budget(
     with watch.task("identifying models and texts", None):
         digests = {name: model_digest(model) for name, model in bases.items()}
         known = [digests, lessons.identity(), str(lessons.corpus.facts())]
-    entry = cache_entry("trials", *known, list(budget), minutes, request.seed, versions())
+    entry = cache_entry("trials", *known, [*budget, minutes, fast, request.seed], versions())
     taken = partial(progress.say, "another process runs the same search; this one starts its own")
     with locked(entry, if_taken=taken) as work:
         resumes = _wrote(work, request.target)
@@ -233,6 +235,7 @@ def _timed(
 ) -> Outcome:
     """Adds the time plan, from how many texts the teacher, or the first student, encodes in a second."""
     there = lessons.most_texts(prospects.text_count())
+    first, before = planned.chosen.candidate, planned.before
     times = _plan_time(
         minutes,
         len(planned.tried),
@@ -240,11 +243,19 @@ def _timed(
         labels=lessons.label_rate(rate, there),
         there=there,
         on_gpu=torch.cuda.is_available(),
+        near=first.in_space,
+        work=1.0 if before is None else first.cost.flops_per_token / before.flops_per_token,
     )
-    least = (times.labelling + times.mapping + _SHORTEST_TRIAL + times.closing) / 60
+    shortest = _SHORTEST_TRIAL if times.trains else 0.0
+    least = (times.labelling + times.mapping + shortest + times.closing) / 60
     if least > minutes:
         prospects.progress.say(f"{minutes:.4g} minutes are too short here; about {least:.2g} are needed")
-    if times.texts < min(_ENOUGH_TEXTS, there):
+    if not times.trains:
+        prospects.progress.say(
+            f"training would make about {times.steps:.0f} steps in this time, too few to gain anything, so "
+            "the model is made in closed form"
+        )
+    elif times.texts < min(_ENOUGH_TEXTS, there):
         speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
         used = f"so training uses {times.texts:,} texts; more --minutes or a GPU allow more"
         prospects.progress.say(f"the model encodes {speed} texts a second here, {used}")
@@ -285,6 +296,8 @@ def _carried_out(
 
     def seconds(best: _Tried) -> float:
         # A candidate that was not tried still needs the teacher's vectors and its linear map.
+        if not times.trains:
+            return 0.0
         ahead = 0.0 if best.distances else times.labelling + times.mapping
         return _time_left(minutes, time.monotonic() - began + ahead, times.closing)
 
@@ -305,6 +318,9 @@ def _carried_out(
             speeds=speeds,
             progress=request.progress,
         )
+        if outcome.chosen.candidate.untouched and "milliseconds" in made:
+            graph = Encoder(request.target).embedder("result")
+            made["run"] = replace(run, fidelity=compare_held_out(run.teacher, graph, request))
         if outcome.before_milliseconds is None:
             made["before_milliseconds"] = prospects.source_milliseconds(outcome.before)
     outcome = replace(outcome, **made, spent=trials.watch.count())

@@ -256,15 +256,24 @@ class _Trials:
         raise errors[0]
 
     def finish(self, chosen: _Tried, seconds: float, deadline: float = math.inf) -> Run:
-        """Trains the winner further from its last trial, for as long as was planned first, and writes it."""
+        """Trains the winner further from its last trial, for as long as was planned first, and writes it.
+
+        With 0 seconds it is made in closed form.
+        """
         rounds = len(chosen.distances)
         start = self._folder(chosen, rounds - 1) if rounds else None
         planned = _once(self._folder(chosen, rounds).with_suffix(".seconds"), lambda: seconds)
         source = chosen.candidate.base if start is None else str(start)
         request = replace(
-            self.request, source=source, continues=start is not None, hold=True, deadline=deadline
+            self.request,
+            source=source,
+            continues=start is not None,
+            hold=True,
+            deadline=deadline,
+            compare=self.request.compare and not chosen.candidate.untouched,  # only its graph differs
         )
-        return run_recipe(request, self._recipe(chosen, rounds, {"minutes": planned / 60}))
+        length = {"minutes": planned / 60} if planned else {"steps": 0}
+        return run_recipe(request, self._recipe(chosen, rounds, length))
 
     def _may_try(self, tried: _Tried, number: int, until: float) -> bool:
         return time.monotonic() <= until or self._folder(tried, number).is_dir()
@@ -307,7 +316,7 @@ class _Trials:
             align |= {"teacher": self.source, "teacher_model": self.endpoint_model}
         if candidate.in_int4:
             align["rounding"] = "int4"
-        align |= {"start": "keep"} if rounds else {"start_texts": self.mapped}
+        align |= {"start": "keep"} if rounds or candidate.in_space else {"start_texts": self.mapped}
         cuts = candidate.steps(texts=self.texts if candidate.base == self.source else None, heal=self.heals)
         rows = [] if rounds else [row for cut in cuts for row in cut.items()]
         rows += [] if candidate.untouched else [("align", align)]

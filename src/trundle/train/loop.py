@@ -91,6 +91,8 @@ class TrainSettings:
     """The run ends after this number of validations without a better one."""
     sufficient_loss: float | None = None
     """If the first validation loss is not above this, the run makes no step."""
+    far_loss: float | None = None
+    """If the first validation loss is below this, the learning rate is lower in proportion."""
     seed: int = 0
 
 
@@ -117,6 +119,8 @@ class _RunState:
     best: float = math.inf
     best_step: int = 0
     stale: int = 0
+    rate_share: float = 1.0
+    """Of the learning rate, by the first validation loss."""
 
 
 def train(
@@ -228,6 +232,8 @@ class _TrainingRun(Generic[_B]):
         with _Prefetcher(self._load, start=state.step) as batches, self.progress.task(name, total) as advance:
             if state.step == 0 and self.held_out:
                 self._write_down(self._validate())
+                if settings.far_loss is not None:
+                    state.rate_share = min(1.0, state.best / settings.far_loss)
             if self._ended() == "sufficient":
                 self.progress.say(f"{name}: validation loss already {state.best:.4f}; nothing is trained")
             while self._ended() is None:
@@ -291,7 +297,8 @@ class _TrainingRun(Generic[_B]):
         return self.trainer.load(self.task.batches, number)
 
     def _step(self, loaded: _LoadedPart[_B]) -> None:
-        state, peak, warmup = self.state, self.settings.learning_rate, self.settings.warmup
+        state, warmup = self.state, self.settings.warmup
+        peak = state.rate_share * self.settings.learning_rate
         self.rate = _learning_rate(state.step, state.steps, peak=peak, warmup=warmup, schedule=self.schedule)
         self.trainer.step(loaded, self.rate)
         self.state.step += 1

@@ -64,7 +64,8 @@ class AlignOptions(Options):
         None,
         gt=0,
         allow_inf_nan=False,
-        description=f"Peak rate. Default: {_RATE:g}, for static models {_STATIC_RATE:g}.",
+        description=f"Peak rate. Default: {_RATE:g}, for static models {_STATIC_RATE:g}, and less if the "
+        "model starts close to its teacher.",
     )
     warmup: int = Field(0, ge=0, description="Warm-up steps of the learning rate.")
     schedule: Literal["auto", "leaf", "cosine"] = Field(

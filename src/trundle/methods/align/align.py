@@ -60,6 +60,8 @@ _VALIDATIONS = 20
 """Validations in a run of known length."""
 _ROUNDED_WITH = 2000
 """Texts that int4 weights are fitted to before training."""
+_FAR_LOSS = 0.3
+"""A student that starts closer than this learns at a lower rate: steps of the full one would lead away."""
 _SUFFICIENT_LOSS = 0.02
 """A mean distance of vectors of length 1 (a cosine of 0.9998) that every tried training made larger."""
 
@@ -118,10 +120,10 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     if teacher.similarity is not None:
         student.similarity_fn_name = _SIMILARITY_NAMES[teacher.similarity]
     scales = None
-    if options.rounding == "int4" and student.device.type == "cpu":
+    if options.rounding == "int4" and (student.device.type == "cpu" or options.steps == 0):
         # A GPU makes enough steps to choose the scales anew at each; whether it gains from this is not known.
-        positions = _sampled(targets, _ROUNDED_WITH, context.seed)
-        student = round_to_int4(student, targets.texts(positions), progress=context.progress)
+        texts = _rounding_texts(targets, context)
+        student = round_to_int4(student, texts, progress=context.progress)
         scales = grid_scales(student)
     applied = Applied(
         model=student,
@@ -141,6 +143,13 @@ def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Appl
     if options.rounding == "int4":  # the weights that were validated
         put_on_grid(grid_weights(student), scales)
     return replace(applied, model=student.to(next(model.parameters()).dtype))
+
+
+def _rounding_texts(targets: Targets, context: Context) -> list[str]:
+    """Texts that int4 weights are fitted to: of the corpus if there is one, because few may have vectors."""
+    if context.corpus is not None:
+        return [text.text for text in context.corpus.distinct_train(_ROUNDED_WITH, context.seed)]
+    return list(targets.texts(_sampled(targets, _ROUNDED_WITH, context.seed)))
 
 
 def _train(
@@ -273,8 +282,10 @@ def settings_for(
 ) -> TrainSettings:
     """Returns the training settings, with a few validations per run that take only a small part of its time.
 
-    If all targets are `normalised`, a student that is already close enough is not trained.
+    If all targets are `normalised`, a student that is already close enough is not trained, and one that is
+    close learns at a lower rate, unless the rate is given.
     """
+    measured = options.loss == "leaf" and normalised
     steps = options.steps
     if steps is None and options.minutes is None:
         steps = CYCLES * EPOCHS * epoch_steps
@@ -290,6 +301,7 @@ def settings_for(
         validate_every=every,
         checkpoint_every=every if options.minutes is None else None,
         patience=options.patience,
-        sufficient_loss=_SUFFICIENT_LOSS if options.loss == "leaf" and normalised else None,
+        sufficient_loss=_SUFFICIENT_LOSS if measured else None,
+        far_loss=_FAR_LOSS if measured and options.learning_rate is None else None,
         seed=seed,
     )

@@ -31,7 +31,10 @@ _FOREIGN, _DOUBTFUL = 0.9, 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class _Ranking:
-    """All tokens, the best first: those that occur in the texts by score, then the others by id."""
+    """All tokens, the best first: those that occur in the texts by score, then the others by id.
+
+    Tokens that no text can become are last.
+    """
 
     order: list[int]
     seen: int
@@ -74,7 +77,8 @@ def _rank_tokens(
         scores = _scores_without_texts(model, vocabulary, score, there, count, context.seed)
     seen = np.flatnonzero((counts.occurrences > 0) | (scores > 0))
     ranked = seen[np.lexsort((seen, -counts.occurrences[seen], -scores[seen]))].tolist()
-    others = np.setdiff1d(known, seen).tolist()
+    unreachable = vocabulary.unreachable()
+    others = sorted(np.setdiff1d(known, seen).tolist(), key=lambda number: (number in unreachable, number))
     return _Ranking(order=ranked + others, seen=len(ranked), counts=counts)
 
 
