@@ -60,7 +60,7 @@ _VALIDATIONS = 20
 """Validations in a run of known length."""
 _ROUNDED_WITH = 2000
 """Texts that int4 weights are fitted to before training."""
-_FAR_LOSS = 0.3
+_FAR_LOSS = 0.15
 """A student that starts closer than this learns at a lower rate: steps of the full one would lead away."""
 _SUFFICIENT_LOSS = 0.02
 """A mean distance of vectors of length 1 (a cosine of 0.9998) that every tried training made larger."""
