@@ -52,6 +52,8 @@ class DemoResult:
     pairs: tuple[int, int]
     """Numbers of pairs for training and for measuring."""
     output: Path
+    graph: Path | None
+    """The file to ship; None if only weights were written."""
     page: Path
 
     def as_json(self) -> dict[str, Any]:
@@ -117,6 +119,7 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
         speed=speed,
         pairs=(len(train), len(measured)),
         output=output,
+        graph=None if encoder is None else output / encoder.graph.path,
         page=page,
     )
 

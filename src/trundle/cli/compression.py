@@ -134,12 +134,12 @@ def demo(
     _show_table(tables._demo(result), gap=True)
     _show("")
     _show_candidates(result.outcome)
+    name = "SentenceTransformer" if result.graph is None else "Encoder"
     _show(
-        f"""\nThe small model is in {result.output}. Use it with the index of the original model:
+        f"""\nThe small model is {result.graph or result.output}. Use it with the index of the original model:
 
-    from sentence_transformers import SentenceTransformer
-    model = SentenceTransformer("{result.output}")
-    model.encode_query("how do I open a file?")
+    from {"sentence_transformers" if result.graph is None else "trundle"} import {name}
+    {name}("{result.output}").encode_query("how do I open a file?")
 
 Report: {result.page}"""
     )
