@@ -25,7 +25,7 @@ from trundle.pipeline.run import Request
 from trundle.recipe import make_recipe
 from trundle.records import PLANNING_FILE, read_lineage
 from trundle.runtime.encoder import Encoder
-from trundle.search import training
+from trundle.search import training_source
 from trundle.search.search import compress_to_budget
 from trundle.search.training_source import TeacherOptions
 from trundle.search.trials import Outcome
@@ -71,7 +71,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return make(*given, **named).through(wrap)
 
-    monkeypatch.setattr(training, "labelling_embedder", counted)
+    monkeypatch.setattr(training_source, "labelling_embedder", counted)
     return found
 
 
