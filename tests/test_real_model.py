@@ -19,8 +19,8 @@ from trundle.model.save import weight_bytes
 from trundle.recipe import parse_recipe
 from trundle.search.compressing import compress
 
-CUT = "depth: {keep: 3}"
-RECIPE = f"steps: [{CUT}, align: {{steps: 0}}]"
+BARE = "steps: [depth: {keep: 3, heal: none}]"
+RECIPE = "steps: [depth: {keep: 3}, align: {steps: 0}]"
 PAIRS = 50
 """Few, and short ones: one thread reads a dozen complete documents a second."""
 PACKAGES = 40
@@ -43,7 +43,7 @@ def test_a_cut_and_mapped_model_searches_the_index_it_came_from(minilm: Path, tm
     )
     recipe = parse_recipe(RECIPE, name="x")
     healed = compress(str(minilm), recipe, output=tmp_path / "small", corpus=corpus)
-    bare = compress(str(minilm), parse_recipe(f"steps: [{CUT}]", name="x"), output=None, corpus=corpus)
+    bare = compress(str(minilm), parse_recipe(BARE, name="x"), output=None, corpus=corpus)
     task = KnownItemTask(name="documentation", pairs=[(pair.query, pair.document) for pair in measured])
     original, *_ = evaluate(healed.original, [task])
     _, with_map = evaluate(healed.result, [task], documents=healed.original)

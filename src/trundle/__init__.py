@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from trundle.recipe import read_recipe as read_recipe
     from trundle.runtime.encoder import Encoder as Encoder
     from trundle.search.compressing import compress as compress
-    from trundle.search.lessons import Teaching as Teaching
     from trundle.search.search import compress_to_budget as compress_to_budget
+    from trundle.search.training_source import TeacherOptions as TeacherOptions
 
 _HOMES = {
     "Encoder": "trundle.runtime.encoder",
     "Request": "trundle.pipeline.run",
-    "Teaching": "trundle.search.lessons",
+    "TeacherOptions": "trundle.search.training_source",
     "compress": "trundle.search.compressing",
     "compress_to_budget": "trundle.search.search",
     "export_model": "trundle.export.exporting",
@@ -39,7 +39,7 @@ _HOMES = {
 __all__ = [
     "Encoder",
     "Request",
-    "Teaching",
+    "TeacherOptions",
     "compress",
     "compress_to_budget",
     "export_model",

@@ -25,9 +25,9 @@ from trundle.pipeline.run import Request
 from trundle.recipe import make_recipe
 from trundle.records import PLANNING_FILE, read_lineage
 from trundle.runtime.encoder import Encoder
-from trundle.search import lessons
-from trundle.search.lessons import Teaching
+from trundle.search import training_source
 from trundle.search.search import compress_to_budget
+from trundle.search.training_source import TeacherOptions
 from trundle.search.trials import Outcome
 from trundle.serve.models import open_served
 from trundle.teacher.labelling import build_targets
@@ -71,7 +71,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return make(*given, **named).through(wrap)
 
-    monkeypatch.setattr(lessons, "labelling_embedder", counted)
+    monkeypatch.setattr(training_source, "labelling_embedder", counted)
     return found
 
 
@@ -107,8 +107,10 @@ def test_who_made_the_index_labels_queries_and_pieces(
 ) -> None:
     (tmp_path / "queries.txt").write_text("\n".join(QUERIES), encoding="utf-8")
     request = Request(source=teacher, output=tmp_path / "small", progress=(progress := RecordedProgress()))
-    teaching = Teaching(index=rows, queries=str(tmp_path / "queries.txt"), calls=400)
-    outcome = compress_to_budget(request, ["14k-params"], minutes=0.05, students=[student], teaching=teaching)
+    options = TeacherOptions(index=rows, queries=str(tmp_path / "queries.txt"), calls=400)
+    outcome = compress_to_budget(
+        request, ["14k-params"], minutes=0.05, students=[student], teacher_options=options
+    )
     assert outcome.check is not None
     assert outcome.check.teacher == teacher
     assert outcome.check.rows is not None
@@ -217,26 +219,26 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("source", "teaching", "message"), WRONG)
+@pytest.mark.parametrize(("source", "teacher_options", "message"), WRONG)
 def test_bad_input_is_rejected_before_a_model_is_opened(
     source: str,
-    teaching: dict[str, Any],
+    teacher_options: dict[str, Any],
     message: str,
     tmp_path: Path,
     rows: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("trundle.search.search.load", lambda *_, **__: pytest.fail("a model was opened"))
-    given = {name: rows if value == "ROWS" else value for name, value in teaching.items()}
+    given = {name: rows if value == "ROWS" else value for name, value in teacher_options.items()}
     request = Request(source=rows if source == "ROWS" else source, output=tmp_path / "small")
     with pytest.raises(BadInput, match=message):
-        compress_to_budget(request, [BUDGET], students=["s"], teaching=Teaching(**given))
+        compress_to_budget(request, [BUDGET], students=["s"], teacher_options=TeacherOptions(**given))
     with pytest.raises(BadInput, match="pass a size such as 12MB"):
         compress_to_budget(
             Request(source="", output=tmp_path / "small"),
             ["10x"],
             students=["s"],
-            teaching=Teaching(index=rows),
+            teacher_options=TeacherOptions(index=rows),
         )
 
 
@@ -244,7 +246,7 @@ def test_bad_input_is_rejected_before_a_model_is_opened(
 def test_a_model_that_did_not_make_the_index_is_rejected(rows: str, student: str, tmp_path: Path) -> None:
     request = Request(source=student, output=tmp_path / "small")
     with pytest.raises(BadInput, match="differ from those of"):
-        compress_to_budget(request, ["14k-params"], teaching=Teaching(index=rows))
+        compress_to_budget(request, ["14k-params"], teacher_options=TeacherOptions(index=rows))
 
 
 @pytest.mark.usefixtures("quick")
@@ -254,7 +256,7 @@ def test_a_dry_run_sends_nothing(
     progress = RecordedProgress()
     request = Request(source=teacher, dry_run=True, progress=progress)
     outcome = compress_to_budget(
-        request, ["14k-params"], students=[student], teaching=Teaching(index=rows, calls=100)
+        request, ["14k-params"], students=[student], teacher_options=TeacherOptions(index=rows, calls=100)
     )
     assert outcome.run is None
     assert asked == []

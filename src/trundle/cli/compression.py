@@ -84,11 +84,18 @@ def compress(
     if recipe is None:
         if change:
             raise BadInput("--set changes a recipe, and --budget makes its own; leave one of them out")
-        teaching: dict[str, Any] = {"index": index, "table": table, "texts": texts, "vectors": vectors}
-        teaching |= {"model": teacher_model, "calls": teacher_calls, "queries": queries}
-        teaching |= {} if rows is None else {"rows": rows}
+        teacher_options: dict[str, Any] = {"index": index, "table": table, "texts": texts, "vectors": vectors}
+        teacher_options |= {"model": teacher_model, "calls": teacher_calls, "queries": queries}
+        teacher_options |= {} if rows is None else {"rows": rows}
         named = model or teacher or ""
-        _run_budget(named, budget or [], flags, minutes=minutes, students=student or [], teaching=teaching)
+        _run_budget(
+            named,
+            budget or [],
+            flags,
+            minutes=minutes,
+            students=student or [],
+            teacher_options=teacher_options,
+        )
         return
     if minutes is not None or student:
         raise BadInput("--minutes and --student go with --budget; a recipe takes --set align.minutes=10")
@@ -173,18 +180,18 @@ def _run_budget(
     *,
     minutes: float | None,
     students: Sequence[str],
-    teaching: Mapping[str, Any] | None = None,
+    teacher_options: Mapping[str, Any] | None = None,
 ) -> None:
     began = time.monotonic()
     request = flags.request(model)
-    from trundle.search.lessons import Teaching
     from trundle.search.search import MINUTES, compress_to_budget
+    from trundle.search.training_source import TeacherOptions
 
-    taught = Teaching(**(teaching or {}))
+    taught = TeacherOptions(**(teacher_options or {}))
     watch = Stopwatch(request.progress, began)
     request = replace(request, progress=watch)
     outcome = compress_to_budget(
-        request, budget, minutes=minutes or MINUTES, students=students, teaching=taught
+        request, budget, minutes=minutes or MINUTES, students=students, teacher_options=taught
     )
     if outcome.run is not None and flags.output is not None:
         data, texts, teacher = flags.data or [], outcome.proof_texts, outcome.run.teacher

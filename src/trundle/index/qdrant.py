@@ -38,7 +38,10 @@ class _QdrantReader(_RowReader):
         client = _imported("qdrant_client", "an index in Qdrant", "qdrant")
         self._local = "path" in address
         with _explained(place, hide=key):
-            self._client = client.QdrantClient(**address, api_key=key, timeout=_TIMEOUT_SECONDS)
+            # Its own check of versions fails in a thread, with a traceback, if the server is away.
+            self._client = client.QdrantClient(
+                **address, api_key=key, timeout=_TIMEOUT_SECONDS, check_compatibility=False
+            )
         try:
             with _explained(place, hide=key):
                 names = [each.name for each in self._client.get_collections().collections]

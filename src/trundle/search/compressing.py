@@ -15,8 +15,8 @@ from trundle.pipeline.compress import run_recipe
 from trundle.pipeline.run import Request, Run
 from trundle.progress import SILENT, Progress
 from trundle.recipe import Recipe
-from trundle.search.lessons import Teaching
 from trundle.search.search import MINUTES, compress_to_budget
+from trundle.search.training_source import TeacherOptions
 from trundle.search.trials import Outcome
 from trundle.teacher.stored import ROWS
 
@@ -39,7 +39,7 @@ class _CompressOptions(TypedDict, total=False):
 
 
 class _BudgetOptions(_CompressOptions, total=False):
-    """What a compression to a budget takes as well; see `Teaching`."""
+    """What a compression to a budget takes as well; see `TeacherOptions`."""
 
     minutes: float
     students: Sequence[str]
@@ -101,7 +101,7 @@ def compress(
         raise BadInput("pass either a recipe or a budget such as '12MB'")
     if request.output is None and not request.dry_run:
         request = Request(**{**vars(request), "output": Path(mkdtemp(prefix="trundle-")) / "small"})
-    teaching = Teaching(
+    teacher_options = TeacherOptions(
         index=options.get("index"),
         table=options.get("table"),
         texts=options.get("texts"),
@@ -116,5 +116,5 @@ def compress(
         [budget] if isinstance(budget, str) else budget,
         minutes=options.get("minutes", MINUTES),
         students=options.get("students", ()),
-        teaching=teaching,
+        teacher_options=teacher_options,
     )

@@ -45,9 +45,9 @@ from trundle.search.budget import (
     _time_left,
 )
 from trundle.search.candidates import _Candidate
-from trundle.search.lessons import Teaching, _find_lessons, _Lessons, _prepare
 from trundle.search.prospects import _Prospects
 from trundle.search.speed import _export_graph, _Speed, _time_queries
+from trundle.search.training_source import TeacherOptions, _find_training_source, _prepare, _TrainingSource
 from trundle.search.trials import (
     _CONTEST_OVER,
     _RATE_FILE,
@@ -127,7 +127,7 @@ def compress_to_budget(
     minutes: float = MINUTES,
     students: Sequence[str] = (),
     fast: bool = False,
-    teaching: Teaching | None = None,
+    teacher_options: TeacherOptions | None = None,
 ) -> Outcome:
     """Finds the best model within a budget.
 
@@ -136,24 +136,24 @@ def compress_to_budget(
     the matmuls of int4 candidates in int8, as a limit in milliseconds does. A dry run lists the candidates
     and the time plan. The source and the students are loaded once.
 
-    The source is a model, or any other teacher: an endpoint, a table, a store. `teaching` names the model of
-    an endpoint, or an index to learn from; then the source is who made the index, or "" if that is unknown.
+    The source is a model, or any other teacher: an endpoint, a table, a store. `teacher_options` names the
+    model of an endpoint, or an index to learn from; then the source is who made the index, or "" if unknown.
     """
     watch = request.progress if isinstance(request.progress, Stopwatch) else Stopwatch(request.progress)
     request = replace(request, progress=watch)
     if not 0 < minutes < math.inf:
         raise BadInput(f"a search can't take {minutes} minutes; pass a number above 0")
     _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
-    lessons = _find_lessons(request, teaching or Teaching(), students, minutes=minutes)
-    _parse_budget(budget, whole_bytes=None if lessons.owner is None else 1)  # before a model is loaded
+    training = _find_training_source(request, teacher_options or TeacherOptions(), students, minutes=minutes)
+    _parse_budget(budget, whole_bytes=None if training.owner is None else 1)  # before a model is loaded
     trust, progress = request.trust_remote_code, request.progress
     with watch.task("loading the models", None):
-        bases = {name: load(name, trust_remote_code=trust) for name in lessons.bases}
-    lessons = _prepare(lessons, bases, request)
-    assert lessons.corpus is not None
-    request = replace(request, source=lessons.name, corpus=lessons.corpus, kept=lessons.opened())
-    prospects = replace(lessons.prospects(bases, progress), fast=fast)
-    before = None if lessons.owner is None else cost(bases[lessons.owner])
+        bases = {name: load(name, trust_remote_code=trust) for name in training.bases}
+    training = _prepare(training, bases, request)
+    assert training.corpus is not None
+    request = replace(request, source=training.name, corpus=training.corpus, kept=training.opened())
+    prospects = replace(training.prospects(bases, progress), fast=fast)
+    before = None if training.owner is None else cost(bases[training.owner])
     limits = _parse_budget(budget, whole_bytes=None if before is None else before.file_bytes)
     speeds = {} if limits.milliseconds is None else prospects.speeds()
     with watch.task("choosing candidates", None):
@@ -166,12 +166,12 @@ def compress_to_budget(
         )
     if request.dry_run:
         rate = 1.0 if untouched else prospects.reading_rate()
-        return planned if untouched else _timed(planned, prospects, minutes, rate, lessons)
+        return planned if untouched else _timed(planned, prospects, minutes, rate, training)
     if request.target is None:
         raise BadInput("pass a folder for the result with -o FOLDER, or use --dry-run")
     with watch.task("identifying models and texts", None):
         digests = {name: model_digest(model) for name, model in bases.items()}
-        known = [digests, lessons.identity(), str(lessons.corpus.facts())]
+        known = [digests, training.identity(), str(training.corpus.facts())]
     entry = cache_entry("trials", *known, [*budget, minutes, fast, request.seed], versions())
     taken = partial(progress.say, "another process runs the same search; this one starts its own")
     with locked(entry, if_taken=taken) as work:
@@ -183,7 +183,7 @@ def compress_to_budget(
             # A resumed search uses the rate it measured first, so that it plans the same way again.
             with watch.task("measuring the teacher's speed", None):
                 rate = _once(work / _RATE_FILE, prospects.reading_rate)
-            planned = _timed(planned, prospects, minutes, rate, lessons)
+            planned = _timed(planned, prospects, minutes, rate, training)
         times, may_replace = planned.timetable, request.replace or resumes
         request = replace(request, replace=may_replace, opened=bases)
         request = replace(request, measured_texts=times.proved, measured_seconds=math.inf)
@@ -195,11 +195,11 @@ def compress_to_budget(
             heals=times.heals,
             work=work,
             watch=watch,
-            endpoint_model=lessons.endpoint_model,
+            endpoint_model=training.endpoint_model,
         )
         outcome = _carried_out(planned, prospects, trials, speeds=speeds, began=watch.began, minutes=minutes)
         shutil.rmtree(work, ignore_errors=True)
-        return _checked(outcome, lessons, request)
+        return _checked(outcome, training, request)
 
 
 def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> None:
@@ -231,16 +231,16 @@ def _planned(
 
 
 def _timed(
-    planned: Outcome, prospects: _Prospects, minutes: float, rate: float, lessons: _Lessons
+    planned: Outcome, prospects: _Prospects, minutes: float, rate: float, training: _TrainingSource
 ) -> Outcome:
     """Adds the time plan, from how many texts the teacher, or the first student, encodes in a second."""
-    there = lessons.most_texts(prospects.text_count())
+    there = training.most_texts(prospects.text_count())
     first, before = planned.chosen.candidate, planned.before
     times = _plan_time(
         minutes,
         len(planned.tried),
         rate=rate,
-        labels=lessons.label_rate(rate, there),
+        labels=training.label_rate(rate, there),
         there=there,
         on_gpu=torch.cuda.is_available(),
         near=first.in_space,
@@ -262,12 +262,12 @@ def _timed(
     return replace(planned, timetable=times)
 
 
-def _checked(outcome: Outcome, lessons: _Lessons, request: Request) -> Outcome:
+def _checked(outcome: Outcome, training: _TrainingSource, request: Request) -> Outcome:
     """Adds the check of the exported model on the index that it was trained from."""
-    if lessons.rows is None or outcome.run is None or request.target is None:
+    if training.rows is None or outcome.run is None or request.target is None:
         return outcome
     student = outcome.run.result if outcome.milliseconds is None else Encoder(request.target).embedder()
-    check = lessons.check(replace(student, name=str(request.target)), request)
+    check = training.check(replace(student, name=str(request.target)), request)
     outcome = replace(outcome, check=check)
     write_atomic(request.target / PLANNING_FILE, outcome.record().as_text())
     return outcome

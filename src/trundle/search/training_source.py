@@ -54,7 +54,7 @@ _READING_SHARE = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Teaching:
+class TeacherOptions:
     """Who teaches, if that is not a local model alone."""
 
     index: str | None = None
@@ -74,7 +74,7 @@ class Teaching:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Lessons:
+class _TrainingSource:
     """One search's teacher, models and texts."""
 
     name: str
@@ -86,7 +86,7 @@ class _Lessons:
     corpus: Corpus | None
     teacher: Teacher | None = None
     """None if the owner itself teaches."""
-    teaching: Teaching = field(default_factory=Teaching)
+    options: TeacherOptions = field(default_factory=TeacherOptions)
     maker: str | None = None
     """Who made the index, if it is named."""
     asked: int | None = None
@@ -100,7 +100,7 @@ class _Lessons:
     @property
     def endpoint_model(self) -> str | None:
         """The teacher's name, if it is an endpoint alone."""
-        return self.teaching.model if self.maker is None else None
+        return self.options.model if self.maker is None else None
 
     def identity(self) -> str:
         """What distinguishes the teacher from others; empty if the owner itself teaches."""
@@ -171,108 +171,110 @@ class _Lessons:
         return {} if self.teacher is None else {opened_key(self.name, self.endpoint_model): self.teacher}
 
 
-def _find_lessons(
-    request: Request, teaching: Teaching, students: Sequence[str], *, minutes: float
-) -> _Lessons:
+def _find_training_source(
+    request: Request, options: TeacherOptions, students: Sequence[str], *, minutes: float
+) -> _TrainingSource:
     """Open the teacher and name the models, before any model is loaded."""
     source, progress = request.source, request.progress
     if not isinstance(source, str):
         raise BadInput("a search needs the name or folder of a model; save the model and pass its folder")
-    _check_flags(request, teaching)
+    _check_flags(request, options)
     kind = "model" if not source else teacher_kind(source)
-    if teaching.index is None and kind == "model":
+    if options.index is None and kind == "model":
         if request.corpus is None:
             raise BadInput("the small model learns from texts; pass them with --data")
         bases = tuple(dict.fromkeys((source, *students)))
-        return _Lessons(name=source, owner=source, bases=bases, corpus=request.corpus, teaching=teaching)
+        return _TrainingSource(name=source, owner=source, bases=bases, corpus=request.corpus, options=options)
     owner = source if source and kind == "model" else None
-    lessons = _Lessons(name=source, owner=owner, bases=(), corpus=None, teaching=teaching)
-    if teaching.index is not None:
+    training = _TrainingSource(name=source, owner=owner, bases=(), corpus=None, options=options)
+    if options.index is not None:
         teacher = open_index(
-            teaching.index,
-            named={"table": teaching.table, "texts": teaching.texts, "vectors": teaching.vectors},
-            rows=teaching.rows,
+            options.index,
+            named={"table": options.table, "texts": options.texts, "vectors": options.vectors},
+            rows=options.rows,
             seed=request.seed,
             seconds=60 * minutes * _READING_SHARE,
             fresh=request.fresh,
             progress=progress,
         )
-        lessons = replace(lessons, name=teacher.name, teacher=teacher, maker=source or None)
+        training = replace(training, name=teacher.name, teacher=teacher, maker=source or None)
     else:
-        calls = teaching.calls or _CALLS
-        teacher = open_teacher(source, teaching.model, calls=calls, progress=progress)
+        calls = options.calls or _CALLS
+        teacher = open_teacher(source, options.model, calls=calls, progress=progress)
         if teacher.brings_texts:
-            lessons = replace(lessons, name=teacher.name, teacher=teacher)
+            training = replace(training, name=teacher.name, teacher=teacher)
         elif request.corpus is None:
             raise BadInput("an endpoint labels texts; pass them with --data")
         else:
-            lessons = replace(lessons, teacher=teacher, corpus=request.corpus, most=calls - 1)
+            training = replace(training, teacher=teacher, corpus=request.corpus, most=calls - 1)
     if not students and owner is None:
         students = [str(demo_model("a search without --student"))]
         progress.say(f"no --student is named, so {_DEMO_MODEL} of the extra demo is used")
-    return replace(lessons, bases=tuple(dict.fromkeys((*([owner] if owner else []), *students))))
+    return replace(training, bases=tuple(dict.fromkeys((*([owner] if owner else []), *students))))
 
 
-def _check_flags(request: Request, teaching: Teaching) -> None:
+def _check_flags(request: Request, options: TeacherOptions) -> None:
     source = str(request.source)
     kind = teacher_kind(source) if source else None
-    if teaching.index is None:
+    if options.index is None:
         if not source:
             raise BadInput("name what to compress: a model, or an index with --index")
-        if teaching.queries:
+        if options.queries:
             raise BadInput("--queries goes with --index; pass other texts with --data")
-        if kind == "model" and teaching.calls:
+        if kind == "model" and options.calls:
             raise BadInput("--teacher-calls limits an endpoint, or who made an index; leave it out")
-    if teaching.index is not None and kind not in (None, "model", "endpoint"):
+    if options.index is not None and kind not in (None, "model", "endpoint"):
         raise BadInput(f"{source} has vectors of its own texts only; name the model that made the index")
-    if request.corpus is not None and (teaching.index is not None or kind in ("table", "store", "index")):
+    if request.corpus is not None and (options.index is not None or kind in ("table", "store", "index")):
         raise BadInput("an index, table or store has its own texts; leave --data out")
-    if teaching.queries and not source:
+    if options.queries and not source:
         raise BadInput("your own queries need who made the index; name it with --teacher")
-    if kind == "endpoint" and teaching.model is None:
+    if kind == "endpoint" and options.model is None:
         raise BadInput("an endpoint serves several models; name one with --teacher-model")
     if request.pair and kind != "model":
         raise BadInput("--pair needs a local model as teacher; leave it out")
 
 
-def _prepare(lessons: _Lessons, models: Mapping[str, SentenceTransformer], request: Request) -> _Lessons:
+def _prepare(
+    training: _TrainingSource, models: Mapping[str, SentenceTransformer], request: Request
+) -> _TrainingSource:
     """Read the rows of an index, table or store, and make texts for who made it to label."""
-    teacher, teaching, progress = lessons.teacher, lessons.teaching, request.progress
+    teacher, options, progress = training.teacher, training.options, request.progress
     tokenizer = next(iter(models.values())).tokenizer
     if teacher is None:
-        return lessons
+        return training
     if not teacher.brings_texts:
-        assert lessons.corpus is not None
-        there = sum(int(fact["texts"]) for fact in lessons.corpus.facts())
-        some = lessons.corpus.distinct_train(_COUNTED_TEXTS, request.seed)
-        _announce(teacher.name, min(there, int(lessons.most)), some, request, tokenizer)
-        return lessons
+        assert training.corpus is not None
+        there = sum(int(fact["texts"]) for fact in training.corpus.facts())
+        some = training.corpus.distinct_train(_COUNTED_TEXTS, request.seed)
+        _announce(teacher.name, min(there, int(training.most)), some, request, tokenizer)
+        return training
     rows = teacher.stored(progress=progress)
     if not len(rows):
-        raise BadInput(f"{lessons.name} has no rows to learn from; fill it first")
+        raise BadInput(f"{training.name} has no rows to learn from; fill it first")
     documents = (text for start in range(0, len(rows), 8192) for text in _texts_of(rows, start, start + 8192))
-    queries = [Text(text=text.text, kind="query") for text in _queries(teaching)]
-    maker, identity = _maker(lessons, models, request)
-    calls = (teaching.calls or _CALLS) - (_COMPARED if maker else 0)
+    queries = [Text(text=text.text, kind="query") for text in _queries(options)]
+    maker, identity = _maker(training, models, request)
+    calls = (options.calls or _CALLS) - (_COMPARED if maker else 0)
     queries = sample(queries, max(0, calls), seed=request.seed)
     corpus = corpus_of(
-        (each for part in (documents, queries) for each in part), lessons.name, seed=request.seed
+        (each for part in (documents, queries) for each in part), training.name, seed=request.seed
     )
     pieces: list[Text] = []
     if maker is not None:
         pieces = _pieces(corpus, max(0, calls - len(queries)), request.seed)
-        corpus = with_pieces(corpus, pieces, f"pieces of {lessons.name}") if pieces else corpus
+        corpus = with_pieces(corpus, pieces, f"pieces of {training.name}") if pieces else corpus
         labelled = [*queries, *pieces]
-        _announce(str(lessons.maker), len(labelled) + _COMPARED, labelled, request, tokenizer)
+        _announce(str(training.maker), len(labelled) + _COMPARED, labelled, request, tokenizer)
         if not request.dry_run:
-            _check_maker(maker, rows, lessons.name, request.seed)
+            _check_maker(maker, rows, training.name, request.seed)
     embedder = replace(
-        stored_embedder(rows, lessons.name, maker=maker), similarity=teacher.similarity or "cosine"
+        stored_embedder(rows, training.name, maker=maker), similarity=teacher.similarity or "cosine"
     )
-    owner = None if lessons.owner is None else models[lessons.owner]
+    owner = None if training.owner is None else models[training.owner]
     known = f"{teacher.identity()} {identity}"
     return replace(
-        lessons,
+        training,
         corpus=corpus,
         rows=rows,
         total=teacher.rows.reader.count if isinstance(teacher.rows, IndexRows) else len(rows),
@@ -294,23 +296,23 @@ def _texts_of(rows: Targets, start: int, stop: int) -> list[Text]:
     return rows.chosen(range(start, min(stop, len(rows))))
 
 
-def _queries(teaching: Teaching) -> list[Text]:
-    return [] if teaching.queries is None else list(dict.fromkeys(read_texts(teaching.queries)))
+def _queries(options: TeacherOptions) -> list[Text]:
+    return [] if options.queries is None else list(dict.fromkeys(read_texts(options.queries)))
 
 
 def _maker(
-    lessons: _Lessons, models: Mapping[str, SentenceTransformer], request: Request
+    training: _TrainingSource, models: Mapping[str, SentenceTransformer], request: Request
 ) -> tuple[Embedder | None, str]:
     """Who made the index as an embedder, and its identity."""
-    if lessons.maker is None:
+    if training.maker is None:
         return None, ""
-    if lessons.owner is not None:
-        model = models[lessons.owner]
-        return labelling_embedder(model, name=lessons.owner, progress=request.progress), model_digest(model)
-    most = lessons.teaching.calls or _CALLS
+    if training.owner is not None:
+        model = models[training.owner]
+        return labelling_embedder(model, name=training.owner, progress=request.progress), model_digest(model)
+    most = training.options.calls or _CALLS
     from trundle.teacher.endpoint import open_endpoint
 
-    return open_endpoint(lessons.maker, lessons.teaching.model, most=most)
+    return open_endpoint(training.maker, training.options.model, most=most)
 
 
 def _pieces(corpus: Corpus, count: int, seed: int) -> list[Text]:
