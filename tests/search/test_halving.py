@@ -81,7 +81,7 @@ def test_a_cpu_trains_only_where_it_makes_enough_steps() -> None:
     assert slow.texts == slow.mapped
     assert _plan_time(3, 16, rate=15, work=0.01).trains
     assert _plan_time(3, 16, rate=15, on_gpu=True).trains
-    cut, near = _plan_time(3, 1, rate=SLOW), _plan_time(3, 1, rate=SLOW, near=True)
+    cut, near = _plan_time(5, 1, rate=SLOW), _plan_time(5, 1, rate=SLOW, near=True)
     assert _FEWEST_STEPS < cut.steps < _FEWEST_NEAR_STEPS
     assert (cut.trains, near.trains) == (True, False)
     assert near.labelling < cut.labelling / 2

@@ -107,7 +107,7 @@ _ENOUGH_TEXTS, _FEWEST_TEXTS = 2000, 200
 """Training gets the first number of texts if twice the planned time allows, and at least the second."""
 _READ_PER_STEP = 16 * 3
 """Texts that a CPU encodes in the time of one training step: a batch, forwards and backwards."""
-_FEWEST_STEPS, _FEWEST_NEAR_STEPS = 30, 100
+_FEWEST_STEPS, _FEWEST_NEAR_STEPS = 30, 400
 """Fewer steps than these gain nothing on a CPU: for a cut model, and for one that starts near its teacher."""
 _CALIBRATED_ON = 512
 """Texts for the ranges of the teacher's vectors, if nothing else needs them."""
