@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,16 @@ def test_a_narrow_candidate_is_mapped_on_its_training_texts(
     narrow = next(each for each in found if each.width != 1 and each.layers == 4 and each.neurons == 48)
     assert narrow.steps() == [{"width": {"extract": "1/2"}}]
     assert narrow.steps(texts=2000) == [{"width": {"extract": "1/2", "texts": 2000}}]
+
+
+@pytest.mark.usefixtures("few_tokens")
+def test_tokens_fill_the_budget(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    model = pico_model("bert")
+    listed = partial(_list_candidates, model, "pico", dimensions=WIDTH, precision="int8")
+    sizes = {each.tokens: each.bytes for each in listed() if each.kept[0] == each.kept[2] == each.width == 1}
+    *_, few, many = sorted(sizes)
+    limit = (sizes[few] + sizes[many]) // 2
+    found = _edge(listed(budget=_Budget(bytes=limit)), _Budget(bytes=limit), {"pico": lambda _: 1.0})
+    whole = [each for each in found if each.kept[0] == each.kept[2] == each.width == 1]
+    assert any(few < each.tokens < many and each.bytes > 0.98 * limit for each in whole)
+    assert all(each.bytes <= limit for each in found)

@@ -18,7 +18,7 @@ from trundle.model.load import load
 from trundle.pipeline.run import Request
 from trundle.progress import SILENT
 from trundle.search import prospects
-from trundle.search.budget import _proof_texts, _texts_within
+from trundle.search.budget import _Budget, _proof_texts, _texts_within
 from trundle.search.prospects import _coverage, _of_all_lengths, _Prospects, _raised
 from trundle.search.search import compress_to_budget
 from trundle.search.speed import _Speed
@@ -47,7 +47,7 @@ def test_with_a_time_limit_int4_matmuls_run_in_int8(
     fast, slow = (_Speed(fixed=fixed, attention=1e-6, mlp=1e-6) for fixed in (0.1, 0.5))
     speeds = {(folder, "int8"): fast, (folder, "float32"): slow}
     for timed, precision, speed_of_it in ((False, "int4", slow), (True, "int4+int8", fast)):
-        found = whole.candidates(speeds, timed=timed)
+        found = whole.candidates(speeds, _Budget(milliseconds=5.0 if timed else None))
         assert {each.precision for each in found} == {"int8", "int8+int4_tokens", precision}
         small = next(each for each in found if each.precision == precision)
         assert small.milliseconds == speed_of_it.milliseconds(small.cost)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -34,6 +35,8 @@ _WIDTHS = tuple(map(Fraction, ("1", "1/2")))
 _INT4_PROMISE, _INT4_TOKENS_PROMISE = 0.95, 0.98
 _FEWEST_TOKENS = 4000
 """With fewer tokens, words are split into letters."""
+_FILLED = 0.997
+"""The share of a budget that tokens may fill; predicted graphs are this exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,60 +124,90 @@ class _Candidate:
 
 
 def _list_candidates(
-    model: SentenceTransformer, base: str, *, precision: Precision, dimensions: int, is_teacher: bool = True
+    model: SentenceTransformer,
+    base: str,
+    *,
+    precision: Precision,
+    dimensions: int,
+    is_teacher: bool = True,
+    budget: _Budget | None = None,
 ) -> list[_Candidate]:
-    """Lists all cuts of `model`, each with a linear map into `dimensions`; the teacher needs no map."""
+    """Lists all cuts of `model`, each with a linear map into `dimensions`; the teacher needs no map.
+
+    With a budget there is one more for each shape: with as many tokens as fit.
+    """
     layout = layout_of(transformer_of(model).model)
     sizes = layout.sizes
     token_counts, reachable = _token_counts(model, sizes["vocab"])
     candidate = partial(_Candidate, base=base, precision=precision, whole=layout, reachable=reachable)
-    grid = itertools.product(
-        _counts(layout.layers, _LAYERS, at_least=1),
-        token_counts,
-        _counts(sizes["mlp"], _NEURONS, at_least=1),
-        _WIDTHS,
-    )
-    found = []
-    for kept in grid:
-        layers, tokens, neurons, width = kept
+
+    def with_tokens(tokens: int, *, layers: int, neurons: int, width: Fraction) -> _Candidate:
         hidden = sizes["hidden"] * width
         in_space = is_teacher and (layers, neurons, width) == (layout.layers, sizes["mlp"], _WIDTHS[0])
         untouched = (
             in_space and graph_format("onnx", precision).weights != "int4" and tokens == sizes["vocab"]
         )
-        try:
-            cost = predict(
-                model,
-                blocks=range(layers),
-                vocab=tokens,
-                mlp=neurons,
-                hidden=int(hidden) if width != 1 else None,
-                head=int(sizes["head"] * width) if width != 1 else None,
-                dense=None if in_space else (int(hidden), dimensions),
-            )
-        except ImpossibleCut:
-            continue
-        found.append(
-            candidate(
-                layers=layers,
-                tokens=tokens,
-                neurons=neurons,
-                width=width,
-                cost=cost,
-                untouched=untouched,
-                in_space=in_space,
-            )
+        cost = predict(
+            model,
+            blocks=range(layers),
+            vocab=tokens,
+            mlp=neurons,
+            hidden=int(hidden) if width != 1 else None,
+            head=int(sizes["head"] * width) if width != 1 else None,
+            dense=None if in_space else (int(hidden), dimensions),
         )
-    if has_token_map(model):
-        return found
-    try:
-        rows, _ = static_shape(model)
-    except BadModel:  # its tokenizer does not allow a static model
-        return found
-    for tokens in token_counts:  # the map is multiplied into the table, so its width is that of the teacher
+        return candidate(
+            layers=layers,
+            tokens=tokens,
+            neurons=neurons,
+            width=width,
+            cost=cost,
+            untouched=untouched,
+            in_space=in_space,
+        )
+
+    def static(tokens: int, *, rows: int) -> _Candidate:
+        # The map is multiplied into the table, so its width is that of the teacher.
         cost = predict_static(model, rows=min(rows, tokens), width=dimensions)
-        found.append(candidate(layers=0, tokens=tokens, neurons=sizes["mlp"], width=_WIDTHS[0], cost=cost))
+        return candidate(layers=0, tokens=tokens, neurons=sizes["mlp"], width=_WIDTHS[0], cost=cost)
+
+    shapes = itertools.product(
+        _counts(layout.layers, _LAYERS, at_least=1), _counts(sizes["mlp"], _NEURONS, at_least=1), _WIDTHS
+    )
+    makers: list[Callable[[int], _Candidate]] = [
+        partial(with_tokens, layers=layers, neurons=neurons, width=width) for layers, neurons, width in shapes
+    ]
+    if not has_token_map(model):
+        with suppress(BadModel):  # its tokenizer does not allow a static model
+            makers.append(partial(static, rows=static_shape(model)[0]))
+    found = []
+    for make in makers:
+        with suppress(ImpossibleCut):
+            shape = [make(tokens) for tokens in token_counts]
+            most = None if budget is None else _most_tokens(shape, budget)
+            found += shape if most is None else [*shape, make(most)]
     return found
+
+
+def _most_tokens(shape: Sequence[_Candidate], budget: _Budget) -> int | None:
+    """How many tokens fill the budget, between the most of `shape` that fit and the fewest that don't."""
+    ordered = sorted(shape, key=lambda each: each.tokens)
+    pairs = itertools.pairwise(ordered)
+    edge = next(((a, b) for a, b in pairs if _fits(a, budget) and not _fits(b, budget)), None)
+    if edge is None:
+        return None
+    low, high = edge
+    limits = [
+        (budget.bytes, low.bytes, high.bytes),
+        (budget.parameters, low.cost.parameters, high.cost.parameters),
+    ]
+    room = (
+        (_FILLED * limit - least) / (most - least)
+        for limit, least, most in limits
+        if limit is not None and most > limit
+    )
+    tokens = low.tokens + int(min(room, default=0.0) * (high.tokens - low.tokens))
+    return tokens if tokens > low.tokens else None
 
 
 def _edge(

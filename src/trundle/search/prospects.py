@@ -80,7 +80,7 @@ class _Prospects:
         self, limits: _Budget, speeds: Mapping[tuple[str, Precision], _Speed], *, before: Cost | None
     ) -> list[_Candidate]:
         """Returns the candidates worth a trial; rejects a budget that none of them, or the model, meets."""
-        found = self.candidates(speeds, timed=self.fast or limits.milliseconds is not None)
+        found = self.candidates(speeds, limits)
         slow = self.slowest(speeds, before)
         if before is not None and limits.allows(
             file_bytes=before.file_bytes, parameters=before.parameters, milliseconds=slow
@@ -113,12 +113,10 @@ class _Prospects:
             return None
         return _extrapolated_milliseconds(self.bases[self.owner], before, progress=self.progress)
 
-    def candidates(
-        self, speeds: Mapping[tuple[str, Precision], _Speed], *, timed: bool = False
-    ) -> list[_Candidate]:
+    def candidates(self, speeds: Mapping[tuple[str, Precision], _Speed], limits: _Budget) -> list[_Candidate]:
         """Lists all cuts of the source and the students with predicted sizes and speeds."""
         # If time is limited, int4 weights are multiplied in int8: twice as fast, for a little less agreement.
-        grid: Precision = "int4+int8" if timed else "int4"
+        grid: Precision = "int4+int8" if self.fast or limits.milliseconds is not None else "int4"
         rounded: tuple[Precision, ...] = ("int8", "int8+int4_tokens", grid)
         precisions: tuple[Precision, ...] = rounded if self.makes_graphs else ("float32",)
         found = [
@@ -126,7 +124,12 @@ class _Prospects:
             for base, model in self.bases.items()
             for precision in precisions
             for candidate in _list_candidates(
-                model, base, dimensions=self.width, precision=precision, is_teacher=base == self.owner
+                model,
+                base,
+                dimensions=self.width,
+                precision=precision,
+                is_teacher=base == self.owner,
+                budget=limits,
             )
         ]
         if not speeds:
