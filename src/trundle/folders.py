@@ -378,3 +378,9 @@ def locked_folder(folder: Path, if_taken: Callable[[], None]) -> Iterator[None]:
         if new:
             with suppress(OSError):
                 folder.rmdir()
+
+
+def absolute_name(model: str) -> str:
+    """Returns a folder as its absolute path, so that other processes find it; a hub name is unchanged."""
+    folder = Path(model).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else model

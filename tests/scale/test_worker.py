@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from trundle.errors import BadInput, BadModel
+from trundle.folders import absolute_name
 from trundle.scale import shard_writer
 from trundle.scale.file_parts import _list_parts
 from trundle.scale.shard_plan import _ShardPlanner, _ShardRange, _split_ranges
@@ -20,7 +21,6 @@ from trundle.scale.shard_writer import (
     _reset_failures,
     _ShardWriter,
     _WorkerSettings,
-    absolute_name,
     build_local,
 )
 from trundle.teacher.labelling import start_or_resume

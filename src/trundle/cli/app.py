@@ -19,7 +19,7 @@ from trundle.cli.deploy import export, report, serve
 from trundle.cli.evaluate import bench, evaluate, pair
 from trundle.cli.inspect import inspect
 from trundle.cli.options import _Model, _RunFlags, _with_flags
-from trundle.errors import TrundleError, UserError
+from trundle.errors import MissingExtra, TrundleError, UserError
 from trundle.methods import METHODS
 from trundle.methods.contract import Method, never
 from trundle.records import versions
@@ -120,6 +120,9 @@ def main() -> None:
         raise
     except TrundleError as error:
         _fail(error, str(error), code=2 if isinstance(error, UserError) else 1)
+    except ModuleNotFoundError as error:
+        verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        _fail(error, str(MissingExtra.explain(error, f"trundle {verb}")), code=2)
     except Exception as error:
         problem = f"trundle itself failed ({type(error).__name__}: {error})"
         _fail(error, f"{problem}; run again with -v and report the output", code=1)

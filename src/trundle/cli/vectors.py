@@ -66,7 +66,7 @@ def _build_index(
     from trundle.export.open import open_encoder
     from trundle.index.base import Wanted
     from trundle.index.stores import build_index, create_store
-    from trundle.scale.shard_writer import absolute_name
+    from trundle.folders import absolute_name
 
     for source in data:
         if source != ENVIRONMENT:
@@ -175,7 +175,7 @@ def check(
         # Only now, because importing and opening models takes long and a wrong address is refused at once.
         from trundle.evaluate.index_check import check_index
         from trundle.export.open import open_sides
-        from trundle.scale.shard_writer import absolute_name
+        from trundle.folders import absolute_name
 
         small, *_ = open_sides(student, trust_remote_code=flags.trust, progress=progress)
         large = None
@@ -300,7 +300,8 @@ def _build_targets(
         raise BadInput("--workers goes with --ray; without it there is only one process")
     if ray is None and threads is not None and not runtime:
         raise BadInput("--threads goes with --ray or --runtime; for torch, set OMP_NUM_THREADS")
-    from trundle.scale.shard_writer import TeacherSpec, absolute_name, build_local
+    from trundle.folders import absolute_name
+    from trundle.scale.shard_writer import TeacherSpec, build_local
 
     name, trust = absolute_name(model), flags.trust
     asked = TeacherSpec(model=name, runtime=runtime, threads=threads, trust_remote_code=trust)

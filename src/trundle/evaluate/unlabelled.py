@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trundle.embedder import Embedder, Similarity, Vectors, check_vectors
-from trundle.evaluate.metrics import _paired_cosines
-from trundle.evaluate.retrieval import nearest
+from trundle.evaluate.retrieval import _paired_cosines, nearest
 from trundle.progress import SILENT, Progress
 
 _AT = 10

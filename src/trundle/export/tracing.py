@@ -39,7 +39,7 @@ try:
     import onnx as onnx
     import onnxruntime as onnxruntime
 except ImportError as error:
-    raise MissingExtra("export", "export") from error
+    raise MissingExtra("export", "compress") from error
 
 _LARGEST_IN_ONE_FILE = 1_800_000_000
 """Bytes; the limit of the format is 2 GB."""
