@@ -45,7 +45,7 @@ class _Terminal:
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        if not self._console.is_terminal:
+        if not (self._console.is_terminal or self._console.is_jupyter):
             with _Lines(label, total, self.say) as lines:
                 yield lines.advance
             return
@@ -96,7 +96,8 @@ class _Lines:
         return ", ".join([*parts, left or f"{seconds:,.0f} s so far"])
 
 
-def _terminal(*, quiet: bool) -> Progress:
+def terminal(*, quiet: bool) -> Progress:
+    """Returns a display of progress on stderr, or one that shows nothing."""
     return SILENT if quiet else _Terminal()
 
 

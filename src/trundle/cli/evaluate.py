@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from trundle.cli.console import _show, _show_json, _show_table, _terminal
+from trundle.cli.console import _show, _show_json, _show_table, terminal
 from trundle.cli.options import _CommonFlags, _Data, _Force, _Json, _Quiet, _TeacherModel
 from trundle.cli.tables import _compare_scores, _count, _fidelities, _inheritance, _scores, _text_errors
 from trundle.errors import BadInput
@@ -184,7 +184,7 @@ def bench(
         texts=texts,
         options=BenchOptions(rounds=rounds, seconds=seconds, batch_size=batch_size, threads=threads),
         all_engines=True,
-        progress=_terminal(quiet=quiet or as_json),
+        progress=terminal(quiet=quiet or as_json),
     )
     if as_json:
         _show_json(result.as_dict())

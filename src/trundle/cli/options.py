@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from typer import Argument, Option
 
-from trundle.cli.console import _calm_libraries, _terminal
+from trundle.cli.console import _calm_libraries, terminal
 from trundle.errors import BadInput
 from trundle.progress import is_first
 
@@ -50,7 +50,7 @@ class _CommonFlags:
     def progress(self) -> Progress:
         """Returns the progress display. Call it before other libraries are imported: it also quiets them."""
         _calm_libraries(verbose=self.verbose)
-        return _terminal(quiet=self.quiet or self.as_json or not is_first())
+        return terminal(quiet=self.quiet or self.as_json or not is_first())
 
 
 @dataclass(frozen=True, kw_only=True)
