@@ -128,7 +128,6 @@ def test_a_model_is_evaluated_exported_and_checked_on_an_index(bert: Path, tmp_p
         (lambda: trundle.compress("m", "half", budget="2x"), "one or the other"),
         (lambda: trundle.distill("m", "t", [1]), "a text is a int; pass strings"),  # type: ignore[list-item]
         (lambda: trundle.distill("m", "t", [{"body": "a"}]), "columns body; pass its texts as a column"),
-        (lambda: trundle.export_model(SentenceTransformer(modules=[])), "pass output=FOLDER"),
     ],
 )
 def test_a_mistake_is_one_sentence(call: Callable[[], Any], said: str) -> None:

@@ -424,7 +424,7 @@ def check_index(
 
     Example:
         >>> check = trundle.check_index("small", "qdrant://localhost:6333/chunks")
-        >>> print(check.agreement, *check.says(), sep="\\n")
+        >>> print(check.agreement, *check.says(), sep=" ")
     """
     shown = _progress(progress)
     with closing(open_reader(index, progress=shown)) as reader:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-
 _COMPRESS_MODULES = (
     *("accelerate", "httpx2", "onnx", "onnxscript", "peft", "pyarrow", "scipy", "sentence_transformers"),
     *("sklearn", "torch", "transformers"),

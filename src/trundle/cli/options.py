@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, fields
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from typer import Argument, Option
 
 from trundle.cli.console import _calm_libraries, terminal
-from trundle.errors import BadInput
+from trundle.errors import BadInput, BadModel
+from trundle.folders import check_free
 from trundle.progress import is_first
 
 if TYPE_CHECKING:
     from trundle.pipeline.run import Request
     from trundle.progress import Progress
+
+_T = TypeVar("_T")
+_EXPERT = "Expert options"
 
 _FORMATS = (
     ".txt .jsonl .csv .tsv .parquet, a folder, or 'environment' (the docs of installed packages); repeatable."
@@ -68,10 +73,18 @@ class _RunFlags(_CommonFlags):
         Option("--pair", help="Also write OUTPUT-pair: the result encodes queries, its teacher documents."),
     ] = False
 
-    def request(self, model: str) -> Request:
-        """Checks the flags, then returns the request for `model`, with its texts."""
+    def check(self, *models: str) -> None:
+        """Rejects what can be rejected without importing torch: outputs, data files and model folders."""
         if self.output is None and not self.dry_run:
             raise BadInput("pass a folder for the result with -o FOLDER, or use --dry-run")
+        _check_data(self.data or [])
+        for model in filter(None, models):
+            _check_model(model)
+        if self.output is not None and not self.dry_run:
+            check_free(self.output, replace=self.force, read=[*filter(None, models)])
+
+    def request(self, model: str) -> Request:
+        """Returns the request for `model`, with its texts; call `check` first."""
         progress = self.progress()
         from trundle.data.corpus import read_corpus
         from trundle.pipeline.run import Request
@@ -88,6 +101,38 @@ class _RunFlags(_CommonFlags):
             fresh=self.fresh,
             progress=progress,
         )
+
+
+def _check_data(sources: Iterable[str]) -> None:
+    """Rejects a file that does not exist; its content is read later."""
+    for source in sources:
+        path = source.rpartition("::")[0] if "::" in source else source
+        if source != "environment" and "://" not in path and not Path(path).expanduser().exists():
+            raise BadInput(f"there is no file or folder {path!r}; check the path of --data")
+
+
+def _check_model(name: str) -> None:
+    """Rejects a path that does not exist; a hub name is looked up later."""
+    path = Path(name).expanduser()
+    if "://" in name or path.exists():
+        return
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise BadModel(f"there is no folder {name!r}; pass a model folder or a hub name")
+
+
+def _several(words: Iterable[str] | None) -> list[str]:
+    """Returns the values of a flag that may be repeated or separated by commas."""
+    return [part.strip() for word in words or () for part in word.split(",") if part.strip()]
+
+
+def _renamed(old: str, new: str, value: _T | None, current: _T | None) -> _T | None:
+    """Returns the value of a flag that may be given by its old name, which prints a warning."""
+    if value in (None, []):
+        return current
+    sys.stderr.write(f"trundle: {old} is now {new}; the old name will go\n")
+    if current not in (None, []):
+        raise BadInput(f"{old} is the old name of {new}; pass {new} only")
+    return value
 
 
 def _with_flags(

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.stats import pearsonr, spearmanr
 from sklearn import metrics
 from sklearn.cluster import MiniBatchKMeans

@@ -67,7 +67,7 @@ def _arrow_columns(schema: Any, wish: _Wish, where: str) -> _ArrowColumns:
     vectors = [name for name in names if _holds_vectors(schema.field(name).type)]
     if not vectors:
         raise BadInput(f"{where} has no column of lists of numbers; its columns are: {', '.join(names)}")
-    vector = _one_of(vectors, wish.vectors, "column of vectors", where, "--vectors")
+    vector = _one_of(vectors, wish.vectors, "column of vectors", where, "--vector-column")
     texts = [name for name in names if _holds_texts(schema.field(name).type)]
     key = next((name for name in _ID_NAMES if name in names), None)
     text = _text_column([name for name in texts if name != key or name == wish.texts], wish.texts, where)
@@ -281,7 +281,7 @@ def _open_arrays(path: Path, wish: _Wish) -> _BesideReader:
         stored = np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
     if path.suffix == ".npz":
         names = [name for name in stored.files if stored[name].ndim == 2]
-        stored = stored[_one_of(names, wish.vectors, "2-D array", str(path), "--vectors")]
+        stored = stored[_one_of(names, wish.vectors, "2-D array", str(path), "--vector-column")]
     if stored.ndim != 2:
         raise BadInput(f"{path} holds an array of {stored.ndim} dimensions; it must have rows of vectors")
 

@@ -58,7 +58,7 @@ class _MilvusReader(_RowReader):
         """Choose the fields, and return the width of the vectors."""
         fields = {each["name"]: each for each in self._client.describe_collection(self._collection)["fields"]}
         vectors = [name for name, each in fields.items() if each["type"].name in _VECTOR_TYPES]
-        self._vector = _one_of(vectors, wish.vectors, "field of dense vectors", where, "--vectors")
+        self._vector = _one_of(vectors, wish.vectors, "field of dense vectors", where, "--vector-column")
         self._key = next(name for name, each in fields.items() if each.get("is_primary"))
         self._kind = fields[self._vector]["type"].name
         self._client.load_collection(self._collection)

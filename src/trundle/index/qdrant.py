@@ -110,10 +110,12 @@ def _vector_of(stored: Any, wanted: str | None, where: str) -> tuple[str, Any]:
     """Return the name of the vectors, empty for the unnamed ones, and their settings."""
     if not isinstance(stored, dict):
         if wanted or stored is None:
-            raise BadInput(f"{where} has no named dense vectors; leave out --vectors, or name another place")
+            raise BadInput(
+                f"{where} has no named dense vectors; leave out --vector-column, or name another place"
+            )
         name, params = "", stored
     else:
-        name = _one_of(list(stored), wanted, "vector", where, "--vectors")
+        name = _one_of(list(stored), wanted, "vector", where, "--vector-column")
         params = stored[name]
     if getattr(params, "multivector_config", None) is not None:
         raise BadInput(f"{where} stores several vectors for each point; only one for each can be read")

@@ -63,7 +63,7 @@ class _SqliteVecReader(_RowReader):
 
     def _vectors(self, body: str, wanted: str | None, where: str) -> tuple[int, Metric]:
         found = {name: (kind, width, rest) for name, kind, width, rest in _VECTOR.findall(body)}
-        name = _one_of(list(found), wanted, "column of float or int8 vectors", where, "--vectors")
+        name = _one_of(list(found), wanted, "column of float or int8 vectors", where, "--vector-column")
         kind, width, rest = found[name]
         self._vector, self._kind = _quoted(name), "<f4" if kind.lower() in ("float", "f32") else "i1"
         metric = re.search(r"distance_metric\s*=\s*(\w+)", rest, re.IGNORECASE)
@@ -93,7 +93,7 @@ class _SqliteVecReader(_RowReader):
         if wanted is None and len(named) > 1:
             usual = _text_column([others[one][1] for one in named], None, where)
             named = [one for one in named if others[one][1] == usual]
-        name = _one_of(named, None, "column of texts", where, "--texts")
+        name = _one_of(named, None, "column of texts", where, "--text-column")
         table, column = map(_quoted, others[name])
         self._join, self._text = f" LEFT JOIN {table} t ON t.rowid = v.rowid", f"t.{column}"
 

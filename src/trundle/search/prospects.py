@@ -24,8 +24,8 @@ from trundle.model.matrices import token_rows
 from trundle.model.token_map import read_vocabulary
 from trundle.precision import Precision, graph_format
 from trundle.progress import Progress
-from trundle.search.budget import _Budget
 from trundle.search.candidates import _Candidate, _Coverage, _edge, _list_candidates, _smallest
+from trundle.search.limits import _Budget
 from trundle.search.speed import _extrapolated_milliseconds, _measure_speed, _Speed
 
 _TIMED_TEXTS, _MOST_TIMED_TEXTS, _TIMED_SECONDS = 32, 65_536, 1.0
@@ -58,7 +58,7 @@ class _Prospects:
     def makes_graphs(self) -> bool:
         """Whether the packages for graphs are installed."""
         if find_spec("onnxruntime") is None or find_spec("onnx") is None:
-            self.progress.say("int8 graphs and speeds need the extra compress: pip install 'trundle[compress]'")
+            self.progress.say("int8 graphs and speeds need more packages: pip install 'trundle[compress]'")
             return False
         return True
 

@@ -39,12 +39,11 @@ from trundle.search.budget import (
     _NOTHING_TO_LEARN,
     _SHORTEST_TRIAL,
     _TRYING,
-    _Budget,
-    _parse_budget,
     _plan_time,
     _time_left,
 )
 from trundle.search.candidates import _Candidate
+from trundle.search.limits import _Budget, parse_budget
 from trundle.search.prospects import _Prospects
 from trundle.search.speed import _export_graph, _Speed, _time_queries
 from trundle.search.training_source import TeacherOptions, _find_training_source, _prepare, _TrainingSource
@@ -61,6 +60,8 @@ from trundle.search.trials import (
 )
 
 _CALIBRATION_TEXTS = 400
+_FEWEST = 200
+"""The fewest texts of which some can be held out for training, calibration and the comparison."""
 
 
 def _ship(
@@ -145,7 +146,8 @@ def compress_to_budget(
         raise BadInput(f"a search can't take {minutes} minutes; pass a number above 0")
     _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
     training = _find_training_source(request, teacher_options or TeacherOptions(), students, minutes=minutes)
-    _parse_budget(budget, whole_bytes=None if training.owner is None else 1)  # before a model is loaded
+    parse_budget(budget, whole_bytes=None if training.owner is None else 1)  # before a model is loaded
+    _check_texts(training)
     trust, progress = request.trust_remote_code, request.progress
     with watch.task("loading the models", None):
         bases = {name: load(name, trust_remote_code=trust) for name in training.bases}
@@ -154,7 +156,9 @@ def compress_to_budget(
     request = replace(request, source=training.name, corpus=training.corpus, kept=training.opened())
     prospects = replace(training.prospects(bases, progress), fast=fast)
     before = None if training.owner is None else cost(bases[training.owner])
-    limits = _parse_budget(budget, whole_bytes=None if before is None else before.file_bytes)
+    limits = parse_budget(budget, whole_bytes=None if before is None else before.file_bytes)
+    if limits.milliseconds is not None and limits != _Budget(milliseconds=limits.milliseconds):
+        prospects.promising(replace(limits, milliseconds=None), {}, before=before)  # before graphs are timed
     speeds = {} if limits.milliseconds is None else prospects.speeds()
     with watch.task("choosing candidates", None):
         planned = _planned(prospects, limits, speeds, before=before)
@@ -200,6 +204,13 @@ def compress_to_budget(
         outcome = _carried_out(planned, prospects, trials, speeds=speeds, began=watch.began, minutes=minutes)
         shutil.rmtree(work, ignore_errors=True)
         return _checked(outcome, training, request)
+
+
+def _check_texts(training: _TrainingSource) -> None:
+    """Rejects too few texts before a model is loaded: no part of them could be held out."""
+    count = _FEWEST if training.corpus is None else sum(int(f["texts"]) for f in training.corpus.facts())
+    if count < _FEWEST:
+        raise BadInput(f"{count:,} texts are too few to learn from; pass at least {_FEWEST:,}")
 
 
 def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> None:
