@@ -76,11 +76,11 @@ _FULL_NAMES = {
 """Families of models that people name without their owner, each with a full name."""
 
 
-def model_folder(name: str, *, trust_remote_code: bool = False) -> Path:
-    """Returns the folder of a model; a hub name is downloaded first, if its newest revision is not here."""
+def check_name(name: str) -> None:
+    """Rejects what is neither a folder nor could be a hub name; nothing is looked up."""
     path = Path(name).expanduser()
     if path.is_dir():
-        return path
+        return
     if path.is_file():
         raise BadModel(f"{name} is a file; pass the model's folder")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name.strip():
@@ -88,6 +88,14 @@ def model_folder(name: str, *, trust_remote_code: bool = False) -> Path:
     if name.startswith(_API_MODELS):
         use = f"pass its address with --teacher-model {name}, or an index that it made with --index"
         raise BadModel(f"{name!r} is a model behind an API and has no weights to cut; {use}")
+
+
+def model_folder(name: str, *, trust_remote_code: bool = False) -> Path:
+    """Returns the folder of a model; a hub name is downloaded first, if its newest revision is not here."""
+    check_name(name)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
     import huggingface_hub as hub
 
     patterns = [*_DOWNLOADED, "*.py"] if trust_remote_code else _DOWNLOADED

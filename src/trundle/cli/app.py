@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 import typer
 from pydantic.fields import FieldInfo
 from typer import Option
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from trundle.cli import vectors
 from trundle.cli.compression import _run_recipe, compress, demo, recipes
 from trundle.cli.deploy import export, report, serve
 from trundle.cli.evaluate import bench, evaluate, pair
 from trundle.cli.inspect import inspect
-from trundle.cli.options import _EXPERT, _Model, _RunFlags, _with_flags
+from trundle.cli.options import _EXPERT, _Command, _Model, _RunFlags, _with_flags
 from trundle.errors import BadInput, BadRecipe, MissingExtra, TrundleError, UserError
 from trundle.methods import METHODS
 from trundle.methods.contract import Method, never
@@ -94,7 +94,7 @@ class _Commands(TyperGroup):
         return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
 
 
-class _CompressCommand(TyperCommand):
+class _CompressCommand(_Command):
     """A command whose budget may have a space before its unit."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
@@ -217,11 +217,12 @@ for _panel, _commands in _PANELS.items():
         app.command(
             epilog=_epilog(_command.__name__),
             rich_help_panel=_panel,
-            cls=_CompressCommand if _command is compress else None,
+            cls=_CompressCommand if _command is compress else _Command,
         )(_with_flags(_command, without=_WITHOUT.get(_command, ())))
 app.add_typer(vectors.index, name="index", rich_help_panel=_USE)
 for _method in METHODS.values():
-    _made = app.command(name=_method.name, rich_help_panel=_METHODS, epilog=_epilog(_method.name))
+    _shown = {"rich_help_panel": _METHODS, "epilog": _epilog(_method.name)}
+    _made = app.command(name=_method.name, cls=_Command, **_shown)
     _made(_method_command(_method))
 app.add_typer(vectors.targets, name="targets", rich_help_panel=_METHODS)
 

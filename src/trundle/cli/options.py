@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from typer import Argument, Option
+from typer.core import TyperCommand
 
+from trundle.cache import check_name
 from trundle.cli.console import _calm_libraries, terminal
-from trundle.errors import BadInput, BadModel
+from trundle.errors import BadInput
 from trundle.folders import check_free
 from trundle.progress import is_first
+from trundle.teacher import teacher_kind
 
 if TYPE_CHECKING:
     from trundle.pipeline.run import Request
@@ -41,6 +44,24 @@ _Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 _Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.")]
 _Verbose = Annotated[bool, Option("--verbose", "-v", help="Show tracebacks and other libraries' output.")]
 _TrustRemoteCode = Annotated[bool, Option("--trust-remote-code", help="Run code that comes with the model.")]
+
+
+_WORDS = {"int": "NUMBER", "float": "NUMBER", "path": "PATH"}
+
+
+class _Command(TyperCommand):
+    """A command whose help names values in words, not as Python types."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Returns the parameters, each with the word that its help shows."""
+        found = super().get_params(ctx)
+        for parameter in found:
+            flag = getattr(parameter, "is_flag", False)
+            kind = _WORDS.get(parameter.type.name.split()[0], "TEXT")
+            word = None if flag else parameter.metavar or kind
+            parameter.display_type_rich = lambda ctx, word=word: word  # noqa: ARG005
+            parameter._get_number_range_help_str = lambda: None
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,12 +133,9 @@ def _check_data(sources: Iterable[str]) -> None:
 
 
 def _check_model(name: str) -> None:
-    """Rejects a path that does not exist; a hub name is looked up later."""
-    path = Path(name).expanduser()
-    if "://" in name or path.exists():
-        return
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise BadModel(f"there is no folder {name!r}; pass a model folder or a hub name")
+    """Rejects what can't be a model's name; a hub name is looked up later, and so is another teacher."""
+    if teacher_kind(name) == "model":
+        check_name(name)
 
 
 def _several(words: Iterable[str] | None) -> list[str]:

@@ -115,9 +115,7 @@ def _from_folder(path: Path, wish: _Wish, progress: Progress) -> IndexReader:
         from trundle.index.embedded import _FolderReader
 
         if wish != _Wish():
-            raise BadInput(
-                "an index that trundle built has one table; leave out --table, --text-column and --vector-column"
-            )
+            raise BadInput("an index that trundle built has one table; leave out its table and columns")
         return _FolderReader(path, progress=progress)
     if (path / "chroma.sqlite3").is_file():
         from trundle.index.chroma import _ChromaReader
