@@ -29,7 +29,8 @@ imports: $(READY)
 
 # The site is in site/; it needs no network to be read.
 docs: $(READY)
-	$(BIN)/mkdocs build --quiet --strict
+	$(BIN)/typer trundle.cli.app utils docs --name trundle --title Commands --output docs/reference/cli.md >/dev/null
+	$(BIN)/zensical build --clean --strict
 
 # Installs the wheel alone into a new venv and encodes with it.
 wheel: $(READY)
@@ -54,7 +55,7 @@ benchmarks: $(READY)
 	$(if $(TASKS),$(BIN)/python benchmarks/speed.py evaluate $(MODEL) --data $(TASKS))
 
 clean:
-	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) demo site .cache docs/reference/cli.md .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 import typer
 from pydantic.fields import FieldInfo
 from typer import Option
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from trundle.cli import vectors
 from trundle.cli.compression import _run_recipe, compress, demo, recipes
 from trundle.cli.deploy import export, report, serve
 from trundle.cli.evaluate import bench, evaluate, pair
 from trundle.cli.inspect import inspect
-from trundle.cli.options import _EXPERT, _Command, _Model, _RunFlags, _with_flags
+from trundle.cli.options import _EXPERT, _Model, _RunFlags, _with_flags
 from trundle.errors import BadInput, BadRecipe, MissingExtra, TrundleError, UserError
 from trundle.methods import METHODS
 from trundle.methods.contract import Method, never
@@ -47,8 +47,6 @@ _EXAMPLES = {
         'trundle compress --index "postgresql://me@localhost/search?table=chunks" --budget 12MB -o small',
         "trundle compress all-mpnet-base-v2 --recipe leaf --minutes 30 --data my-texts/ -o small",
     ),
-    "recipes": ("trundle recipes",),
-    "demo": ("trundle demo",),
     "inspect": (
         "trundle inspect all-mpnet-base-v2",
         "trundle inspect all-mpnet-base-v2 --vocabulary --data my-texts/",
@@ -94,7 +92,7 @@ class _Commands(TyperGroup):
         return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
 
 
-class _CompressCommand(_Command):
+class _CompressCommand(TyperCommand):
     """A command whose budget may have a space before its unit."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
@@ -124,6 +122,7 @@ app = typer.Typer(
 _INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended."""
 _PLAIN = (bool, int, float, str)
+_VALUES = {int: "NUMBER", float: "NUMBER"}
 
 
 def _show_version(wanted: bool) -> None:
@@ -179,8 +178,8 @@ def _flag(field: FieldInfo, panel: str | None) -> Any:
     """Returns the flag of one option. It shows the option's default but does not set it."""
     kind = _plain(field.annotation)
     default = "" if field.default in (None, "") or field.is_required() else f" [default: {field.default}]"
-    values = "|".join(get_args(kind)) if get_origin(kind) is Literal else kind.__name__
-    metavar = None if kind is bool else f"<{values}>"
+    values = "|".join(get_args(kind)) if get_origin(kind) is Literal else _VALUES.get(kind, "TEXT")
+    metavar = "" if kind is bool else values
     option = Option(
         help=f"{field.description}{default}", show_default=False, metavar=metavar, rich_help_panel=panel
     )
@@ -206,9 +205,9 @@ def _plain(annotation: Any) -> Any:
     return str
 
 
-def _epilog(name: str) -> str:
+def _epilog(name: str) -> str | None:
     """Returns the examples of a command, a line each."""
-    return "\n\n".join(("Examples:", *(f"    {line}" for line in _EXAMPLES[name])))
+    return "\n\n".join(("Examples:", *_EXAMPLES[name])) if name in _EXAMPLES else None
 
 
 _WITHOUT: dict[Callable[..., None], tuple[str, ...]] = {demo: ("trust",), serve: ("as_json",)}
@@ -217,12 +216,12 @@ for _panel, _commands in _PANELS.items():
         app.command(
             epilog=_epilog(_command.__name__),
             rich_help_panel=_panel,
-            cls=_CompressCommand if _command is compress else _Command,
+            cls=_CompressCommand if _command is compress else None,
         )(_with_flags(_command, without=_WITHOUT.get(_command, ())))
 app.add_typer(vectors.index, name="index", rich_help_panel=_USE)
 for _method in METHODS.values():
     _shown = {"rich_help_panel": _METHODS, "epilog": _epilog(_method.name)}
-    _made = app.command(name=_method.name, cls=_Command, **_shown)
+    _made = app.command(name=_method.name, **_shown)
     _made(_method_command(_method))
 app.add_typer(vectors.targets, name="targets", rich_help_panel=_METHODS)
 

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, fields
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from typer import Argument, Option
-from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 from trundle.cache import check_name
 from trundle.cli.console import _calm_libraries, terminal
@@ -44,24 +55,6 @@ _Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 _Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.")]
 _Verbose = Annotated[bool, Option("--verbose", "-v", help="Show tracebacks and other libraries' output.")]
 _TrustRemoteCode = Annotated[bool, Option("--trust-remote-code", help="Run code that comes with the model.")]
-
-
-_WORDS = {"int": "NUMBER", "float": "NUMBER", "path": "PATH"}
-
-
-class _Command(TyperCommand):
-    """A command whose help names values in words, not as Python types."""
-
-    def get_params(self, ctx: Any) -> Any:
-        """Returns the parameters, each with the word that its help shows."""
-        found = super().get_params(ctx)
-        for parameter in found:
-            flag = getattr(parameter, "is_flag", False)
-            kind = _WORDS.get(parameter.type.name.split()[0], "TEXT")
-            word = None if flag else parameter.metavar or kind
-            parameter.display_type_rich = lambda ctx, word=word: word  # noqa: ARG005
-            parameter._get_number_range_help_str = lambda: None
-        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +146,15 @@ def _renamed(old: str, new: str, value: _T | None, current: _T | None) -> _T | N
     return value
 
 
+def _word(kind: Any) -> str:
+    """Returns what a flag's help calls its value, instead of the Python type; a switch has none."""
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(choice for choice in get_args(kind) if choice is not type(None))
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return {bool: "", int: "NUMBER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+
+
 def _with_flags(
     function: Callable[..., None], own: Iterable[Parameter] | None = None, without: Container[str] = ()
 ) -> Callable[..., None]:
@@ -162,23 +164,31 @@ def _with_flags(
     get no flag and keep their defaults.
     """
     record = get_type_hints(function).get("flags")
-    if record is None:
-        return function
-    kinds = get_type_hints(record, include_extras=True)
-    shared = [
-        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=kinds[each.name])
-        for each in fields(record)
-        if each.name not in without
-    ]
+    kinds = {} if record is None else get_type_hints(record, include_extras=True)
+    shared = (
+        []
+        if record is None
+        else [
+            Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=kinds[each.name])
+            for each in fields(record)
+            if each.name not in without
+        ]
+    )
     if own is None:
         named = signature(function, eval_str=True).parameters.values()
         own = [parameter for parameter in named if parameter.name != "flags"]
 
     def command(**given: Any) -> None:
-        flags = record(**{parameter.name: given.pop(parameter.name) for parameter in shared})
-        function(flags=flags, **given)
+        if record is not None:
+            given["flags"] = record(**{parameter.name: given.pop(parameter.name) for parameter in shared})
+        function(**given)
 
     parameters = [*own, *shared]
+    for parameter in parameters:
+        kind, *about = get_args(parameter.annotation)
+        for option in about:
+            if isinstance(option, OptionInfo) and option.metavar is None:
+                option.metavar = _word(kind)
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__name__, command.__doc__ = function.__name__, function.__doc__

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperCommand
 
 from trundle.cli.console import _show, _show_json
 from trundle.cli.evaluate import _open_teacher
@@ -16,7 +17,6 @@ from trundle.cli.options import (
     _DATA,
     _check_data,
     _check_model,
-    _Command,
     _CommonFlags,
     _Graph,
     _Model,
@@ -55,7 +55,7 @@ _Hidden = Annotated[str | None, Option(hidden=True)]
 _ANY_INDEX = "a folder, a file, or an address such as postgresql://user@host/database?table=chunks."
 
 
-@index.command("build", cls=_Command)
+@index.command("build")
 @_with_flags
 def _build_index(
     flags: _CommonFlags,
@@ -116,7 +116,7 @@ def _texts(sources: Sequence[str], progress: Progress) -> Iterator[str]:
             yield from (text.text for text in read_texts(source))
 
 
-@index.command(cls=_Command)
+@index.command()
 @_with_flags
 def search(
     flags: _CommonFlags,
@@ -159,7 +159,7 @@ def search(
             _show(f"{one.score:6.3f}  {' '.join(one.text.split())[:160]}")
 
 
-@index.command(cls=_Command)
+@index.command()
 @_with_flags
 def check(
     flags: _CommonFlags,
@@ -227,7 +227,7 @@ def check(
         _show(line)
 
 
-@index.command("read", cls=_Command)
+@index.command("read")
 @_with_flags
 def _read_index(
     flags: _CommonFlags,
@@ -280,7 +280,7 @@ def _read_index(
         _show(said)
 
 
-class _RayCommand(_Command):
+class _RayCommand(TyperCommand):
     """A command whose `--ray` may have no value."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]

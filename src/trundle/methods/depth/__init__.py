@@ -3,8 +3,9 @@
 Choose how many layers to keep (`keep`), the share to remove (`drop`: floor(L·(1−p)) of L layers are kept,
 computed exactly), which ones (`blocks`), or let the layer-loss curve choose (`pick`: the minimum in the lower
 or the upper half of the model, from one forward pass over labelled tuples). Embeddings, pooling and the
-final norm of pre-norm models are kept. In an encoder a number of layers means evenly spaced ones, from two on including
-the last layer, which produces the vectors; in a decoder it means the first ones (`order` overrides this).
+final norm of pre-norm models are kept. In an encoder a number of layers means evenly spaced ones, from two on
+including the last layer, which produces the vectors; in a decoder it means the first ones (`order` overrides
+this).
 
 If there are texts, the layers that are left are fitted to the whole model by least squares, each one to stand
 for the removed ones that follow it (`heal: none` leaves them as they were).
