@@ -250,7 +250,7 @@ def test_a_narrow_candidate_is_mapped_with_its_training_vectors(
 ) -> None:
     monkeypatch.setattr(candidates, "_WIDTHS", (Fraction(1), Fraction(1, 2)))
     folder = str(pico_folders("bert"))
-    found = _list_candidates(load(folder), folder, dimensions=32, precision="int8")
+    found = _list_candidates(load(folder), folder, dimensions=32, precisions=["int8"])
     contest = _Trials(
         source=folder,
         request=Request(source=folder, corpus=corpus),
@@ -309,7 +309,7 @@ def test_without_time_for_a_training_the_model_is_made_in_closed_form(
     monkeypatch.setattr(budget, "_TRIED", 1)
     monkeypatch.setattr(budget, "_fewest_steps", lambda **_: 10**9)
     folder, progress = str(pico_folders("bert")), RecordedProgress()
-    rounded = _list_candidates(load(folder), folder, dimensions=32, precision="int4")[0]
+    rounded = _list_candidates(load(folder), folder, dimensions=32, precisions=["int4"])[0]
     monkeypatch.setattr(_Prospects, "promising", lambda *_, **__: [rounded])
     request = Request(source=folder, output=tmp_path / "small", corpus=corpus, progress=progress)
     outcome = compress_to_budget(request, ["2x"], minutes=0.03)

@@ -60,7 +60,7 @@ def test_speed_is_predicted_from_timings(layer: float, pico_folders: Callable[[s
     costs = [cost(cut(model, what)) for what in cuts]
     assert len(costs) == 4
     told = _fit(costs, [real.milliseconds(each) for each in costs])
-    for each in _list_candidates(model, "", dimensions=32, precision="float32"):
+    for each in _list_candidates(model, "", dimensions=32, precisions=["float32"]):
         np.testing.assert_allclose(told.milliseconds(each.cost), real.milliseconds(each.cost), rtol=1e-3)
 
 

@@ -33,7 +33,8 @@ def evaluate(
     ] = None,
     root: Annotated[Path | None, Option(envvar="TRUNDLE_TASKS", help="Folder of task files.")] = None,
     teacher: Annotated[
-        str | None, Option(help="Large model or endpoint URL; also scores queries on its documents.")
+        str | None,
+        Option(help="Large model, endpoint URL or table of vectors: its documents are searched too."),
     ] = None,
     teacher_model: _TeacherModel = None,
     graph: Annotated[
@@ -127,7 +128,10 @@ def _open_teacher(
 
         return open_endpoint(name, endpoint_model)[0]
     if kind != "model":
-        raise BadInput(f"{name} has vectors of its own texts only; name the model or endpoint that made them")
+        from trundle.teacher.stored import stored_embedder
+        from trundle.teacher.teacher import open_teacher
+
+        return stored_embedder(open_teacher(name, progress=progress).stored(progress=progress), name)
     return open_embedder(name, graph=graph, trust_remote_code=trust, progress=progress)[0]
 
 

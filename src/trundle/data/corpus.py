@@ -61,6 +61,8 @@ class Corpus:
     """The lineage's record of each source: its number of texts and a fingerprint of their content."""
     distinct_texts: Callable[[int | None, int], Iterator[Text]] | None = None
     """A faster `distinct_train`."""
+    sampled_texts: Callable[[int, int], Iterator[Text]] | None = None
+    """A faster `sample_train`."""
     files: tuple[str, ...] = ()
     """The files that are read."""
 
@@ -70,6 +72,12 @@ class Corpus:
             return self.distinct_texts(most, seed)
         texts = distinct(self.train(), key=lambda text: f"{text.kind}\0{text.text}")
         return texts if most is None else iter(sample(texts, most, seed))
+
+    def sample_train(self, count: int, seed: int) -> Iterator[Text]:
+        """Return a sample of the texts to train on; those of files are drawn without reading the others."""
+        if self.sampled_texts is not None:
+            return self.sampled_texts(count, seed)
+        return iter(sample(self.train(), count, seed))
 
 
 def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILENT) -> Corpus:
@@ -93,6 +101,7 @@ def with_pieces(corpus: Corpus, pieces: Sequence[Text], name: str) -> Corpus:
         train=lambda: itertools.chain(corpus.train(), pieces),
         facts=lambda: (*corpus.facts(), more.facts(name)),
         distinct_texts=None,
+        sampled_texts=None,
     )
 
 
@@ -109,6 +118,7 @@ def _corpus_from(reader: _CorpusReader, files: tuple[str, ...] = ()) -> Corpus:
         facts=reader.facts,
         files=files,
         distinct_texts=lambda most, seed: _distinct(reader.chosen("train"), most, seed, kinds=True),
+        sampled_texts=lambda count, seed: _sampled(reader.chosen("train"), count, seed),
     )
 
 
@@ -239,10 +249,21 @@ def _distinct(chosen: Sequence[_Chosen], most: int | None, seed: int, *, kinds: 
     first = np.flatnonzero(np.diff(np.maximum.accumulate(numbers), prepend=-1))
     if most is not None:
         first = first[sample(range(len(first)), most, seed)]
+    yield from _at(chosen, first)
+
+
+def _sampled(chosen: Sequence[_Chosen], count: int, seed: int) -> Iterator[Text]:
+    """What `sample` returns for these texts."""
+    total = sum(len(places) for _, places in chosen)
+    return _at(chosen, np.array(sample(range(total), count, seed), np.int64))
+
+
+def _at(chosen: Sequence[_Chosen], numbers: NDArray[np.int64]) -> Iterator[Text]:
+    """The texts with these numbers, which are sorted and count through all stores."""
     start = 0
     for store, places in chosen:
-        low, high = np.searchsorted(first, [start, start + len(places)])
-        yield from store.texts(places[first[low:high] - start])
+        low, high = np.searchsorted(numbers, [start, start + len(places)])
+        yield from store.texts(places[numbers[low:high] - start])
         start += len(places)
 
 

@@ -122,12 +122,11 @@ class _Prospects:
         found = [
             candidate
             for base, model in self.bases.items()
-            for precision in precisions
             for candidate in _list_candidates(
                 model,
                 base,
                 dimensions=self.width,
-                precision=precision,
+                precisions=precisions,
                 is_teacher=base == self.owner,
                 budget=limits,
             )

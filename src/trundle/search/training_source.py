@@ -319,9 +319,7 @@ def _pieces(corpus: Corpus, count: int, seed: int) -> list[Text]:
     """Sentences and spans of training texts, as short as queries are."""
     found: list[Text] = []
     known: set[str] = set()
-    for text in augmented(
-        sample(corpus.train(), count, seed), _PIECES, seed=seed, allowed=corpus.may_train_on
-    ):
+    for text in augmented(corpus.sample_train(count, seed), _PIECES, seed=seed, allowed=corpus.may_train_on):
         if len(found) == count:
             break
         if text.text not in known:

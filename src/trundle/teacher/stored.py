@@ -131,7 +131,9 @@ def stored_embedder(targets: Targets, name: str, *, maker: Embedder | None = Non
             missing = np.flatnonzero(places < 0)
             if len(missing) and ask is None:
                 text = texts[int(missing[0])]
-                raise BadInput(f"{name} has no vector of {text[:60]!r}; name its model with --teacher")
+                raise BadInput(
+                    f"{name} has no vector of {text[:60]!r}; name the model that made it as the teacher"
+                )
             vectors = np.empty((len(texts), targets.width), dtype=np.float32)
             known = np.flatnonzero(places >= 0)
             vectors[known] = targets.vectors(places[known])

@@ -6,7 +6,6 @@ from typing import Literal
 
 from sentence_transformers import SentenceTransformer
 
-from trundle.data.sampling import sample
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
 from trundle.methods.depth import DepthOptions, DepthPlan, _layers_left
@@ -105,7 +104,7 @@ def apply(model: SentenceTransformer, plan: DepthPlan, context: Context) -> Appl
     elif context.corpus is None:
         raise BadInput("this plan weights tokens by their frequency; pass the texts with --data")
     else:
-        texts = sample(context.corpus.train(), _COUNTED_TEXTS, seed=context.seed)
+        texts = context.corpus.sample_train(_COUNTED_TEXTS, context.seed)
         counts = token_counts(model, (text.text for text in texts))
         if not counts.any():
             raise BadInput("there are no texts to count tokens in; pass more with --data, or leave it out")

@@ -58,9 +58,9 @@ def _rank_tokens(
             raise BadInput("vocabulary scores tokens on texts; pass them with --data")
         scores = _scores_without_texts(model, vocabulary, score, known, count, context.seed)
         return _Ranking(order=known[np.lexsort((known, -scores[known]))].tolist(), seen=0, counts=None)
-    texts: Iterable[Text] = context.corpus.train()
-    if score != "seen":  # which must not miss a token
-        texts = sample(texts, options.texts, seed=context.seed)
+    corpus, seed = context.corpus, context.seed
+    # The score `seen` must not miss a token.
+    texts: Iterable[Text] = corpus.train() if score == "seen" else [*corpus.sample_train(options.texts, seed)]
     with scoring._spilling() as spill:
         chunks = tokenised(vocabulary.backend, (text.text for text in texts), context.progress)
         counts = count_tokens(spill.through(chunks) if score == "tfidf" else chunks, vocabulary.size)
