@@ -158,7 +158,7 @@ def test_a_second_opening_reads_nothing(
     first = read_corpus([str(source)], seed=0, progress=told)
     facts, train = first.facts(), list(first.train())
     assert told.tasks == [("reading texts (MB)", told.units)]
-    monkeypatch.setattr("trundle.data.files._lines", lambda path: pytest.fail(f"{path} is read again"))
+    monkeypatch.setattr("trundle.data.texts._lines", lambda path: pytest.fail(f"{path} is read again"))
     monkeypatch.chdir(tmp_path)
     second = read_corpus(["t.txt"], seed=0)
     assert [{**fact, "source": str(source)} for fact in second.facts()] == list(facts)

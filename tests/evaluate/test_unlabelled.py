@@ -9,8 +9,8 @@ import pytest
 from sklearn.neighbors import NearestNeighbors
 
 from trundle.embedder import Embedder, Similarity, Vectors
+from trundle.evaluate.index_check import _opening_words, _script_of, score_rows
 from trundle.evaluate.retrieval import nearest
-from trundle.evaluate.unlabelled import _opening_words, _script_of, score_rows
 
 RNG = np.random.default_rng(0)
 TEXTS = [f"Title of row {number}. {'More about it. ' * (number % 90)}" for number in range(300)]

@@ -18,7 +18,7 @@ from trundle.errors import BadInput
 from trundle.methods import METHODS
 from trundle.methods.align import AlignPlan
 from trundle.methods.align.align import schedule_for, settings_for
-from trundle.methods.align.ridge import fit_ridge
+from trundle.methods.align.leaf import fit_ridge
 from trundle.methods.contract import Context
 from trundle.model.cost import cost
 from trundle.model.encode import embedder

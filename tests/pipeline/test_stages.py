@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import pico
 from trundle.cache import cache_folder
 from trundle.data.corpus import read_corpus
-from trundle.pipeline import stages
+from trundle.pipeline import run as run_module
 from trundle.pipeline.compress import run_recipe
 from trundle.pipeline.run import Request, Run
 from trundle.recipe import Recipe, parse_recipe
@@ -47,7 +47,7 @@ def run(
     pico_folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Run]:
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(stages, "_KEPT_AFTER", 0.0)
+    monkeypatch.setattr(run_module, "_KEPT_AFTER", 0.0)
     words = [f"{text} {number}" for number in range(20) for text in pico.TEXTS]
     rows = [
         {"query": one, "positive": two, "negative": three}
@@ -229,7 +229,7 @@ def test_a_stage_deleted_while_it_is_read_is_computed_again(
         shutil.rmtree(Path(folder).parent)
         raise FileNotFoundError(folder)
 
-    monkeypatch.setattr(stages, "load", too_late)
+    monkeypatch.setattr(run_module, "load", too_late)
     taken: list[str] = []
     run(tmp_path / "small", counted(recipe, taken))
     assert taken == ["vocabulary", "weights", "align"]
@@ -239,6 +239,6 @@ def test_a_damaged_stage_is_an_error(
     run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = stopped_before_align(run, tmp_path / "small")
-    monkeypatch.setattr(stages, "load", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(run_module, "load", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(tmp_path / "small", recipe)

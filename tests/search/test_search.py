@@ -18,7 +18,7 @@ import pytest
 from recorded_progress import RecordedProgress
 from trundle.cli import tables
 from trundle.cli.compression import _run_budget
-from trundle.cli.options import _RunFlags
+from trundle.cli.console import _RunFlags
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
 from trundle.model import encode

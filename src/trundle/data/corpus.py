@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from trundle.data.environment import Documented, environment_pairs, split_by_package
 from trundle.data.examples import Example, LabelledRow, _read_examples, _read_labelled
-from trundle.data.files import parse_source
 from trundle.data.sampling import _drawn, distinct, draw, key_bits, sample
 from trundle.data.text_store import TextStore, _is_stored, _read_store
-from trundle.data.texts import Text, read_texts
+from trundle.data.texts import Text, parse_source, read_texts
 from trundle.errors import BadInput
 from trundle.progress import SILENT, Progress
 

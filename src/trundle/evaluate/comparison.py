@@ -15,7 +15,7 @@ from trundle.evaluate.shortening import Inheritance, Shorten, _inherited
 from trundle.evaluate.tasks import Task
 from trundle.progress import SILENT, Progress
 from trundle.records import CALIBRATION_FILE
-from trundle.teacher.held_out import HeldOutVectors
+from trundle.teacher.targets import HeldOutVectors
 
 _PROBE = "How wide is a vector?"
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from trundle.data.files import BUFFER_BYTES
+from trundle.data.texts import BUFFER_BYTES
 from trundle.embedder import Vectors
 from trundle.errors import BadInput
 from trundle.folders import atomic_file

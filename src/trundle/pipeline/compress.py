@@ -22,14 +22,12 @@ from trundle.model.encode import embedder, free_gpu_memory
 from trundle.model.save import save
 from trundle.model.surgery import with_modules
 from trundle.model.token_map import has_token_map
-from trundle.pipeline.card import _model_card
-from trundle.pipeline.pair import _save_pair, pair_folder
-from trundle.pipeline.run import MethodRun, Request, Run, Sibling
-from trundle.pipeline.stages import _Stage, _stages
+from trundle.pipeline.pair import _model_card, _save_pair, pair_folder
+from trundle.pipeline.run import MethodRun, Request, Run, Sibling, _Stage, _stages
 from trundle.progress import is_first, process_count
 from trundle.recipe import Call, Recipe
 from trundle.records import THE_ORIGINAL, Lineage, QualityScores, read_lineage
-from trundle.teacher.held_out import HeldOutVectors
+from trundle.teacher.targets import HeldOutVectors
 from trundle.teacher.teacher import Teacher, original_teacher
 
 _BATCH = 8  # among few texts, lengths differ so much that large batches are mostly padding

@@ -25,11 +25,16 @@ from trundle.records import versions
 from trundle.runtime.encoder import Output
 from trundle.serve import wire
 from trundle.serve.batching import _Batcher, _Pending
-from trundle.serve.connections import KEEP_ALIVE_SECONDS, limited_protocol
-from trundle.serve.guard import _CONTENT_TYPE, _FastRoute, _Guard, _Metrics
-from trundle.serve.models import _Model, _Served
+from trundle.serve.guard import (
+    _CONTENT_TYPE,
+    KEEP_ALIVE_SECONDS,
+    _FastRoute,
+    _Guard,
+    _Metrics,
+    limited_protocol,
+)
 from trundle.serve.playground import _add_page, _Playground
-from trundle.serve.settings import ServerSettings, uvicorn
+from trundle.serve.settings import ServerSettings, _Model, _Served, uvicorn
 from trundle.serve.wire import _JSON, EmbeddingsRequest, _RequestError
 
 _WATCHED_AFTER = 0.2

@@ -11,13 +11,12 @@ from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 
-from trundle.data.augment import check_augmentations
+from trundle.data.sampling import check_augmentations
 from trundle.embedder import Similarity
 from trundle.errors import BadInput
 from trundle.methods.align import _RATE, _STATIC_RATE, CYCLES, EPOCHS, AlignOptions, AlignPlan
 from trundle.methods.align.imitation import _check_imitation, _Imitator
-from trundle.methods.align.leaf import make_align_task
-from trundle.methods.align.ridge import fit_ridge
+from trundle.methods.align.leaf import fit_ridge, make_align_task
 from trundle.methods.align.teacher_vectors import (
     RIDGE_TEXTS,
     _augmentations,

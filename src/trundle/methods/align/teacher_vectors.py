@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trundle.cache import cache_entry, cache_key
-from trundle.data.augment import augmented
-from trundle.data.sampling import sample
+from trundle.data.sampling import augmented, sample
 from trundle.evaluate import fidelity
 from trundle.evaluate.shortening import measure_ranges
 from trundle.methods.align.resident import keep_teachers_tokens

@@ -11,8 +11,8 @@ from sentence_transformers import SentenceTransformer
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
 from trundle.methods.training import healed
-from trundle.methods.weights import WeightsOptions, WeightsPlan, _selection_of, pruning, samples
-from trundle.methods.weights.samples import _make_evaluator, _Name, _SampleSource
+from trundle.methods.weights import WeightsOptions, WeightsPlan, _selection_of, pruning
+from trundle.methods.weights.pruning import _make_evaluator, _Name, _SampleSource
 from trundle.model import surgery
 from trundle.model.cost import Cost, cost, predict
 from trundle.model.heads import copy_of
@@ -34,7 +34,7 @@ def plan(model: SentenceTransformer, options: WeightsOptions, context: Context) 
     if share == 0:
         return WeightsPlan(options=options, zeros=0, weights=weights)
     sources = _open_sources(options, context)
-    if len(sources) == 2 and samples._same_data(*sources):
+    if len(sources) == 2 and pruning._same_data(*sources):
         context.progress.say("domain and general are the same data: every alignment is 1")
     if options.structure == "neuron":
         of = layout.sizes["mlp"]
@@ -78,7 +78,7 @@ def _open_sources(options: WeightsOptions, context: Context) -> list[_SampleSour
     """The sources that the method needs, and others that were passed for evaluation."""
     files: dict[_Name, str | None] = {"domain": options.domain, "general": options.general}
     return [
-        samples._open_source(name, file, context)
+        pruning._open_source(name, file, context)
         for name, file in files.items()
         if name in pruning._SOURCES_OF[options.method] or file is not None
     ]
@@ -99,7 +99,7 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
     if plan.neurons is not None:
         kept = [pruning._best_neurons(scores, plan.neurons) for scores in pruning._neurons_by_layer(scored)]
         what = Cut(mlp=tuple(kept))
-        texts = samples._healing_texts(sources, context)
+        texts = pruning._healing_texts(sources, context)
         if options.heal == "closed-form" and not texts:
             raise BadInput("a cut is healed on texts; pass them with --data, or leave heal out")
         healing = options.heal or "if possible" if texts else "none"

@@ -18,8 +18,7 @@ from trundle.data.sampling import fingerprint, sample
 from trundle.embedder import LONGEST
 from trundle.methods.align import AlignOptions
 from trundle.methods.align.align import schedule_for, settings_for
-from trundle.methods.align.leaf import make_align_task
-from trundle.methods.align.ridge import fit_ridge
+from trundle.methods.align.leaf import fit_ridge, make_align_task
 from trundle.methods.align.teacher_vectors import RIDGE_TEXTS, targets_for
 from trundle.methods.contract import AdditionalModel, Applied, Context
 from trundle.methods.contrast import ContrastOptions, contrast
