@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 from trundle.errors import TrundleError
 
 if TYPE_CHECKING:
-    from trundle.index.rows import RowBatch
+    from trundle.index.rows import _RowBatch
 
 HERE = Path(__file__).parent
 FAULTS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EROFS": errno.EROFS}
@@ -146,7 +146,7 @@ def indexed(root: Path) -> State:
     return found
 
 
-def stored_rows(folder: Path) -> list[RowBatch]:
+def stored_rows(folder: Path) -> list[_RowBatch]:
     """The rows of an index, of which there may be none."""
     from contextlib import closing
 

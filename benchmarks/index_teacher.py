@@ -132,10 +132,10 @@ def measure(
     import numpy as np
 
     from trundle.embedder import top_agreement
-    from trundle.evaluate.index_check import score_rows
+    from trundle.evaluate.index_check import _score_rows
     from trundle.evaluate.retrieval import nearest
 
-    free = score_rows(student, rows, index, asked)
+    free = _score_rows(student, rows, index, asked)
     best, found = (nearest(each, index, 10) for each in (np.stack(truth), student.query(queries)))
     return {
         "rows agree": round(free.agreement, 4),

@@ -24,7 +24,7 @@ from trundle.data.texts import Text
 from trundle.embedder import Embedder
 from trundle.errors import BadInput, BadModel, TrundleError, UserError
 from trundle.teacher import endpoint
-from trundle.teacher.endpoint import _endpoint_id, _Poster, _read_answer, endpoint_teacher
+from trundle.teacher.endpoint import _endpoint_id, _endpoint_teacher, _Poster, _read_answer
 from trundle.teacher.labelling import build_targets
 from trundle.teacher.shards import Manifest
 
@@ -133,7 +133,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def teacher(server: Server, **options: Any) -> Embedder:
-    return endpoint_teacher(server.url, "big", **{"key_variable": VARIABLE, "timeout": 5.0, **options})
+    return _endpoint_teacher(server.url, "big", **{"key_variable": VARIABLE, "timeout": 5.0, **options})
 
 
 def test_batches_prompts_and_order(server: Server) -> None:
@@ -221,7 +221,7 @@ def test_a_rejected_connection_is_an_error(server: Server, monkeypatch: pytest.M
         url = gone.url
     monkeypatch.setattr(_Poster, "sleep", lambda *_: pytest.fail("waited for nobody"))
     with pytest.raises(BadModel, match=r"no server responds at .*/v1/embeddings .*refused.*start the server"):
-        endpoint_teacher(url, "big").text(["a"])
+        _endpoint_teacher(url, "big").text(["a"])
 
 
 def test_a_server_that_answered_before_may_be_restarting(server: Server) -> None:
@@ -236,7 +236,7 @@ def test_a_server_that_answered_before_may_be_restarting(server: Server) -> None
 
 @pytest.mark.parametrize("ending", ["", "/", "/embeddings", "/embeddings/"])
 def test_the_whole_address_may_be_given(server: Server, ending: str) -> None:
-    endpoint_teacher(server.url + ending, "big", key_variable=None).text(["ab"])
+    _endpoint_teacher(server.url + ending, "big", key_variable=None).text(["ab"])
     assert [path for path, _, _ in server.requests] == ["/v1/embeddings"]
     assert _endpoint_id(server.url + ending, "big") == _endpoint_id(server.url, "big")
 
@@ -443,7 +443,7 @@ def test_a_key_with_a_line_end_is_stripped(server: Server, monkeypatch: pytest.M
     ],
 )
 def test_an_invalid_address_or_one_with_a_secret_is_rejected(url: str, message: str) -> None:
-    for use in (endpoint_teacher, _endpoint_id):
+    for use in (_endpoint_teacher, _endpoint_id):
         with pytest.raises(BadInput, match=message) as raised:
             use(url, "big")
         assert "secret" not in str(raised.value)
@@ -456,7 +456,7 @@ def test_an_invalid_address_or_one_with_a_secret_is_rejected(url: str, message: 
 )
 def test_impossible_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
-        endpoint_teacher("http://server/v1", "big", **options)
+        _endpoint_teacher("http://server/v1", "big", **options)
 
 
 def test_identity_follows_what_is_asked_for() -> None:

@@ -172,7 +172,7 @@ def _cpu_name() -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class _Measurement:
     """A figure, its spread over the rounds (median absolute deviation), and the value of each round."""
 
     value: float
@@ -188,14 +188,14 @@ def _percentile(samples: Sequence[float], percent: float) -> float:
     return below + (above - below) * (place - math.floor(place))
 
 
-def _of_rounds(rounds: Sequence[float]) -> Measurement:
+def _of_rounds(rounds: Sequence[float]) -> _Measurement:
     """One value per round: their median, so that one disturbed round has little influence."""
     middle = median(rounds)
     spread = median(abs(each - middle) for each in rounds)
-    return Measurement(value=middle, spread=spread, rounds=tuple(rounds))
+    return _Measurement(value=middle, spread=spread, rounds=tuple(rounds))
 
 
-def _of_samples(rounds: Sequence[Sequence[float]], percent: float) -> Measurement:
+def _of_samples(rounds: Sequence[Sequence[float]], percent: float) -> _Measurement:
     # A percentile of all samples together would give more weight to fast rounds, which have more samples.
     return _of_rounds([_percentile(samples, percent) for samples in rounds])
 
@@ -231,14 +231,14 @@ class _ModelFigures:
     parameters: int
     weights_bytes: int | None
     folder_bytes: int | None
-    start_seconds: Measurement
-    load_seconds: Measurement
-    short_texts_per_second: Measurement
-    long_texts_per_second: Measurement
-    short_latency_p50: Measurement
-    short_latency_p95: Measurement
-    long_latency_p50: Measurement
-    long_latency_p95: Measurement
+    start_seconds: _Measurement
+    load_seconds: _Measurement
+    short_texts_per_second: _Measurement
+    long_texts_per_second: _Measurement
+    short_latency_p50: _Measurement
+    short_latency_p95: _Measurement
+    long_latency_p50: _Measurement
+    long_latency_p95: _Measurement
     peak_memory_bytes: int
     bare_memory_bytes: int
 
@@ -269,7 +269,7 @@ class BenchResult:
         return result
 
 
-_Figure = Measurement | int | None
+_Figure = _Measurement | int | None
 _Write = Callable[[float], str]
 
 
@@ -350,8 +350,8 @@ def short_names(paths: Sequence[str]) -> list[str]:
     ]
 
 
-def _number(figure: Measurement | int) -> float:
-    return figure.value if isinstance(figure, Measurement) else figure
+def _number(figure: _Measurement | int) -> float:
+    return figure.value if isinstance(figure, _Measurement) else figure
 
 
 def _ratio(figures: _ModelFigures, first: _ModelFigures, field: str) -> float | None:
@@ -363,6 +363,6 @@ def _cell(figure: _Figure, write: _Write) -> str:
     if figure is None:
         return "–"
     spread = ""
-    if isinstance(figure, Measurement) and len(figure.rounds) > 1:
+    if isinstance(figure, _Measurement) and len(figure.rounds) > 1:
         spread = f" ±{write(figure.spread).split()[0]}"
     return write(_number(figure)) + spread

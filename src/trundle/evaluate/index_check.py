@@ -157,7 +157,7 @@ def check_rows(
     one = check_vectors(student.document(rows.texts[:1]), rows.texts[:1], student.name)
     _check_width(one, rows, student.name)
     by = rows.similarity
-    found = score_rows(student, rows.texts, rows.vectors, asked, similarity=by, progress=progress)
+    found = _score_rows(student, rows.texts, rows.vectors, asked, similarity=by, progress=progress)
     return IndexCheck(
         index=rows.index,
         student=student.name,
@@ -260,7 +260,7 @@ class _RowScores:
     by_script: tuple[_Group, ...]
 
 
-def score_rows(
+def _score_rows(
     student: Embedder,
     texts: Sequence[str],
     vectors: Vectors,

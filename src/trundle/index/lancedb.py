@@ -11,7 +11,6 @@ from trundle.index.rows import (
     Metric,
     _explained,
     _imported,
-    _one_of,
     _Places,
     _RawRows,
     _RowReader,
@@ -28,7 +27,7 @@ class _LanceReader(_RowReader):
         client = _imported("lancedb", "an index in LanceDB", "lancedb")
         with _explained(place):
             database = client.connect(place)
-            name = _one_of(_tables(database), wish.table, "table", place, "--table")
+            name = wish.table_of(_tables(database), "table", place)
             self._table = database.open_table(name)
             self._table.checkout(self._table.version)
             where = f"{place}, table {name}"

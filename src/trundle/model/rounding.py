@@ -31,9 +31,9 @@ from trundle.model.matrices import (
     BLOCK,
     Matrix,
     _has_bias,
+    _is_on_grid,
     fits_grid,
     grid_weights,
-    is_on_grid,
     is_pruned,
     prunable,
     put_on_grid,
@@ -65,7 +65,7 @@ def round_to_int4(
     lie on the grid already is returned as it is. A pruned model keeps its zeros, so it is only rounded.
     """
     weights = [weight.T if transposed else weight for weight, transposed in grid_weights(model)]
-    if all(is_on_grid(weight.detach()) for weight in weights):
+    if all(_is_on_grid(weight.detach()) for weight in weights):
         return model
     whole = copy_of(model).float().eval()
     if is_pruned(model):  # a fitted matrix would lose its zeros

@@ -92,7 +92,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodRun:
+class _MethodRun:
     """One method of a recipe as it was run."""
 
     call: Call
@@ -115,7 +115,7 @@ class MethodRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sibling:
+class _Sibling:
     """An additional model, written to a folder next to the output."""
 
     output: Path
@@ -137,13 +137,13 @@ class Run:
     model: SentenceTransformer
     before: Cost
     after: Cost
-    steps: tuple[MethodRun, ...]
+    steps: tuple[_MethodRun, ...]
     fidelity: Fidelity | None
     judged: Mapping[str, tuple[float, float]]
     """Scores of the original and of the result that a method asked for."""
     output: Path | None
     pair: Path | None
-    additional: tuple[Sibling, ...]
+    additional: tuple[_Sibling, ...]
     teacher: Teacher
     """The teacher of the result, or the original, by its name in the request or the recipe."""
     original: Embedder

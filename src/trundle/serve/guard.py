@@ -177,7 +177,7 @@ class _HeadersTooLargeError(Exception):
     """The URL and headers of a request have too many bytes."""
 
 
-def limited_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
+def _limited_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
     """Returns the class that uvicorn makes for each connection of one server."""
     return type("_Connection", (_LimitedConnection,), {"settings": settings, "idle": {}})
 

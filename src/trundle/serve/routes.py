@@ -30,8 +30,8 @@ from trundle.serve.guard import (
     KEEP_ALIVE_SECONDS,
     _FastRoute,
     _Guard,
+    _limited_protocol,
     _Metrics,
-    limited_protocol,
 )
 from trundle.serve.playground import _add_page, _Playground
 from trundle.serve.settings import ServerSettings, _Model, _Served, uvicorn
@@ -88,7 +88,7 @@ def run_server(served: _Served, settings: ServerSettings, listening: socket.sock
 def _server_config(served: _Served, settings: ServerSettings) -> uvicorn.Config:
     return uvicorn.Config(
         _make_app(served, settings),
-        http=limited_protocol(settings),
+        http=_limited_protocol(settings),
         ws="none",
         access_log=False,
         log_level="error",  # a warning per invalid request would let strangers fill the log

@@ -188,12 +188,12 @@ def _requested_wait(header: str) -> float:
 
 def open_endpoint(url: str, model: str | None, *, most: int | None = None) -> tuple[Embedder, str]:
     """Return an endpoint that sends no text twice and at most `most` texts in all, and its identity."""
-    opened = endpoint_teacher(url, model)
+    opened = _endpoint_teacher(url, model)
     identity = _endpoint_id(url, str(model))
     return _asked_once(opened, identity, most=most), identity
 
 
-def endpoint_teacher(
+def _endpoint_teacher(
     url: str,
     model: str | None,
     *,

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from trundle.errors import BadInput
 from trundle.methods.align.imitation import _Outputs, _same_shape
-from trundle.methods.align.resident import Batch, Resident, prompted, resident_on
+from trundle.methods.align.resident import Batch, _prompted, _Resident, _resident_on
 from trundle.methods.contract import Context
 from trundle.model.heads import prompts_by_role
 from trundle.model.layout import token_limit
@@ -167,7 +167,7 @@ def make_align_task(
     """
     seed = context.seed
 
-    def batches(of: Targets, weights: Sequence[float], resident: Resident | None) -> Batches[Batch]:
+    def batches(of: Targets, weights: Sequence[float], resident: _Resident | None) -> Batches[Batch]:
         lengths = of.lengths if resident is None else resident.lengths.cpu().numpy()
         load = _loader(student, of) if resident is None else resident.load
         is_query = of.of_kind("query").astype(np.uint8)
@@ -191,7 +191,7 @@ def make_align_task(
 
     check_fast_tokenizer(student)
     splitter = None if imitate is not None else _make_splitter(context.progress.say)
-    resident = resident_on(student.device, student, targets, context)
+    resident = _resident_on(student.device, student, targets, context)
     return TrainingTask(
         name="align",
         losses=(_make_loss(imitate),),
@@ -231,7 +231,7 @@ def _leaf(student: Tensor, target: Tensor) -> Tensor:
 def _loader(student: SentenceTransformer, targets: Targets) -> Callable[[Indices], Batch]:
     prompts, tokenise = prompts_by_role(student), make_tokeniser(student)
     return lambda positions: (
-        tokenise(prompted(targets, positions, prompts)),
+        tokenise(_prompted(targets, positions, prompts)),
         torch.from_numpy(targets.vectors(positions)),
     )
 

@@ -27,7 +27,7 @@ from trundle.evaluate import scoring
 from trundle.evaluate.tasks import KnownItemTask
 from trundle.methods.contract import Context
 from trundle.methods.training import HEALING_TEXTS, prompts_by_file
-from trundle.methods.weights import WeightsOptions, _AlignedBy, _FisherScale, _Selection, _WeightScore
+from trundle.methods.weights import _AlignedBy, _FisherScale, _Selection, _WeightScore, _WeightsOptions
 from trundle.methods.weights.gradients import _Gradients, _measure_gradients, _measure_norms
 from trundle.model import encode as encode_module
 from trundle.model.heads import copy_of
@@ -286,7 +286,7 @@ class _Scored:
 
 def _score_weights(
     model: SentenceTransformer,
-    options: WeightsOptions,
+    options: _WeightsOptions,
     sources: Mapping[_Name, _SampleSource],
     context: Context,
 ) -> _Scored:
