@@ -108,7 +108,7 @@ def test_two_models_of_one_endpoint_are_two_teachers(
     pico_model: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "trundle.teacher.endpoint._endpoint_teacher", lambda _, name: embedder(pico_model(name), name=name)
+        "trundle.teacher.endpoint._endpoint_embedder", lambda _, name: embedder(pico_model(name), name=name)
     )
     context = Context(original=pico_model("bert"), corpus=corpus())
     found = [

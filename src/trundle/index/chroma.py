@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trundle.index.rows import (
-    _BATCH_ROWS,
-    Metric,
-    _explained,
-    _fields,
-    _imported,
-    _RawRows,
-    _RowReader,
-    _Wish,
-)
+from trundle.index.rows import _BATCH_ROWS, Metric, _explained, _fields, _import, _RawRows, _RowReader, _Wish
 
 _METRICS: dict[str, Metric] = {"cosine": "cosine", "ip": "inner product", "l2": "l2"}
 _DOCUMENT = "document"
@@ -34,7 +25,7 @@ class _ChromaReader(_RowReader):
         key: str | None = None,
     ) -> None:
         """Either `folder` or `server`: a host, a port, and whether it uses TLS."""
-        chroma = _imported("chromadb", "an index in Chroma", "chroma")
+        chroma = _import("chromadb", "an index in Chroma", "chroma")
         with _explained(place, hide=key):
             if server is None:
                 client = chroma.PersistentClient(folder)

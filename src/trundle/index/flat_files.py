@@ -27,7 +27,7 @@ from trundle.index.rows import (
     _explained,
     _field,
     _fields,
-    _imported,
+    _import,
     _Places,
     _RawRows,
     _RowReader,
@@ -291,7 +291,7 @@ def _open_arrays(path: Path, wish: _Wish) -> _BesideReader:
 
 def _open_faiss(path: Path, wish: _Wish) -> _BesideReader:
     """Open a FAISS index; quantised vectors come back as it decodes them."""
-    faiss = _imported("faiss", "a FAISS index", "faiss")
+    faiss = _import("faiss", "a FAISS index", "faiss")
     with _explained(str(path)):
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
     metrics: dict[int, Metric] = {faiss.METRIC_INNER_PRODUCT: "inner product", faiss.METRIC_L2: "l2"}

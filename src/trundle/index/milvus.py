@@ -8,17 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trundle.index.rows import (
-    _BATCH_ROWS,
-    Metric,
-    _explained,
-    _fields,
-    _imported,
-    _known_metric,
-    _RawRows,
-    _RowReader,
-    _Wish,
-)
+from trundle.index.rows import _BATCH_ROWS, Metric, _explained, _fields, _import, _RawRows, _RowReader, _Wish
 
 _METRICS: dict[str, Metric] = {"COSINE": "cosine", "IP": "inner product", "L2": "l2"}
 _VECTOR_TYPES = ("FLOAT_VECTOR", "FLOAT16_VECTOR", "BFLOAT16_VECTOR", "INT8_VECTOR")
@@ -29,7 +19,7 @@ class _MilvusReader(_RowReader):
     """Reads entities with the client's query iterator, and chosen ones with `get`."""
 
     def __init__(self, place: str, wish: _Wish, *, uri: str, key: str | None = None) -> None:
-        client = _imported("pymilvus", "an index in Milvus", "milvus")
+        client = _import("pymilvus", "an index in Milvus", "milvus")
         # The client prints a traceback of each error that it raises.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         with _explained(place, hide=key):
@@ -66,7 +56,7 @@ class _MilvusReader(_RowReader):
     def _metric(self) -> Metric:
         for name in self._client.list_indexes(self._collection, field_name=self._vector):
             metric = self._client.describe_index(self._collection, name).get("metric_type", "COSINE")
-            return _known_metric(metric, _METRICS, self._collection)
+            return self._known_metric(metric, _METRICS, self._collection)
         return "cosine"
 
     def _count(self) -> int:

@@ -12,8 +12,7 @@ from trundle.index.rows import (
     _explained,
     _field,
     _fields,
-    _imported,
-    _known_metric,
+    _import,
     _RawRows,
     _RowReader,
     _Wish,
@@ -31,7 +30,7 @@ class _QdrantReader(_RowReader):
 
     def __init__(self, place: str, wish: _Wish, *, key: str | None = None, **address: Any) -> None:
         """`address` is the `path` or `url` of the client."""
-        client = _imported("qdrant_client", "an index in Qdrant", "qdrant")
+        client = _import("qdrant_client", "an index in Qdrant", "qdrant")
         self._local = "path" in address
         with _explained(place, hide=key):
             # Its own check of versions fails in a thread, with a traceback, if the server is away.
@@ -49,7 +48,7 @@ class _QdrantReader(_RowReader):
                 payloads = [point.payload or {} for point in self._some(_LOOKED_AT)]
                 self._text = wish.texts_of(_fields(payloads), where) if count else ""
             metric = getattr(params.distance, "value", params.distance)
-            by = _known_metric(metric, _METRICS, where)
+            by = self._known_metric(metric, _METRICS, where)
             super().__init__(where, count=count, width=params.size, metric=by, secret=key)
         except BaseException:
             self.close()

@@ -209,6 +209,13 @@ class _RowReader:
         """Return the rows with these ids."""
         raise NotImplementedError
 
+    @staticmethod
+    def _known_metric(name: str, metrics: Mapping[str, Metric], where: str) -> Metric:
+        """Return what the database calls `name`."""
+        if name not in metrics:
+            raise BadInput(f"{where} searches by {name}; only {', '.join(metrics)} are supported")
+        return metrics[name]
+
     def _draw(self, sample: int, seed: int) -> Iterator[_RawRows]:
         """Yield rows drawn uniformly, each at most once; more of them if some can't be used."""
         rng, tried = np.random.default_rng(seed), np.empty(0, dtype=np.int64)
@@ -298,7 +305,7 @@ def _explained(where: str, *, hide: str | None = None) -> Iterator[None]:
         raise BadInput(f"{what}; check that it is there and complete, then run again") from None
 
 
-def _imported(module: str, feature: str, extra: str) -> Any:
+def _import(module: str, feature: str, extra: str) -> Any:
     """Import a database's client, which is an optional package."""
     try:
         return import_module(module)
@@ -354,13 +361,6 @@ def _listed(names: Sequence[str], most: int = 20) -> str:
     """Return names in one line."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(names[:most]) or "none") + more
-
-
-def _known_metric(name: str, metrics: Mapping[str, Metric], where: str) -> Metric:
-    """Return what a database calls `name`."""
-    if name not in metrics:
-        raise BadInput(f"{where} searches by {name}; only {', '.join(metrics)} are supported")
-    return metrics[name]
 
 
 def _chosen_ids(

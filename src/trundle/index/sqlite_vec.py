@@ -14,8 +14,7 @@ from trundle.index.rows import (
     _BATCH_ROWS,
     Metric,
     _explained,
-    _imported,
-    _known_metric,
+    _import,
     _listed,
     _one_of,
     _RawRows,
@@ -35,8 +34,8 @@ class _SqliteVecReader(_RowReader):
 
     def __init__(self, path: Path, wish: _Wish) -> None:
         # Many builds of Python have a sqlite3 that can't load extensions.
-        apsw = _imported("apsw", "an index of sqlite-vec", "sqlite-vec")
-        extension = _imported("sqlite_vec", "an index of sqlite-vec", "sqlite-vec")
+        apsw = _import("apsw", "an index of sqlite-vec", "sqlite-vec")
+        extension = _import("sqlite_vec", "an index of sqlite-vec", "sqlite-vec")
         with _explained(str(path)):
             self._database = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
             self._database.enable_load_extension(True)
@@ -66,7 +65,7 @@ class _SqliteVecReader(_RowReader):
         self._vector, self._kind = _quoted(name), "<f4" if kind.lower() in ("float", "f32") else "i1"
         metric = re.search(r"distance_metric\s*=\s*(\w+)", rest, re.IGNORECASE)
         asked = metric.group(1).lower() if metric else "l2"
-        return int(width), _known_metric(asked, _METRICS, where)
+        return int(width), self._known_metric(asked, _METRICS, where)
 
     def _choose_texts(self, body: str, tables: Sequence[str], wanted: str | None, where: str) -> None:
         """Choose a column of the table itself, or `table.column` of another one."""

@@ -18,7 +18,7 @@ import socket
 import sqlite3
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,13 +27,12 @@ from hashlib import blake2b
 from pathlib import Path
 from random import Random
 from threading import Event
-from typing import Any
 
 import httpx2
 import numpy as np
 
 from trundle.cache import cache_entry
-from trundle.embedder import Embedder, Encode, Vectors
+from trundle.embedder import Embedder, Vectors
 from trundle.errors import BadInput, BadModel, WriteFailed
 from trundle.teacher.shards import _DIGEST_BYTES
 
@@ -43,7 +42,8 @@ _LONGEST_REQUESTED_WAIT = 300.0
 _QUOTED_BYTES = 4096
 _QUOTED_CHARACTERS = 200
 _RESPONSE_BYTES_PER_TEXT = 1 << 20
-_ROLES = ("text", "query", "document")
+_REQUEST = blake2b(b"[null, {}]", digest_size=_DIGEST_BYTES).hexdigest()
+"""No width and no prompts are asked for; a part of the names of what is in the cache."""
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "trundle"}
 _KEY_BYTES = 16
 _KEYS_AT_ONCE = 500
@@ -188,12 +188,12 @@ def _requested_wait(header: str) -> float:
 
 def open_endpoint(url: str, model: str | None, *, most: int | None = None) -> tuple[Embedder, str]:
     """Return an endpoint that sends no text twice and at most `most` texts in all, and its identity."""
-    opened = _endpoint_teacher(url, model)
+    opened = _endpoint_embedder(url, model)
     identity = _endpoint_id(url, str(model))
     return _asked_once(opened, identity, most=most), identity
 
 
-def _endpoint_teacher(
+def _endpoint_embedder(
     url: str,
     model: str | None,
     *,
@@ -201,52 +201,36 @@ def _endpoint_teacher(
     batch_size: int = 64,
     retries: int = 6,
     timeout: float = 60.0,
-    dimensions: int | None = None,
-    prompts: Mapping[str, str] | None = None,
 ) -> Embedder:
     """Return an embedder that posts texts to `url`/embeddings.
 
-    `prompts` are put before each text by role (text, query, document). `key_variable` names the environment
-    variable that holds the key, if the server needs one. `timeout` is for one complete response, in seconds.
+    `key_variable` names the environment variable that holds the key, if the server needs one. `timeout` is
+    for one complete response, in seconds.
     """
     if model is None:
         raise BadInput("an endpoint serves several models; name the teacher with --teacher-model")
     address = _checked_url(url)
-    prompted = dict(prompts or {})
-    if unknown := sorted(set(prompted) - set(_ROLES)):
-        raise BadInput(f"there is no role {unknown[0]!r} to prompt for; write one of {', '.join(_ROLES)}")
-    if batch_size < 1 or retries < 0 or timeout <= 0 or (dimensions is not None and dimensions < 1):
-        raise BadInput("pass a batch size, timeout and dimensions above 0, and 0 retries or more")
+    if batch_size < 1 or retries < 0 or timeout <= 0:
+        raise BadInput("pass a batch size and timeout above 0, and 0 retries or more")
     url = f"{address}/embeddings"
     poster = _Poster(url=url, key_variable=key_variable, retries=retries, timeout=timeout)
-    client = _EmbeddingsClient(poster, model, batch_size, dimensions)
-
-    def role(name: str) -> Encode:
-        prompt = prompted.get(name, "")
-        return lambda texts: client.encode([prompt + text for text in texts])
-
-    text, query, document = map(role, _ROLES)
-    return Embedder(name=f"{model} at {address}", text=text, query=query, document=document)
+    encode = _EmbeddingsClient(poster, model, batch_size).encode
+    return Embedder(name=f"{model} at {address}", text=encode, query=encode, document=encode)
 
 
-def _endpoint_id(
-    url: str, model: str, *, dimensions: int | None = None, prompts: Mapping[str, str] | None = None
-) -> str:
+def _endpoint_id(url: str, model: str) -> str:
     """Return the identity of an endpoint: its address and the request; the model behind it is not visible."""
-    request = json.dumps([dimensions, dict(prompts or {})], sort_keys=True).encode()
-    return f"endpoint {_checked_url(url)} {model} {blake2b(request, digest_size=_DIGEST_BYTES).hexdigest()}"
+    return f"endpoint {_checked_url(url)} {model} {_REQUEST}"
 
 
 class _EmbeddingsClient:
     """Sends batches; all responses must have the width of the first one."""
 
-    def __init__(self, poster: _Poster, model: str, batch_size: int, dimensions: int | None) -> None:
+    def __init__(self, poster: _Poster, model: str, batch_size: int) -> None:
         self._poster = poster
         self._batch_size = batch_size
-        self._settings: dict[str, Any] = {"model": model, "encoding_format": "float"}
-        if dimensions is not None:
-            self._settings["dimensions"] = dimensions
-        self._width = dimensions
+        self._settings = {"model": model, "encoding_format": "float"}
+        self._width: int | None = None
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         size = self._batch_size
