@@ -128,7 +128,7 @@ def vectors_of(texts: Sequence[str]) -> object:
 
 def fill_index(root: Path, *, force: bool = False, count: int = 60) -> None:
     from trundle.index.base import Wanted
-    from trundle.index.databases import build_index, create_store
+    from trundle.index.readers import build_index, create_store
 
     wanted = Wanted(model="model", dimensions=32, precision="int8")
     with create_store(str(root / "out"), wanted, force=force) as store:
@@ -150,7 +150,7 @@ def stored_rows(folder: Path) -> list[_RowBatch]:
     """The rows of an index, of which there may be none."""
     from contextlib import closing
 
-    from trundle.index.databases import open_reader, open_store
+    from trundle.index.readers import open_reader, open_store
 
     with closing(open_store(str(folder))) as store:
         if not store.count():
@@ -514,7 +514,7 @@ def main() -> None:
     base = Path(os.environ["FAULTS_IN"]).resolve()
     count = Count()
     try:
-        import trundle.index.databases
+        import trundle.index.readers
         import trundle.teacher.labelling  # noqa: F401 (children need not import them again)
 
         chosen = list(chosen_jobs(given.jobs))

@@ -313,7 +313,7 @@ def made_up(rows: int, width: int) -> Iterator[tuple[int, list[str], Any]]:
 
 
 def ours(where: str, sample: int | None = None) -> Scanned:
-    from trundle.index.databases import open_reader
+    from trundle.index.readers import open_reader
 
     with closing(open_reader(where)) as reader:
         for batch in reader.rows(sample):

@@ -20,8 +20,8 @@ from clusters import WIDTH, clustered, wanted
 from recorded_progress import RecordedProgress
 from trundle.errors import BadInput, WriteFailed
 from trundle.index.connection import _Database
-from trundle.index.databases import build_index, create_store, open_reader, open_store
 from trundle.index.postgres import _PostgresStore
+from trundle.index.readers import build_index, create_store, open_reader, open_store
 from trundle.index.rows import draw_sample
 
 

@@ -21,8 +21,8 @@ import pytest
 from clusters import WIDTH, clustered
 from trundle.errors import BadInput, MissingExtra, TrundleError
 from trundle.index.connection import _PostgresReader
-from trundle.index.databases import open_reader
 from trundle.index.flat_files import write_table
+from trundle.index.readers import open_reader
 from trundle.index.rows import IndexReader, _RowBatch, draw_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the databases' clients

@@ -74,7 +74,7 @@ def _build_index(
     from trundle.data.texts import parse_source
     from trundle.export.open import open_encoder
     from trundle.index.base import Wanted
-    from trundle.index.databases import build_index, create_store
+    from trundle.index.readers import build_index, create_store
     from trundle.scale.shard_writer import absolute_name
 
     for source in data:
@@ -126,7 +126,7 @@ def search(
     progress = flags.progress()
     from trundle.export.open import open_encoder
     from trundle.index.base import same_model
-    from trundle.index.databases import open_store
+    from trundle.index.readers import open_store
 
     store = open_store(where, table=table, progress=progress)
     encoder = open_encoder(model or store.facts.model, trust_remote_code=flags.trust, progress=progress)
@@ -176,7 +176,7 @@ def check(
     """
     progress = flags.progress()
     from trundle.data.texts import read_texts
-    from trundle.index.databases import open_reader
+    from trundle.index.readers import open_reader
 
     own_queries = [text.text for text in read_texts(queries)] if queries else []
     columns = {"table": table, "texts": texts, "vectors": vectors}
@@ -234,8 +234,8 @@ def _read_index(
         raise BadInput(f"{output} does not end in .parquet; choose a name that does")
     if output.exists() and not force:
         raise BadInput(f"{output} already exists; choose another file, or pass --force to replace it")
-    from trundle.index.databases import open_reader
     from trundle.index.flat_files import write_table
+    from trundle.index.readers import open_reader
 
     columns = {"table": table, "texts": texts, "vectors": vectors}
     with closing(open_reader(where, progress=progress, **columns)) as reader:

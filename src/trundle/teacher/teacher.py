@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from trundle.cache import cache_entry
 from trundle.embedder import Embedder, Similarity, Vectors
 from trundle.errors import BadInput
-from trundle.index.databases import open_reader
+from trundle.index.readers import open_reader
 from trundle.model.encode import labelling_embedder
 from trundle.model.heads import normalises
 from trundle.model.load import load
