@@ -39,8 +39,8 @@ from trundle.pipeline.run import Request
 from trundle.precision import graph_format
 from trundle.records import PLANNING_FILE
 from trundle.search.candidates import _list_candidates
+from trundle.search.prospects import _export_graph, _measure_speed, _time_queries
 from trundle.search.search import compress_to_budget
-from trundle.search.speed import _export_graph, _measure_speed, _time_queries
 from trundle.search.trials import _CPU_PACE, _GPU_PACE
 
 SEARCH, FIRST = "search", "first"

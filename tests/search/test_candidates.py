@@ -16,7 +16,7 @@ from pico import TEXTS
 from trundle.data.corpus import read_corpus
 from trundle.errors import ImpossibleCut
 from trundle.methods.contract import Context
-from trundle.methods.vocabulary import VOCABULARY, VocabularyOptions
+from trundle.methods.vocabulary import VOCABULARY, _VocabularyOptions
 from trundle.model.cost import cost
 from trundle.model.load import load
 from trundle.model.token_map import cut_with_map, read_vocabulary
@@ -157,9 +157,9 @@ def test_no_vocabulary_is_proposed_that_its_method_rejects(
     found = _list_candidates(model, "pico", dimensions=WIDTH, precisions=["int8"])
     least = min(each.tokens for each in found)
     assert least < read_vocabulary(model).size
-    assert len(VOCABULARY.plan(model, VocabularyOptions(keep=least), context).kept) <= least
+    assert len(VOCABULARY.plan(model, _VocabularyOptions(keep=least), context).kept) <= least
     with pytest.raises(ImpossibleCut, match="must be kept"):
-        VOCABULARY.plan(model, VocabularyOptions(keep=least - 1), context)
+        VOCABULARY.plan(model, _VocabularyOptions(keep=least - 1), context)
 
 
 def test_mapped_tokens_are_not_cut_again(

@@ -23,8 +23,8 @@ from trundle.records import PLANNING_FILE
 from trundle.search import budget, prospects, search
 from trundle.search.budget import _Budget
 from trundle.search.candidates import _Candidate, _list_candidates
+from trundle.search.prospects import _export_graph, _Speed, _Timed
 from trundle.search.search import _ship, compress_to_budget
-from trundle.search.speed import _export_graph, _Speed, _Timed
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 

@@ -14,9 +14,16 @@ from trundle.model.cost import cost, predict_static
 from trundle.model.layout import layout_of
 from trundle.model.load import load
 from trundle.model.surgery import cut, transformer_of
-from trundle.search import speed
+from trundle.search import prospects
 from trundle.search.candidates import _list_candidates
-from trundle.search.speed import _extrapolated_milliseconds, _fit, _measure_speed, _Speed, _Timed, _timed_cuts
+from trundle.search.prospects import (
+    _extrapolated_milliseconds,
+    _fit,
+    _measure_speed,
+    _Speed,
+    _Timed,
+    _timed_cuts,
+)
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
@@ -31,9 +38,9 @@ def test_timings_of_a_busy_machine_are_not_cached(
         ]
 
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path))
-    monkeypatch.setattr(speed, "_time_queries", timed)
+    monkeypatch.setattr(prospects, "_time_queries", timed)
     if not undisturbed:  # the graphs are the same
-        monkeypatch.setattr(speed, "_export_graph", lambda *_, **__: 0)
+        monkeypatch.setattr(prospects, "_export_graph", lambda *_, **__: 0)
     found = _measure_speed(load(pico_folders("bert")), "float32")
     assert found.undisturbed == undisturbed
     assert found.static == 6.0  # the fifth graph: no other tells how long a model without layers takes
@@ -45,9 +52,9 @@ def test_the_original_is_extrapolated_from_two_cuts(
     pico_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One layer takes 2 ms and three take 3 ms, so four take 3.5."""
-    monkeypatch.setattr(speed, "_export_graph", lambda *_, **__: 0)
+    monkeypatch.setattr(prospects, "_export_graph", lambda *_, **__: 0)
     timed = [_Timed(milliseconds=2.0, undisturbed=True), _Timed(milliseconds=3.0, undisturbed=True)]
-    monkeypatch.setattr(speed, "_time_queries", lambda folders: timed[: len(folders)])
+    monkeypatch.setattr(prospects, "_time_queries", lambda folders: timed[: len(folders)])
     model = load(pico_folders("bert"))
     assert _extrapolated_milliseconds(model, cost(model)) == pytest.approx(3.5)
 
@@ -77,8 +84,8 @@ def test_a_model_that_cant_be_narrowed_is_timed(pico_folders: Callable[[str], Pa
 
 def test_a_round_times_at_least_one_query(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the time may be over before the first query."""
-    monkeypatch.setattr(speed, "_SECONDS", 0.0)
+    monkeypatch.setattr(prospects, "_SECONDS", 0.0)
     asked: list[str] = []
     encoder = SimpleNamespace(encode=asked.append)
-    assert speed._one_round(encoder, ["a", "b"]).milliseconds >= 0  # type: ignore[arg-type]
+    assert prospects._one_round(encoder, ["a", "b"]).milliseconds >= 0  # type: ignore[arg-type]
     assert asked == ["a"]

@@ -16,12 +16,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from trundle.data.environment import Documented, environment_pairs, split_by_package
+from trundle.data.environment import _Documented, environment_pairs, split_by_package
 from trundle.data.examples import Example, LabelledRow, _read_examples, _read_labelled
-from trundle.data.files import parse_source
 from trundle.data.sampling import _drawn, distinct, draw, key_bits, sample
 from trundle.data.text_store import TextStore, _is_stored, _read_store
-from trundle.data.texts import Text, read_texts
+from trundle.data.texts import Text, parse_source, read_texts
 from trundle.errors import BadInput
 from trundle.progress import SILENT, Progress
 
@@ -137,7 +136,7 @@ class _CorpusReader:
                 yield from map(str, parse_source(source).files)
 
     @cached_property
-    def _documented(self) -> dict[Part, list[Documented]]:
+    def _documented(self) -> dict[Part, list[_Documented]]:
         pairs = environment_pairs(progress=self._progress)
         train, others = split_by_package(pairs, HELD_OUT_SHARE, self._seed)
         validation, measured = split_by_package(others, 0.5, self._seed)
@@ -267,7 +266,7 @@ def _at(chosen: Sequence[_Chosen], numbers: NDArray[np.int64]) -> Iterator[Text]
         start += len(places)
 
 
-def as_texts(pairs: Iterable[Documented]) -> Iterator[Text]:
+def as_texts(pairs: Iterable[_Documented]) -> Iterator[Text]:
     """Yield two texts per documented name: its query and its document."""
     for pair in pairs:
         yield Text(text=pair.query, kind="query")

@@ -45,8 +45,7 @@ from trundle.search.budget import (
     _time_left,
 )
 from trundle.search.candidates import _Candidate
-from trundle.search.prospects import _Prospects
-from trundle.search.speed import _export_graph, _Speed, _time_queries
+from trundle.search.prospects import _export_graph, _Prospects, _Speed, _time_queries
 from trundle.search.training_source import TeacherOptions, _find_training_source, _prepare, _TrainingSource
 from trundle.search.trials import (
     _CONTEST_OVER,

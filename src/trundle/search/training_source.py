@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from trundle.data.augment import augmented
 from trundle.data.corpus import Corpus, corpus_of, with_pieces
-from trundle.data.sampling import sample
+from trundle.data.sampling import augmented, sample
 from trundle.data.texts import Text, read_texts
 from trundle.embedder import Embedder
 from trundle.errors import BadInput

@@ -16,7 +16,7 @@ from trundle.data.sampling import distinct, representatives, sample
 from trundle.data.texts import Text
 from trundle.errors import BadInput
 from trundle.methods.contract import Context
-from trundle.methods.vocabulary import VocabularyOptions, _Characters, _TokenScore
+from trundle.methods.vocabulary import _Characters, _TokenScore, _VocabularyOptions
 from trundle.methods.vocabulary import scores as scoring
 from trundle.methods.vocabulary.scores import _TokenCounts, count_tokens, tokenised
 from trundle.model.token_map import Vocabulary, token_vectors
@@ -45,7 +45,7 @@ class _Ranking:
 def _rank_tokens(
     model: SentenceTransformer,
     vocabulary: Vocabulary,
-    options: VocabularyOptions,
+    options: _VocabularyOptions,
     context: Context,
     *,
     count: int,
