@@ -255,6 +255,8 @@ def test_distinct_texts_are_those_of_the_plain_way(tmp_path: Path, most: int | N
     expected = list(plain) if most is None else sample(plain, most, seed=7)
     assert list(corpus.distinct_train(most, 7)) == expected
     assert most == 0 or expected
+    if most is not None:
+        assert list(corpus.sample_train(most, 7)) == sample(corpus.train(), most, seed=7)
 
 
 def test_parts_are_disjoint_whatever_the_kind_and_agree_with_single_texts(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
         prospects, "_measure_speed", lambda *_, **__: _Speed(fixed=0.1, attention=1e-6, mlp=1e-6)
     )
-    monkeypatch.setattr(prospects, "_extrapolated_milliseconds", lambda *_, **__: 1.0)
     monkeypatch.setattr(prospects, "_ROUNDS", 1)
     monkeypatch.setattr(prospects, "_SECONDS", 0.01)
     monkeypatch.setattr(_Prospects, "reading_rate", lambda _: 1e6)

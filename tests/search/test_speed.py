@@ -16,14 +16,7 @@ from trundle.model.load import load
 from trundle.model.surgery import cut, transformer_of
 from trundle.search import prospects
 from trundle.search.candidates import _list_candidates
-from trundle.search.prospects import (
-    _extrapolated_milliseconds,
-    _fit,
-    _measure_speed,
-    _Speed,
-    _Timed,
-    _timed_cuts,
-)
+from trundle.search.prospects import _fit, _measure_speed, _Speed, _Timed, _timed_cuts
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
@@ -46,17 +39,6 @@ def test_timings_of_a_busy_machine_are_not_cached(
     assert found.static == 6.0  # the fifth graph: no other tells how long a model without layers takes
     assert found.milliseconds(predict_static(load(pico_folders("bert")))) == 6.0
     assert bool(list((tmp_path / "speed").glob("*.json"))) == undisturbed
-
-
-def test_the_original_is_extrapolated_from_two_cuts(
-    pico_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One layer takes 2 ms and three take 3 ms, so four take 3.5."""
-    monkeypatch.setattr(prospects, "_export_graph", lambda *_, **__: 0)
-    timed = [_Timed(milliseconds=2.0, undisturbed=True), _Timed(milliseconds=3.0, undisturbed=True)]
-    monkeypatch.setattr(prospects, "_time_queries", lambda folders: timed[: len(folders)])
-    model = load(pico_folders("bert"))
-    assert _extrapolated_milliseconds(model, cost(model)) == pytest.approx(3.5)
 
 
 @pytest.mark.parametrize("layer", [0.0, 0.2])

@@ -128,10 +128,10 @@ def _with_teachers_width(
     """Notes about the models that can't search the teacher's index, and the models that can."""
     if teacher is None:
         return [], []
-    width = teacher.text([_PROBE]).shape[1]
+    width = _width_of(teacher)
     notes, aligned = [], []
     for model in models:
-        own = model.text([_PROBE]).shape[1]
+        own = _width_of(model)
         if own == width:
             aligned.append(model)
         else:
@@ -140,9 +140,13 @@ def _with_teachers_width(
     return notes, aligned
 
 
+def _width_of(model: Embedder) -> int:
+    return model.width or model.text([_PROBE]).shape[1]
+
+
 def _check_shorten(shorten: Shorten, models: Sequence[Embedder], teacher: Embedder) -> None:
     """Reject impossible settings before anything is encoded."""
-    width = teacher.text([_PROBE]).shape[1]
+    width = _width_of(teacher)
     for wanted in shorten.dimensions:
         if not 1 <= wanted <= width:
             raise BadInput(f"vectors can't be truncated to {wanted} dimensions; choose from 1 to {width}")

@@ -173,8 +173,9 @@ def _list_candidates(
     def static(tokens: int, precision: Precision, *, rows: int) -> _Candidate:
         # The map is multiplied into the table, so its width is that of the teacher.
         cost = predict_static(model, rows=min(rows, tokens), width=dimensions)
-        kept = {"layers": 0, "tokens": tokens, "neurons": sizes["mlp"], "width": _WIDTHS[0]}
-        return candidate(precision=precision, cost=cost, **kept)
+        return candidate(
+            precision=precision, layers=0, tokens=tokens, neurons=sizes["mlp"], width=_WIDTHS[0], cost=cost
+        )
 
     shapes = itertools.product(
         _counts(layout.layers, _LAYERS, at_least=1), _counts(sizes["mlp"], _NEURONS, at_least=1), _WIDTHS

@@ -36,6 +36,7 @@ from trundle.export.quantise import ExportOptions, Limits
 from trundle.folders import write_atomic
 from trundle.model.cost import Cost, cost
 from trundle.model.encode import labelling_embedder
+from trundle.model.heads import copy_of
 from trundle.model.layout import Layout, layout_of
 from trundle.model.matrices import token_rows
 from trundle.model.static import static_shape, static_with
@@ -93,18 +94,6 @@ def _measure_speed(
         write_atomic(kept, json.dumps(asdict(speed)))
         return speed
     return replace(speed, undisturbed=False)
-
-
-def _extrapolated_milliseconds(
-    model: SentenceTransformer, whole: Cost, *, progress: Progress = SILENT
-) -> float:
-    """Estimates a query with the model's float graph from those of its first layer and its first three."""
-    cuts = _timed_cuts(layout_of(transformer_of(model).model))[:2]
-    costs, timed = _timed_graphs((cut(model, what) for what in cuts), "float32", progress)
-    (few, short), (more, long) = (
-        (each.layers, one.milliseconds) for each, one in zip(costs, timed, strict=True)
-    )
-    return short + (whole.layers - few) * max(0.0, long - short) / max(1, more - few)
 
 
 def _timed_graphs(
@@ -197,7 +186,7 @@ def _time_queries(folders: Sequence[Path]) -> list[_Timed]:
     return [min(each, key=lambda one: one.milliseconds) for each in rounds]
 
 
-def _one_round(encoder: Encoder, texts: Sequence[str]) -> _Timed:
+def _one_round(encoder: Encoder | SentenceTransformer, texts: Sequence[str]) -> _Timed:
     taken: list[float] = []
     start, busy = time.perf_counter(), time.thread_time()
     while not taken or time.perf_counter() < start + _SECONDS:
@@ -293,11 +282,15 @@ class _Prospects:
         speed = None if self.owner is None else speeds.get((self.owner, "float32"))
         return None if speed is None or before is None else speed.milliseconds(before)
 
-    def source_milliseconds(self, before: Cost | None) -> float | None:
-        """Measures a query with the owner's float graph; None without it or the packages for graphs."""
-        if not self.makes_graphs or self.owner is None or before is None:
+    def source_milliseconds(self) -> float | None:
+        """Measures a query with the owner in torch on the CPU; None if the owner is not here."""
+        if self.owner is None:
             return None
-        return _extrapolated_milliseconds(self.bases[self.owner], before, progress=self.progress)
+        model, texts = self.bases[self.owner], workload().short
+        if model.device.type != "cpu":
+            model = copy_of(model).to("cpu")
+        _one_round(model, texts[:1])  # to warm up
+        return _one_round(model, texts).milliseconds
 
     def candidates(self, speeds: Mapping[tuple[str, Precision], _Speed], limits: _Budget) -> list[_Candidate]:
         """Lists all cuts of the source and the students with predicted sizes and speeds."""

@@ -320,8 +320,7 @@ def _carried_out(
         if outcome.chosen.candidate.untouched and "milliseconds" in made:
             graph = Encoder(request.target).embedder("result")
             made["run"] = replace(run, fidelity=compare_held_out(run.teacher, graph, request))
-        if outcome.before_milliseconds is None:
-            made["before_milliseconds"] = prospects.source_milliseconds(outcome.before)
+        made["before_milliseconds"] = prospects.source_milliseconds()
     outcome = replace(outcome, **made, spent=trials.watch.count())
     write_atomic(planning, outcome.record().as_text())
     run.settle()

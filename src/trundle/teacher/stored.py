@@ -235,7 +235,9 @@ def stored_embedder(targets: Targets, name: str, *, maker: Embedder | None = Non
 
         return encode
 
-    return Embedder(name=name, text=role("text"), query=role("query"), document=role("document"))
+    return Embedder(
+        name=name, text=role("text"), query=role("query"), document=role("document"), width=targets.width
+    )
 
 
 class _Finder:

@@ -164,15 +164,16 @@ def _train(
     imitator = None
     if options.loss != "leaf" and teacher.model is not None:
         imitator = _Imitator(options.loss, student, teacher.model)
-    task = make_align_task(
-        student,
-        targets,
-        validation,
-        batch_size=options.batch_size,
-        query_weight=options.query_weight,
-        imitate=imitator,
-        context=context,
-    )
+    with context.progress.task("preparing the training data", None):
+        task = make_align_task(
+            student,
+            targets,
+            validation,
+            batch_size=options.batch_size,
+            query_weight=options.query_weight,
+            imitate=imitator,
+            context=context,
+        )
     task = replace(
         task,
         on_validation=_watch_margin(student, validation, context) if options.margin else None,
@@ -261,7 +262,8 @@ def _started(
     positions = _sampled(targets, plan.options.start_texts or RIDGE_TEXTS, context.seed)
     pooled = embedder(heads.without_head(student), name="student", progress=context.progress)
     inputs = _joined(targets, encode_by_role(pooled, targets.chosen(positions)))
-    found = fit_ridge(inputs, _joined(targets, targets.vectors(positions)), seed=context.seed)
+    with context.progress.task("fitting the linear map", None):
+        found = fit_ridge(inputs, _joined(targets, targets.vectors(positions)), seed=context.seed)
     student = heads.with_linear_head(student, found.weight, found.bias, normalise=plan.normalise)
     return student, {
         "ridge_strength": found.strength if math.isfinite(found.strength) else None,
