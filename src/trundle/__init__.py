@@ -15,7 +15,7 @@ from trundle.errors import MissingExtra
 from trundle.errors import TrundleError as TrundleError
 
 if TYPE_CHECKING:
-    from trundle.api import Result as Result
+    from trundle.api import SmallModel as SmallModel
     from trundle.api import check_index as check_index
     from trundle.api import compress as compress
     from trundle.api import distill as distill
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Encoder": "trundle.runtime.encoder",
-    "Result": "trundle.api",
+    "SmallModel": "trundle.api",
     "check_index": "trundle.api",
     "compress": "trundle.api",
     "distill": "trundle.api",
@@ -52,7 +52,7 @@ _HOMES = {
 }
 __all__ = [
     "Encoder",
-    "Result",
+    "SmallModel",
     "TrundleError",
     "check_index",
     "compress",

@@ -58,7 +58,7 @@ _COLUMNS = {"text_column": "texts", "vector_column": "vectors"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class SmallModel:
     """A model that `compress` or `distill` made.
 
     Attributes:
@@ -106,7 +106,7 @@ class Result:
         return str(hub.upload_folder(repo_id=repo_id, folder_path=str(self.folder)).commit_url)
 
 
-class CompressOptions(TypedDict, total=False):
+class SearchSettings(TypedDict, total=False):
     """The less common options of `compress`."""
 
     minutes: float
@@ -132,8 +132,8 @@ def compress(
     index: str | None = None,
     output: str | Path | None = None,
     progress: bool | Progress | None = None,
-    **options: Unpack[CompressOptions],
-) -> Result:
+    **options: Unpack[SearchSettings],
+) -> SmallModel:
     """Makes a small model in the vector space of a large one.
 
     With a budget, the best model within it is searched for, trained and exported. With a recipe, its methods
@@ -184,7 +184,7 @@ def distill(
     progress: bool | Progress | None = None,
     seed: int = 0,
     **options: Any,
-) -> Result:
+) -> SmallModel:
     """Trains a student to give its teacher's vectors (LEAF), so that it can search the teacher's index.
 
     Args:
@@ -518,8 +518,8 @@ def _apply(
     return run_recipe(request, single(METHODS[method], options)).model
 
 
-def _result(run: Run, corpus: Corpus | None, seed: int) -> Result:
+def _result(run: Run, corpus: Corpus | None, seed: int) -> SmallModel:
     assert run.output is not None
     held_out = [] if corpus is None else list(corpus.held_out())
     texts = tuple(sample(held_out, MEASURED_TEXTS, seed))
-    return Result(model=run.model, folder=run.output, fidelity=run.fidelity, run=run, texts=texts)
+    return SmallModel(model=run.model, folder=run.output, fidelity=run.fidelity, run=run, texts=texts)

@@ -17,10 +17,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from trundle.cli import vectors
 from trundle.cli.compression import _run_recipe, compress, demo, recipes
+from trundle.cli.console import _EXPERT, _Model, _RunFlags, _with_flags
 from trundle.cli.deploy import export, report, serve
-from trundle.cli.evaluate import bench, evaluate, pair
-from trundle.cli.inspect import inspect
-from trundle.cli.options import _EXPERT, _Model, _RunFlags, _with_flags
+from trundle.cli.evaluate import bench, evaluate, inspect, pair
 from trundle.errors import BadInput, BadRecipe, MissingExtra, TrundleError, UserError
 from trundle.methods import METHODS
 from trundle.methods.contract import Method, never
@@ -37,7 +36,7 @@ _HINTS = {
     "prune": "the methods that prune are depth (layers), vocabulary (tokens), width and weights",
     "quantize": "a model is quantised when it is exported: trundle export MODEL --int8 --data TEXTS",
     "quantise": "a model is quantised when it is exported: trundle export MODEL --int8 --data TEXTS",
-    "push": "the result is a standard folder: hf upload OWNER/NAME FOLDER, or Result.push_to_hub in Python",
+    "push": "the result is a standard folder: hf upload OWNER/NAME FOLDER, or SmallModel.push_to_hub in Python",
     "search": "an index is searched by trundle index search INDEX 'a query'",
     "train": "students are trained by trundle align, on labelled tuples by trundle contrast",
 }
@@ -220,8 +219,7 @@ for _panel, _commands in _PANELS.items():
         )(_with_flags(_command, without=_WITHOUT.get(_command, ())))
 app.add_typer(vectors.index, name="index", rich_help_panel=_USE)
 for _method in METHODS.values():
-    _shown = {"rich_help_panel": _METHODS, "epilog": _epilog(_method.name)}
-    _made = app.command(name=_method.name, **_shown)
+    _made = app.command(name=_method.name, rich_help_panel=_METHODS, epilog=_epilog(_method.name))
     _made(_method_command(_method))
 app.add_typer(vectors.targets, name="targets", rich_help_panel=_METHODS)
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from trundle.cli.console import _show, _show_json, _show_table
-from trundle.cli.options import (
+from trundle.cli.console import (
     _EXPERT,
     _check_data,
     _check_model,
@@ -21,6 +20,9 @@ from trundle.cli.options import (
     _Model,
     _renamed,
     _several,
+    _show,
+    _show_json,
+    _show_table,
 )
 from trundle.cli.tables import _count, _exported
 from trundle.errors import BadInput
@@ -202,8 +204,8 @@ def serve(
         waiting_bytes=waiting_bytes,
         most_connections=most_connections,
     )
-    from trundle.serve.models import open_served
     from trundle.serve.routes import open_socket, run_server
+    from trundle.serve.settings import open_served
 
     with closing(open_socket(host, port)) as listening:
         served = open_served(

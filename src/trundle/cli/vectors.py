@@ -11,9 +11,7 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperCommand
 
-from trundle.cli.console import _show, _show_json
-from trundle.cli.evaluate import _open_teacher
-from trundle.cli.options import (
+from trundle.cli.console import (
     _DATA,
     _check_data,
     _check_model,
@@ -22,9 +20,12 @@ from trundle.cli.options import (
     _Model,
     _renamed,
     _Seed,
+    _show,
+    _show_json,
     _TeacherModel,
     _with_flags,
 )
+from trundle.cli.evaluate import _open_teacher
 from trundle.errors import BadInput
 
 if TYPE_CHECKING:
@@ -78,11 +79,11 @@ def _build_index(
     _check_data(data)
     progress = flags.progress()
     from trundle.data.corpus import ENVIRONMENT
-    from trundle.data.files import parse_source
+    from trundle.data.texts import parse_source
     from trundle.export.open import open_encoder
     from trundle.folders import absolute_name
     from trundle.index.base import Wanted
-    from trundle.index.stores import build_index, create_store
+    from trundle.index.readers import build_index, create_store
 
     for source in data:
         if source != ENVIRONMENT:
@@ -133,7 +134,7 @@ def search(
     progress = flags.progress()
     from trundle.export.open import open_encoder
     from trundle.index.base import same_model
-    from trundle.index.stores import open_store
+    from trundle.index.readers import open_store
 
     store = open_store(where, table=table, progress=progress)
     encoder = open_encoder(model or store.facts.model, trust_remote_code=flags.trust, progress=progress)

@@ -16,8 +16,8 @@ from trundle.embedder import Embedder, Vectors, top_agreement
 from trundle.errors import BadInput
 from trundle.evaluate.retrieval import _check_same_width, _paired_cosines, _Positions, nearest, unit
 from trundle.progress import SILENT, Progress
-from trundle.teacher.held_out import HeldOutVectors
 from trundle.teacher.labelling import encode_by_role
+from trundle.teacher.targets import HeldOutVectors
 
 AGREEMENT_AT = 10
 FEWEST_DOCUMENTS = 5 * AGREEMENT_AT

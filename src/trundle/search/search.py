@@ -44,8 +44,7 @@ from trundle.search.budget import (
 )
 from trundle.search.candidates import _Candidate
 from trundle.search.limits import _Budget, parse_budget
-from trundle.search.prospects import _Prospects
-from trundle.search.speed import _export_graph, _Speed, _time_queries
+from trundle.search.prospects import _export_graph, _Prospects, _Speed, _time_queries
 from trundle.search.training_source import TeacherOptions, _find_training_source, _prepare, _TrainingSource
 from trundle.search.trials import (
     _CONTEST_OVER,
@@ -146,8 +145,7 @@ def compress_to_budget(
         raise BadInput(f"a search can't take {minutes} minutes; pass a number above 0")
     _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
     training = _find_training_source(request, teacher_options or TeacherOptions(), students, minutes=minutes)
-    parse_budget(budget, whole_bytes=None if training.owner is None else 1)  # before a model is loaded
-    _check_texts(training)
+    _check_budget_and_texts(budget, training)  # before a model is loaded
     trust, progress = request.trust_remote_code, request.progress
     with watch.task("loading the models", None):
         bases = {name: load(name, trust_remote_code=trust) for name in training.bases}
@@ -157,9 +155,7 @@ def compress_to_budget(
     prospects = replace(training.prospects(bases, progress), fast=fast)
     before = None if training.owner is None else cost(bases[training.owner])
     limits = parse_budget(budget, whole_bytes=None if before is None else before.file_bytes)
-    if limits.milliseconds is not None and limits != _Budget(milliseconds=limits.milliseconds):
-        prospects.promising(replace(limits, milliseconds=None), {}, before=before)  # before graphs are timed
-    speeds = {} if limits.milliseconds is None else prospects.speeds()
+    speeds = _speeds(prospects, limits, before)
     with watch.task("choosing candidates", None):
         planned = _planned(prospects, limits, speeds, before=before)
     untouched = planned.chosen.candidate.untouched
@@ -206,11 +202,23 @@ def compress_to_budget(
         return _checked(outcome, training, request)
 
 
-def _check_texts(training: _TrainingSource) -> None:
-    """Rejects too few texts before a model is loaded: no part of them could be held out."""
+def _check_budget_and_texts(budget: Sequence[str], training: _TrainingSource) -> None:
+    """Rejects a budget that can't be parsed, and too few texts: no part of them could be held out."""
+    parse_budget(budget, whole_bytes=None if training.owner is None else 1)
     count = _FEWEST if training.corpus is None else sum(int(f["texts"]) for f in training.corpus.facts())
     if count < _FEWEST:
         raise BadInput(f"{count:,} texts are too few to learn from; pass at least {_FEWEST:,}")
+
+
+def _speeds(
+    prospects: _Prospects, limits: _Budget, before: Cost | None
+) -> dict[tuple[str, Precision], _Speed]:
+    """Times graphs if the budget limits the time of a query and its other limits can be met."""
+    if limits.milliseconds is None:
+        return {}
+    if limits != _Budget(milliseconds=limits.milliseconds):
+        prospects.promising(replace(limits, milliseconds=None), {}, before=before)
+    return prospects.speeds()
 
 
 def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> None:
@@ -332,8 +340,7 @@ def _carried_out(
         if outcome.chosen.candidate.untouched and "milliseconds" in made:
             graph = Encoder(request.target).embedder("result")
             made["run"] = replace(run, fidelity=compare_held_out(run.teacher, graph, request))
-        if outcome.before_milliseconds is None:
-            made["before_milliseconds"] = prospects.source_milliseconds(outcome.before)
+        made["before_milliseconds"] = prospects.source_milliseconds()
     outcome = replace(outcome, **made, spent=trials.watch.count())
     write_atomic(planning, outcome.record().as_text())
     run.settle()
