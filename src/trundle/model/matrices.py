@@ -187,7 +187,7 @@ def token_rows(model: SentenceTransformer) -> int:
     """Return the number of rows of the token table."""
     if (table := static_table(model)) is not None:
         return int(table.num_embeddings)
-    return layout_of(transformer_of(model).model).sizes["vocab"]
+    return int(transformer_of(model).model.get_input_embeddings().num_embeddings)
 
 
 def grid_scales(model: SentenceTransformer) -> list[Tensor]:
