@@ -149,7 +149,7 @@ class _Wish:
 
     def vectors_of(self, there: Sequence[str], what: str, where: str) -> str:
         """Return the column of vectors."""
-        return _one_of(there, self.vectors, what, where, "--vectors")
+        return _one_of(there, self.vectors, what, where, "--vector-column")
 
 
 class _RowReader:
@@ -239,7 +239,9 @@ class _RowReader:
             left = self._counted(vectors, {"no_vector": missing, "other_width": other, "no_text": ~texts})
         if counts.other_width > max(1, _TOLERATED * counts.read):
             what = f"holds vectors of several widths ({self.width} and others)"
-            raise BadInput(f"{self.where} {what}; name one column with --vectors, or one table with --table")
+            raise BadInput(
+                f"{self.where} {what}; name one column with --vector-column, or one table with --table"
+            )
         batch = _RowBatch(ids=tuple(map(str, raw.ids)), texts=tuple(raw.texts), vectors=vectors)
         batch = batch if left.all() else _part(batch, np.flatnonzero(left))
         counts._note(batch.vectors)
@@ -343,7 +345,9 @@ def _text_column(there: Sequence[str], wanted: str | None, where: str) -> str:
         return (usual or list(there))[0]
     if not there:
         raise BadInput(f"{where} has no column of texts; only an index with its texts can be read")
-    raise BadInput(f"{where} may hold texts in several columns; name one with --texts: {_listed(there)}")
+    raise BadInput(
+        f"{where} may hold texts in several columns; name one with --text-column: {_listed(there)}"
+    )
 
 
 def _one_of(there: Sequence[str], wanted: str | None, what: str, where: str, flag: str) -> str:
