@@ -63,7 +63,7 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_graphs_make_the_steps_of_the_plain_trainer(family, device, pico_model, targets, monkeypatch) -> None:
-    settings = TrainSettings(steps=6, learning_rate=1e-3, dropout=False)
+    settings = TrainSettings(steps=6, accumulate=2, learning_rate=1e-3, dropout=False)
     found = []
     for uses_graphs in (True, False):
         model = copy.deepcopy(pico_model(family)).to(device)

@@ -51,7 +51,8 @@ def compress(
     ] = None,
     minutes: Annotated[float | None, Option(min=0.1, help="Minutes for --budget; default: 30.")] = None,
     student: Annotated[
-        list[str] | None, Option("--student", help="With --budget: also try this small model; repeatable.")
+        list[str] | None,
+        Option("--student", help="With --budget: also try this small model; with --recipe: train this one."),
     ] = None,
     index: Annotated[
         str | None,
@@ -97,15 +98,20 @@ def compress(
             teacher_options=teacher_options,
         )
         return
-    if minutes is not None or student:
-        raise BadInput("--minutes and --student go with --budget; a recipe takes --set align.minutes=10")
+    if minutes is not None:
+        raise BadInput("--minutes goes with --budget; a recipe takes --set align.minutes=10")
     if index or teacher or queries or teacher_model:
         raise BadInput("--index and --teacher go with --budget; a recipe takes --set align.teacher=NAME")
     if model is None:
         raise BadInput("name the model to compress")
     from trundle.recipe import read_recipe
 
-    _run_recipe(model, read_recipe(recipe, change or []), flags)
+    changes = change or []
+    if student:
+        if len(student) > 1:
+            raise BadInput("a recipe trains one student; pass --student once")
+        changes, model = [*changes, f"align.teacher={model}"], student[0]
+    _run_recipe(model, read_recipe(recipe, changes), flags)
 
 
 def recipes(as_json: _Json = False) -> None:

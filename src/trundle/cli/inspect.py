@@ -33,6 +33,9 @@ def inspect(
         list[str] | None,
         Option("--data", "-d", help="Labelled tuples for --layers, texts for --vocabulary; repeatable."),
     ] = None,
+    scale: Annotated[
+        float | None, Option(min=0.1, help="With --layers: multiplier of cosines in the loss; default: 20.")
+    ] = None,
     output: Annotated[
         Path | None, Option("--output", "-o", help="With --layers: plot to this .html or .svg file.")
     ] = None,
@@ -40,6 +43,8 @@ def inspect(
 ) -> None:
     """Show the size of each part and what each method could save."""
     _check_flags(layers=layers, vocabulary=vocabulary, data=data, output=output)
+    if scale is not None and not layers:
+        raise BadInput("--scale is for the loss of the layers; add --layers")
     progress = flags.progress()
     from trundle.methods.depth.curve import list_savings
     from trundle.model.cost import cost
@@ -51,7 +56,9 @@ def inspect(
     loaded = load(model, trust_remote_code=flags.trust)
     family, about = _described(loaded)
     now, savings = cost(loaded), list_savings(loaded)
-    curve = _layer_curve(loaded, model, data or [], output, seed=seed, progress=progress) if layers else None
+    curve = None
+    if layers:
+        curve = _layer_curve(loaded, model, data or [], output, scale=scale, seed=seed, progress=progress)
     if flags.as_json:
         rows = [{"step": saving.name, "keeps": saving.keeps, **saving.after.as_json()} for saving in savings]
         shown = {"model": model, "family": family, **now.as_json(), "savings": rows}
@@ -111,6 +118,7 @@ def _layer_curve(
     data: Sequence[str],
     output: Path | None,
     *,
+    scale: float | None,
     seed: int,
     progress: Progress,
 ) -> LayerCurve:
@@ -120,7 +128,8 @@ def _layer_curve(
     from trundle.report.page import curve_page, curve_svg
 
     corpus = read_corpus(data, seed=seed, progress=progress)
-    curve = measure_curve(model, corpus.examples(), seed=seed, progress=progress)
+    scaled = {} if scale is None else {"scale": scale}
+    curve = measure_curve(model, corpus.examples(), **scaled, seed=seed, progress=progress)
     if output is not None:
         title = f"{Path(name).name}: the loss of each layer as the last one, {curve.tuples:,} tuples"
         drawn = curve.losses, _marks(curve), title

@@ -99,7 +99,7 @@ class _GraphTrainer(_Trainer[_B]):
         positions = torch.from_numpy(self._order.batch(0)[:size].copy()).to(self.device)
         # With padding, as transformers does not check in a capture whether a mask is needed.
         positions[0] = self._order.shortest
-        share = size / self._texts
+        share = size / self._texts / self._accumulate
 
         def run() -> None:
             with self.computing():
@@ -184,17 +184,17 @@ class _GraphTrainer(_Trainer[_B]):
         part = (self._order.width(number), positions.pin_memory() if self.on_gpu else positions)
         return _LoadedPart(part=part, weight=1.0, texts=self._order.batch_size)
 
-    def step(self, loaded: _LoadedPart[Any], rate: float) -> None:
+    def step(self, loaded: Sequence[_LoadedPart[Any]], rate: float) -> None:
         """Makes one optimizer step; the host waits only when it is far ahead."""
-        width, positions = loaded.part
-        part = self._parts[width]
         if self.model.training is not self._dropout:  # after a validation; a graph has kept the mode
             self._module.train(self._dropout)
         self._rate.fill_(rate)
         with nullcontext() if self.on_gpu else sound_gradients():
-            for piece in positions.view(-1, len(part.positions)):
-                part.positions.copy_(piece, non_blocking=True)
-                part.replay()
+            for width, positions in (one.part for one in loaded):
+                part = self._parts[width]
+                for piece in positions.view(-1, len(part.positions)):
+                    part.positions.copy_(piece, non_blocking=True)
+                    part.replay()
         if self.processes > 1:
             self._average_gradients()
         self._update()
