@@ -119,8 +119,8 @@ class Gap:
     def __str__(self) -> str:
         which = f"{self.of} " if self.of else ""
         if not math.isfinite(self.low):
-            return f"{which}{self.value:+.1f}"
-        return f"{which}{self.low:+.1f} to {self.high:+.1f}"
+            return which + signed(f"none ({self.value:+.1f})")
+        return which + signed(f"{self.low:+.1f} to {self.high:+.1f}")
 
 
 def gap(one: Figure, other: Figure | float, of: str = "", *, margin: float = 0.0) -> Gap:
@@ -152,7 +152,7 @@ class Claim:
     gaps: Sequence[Gap] = ()
     unit: str = "seed"
     missing: str = ""
-    """Why the figures can't decide, whatever their intervals: another setting, or a bug that is fixed since."""
+    """Why the figures can't decide, whatever their intervals: other settings, or a bug fixed since."""
 
     @property
     def verdict(self) -> Verdict:
@@ -192,8 +192,8 @@ class Claim:
         numbers = sorted({one.n for one in self.gaps})
         n = " – ".join(str(number) for number in dict.fromkeys((*numbers[:1], *numbers[-1:])))
         units = "" if not numbers else f" {self.unit}{'' if numbers[-1] == 1 else 's'}"
-        interval = "" if self.deciding is None else signed(str(self.deciding))
-        why = f": {self.lacks}" if self.lacks else ""
+        interval = "" if self.deciding is None else str(self.deciding)
+        why = f"; missing: {self.lacks}" if self.lacks else ""
         cells = [self.says, self.paper, self.here, self.scale, n + units or "–", interval or "–"]
         return " | ".join([*cells, f"**{self.verdict}**{why}", self.command])
 
@@ -201,8 +201,7 @@ class Claim:
 def claims_table(claims: Iterable[Claim]) -> str:
     """Render the claims of a paper."""
     columns = "claim | paper | here | model and data here | n | 95% interval | verdict | run"
-    lines = [f"| {claim.row()} |" for claim in claims]
-    return "\n".join([f"| {columns} |", "|---|---|---|---|---|---|---|---|", *lines])
+    return table(columns, (claim.row() for claim in claims), numbers=False)
 
 
 def signed(text: str) -> str:
@@ -210,35 +209,21 @@ def signed(text: str) -> str:
     return text.replace("-", "−")
 
 
-def share(score: float, whole: float) -> str:
-    """Show a score and its percentage of another."""
-    return f"{score:.1f} ({100 * score / whole:.1f}%)"
-
-
-def table(columns: str, rows: Iterable[str]) -> str:
-    """Render a Markdown table from lines of cells; all columns but the first are aligned right."""
-    ruler = "|---|" + "---:|" * columns.count(" | ")
+def table(columns: str, rows: Iterable[str], *, numbers: bool = True) -> str:
+    """Render a Markdown table from lines of cells; `numbers`, after the first column, are aligned right."""
+    ruler = "|---|" + ("---:|" if numbers else "---|") * columns.count(" | ")
     return "\n".join([f"| {columns} |", ruler, *(f"| {row} |" for row in rows)])
 
 
-def placeholders(name: str) -> set[str]:
-    """Return the placeholders of a section."""
-    return set(PLACEHOLDER.findall((SECTIONS / f"{name}.md").read_text(encoding="utf-8")))
-
-
-def render(name: str, values: Mapping[str, str], figures: Figures | None = None) -> str:
+def render(name: str, values: Mapping[str, str]) -> str:
     """Fill in the template of a section and wrap its prose.
 
     Every placeholder needs a value and every value a placeholder.
     """
-    filled = dict(values)
-    if figures:
-        versions = ", ".join(f"{package} {version}" for package, version in figures["versions"].items())
-        filled |= {"hardware": figures["hardware"], "versions": versions}
     template = (SECTIONS / f"{name}.md").read_text(encoding="utf-8").rstrip("\n")
-    if unused := filled.keys() - placeholders(name):
+    if unused := values.keys() - set(PLACEHOLDER.findall(template)):
         raise SystemExit(f"{name}.md does not use {', '.join(sorted(unused))}")
-    return wrap(PLACEHOLDER.sub(lambda found: filled[found[1]], template))
+    return wrap(PLACEHOLDER.sub(lambda found: values[found[1]], template))
 
 
 def wrap(markdown: str) -> str:

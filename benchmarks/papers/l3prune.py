@@ -144,9 +144,9 @@ def tables(figures: Figures) -> dict[str, str]:
     paper = {row["level"]: row["says"] for row in figures["paper"]}
     levels = dict.fromkeys(row["level"] for row in models[0].rows)
     rows = [
-        " | ".join([name, *models[0].cells(level), *models[1].cells(level), paper.get(level, "")])
+        " | ".join([f"{level}%", *models[0].cells(level), *models[1].cells(level), paper.get(level, "")])
         for level in levels
-        for name in [level if level in PICKED else f"{level}%"]
+        if level not in PICKED
     ]
     columns = "layers removed | SmolLM2: layers | STS | retrieval | Qwen: layers | STS | retrieval | paper"
     return {"levels": table(columns, rows)}

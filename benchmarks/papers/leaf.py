@@ -7,21 +7,7 @@ import json
 import statistics
 from pathlib import Path
 
-from evidence import (
-    Claim,
-    Figures,
-    Gap,
-    Row,
-    figure,
-    gap,
-    merge,
-    pick,
-    points,
-    read_results,
-    share,
-    signed,
-    table,
-)
+from evidence import Claim, Figures, Gap, Row, figure, gap, merge, pick, points, read_results, signed
 
 TEACHER, PLAIN, LARGEST, RETRIEVAL = "teacher", "plain", "backbone-all", "retrieval"
 OWN, ACROSS, ALL_OWN, ALL_ACROSS = 96.1, 97.7, 95.8, 96.9
@@ -159,9 +145,9 @@ def _trained(figures: Figures) -> list[Claim]:
             command="B",
         ),
         Claim(
-            says="losses on hidden states do not help",
-            paper=f"{alone['paper']:.1f} alone, {max(row['paper'] for row in others):.1f} with the best (nDCG@10)",
-            here=f"{alone['error']:.3f} alone, {min(row['error'] for row in others):.3f} with the best (ℓ2)",
+            says="losses on hidden states do not help (paper: nDCG@10, here: ℓ2)",
+            paper=f"{alone['paper']:.1f} alone, {max(row['paper'] for row in others):.1f} with the best",
+            here=f"{alone['error']:.3f} alone, {min(row['error'] for row in others):.3f} with the best",
             scale=scale,
             gaps=closer(alone, min(others, key=lambda row: float(row["error"]))),
             missing="TinyBERT's loss as corrected, with its map, and nDCG@10 of all of them",
@@ -228,39 +214,3 @@ def _unsettled(figures: Figures) -> list[Claim]:
             command="D",
         ),
     ]
-
-
-def tables(figures: Figures) -> dict[str, str]:
-    """Compute the placeholders of the section besides the claims."""
-    ordered = sorted(figures["students"], key=lambda row: -row["error"])
-    students = (
-        f"{row.get('label', row['student'])} | {row['parameters'] / 1e6:.1f}M | {row['error']:.3f} "
-        f"| {row['mean']:.1f}% | {row['across']:.1f}%"
-        for row in ordered
-    )
-    columns = "student | parameters | error | own index | teacher's index"
-    return {"searches": _searches_table(figures), "students": table(columns, students)}
-
-
-def _paper(rows: list[Row]) -> str:
-    """Show the paper's student on its own index and on the teacher's, where the paper has this row."""
-    return " | ".join(share(rows[0][key], rows[0]["teacher"]) for key in ("own", "across")) if rows else " | "
-
-
-def _searches_table(figures: Figures) -> str:
-    models = {PLAIN: "student", "plain-int4": "in four bits"}
-    scores = {(row["model"], row["task"]): row for row in figures["sets"]}
-    tasks = [row["task"] for row in pick(figures["sets"], model=TEACHER, kind=RETRIEVAL)]
-
-    def row(name: str, chosen: list[str]) -> str:
-        def mean(model: str, where: str) -> float:
-            return statistics.fmean(scores[model, task][where] for task in chosen)
-
-        whole = mean(TEACHER, "own")
-        cells = [share(mean(model, where), whole) for model in models for where in ("own", "across")]
-        paper = _paper(pick(figures["paper_searches"], task=name))
-        return " | ".join([name, paper, f"{whole:.1f}", *cells])
-
-    ours = [f"{name}, {index} index" for name in models.values() for index in ("own", "teacher's")]
-    columns = " | ".join(["", "paper, own index", "paper, teacher's index", "teacher", *ours])
-    return table(columns, [*(row(task, [task]) for task in tasks), row("mean", tasks)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from evidence import Claim, Figure, Figures, Gap, Row, figure, gap, merge, points, read_results, table
+from evidence import Claim, Figure, Figures, Gap, Row, figure, gap, merge, points, read_results
 
 ROW, FULL, STUDENTS = "nested-mlp", "1", ("1/2", "1/4")
 NESTED, BASE, ONE_SIZE, TUNED = "select-consecutive", "base", "half-alone", "tuned"
@@ -158,16 +158,3 @@ def claims(figures: Figures) -> list[Claim]:
             command="D",
         ),
     ]
-
-
-def tables(figures: Figures) -> dict[str, str]:
-    """Compute the placeholders of the section besides the claims."""
-    labels, sizes = scores(figures["labels"]), (FULL, *STUDENTS)
-    whole = labels[TUNED][FULL].mean
-    rows = []
-    for row in figures["label_rows"]:
-        ours = [shown(labels.get(row["row"], {}).get(size), whole) for size in sizes]
-        paper = [f"{row['paper'][size]:.1f}" if size in row["paper"] else "" for size in sizes]
-        rows.append(" | ".join([row["label"], *ours, *paper]))
-    columns = " | full | 1/2 (0.45×) | 1/4 (0.21×) | paper, full | paper, 0.4× | paper, 0.2×"
-    return {"by_labels": table(columns, rows)}

@@ -45,13 +45,14 @@ def files() -> dict[Path, str]:
     claims = {name: module.claims(figures[name]) for name, module in PAPERS.items()}
     contenders = head_to_head.contenders(figures["head_to_head"])
     head = {"summary": summary(figures), "verdicts": verdicts(claims), "recipes": recipes()}
-    sections = [render("head", head), render("head_to_head", {"table": contenders}, figures["head_to_head"])]
+    sections = [render("head", head), render("head_to_head", {"table": contenders})]
     for name, module in PAPERS.items():
-        found = {"claims": claims_table(claims[name])} | module.tables(figures[name])
-        sections.append(render(name, found, figures[name]))
+        more = module.tables(figures[name]) if hasattr(module, "tables") else {}
+        sections.append(render(name, {"claims": claims_table(claims[name])} | more))
+    sections.append(render("data", {"conditions": conditions(figures)}))
     before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     return {
-        PAGE: "\n\n".join([*sections, render("data", {})]) + "\n",
+        PAGE: "\n\n".join(sections) + "\n",
         FIGURE: head_to_head.figure(figures["head_to_head"]) + "\n",
         README: f"{before}{BEGIN}\n\n{contenders}\n\n{END}{rest.partition(END)[2]}",
     }
@@ -79,23 +80,33 @@ def summary(figures: dict[str, Figures]) -> str:
             f"{kept('depth (L³Prune), 6 of 12 layers, aligned')}",
             "a decoder LLM that is to become an embedder | L³Prune: `--recipe l3prune-paper` | can't tell: "
             "a decoder of 135M loses much without 30% of its layers, the paper's 4 – 8B do not",
-            f"a need for several sizes of one model | NML: `--recipe nml`; `depth` keeps more at equal size | "
+            f"a need for several sizes of a model | NML: `--recipe nml`; `depth` keeps more at equal size | "
             f"{kept('width (NML), half of everything, aligned')}",
             "a large vocabulary, few languages | vocabulary: `--recipe vocabulary` | ends at the share of "
             "the token table; tf-idf is better than chance in deep cuts",
             f"a domain with labels | `contrast` alone; GAPrune (`weights`) to be smaller as well | after 100 "
             f"steps dense {dense}, half of the MLP weights zero {pruned} (per cent, finance / chemistry)",
         ],
+        numbers=False,
     )
 
 
 def verdicts(claims: dict[str, list[Claim]]) -> str:
     """Count the verdicts of each paper."""
-    rows = []
+    shown = []
     for name, found in claims.items():
         counted = Counter(claim.verdict for claim in found)
-        rows.append(" | ".join([NAMES[name], *(str(counted[verdict]) for verdict in get_args(Verdict))]))
-    return table(" | ".join(["claims of", *get_args(Verdict)]), rows)
+        shown.append(f"{NAMES[name]} {' / '.join(str(counted[verdict]) for verdict in get_args(Verdict))}")
+    return f"Verdicts ({' / '.join(get_args(Verdict))}): {', '.join(shown)}."
+
+
+def conditions(figures: dict[str, Figures]) -> str:
+    """Show hardware and versions, once for all sections that share them."""
+    found: dict[str, list[str]] = {}
+    for name, one in figures.items():
+        versions = ", ".join(f"{package} {version}" for package, version in one["versions"].items())
+        found.setdefault(f"{one['hardware']}; {versions}", []).append(NAMES.get(name, "Head to head"))
+    return "\n".join(f"- {', '.join(names)}: {says}." for says, names in found.items())
 
 
 def recipes() -> str:
@@ -118,7 +129,9 @@ def recipes() -> str:
         "parameters, removed tokens split, aligned",
     }
     rows = [f"{NAMES[name]} | {shown(f'{name}-paper')} | {shown(name)} | {differs[name]}" for name in PAPERS]
-    return table("paper | as published | ours | published settings, and what ours has instead", rows)
+    return table(
+        "paper | as published | ours | published settings, and what ours has instead", rows, numbers=False
+    )
 
 
 def take(options: argparse.Namespace) -> None:

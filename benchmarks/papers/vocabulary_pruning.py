@@ -179,22 +179,18 @@ def tables(figures: Figures) -> dict[str, str]:
     return {"glue": _glue_table(methods, by_method(figures, 20))}
 
 
-def _beside(ours: str, theirs: str | None) -> str:
-    return ours if theirs is None else f"{ours} ({theirs})"
+def _beside(ours: str, theirs: float | None) -> str:
+    return ours if theirs is None else f"{ours} ({theirs:.1f})"
 
 
 def _glue_table(methods: dict[str, Row], scores: Scores) -> str:
     full = statistics.fmean(by_seed(scores, FULL))
-    theirs_full = statistics.fmean(methods[FULL]["paper"][task] for task in TASKS)
     rows = []
     for name, row in methods.items():
-        ours, theirs = ["–"] * (len(TASKS) + 2), [None] * (len(TASKS) + 2)  # type: list[str], list[str | None]
-        if (name, ONE) in scores:
-            mean = statistics.fmean(by_seed(scores, name))
-            ours = [*(str(figure(scores[name, task])) for task in TASKS), f"{mean:.1f}", f"{mean / full:.1%}"]
-        if paper := row.get("paper"):
-            mean = statistics.fmean(paper[task] for task in TASKS)
-            theirs = [*(f"{paper[task]:.1f}" for task in TASKS), f"{mean:.1f}", f"{mean / theirs_full:.1%}"]
-        last = f"{paper['mean']:.1f}" if paper else "–"
-        rows.append(" | ".join([row["label"], *map(_beside, ours, theirs), last]))
+        if (name, ONE) not in scores:
+            continue
+        mean, theirs = statistics.fmean(by_seed(scores, name)), row.get("paper", {})
+        cells = [_beside(str(figure(scores[name, task])), theirs.get(task)) for task in TASKS]
+        last = f"{theirs['mean']:.1f}" if theirs else "–"
+        rows.append(" | ".join([row["label"], *cells, f"{mean:.1f}", f"{mean / full:.1%}", last]))
     return table(" | ".join(["", *TASKS, "mean", "of full", "paper, mean of 8"]), rows)
