@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.train.trainer import _learning_rate, _steps_that_fit, constant, cosine, leaf_cycles, linear
+from trundle.train.trainer import _constant, _learning_rate, _steps_that_fit, cosine, leaf_cycles, linear
 
 
 def leaf_rates(epoch_steps: int, steps: int) -> list[float]:
@@ -62,7 +62,7 @@ def test_warmup_and_linear_equal_torchs_own_schedulers():
 
 
 def test_a_run_too_short_for_its_warmup_warms_up_for_half_of_it():
-    rates = [_learning_rate(step, 4, peak=1.0, warmup=100, schedule=constant) for step in range(4)]
+    rates = [_learning_rate(step, 4, peak=1.0, warmup=100, schedule=_constant) for step in range(4)]
     assert rates == [0.5, 1.0, 1.0, 1.0]
 
 

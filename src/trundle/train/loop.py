@@ -23,10 +23,11 @@ from trundle.model.encode import fast_forward
 from trundle.progress import SILENT, Progress
 from trundle.records import TrainingRecord
 from trundle.train.batches import Batches, _LoadedPart, _Prefetcher
-from trundle.train.graphs import CaptureFailed, _GraphTrainer
+from trundle.train.graphs import _CaptureFailed, _GraphTrainer
 from trundle.train.trainer import (
     Schedule,
     _add_metrics,
+    _constant,
     _copies,
     _keep_metrics,
     _learning_rate,
@@ -37,7 +38,6 @@ from trundle.train.trainer import (
     _steps_that_fit,
     _Trainer,
     _write_checkpoint,
-    constant,
 )
 
 _B = TypeVar("_B")
@@ -130,7 +130,7 @@ def train(
     task: TrainingTask[_B],
     settings: TrainSettings,
     *,
-    schedule: Schedule = constant,
+    schedule: Schedule = _constant,
     folder: Path | None = None,
     deadline: float = math.inf,
     progress: Progress = SILENT,
@@ -148,14 +148,13 @@ def train(
         "weight_decay": settings.weight_decay,
         "clip_norm": settings.clip_norm,
         "dropout": settings.dropout,
-        "accumulate": settings.accumulate,
         "computing": task.computing,
     }
     plain = partial(_Trainer, model, task.losses, splitter=task.batches.splitter, **options)
     if task.batches.gather is None:
         trainer = plain()
     else:
-        trainer = _GraphTrainer(model, task.losses, task.batches, **options)
+        trainer = _GraphTrainer(model, task.losses, task.batches, accumulate=settings.accumulate, **options)
     run = _TrainingRun(
         started=clock(),
         deadline=deadline,
@@ -177,7 +176,7 @@ def train(
             try:
                 with run.progress.task("capturing steps", None):
                     trainer.prepare(run.progress.say)
-            except CaptureFailed as error:
+            except _CaptureFailed as error:
                 run.progress.say(f"steps can't be captured as CUDA graphs, so they are slower: {error}")
                 run.trainer = plain()
                 run.trainer.restore(trainer.state())

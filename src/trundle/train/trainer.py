@@ -71,7 +71,6 @@ class _Trainer(Generic[_B]):
         weight_decay: float,
         clip_norm: float | None,
         dropout: bool,
-        accumulate: int = 1,
         computing: Callable[[], AbstractContextManager[None]] = nullcontext,
         splitter: BatchSplitter[_B] | None = None,
     ) -> None:
@@ -94,7 +93,6 @@ class _Trainer(Generic[_B]):
         self._optimizer = AdamW(_decay_groups(self._weights, weight_decay), fused=fused)
         self._clip_norm = clip_norm
         self._dropout = dropout
-        self._accumulate = accumulate
         self.computing = computing
         # Processes synchronise in the backward pass, so one of them can't repeat it alone.
         self._splitter = splitter if self.processes == 1 else None
@@ -117,7 +115,7 @@ class _Trainer(Generic[_B]):
         return [(batches.load(texts), len(texts)) for texts in map(batches.order.batch, mine)]
 
     def step(self, loaded: Sequence[_LoadedPart[_B]], rate: float) -> None:
-        """Makes one optimizer step with the mean gradient of `accumulate` batches.
+        """Makes one optimizer step with the mean gradient of these batches.
 
         It does not wait for the device: losses are read later, many at once.
         """
@@ -142,7 +140,7 @@ class _Trainer(Generic[_B]):
             try:
                 for number, one in enumerate(loaded, start=1):
                     batch = send_to_device(one.part, self.device, non_blocking=True)
-                    weight, last = one.weight / self._accumulate, number == len(loaded)
+                    weight, last = one.weight / len(loaded), number == len(loaded)
                     for part, share in [(batch, 1.0)] if splitter is None else splitter.parts(batch):
                         losses += self._backward(part, weight * share, last=last)
                 return losses
@@ -231,8 +229,7 @@ Schedule = Callable[[int, int], float]
 """(step, steps) → share of the peak learning rate; steps count from 0, the last is steps − 1."""
 
 
-def constant(_step: int, _steps: int) -> float:
-    """The peak at every step."""
+def _constant(_step: int, _steps: int) -> float:
     return 1.0
 
 

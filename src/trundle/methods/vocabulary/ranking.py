@@ -17,7 +17,7 @@ from trundle.data.texts import Text
 from trundle.errors import BadInput
 from trundle.methods.contract import Context
 from trundle.methods.training import check_same_tokens
-from trundle.methods.vocabulary import VocabularyOptions, _Characters, _TokenScore
+from trundle.methods.vocabulary import _Characters, _TokenScore, _VocabularyOptions
 from trundle.methods.vocabulary import scores as scoring
 from trundle.methods.vocabulary.scores import _TokenCounts, count_tokens, tokenised
 from trundle.model.load import load
@@ -47,7 +47,7 @@ class _Ranking:
 def _rank_tokens(
     model: SentenceTransformer,
     vocabulary: Vocabulary,
-    options: VocabularyOptions,
+    options: _VocabularyOptions,
     context: Context,
     *,
     count: int,
@@ -60,9 +60,9 @@ def _rank_tokens(
             raise BadInput("vocabulary scores tokens on texts; pass them with --data")
         scores = _scores_without_texts(model, vocabulary, score, known, count, context.seed)
         return _Ranking(order=known[np.lexsort((known, -scores[known]))].tolist(), seen=0, counts=None)
-    texts: Iterable[Text] = context.corpus.train()
-    if score != "seen":  # which must not miss a token
-        texts = sample(texts, options.texts, seed=context.seed)
+    corpus, seed = context.corpus, context.seed
+    # The score `seen` must not miss a token.
+    texts: Iterable[Text] = corpus.train() if score == "seen" else [*corpus.sample_train(options.texts, seed)]
     with scoring._spilling() as spill:
         chunks = tokenised(vocabulary.backend, (text.text for text in texts), context.progress)
         counts = count_tokens(spill.through(chunks) if score == "tfidf" else chunks, vocabulary.size)
