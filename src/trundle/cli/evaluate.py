@@ -264,9 +264,7 @@ def inspect(
         list[str] | None,
         Option("--data", "-d", help="Labelled tuples for --layers, texts for --vocabulary; repeatable."),
     ] = None,
-    scale: Annotated[
-        float | None, Option(min=0.1, help="With --layers: multiplier of cosines in the loss; default: 20.")
-    ] = None,
+    scale: Annotated[float, Option(min=0.1, help="With --layers: multiplier of cosines in the loss.")] = 20.0,
     output: Annotated[
         Path | None, Option("--output", "-o", help="With --layers: plot to this .html or .svg file.")
     ] = None,
@@ -274,8 +272,6 @@ def inspect(
 ) -> None:
     """Show the size of each part and what each method could save."""
     _check_flags(layers=layers, vocabulary=vocabulary, data=data, output=output)
-    if scale is not None and not layers:
-        raise BadInput("--scale is for the loss of the layers; add --layers")
     progress = flags.progress()
     from trundle.methods.depth.curve import list_savings
     from trundle.model.cost import cost
@@ -349,7 +345,7 @@ def _layer_curve(
     data: Sequence[str],
     output: Path | None,
     *,
-    scale: float | None,
+    scale: float,
     seed: int,
     progress: Progress,
 ) -> LayerCurve:
@@ -359,8 +355,7 @@ def _layer_curve(
     from trundle.report.page import curve_page, curve_svg
 
     corpus = read_corpus(data, seed=seed, progress=progress)
-    scaled = {} if scale is None else {"scale": scale}
-    curve = measure_curve(model, corpus.examples(), **scaled, seed=seed, progress=progress)
+    curve = measure_curve(model, corpus.examples(), scale=scale, seed=seed, progress=progress)
     if output is not None:
         title = f"{Path(name).name}: the loss of each layer as the last one, {curve.tuples:,} tuples"
         drawn = curve.losses, _marks(curve), title
