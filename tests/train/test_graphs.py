@@ -51,7 +51,7 @@ def task_of(model: Any, targets: Any, monkeypatch: Any, *, graphs: bool = True) 
     """The task of align with its texts on the device, whatever device that is."""
     context = Context(original=model, cache=targets.folder.parent / "cache")
     made = resident._make_resident(model, targets, model.device, context)
-    monkeypatch.setattr(leaf, "resident_on", lambda *_: made)
+    monkeypatch.setattr(leaf, "_resident_on", lambda *_: made)
     task = make_align_task(model, targets, None, batch_size=8, context=context)
     return task if graphs else replace(task, batches=replace(task.batches, gather=None))
 
