@@ -113,11 +113,6 @@ def contenders(figures: Figures) -> str:
     return "\n".join(lines)
 
 
-def values(figures: Figures) -> dict[str, str]:
-    """Compute every placeholder of the section."""
-    return {"table": contenders(figures)}
-
-
 def figure(figures: Figures) -> str:
     """Draw the share that is kept on the teacher's index against bytes, with a numbered key.
 
