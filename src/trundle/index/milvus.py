@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -82,25 +84,34 @@ class _MilvusReader(_RowReader):
         rows = self._client.query(self._collection, filter="", output_fields=["count(*)"])
         return int(rows[0]["count(*)"])
 
-    def _pages(self, size: int, fields: list[str]) -> Iterator[Sequence[Any]]:
-        iterator = self._client.query_iterator(self._collection, batch_size=size, output_fields=fields)
+    def _pages(self, size: int, fields: list[str], which: str = "") -> Iterator[Sequence[Any]]:
+        """Yield the entities in the order of their keys."""
+        iterator = self._client.query_iterator(
+            self._collection, batch_size=size, filter=which, output_fields=fields
+        )
         try:
             while rows := iterator.next():
                 yield rows
         finally:
             iterator.close()
 
-    def _scan(self) -> Iterator[_RawRows]:
-        for rows in self._pages(_BATCH_ROWS, [self._key, self._text, self._vector]):
+    def _scan(self, first: int) -> Iterator[_RawRows]:
+        which = ""
+        if first:
+            key = next(islice(chain.from_iterable(self._keys()), first - 1, None), None)
+            which = f"{self._key} > {json.dumps(key)}"
+        for rows in self._pages(_BATCH_ROWS, [self._key, self._text, self._vector], which):
             yield self._raw(rows)
+
+    def _keys(self) -> Iterator[list[Any]]:
+        return ([row[self._key] for row in page] for page in self._pages(_IDS_AT_ONCE, [self._key]))
 
     def _take(self, places: _Places) -> Iterator[_RawRows]:
         def fetch(ids: list[Any]) -> _RawRows:
             fields = [self._key, self._text, self._vector]
             return self._raw(self._client.get(self._collection, ids=ids, output_fields=fields))
 
-        pages = self._pages(_IDS_AT_ONCE, [self._key])
-        yield from _chosen_ids(([row[self._key] for row in page] for page in pages), places, fetch)
+        yield from _chosen_ids(self._keys(), places, fetch)
 
     def _raw(self, rows: Sequence[Any]) -> _RawRows:
         vectors = [self._decoded(row.get(self._vector)) for row in rows]

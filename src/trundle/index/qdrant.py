@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from trundle.errors import BadInput
@@ -71,9 +72,9 @@ class _QdrantReader(_RowReader):
     def _count(self) -> int:
         return int(self._client.count(self._collection, exact=True).count)
 
-    def _pages(self, size: int, *, ids_only: bool) -> Iterator[Sequence[Any]]:
+    def _pages(self, size: int, *, ids_only: bool, offset: Any = None) -> Iterator[Sequence[Any]]:
+        """Yield the points from the one with the id `offset` on, in the order of their ids."""
         wanted = (False, False) if ids_only else ([self._text], [self._vector] if self._vector else True)
-        offset = None
         while True:
             points, offset = self._client.scroll(
                 self._collection, limit=size, offset=offset, with_payload=wanted[0], with_vectors=wanted[1]
@@ -83,9 +84,15 @@ class _QdrantReader(_RowReader):
             if offset is None:
                 return
 
-    def _scan(self) -> Iterator[_RawRows]:
-        for points in self._pages(_LOCAL_ROWS if self._local else _BATCH_ROWS, ids_only=False):
+    def _scan(self, first: int) -> Iterator[_RawRows]:
+        size = _LOCAL_ROWS if self._local else _BATCH_ROWS
+        start = next(islice(chain.from_iterable(self._ids()), first, None), None) if first else None
+        for points in self._pages(size, ids_only=False, offset=start):
             yield self._raw(points)
+
+    def _ids(self) -> Iterator[list[Any]]:
+        ids_at_once = self.count if self._local else _IDS_AT_ONCE
+        return ([point.id for point in page] for page in self._pages(ids_at_once, ids_only=True))
 
     def _take(self, places: _Places) -> Iterator[_RawRows]:
         def fetch(ids: list[Any]) -> _RawRows:
@@ -95,9 +102,7 @@ class _QdrantReader(_RowReader):
             )
             return self._raw(points)
 
-        ids_at_once = self.count if self._local else _IDS_AT_ONCE
-        pages = ([point.id for point in page] for page in self._pages(ids_at_once, ids_only=True))
-        yield from _chosen_ids(pages, places, fetch)
+        yield from _chosen_ids(self._ids(), places, fetch)
 
     def _raw(self, points: Sequence[Any]) -> _RawRows:
         found = [point.vector for point in points]
