@@ -371,8 +371,11 @@ def _open_arrays(path: Path, wish: _Wish) -> _BesideReader:
 def _open_faiss(path: Path, wish: _Wish) -> _BesideReader:
     """Open a FAISS index; quantised vectors come back as it decodes them."""
     faiss = _imported("faiss", "a FAISS index", "faiss")
-    with _explained(str(path)):
+    try:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+    except RuntimeError:  # its message is a line of C++
+        what = f"{path} can't be read, because it is damaged or not a FAISS index of floats"
+        raise BadInput(f"{what}; write it again with faiss.write_index") from None
     metrics: dict[int, Metric] = {faiss.METRIC_INNER_PRODUCT: "inner product", faiss.METRIC_L2: "l2"}
     if index.metric_type not in metrics:
         raise BadInput(f"{path} searches by another metric than inner product or L2; it can't be read")

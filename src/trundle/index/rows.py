@@ -191,7 +191,8 @@ class _RowReader:
                 what = f"{self.where} changed while it was read ({self.count:,} rows before, {now:,} now)"
                 raise BadInput(f"{what}; run again while nothing writes to it")
         if not found:
-            raise BadInput(f"{self.where} has no row with a text and a vector; {self.counts.says()}")
+            what = f"{self.where} has no row with a text and a vector ({self.counts.says().rstrip('.')})"
+            raise BadInput(f"{what}; fill it, or name other columns with --texts and --vectors")
 
     def close(self) -> None:
         """Close files and connections."""
