@@ -25,7 +25,7 @@ from trundle.index import flat_files, rows
 from trundle.index.connection import _PostgresReader
 from trundle.index.flat_files import write_table
 from trundle.index.readers import open_reader
-from trundle.index.rows import IndexReader, RowBatch, RowCounts, draw_sample
+from trundle.index.rows import IndexReader, _RowBatch, _RowCounts, draw_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the databases' clients
 ROWS = 1500
@@ -64,7 +64,7 @@ def filled(databases: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> A
     return fill
 
 
-def together(batches: Iterator[RowBatch]) -> tuple[list[str], list[int], np.ndarray]:
+def together(batches: Iterator[_RowBatch]) -> tuple[list[str], list[int], np.ndarray]:
     found = list(batches)
     ids = [one for batch in found for one in batch.ids]
     numbers = [int(text.split()[1]) for batch in found for text in batch.texts]
@@ -100,12 +100,12 @@ def test_rows_and_samples(filled: Any, name: str) -> None:
 
 
 def goes_on_after_700_rows(reader: IndexReader, ids: list[str]) -> None:
-    rest, numbers, vectors = together(reader.rows(after=RowCounts(read=700, last=ids[699])))
+    rest, numbers, vectors = together(reader.rows(after=_RowCounts(read=700, last=ids[699])))
     assert rest == ids[700:]
     same_rows(reader, numbers, vectors)
     assert reader.counts.read == len(ids)
     with pytest.raises(OtherTexts, match="has changed"):
-        next(reader.rows(after=RowCounts(read=700, last="another")))
+        next(reader.rows(after=_RowCounts(read=700, last="another")))
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -18,7 +18,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from trundle.cache import cache_key
-from trundle.data.files import BUFFER_BYTES
+from trundle.data.texts import BUFFER_BYTES
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, OtherTexts
 from trundle.folders import atomic_file, locked_folder, write_atomic
@@ -26,17 +26,15 @@ from trundle.index.rows import (
     _BATCH_ROWS,
     IndexReader,
     Metric,
-    RowBatch,
-    RowCounts,
     _explained,
     _field,
     _fields,
-    _imported,
-    _one_of,
+    _import,
     _Places,
     _RawRows,
+    _RowBatch,
+    _RowCounts,
     _RowReader,
-    _text_column,
     _Wish,
 )
 from trundle.progress import SILENT, Progress
@@ -71,10 +69,10 @@ def _arrow_columns(schema: Any, wish: _Wish, where: str) -> _ArrowColumns:
     vectors = [name for name in names if _holds_vectors(schema.field(name).type)]
     if not vectors:
         raise BadInput(f"{where} has no column of lists of numbers; its columns are: {', '.join(names)}")
-    vector = _one_of(vectors, wish.vectors, "column of vectors", where, "--vectors")
+    vector = wish.vectors_of(vectors, "column of vectors", where)
     texts = [name for name in names if _holds_texts(schema.field(name).type)]
     key = next((name for name in _ID_NAMES if name in names), None)
-    text = _text_column([name for name in texts if name != key or name == wish.texts], wish.texts, where)
+    text = wish.texts_of([name for name in texts if name != key or name == wish.texts], where)
     kind = schema.field(vector).type
     width = kind.list_size if types.is_fixed_size_list(kind) else None
     return _ArrowColumns(id=key, text=text, vector=vector, width=width)
@@ -210,8 +208,8 @@ class _Parts:
         reader, total = self.reader, self.reader.count if sample is None else sample
         if sample is not None or self._known().get("index") != self._identity:
             self.clear()
-        counts = RowCounts(**self._known().get("counts", {}))
-        number, waiting = len(self.files()), list[RowBatch]()
+        counts = _RowCounts(**self._known().get("counts", {}))
+        number, waiting = len(self.files()), list[_RowBatch]()
         for file in self.files():
             for batch in pq.ParquetFile(file).iter_batches(columns=["vector"]):
                 counts._note(_arrow_vectors(batch.column("vector")))
@@ -242,7 +240,7 @@ class _Parts:
     def _known(self) -> dict[str, Any]:
         return json.loads(self._state.read_text(encoding="utf-8")) if self._state.is_file() else {}
 
-    def _add(self, number: int, batches: Sequence[RowBatch]) -> None:
+    def _add(self, number: int, batches: Sequence[_RowBatch]) -> None:
         """Write a file, then record it and what has been counted until its end."""
         schema = self._schema
         with atomic_file(self.folder / f"{number}.parquet") as scratch, self.writer(scratch) as writer:
@@ -272,7 +270,7 @@ class _BesideReader(_RowReader):
         self._vectors = vectors
         self._source = _texts_beside(path, wish.table)
         with _explained(str(self._source)):
-            self._text = _text_column(_text_names(self._source), wish.texts, str(self._source))
+            self._text = wish.texts_of(_text_names(self._source), str(self._source))
         super().__init__(where, count=shape[0], width=shape[1], metric=metric)
 
     def _scan(self, first: int) -> Iterator[_RawRows]:
@@ -358,7 +356,7 @@ def _open_arrays(path: Path, wish: _Wish) -> _BesideReader:
         stored = np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
     if path.suffix == ".npz":
         names = [name for name in stored.files if stored[name].ndim == 2]
-        stored = stored[_one_of(names, wish.vectors, "2-D array", str(path), "--vectors")]
+        stored = stored[wish.vectors_of(names, "2-D array", str(path))]
     if stored.ndim != 2:
         raise BadInput(f"{path} holds an array of {stored.ndim} dimensions; it must have rows of vectors")
 
@@ -370,7 +368,7 @@ def _open_arrays(path: Path, wish: _Wish) -> _BesideReader:
 
 def _open_faiss(path: Path, wish: _Wish) -> _BesideReader:
     """Open a FAISS index; quantised vectors come back as it decodes them."""
-    faiss = _imported("faiss", "a FAISS index", "faiss")
+    faiss = _import("faiss", "a FAISS index", "faiss")
     try:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
     except RuntimeError:  # its message is a line of C++

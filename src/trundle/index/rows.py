@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import import_module
+from itertools import chain, islice
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ _Places = NDArray[np.int64]
 
 _Mask = NDArray[np.bool_]
 _BATCH_ROWS = 1024
+_IDS_AT_ONCE = 10_000
 _TEXT_NAMES = (
     "text",
     "content",
@@ -46,7 +48,7 @@ _TOLERATED = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowBatch:
+class _RowBatch:
     """Some rows that have a text and a vector; row i is `ids[i]`, `texts[i]`, `vectors[i]`."""
 
     texts: tuple[str, ...]
@@ -61,7 +63,7 @@ class RowBatch:
 
 
 @dataclass(kw_only=True)
-class RowCounts:
+class _RowCounts:
     """How many rows were read, how many of them were left out, and why."""
 
     read: int = 0
@@ -122,12 +124,12 @@ class IndexReader(Protocol):
     """The number of dimensions of its vectors."""
     metric: Metric
     """What the index searches by; cosine if it does not say."""
-    counts: RowCounts
+    counts: _RowCounts
     """What the last `rows` read and left out."""
 
     def rows(
-        self, sample: int | None = None, seed: int = 0, *, after: RowCounts | None = None
-    ) -> Iterator[RowBatch]:
+        self, sample: int | None = None, seed: int = 0, *, after: _RowCounts | None = None
+    ) -> Iterator[_RowBatch]:
         """Yield all rows, or up to `sample` rows drawn uniformly, a batch at a time.
 
         A sample comes in storage order or a random one: shuffle it where the order matters. Of all rows,
@@ -156,6 +158,18 @@ class _Wish:
     texts: str | None = None
     vectors: str | None = None
 
+    def table_of(self, there: Sequence[str], what: str, where: str) -> str:
+        """Return the table or collection to read."""
+        return _one_of(there, self.table, what, where, "--table")
+
+    def texts_of(self, there: Sequence[str], where: str) -> str:
+        """Return the column of texts."""
+        return _text_column(there, self.texts, where)
+
+    def vectors_of(self, there: Sequence[str], what: str, where: str) -> str:
+        """Return the column of vectors."""
+        return _one_of(there, self.vectors, what, where, "--vectors")
+
 
 class _RowReader:
     """Yields the rows that a database's own reader scans or takes, without those that can't be used."""
@@ -168,13 +182,13 @@ class _RowReader:
             raise BadInput(f"{where} is empty; fill it first")
         self.where, self.count, self.width, self.metric = where, count, width, metric
         self._secret = secret
-        self.counts = RowCounts()
+        self.counts = _RowCounts()
 
     def rows(
-        self, sample: int | None = None, seed: int = 0, *, after: RowCounts | None = None
-    ) -> Iterator[RowBatch]:
+        self, sample: int | None = None, seed: int = 0, *, after: _RowCounts | None = None
+    ) -> Iterator[_RowBatch]:
         """Yield all rows, or those after the ones in `after`, or up to `sample` rows drawn uniformly."""
-        self.counts = RowCounts() if after is None else after
+        self.counts = _RowCounts() if after is None else after
         found = self.counts.read - self.counts.left_out
         with _explained(self.where, hide=self._secret):
             source = self._rest() if sample is None or sample >= self.count else self._draw(sample, seed)
@@ -218,8 +232,27 @@ class _RowReader:
         raise NotImplementedError
 
     def _take(self, places: _Places) -> Iterator[_RawRows]:
-        """Yield the rows at some positions from 0 to `count`."""
+        """Yield the rows at some positions from 0 to `count`; without positions, those with the ids there."""
+        yield from _chosen_ids(self._id_pages(_IDS_AT_ONCE), places, self._fetch)
+
+    def _id_pages(self, size: int) -> Iterator[Sequence[Any]]:
+        """Yield all ids, `size` at a time."""
         raise NotImplementedError
+
+    def _id_at(self, place: int) -> Any:
+        """Return the id of the row at a position, without reading its vector."""
+        return next(islice(chain.from_iterable(self._id_pages(_IDS_AT_ONCE)), place, None), None)
+
+    def _fetch(self, ids: list[Any]) -> _RawRows:
+        """Return the rows with these ids."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _known_metric(name: str, metrics: Mapping[str, Metric], where: str) -> Metric:
+        """Return what the database calls `name`."""
+        if name not in metrics:
+            raise BadInput(f"{where} searches by {name}; only {', '.join(metrics)} are supported")
+        return metrics[name]
 
     def _draw(self, sample: int, seed: int) -> Iterator[_RawRows]:
         """Yield rows drawn uniformly, each at most once; more of them if some can't be used."""
@@ -233,9 +266,9 @@ class _RowReader:
             tried = np.concatenate([tried, new])
             yield from self._take(np.sort(new))
 
-    def _kept(self, raw: _RawRows) -> RowBatch:
+    def _kept(self, raw: _RawRows) -> _RowBatch:
         vectors, missing, other = _matrix(raw.vectors, self.width)
-        batch = RowBatch(texts=tuple(raw.texts), vectors=vectors, raw_ids=raw.ids)
+        batch = _RowBatch(texts=tuple(raw.texts), vectors=vectors, raw_ids=raw.ids)
         counts = self.counts
         if batch.texts:
             counts.read, counts.last = counts.read + len(batch.texts), str(raw.ids[-1])
@@ -248,7 +281,7 @@ class _RowReader:
         counts._note(batch.vectors)
         return batch
 
-    def _counted(self, batch: RowBatch, bad: dict[str, _Mask]) -> _Mask:
+    def _counted(self, batch: _RowBatch, bad: dict[str, _Mask]) -> _Mask:
         """Count each row that can't be used for one reason, and return those that can."""
         readable = [isinstance(text, str) and bool(text.strip()) for text in batch.texts]
         bad |= {
@@ -281,9 +314,9 @@ def _factors(count: int) -> NDArray[np.uint64]:
     return np.random.default_rng(0).integers(1 << 63, size=count, dtype=np.uint64) * 2 + 1
 
 
-def _part(batch: RowBatch, places: _Places) -> RowBatch:
+def _part(batch: _RowBatch, places: _Places) -> _RowBatch:
     ids, texts = batch.ids, batch.texts
-    return RowBatch(
+    return _RowBatch(
         texts=tuple(texts[place] for place in places),
         vectors=batch.vectors[places],
         raw_ids=[ids[place] for place in places],
@@ -323,7 +356,7 @@ def _explained(where: str, *, hide: str | None = None) -> Iterator[None]:
         raise BadInput(f"{what}; check that it is there and complete, then run again") from None
 
 
-def _imported(module: str, feature: str, extra: str) -> Any:
+def _import(module: str, feature: str, extra: str) -> Any:
     """Import a database's client, which is an optional package."""
     try:
         return import_module(module)

@@ -37,6 +37,7 @@ from trundle.search.budget import (
     _ENOUGH_TEXTS,
     _LABELLING,
     _NOTHING_TO_LEARN,
+    _SHORTEST_GPU_TRAINING,
     _SHORTEST_TRIAL,
     _TRYING,
     _Budget,
@@ -45,8 +46,7 @@ from trundle.search.budget import (
     _time_left,
 )
 from trundle.search.candidates import _Candidate
-from trundle.search.prospects import _Prospects
-from trundle.search.speed import _export_graph, _Speed, _time_queries
+from trundle.search.prospects import _export_graph, _Prospects, _Speed, _time_queries
 from trundle.search.training_source import TeacherOptions, _find_training_source, _prepare, _TrainingSource
 from trundle.search.trials import (
     _CONTEST_OVER,
@@ -246,7 +246,9 @@ def _timed(
         near=first.in_space,
         work=1.0 if before is None else first.cost.flops_per_token / before.flops_per_token,
     )
-    shortest = _SHORTEST_TRIAL if times.trains else 0.0
+    shortest = 0.0
+    if times.trains:
+        shortest = _SHORTEST_GPU_TRAINING if torch.cuda.is_available() else _SHORTEST_TRIAL
     least = (times.labelling + times.mapping + shortest + times.closing) / 60
     if least > minutes:
         prospects.progress.say(f"{minutes:.4g} minutes are too short here; about {least:.2g} are needed")
@@ -321,8 +323,7 @@ def _carried_out(
         if outcome.chosen.candidate.untouched and "milliseconds" in made:
             graph = Encoder(request.target).embedder("result")
             made["run"] = replace(run, fidelity=compare_held_out(run.teacher, graph, request))
-        if outcome.before_milliseconds is None:
-            made["before_milliseconds"] = prospects.source_milliseconds(outcome.before)
+        made["before_milliseconds"] = prospects.source_milliseconds()
     outcome = replace(outcome, **made, spent=trials.watch.count())
     write_atomic(planning, outcome.record().as_text())
     run.settle()
