@@ -79,12 +79,7 @@ class _QdrantReader(_RowReader):
 
     def _scan(self, first: int) -> Iterator[_RawRows]:
         size = _LOCAL_ROWS if self._local else _BATCH_ROWS
-        start = (
-            next(islice(chain.from_iterable(self._id_pages(_IDS_AT_ONCE)), first, None), None)
-            if first
-            else None
-        )
-        for points in self._pages(size, ids_only=False, offset=start):
+        for points in self._pages(size, ids_only=False, offset=self._id_at(first) if first else None):
             yield self._raw(points)
 
     def _id_pages(self, size: int) -> Iterator[Sequence[Any]]:
