@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
+from hashlib import blake2b
 from importlib import import_module
 from itertools import chain, islice
 from typing import Any, Literal, NamedTuple, Protocol
@@ -73,7 +74,7 @@ class _RowCounts:
     not_finite: int = 0
     other_width: int = 0
     last: str = ""
-    """The id of the last row that was read, used or not."""
+    """A hash of the last row that was read, used or not."""
     _hashes: array[int] = field(default_factory=lambda: array("Q"), repr=False)
 
     @property
@@ -222,7 +223,7 @@ class _RowReader:
             return
         rows = self._scan(self.counts.read - 1)
         first = next(rows, None)
-        if first is None or str(first.ids[0]) != self.counts.last:
+        if first is None or _mark(first, _matrix(first.vectors, self.width)[0], 0) != self.counts.last:
             raise OtherTexts(f"{self.where} has changed since it was read; read it again from the start")
         yield _RawRows(first.ids[1:], first.texts[1:], first.vectors[1:])
         yield from rows
@@ -271,7 +272,7 @@ class _RowReader:
         batch = _RowBatch(texts=tuple(raw.texts), vectors=vectors, raw_ids=raw.ids)
         counts = self.counts
         if batch.texts:
-            counts.read, counts.last = counts.read + len(batch.texts), str(raw.ids[-1])
+            counts.read, counts.last = counts.read + len(batch.texts), _mark(raw, vectors, -1)
         if missing.any() or other.any() or not _all_readable(batch.texts) or not _all_usable(vectors):
             left = self._counted(batch, {"no_vector": missing, "other_width": other})
             batch = _part(batch, np.flatnonzero(left))
@@ -294,6 +295,12 @@ class _RowReader:
             setattr(self.counts, name, getattr(self.counts, name) + int((left & rows).sum()))
             left &= ~rows
         return left
+
+
+def _mark(raw: _RawRows, vectors: Vectors, place: int) -> str:
+    """Return a hash of one row, by which it is found again."""
+    words = f"{raw.ids[place]}\0{raw.texts[place]}".encode("utf-8", "surrogatepass")
+    return blake2b(words + vectors[place].tobytes(), digest_size=16).hexdigest()
 
 
 def _all_readable(texts: Sequence[Any]) -> bool:
