@@ -29,7 +29,7 @@ def test_a_recipe_survives_its_own_json(tmp_path: Path) -> None:
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(recipe.as_json()))
     again = read_recipe(tmp_path / "again.yaml")
     assert again.calls == recipe.calls
-    assert again.calls[0].options.model_dump()["fraction"] == "1/3"
+    assert again.calls[0].options.model_dump()["drop"] == "1/3"
 
 
 def test_changes_reach_the_step() -> None:

@@ -207,7 +207,7 @@ class _RowReader:
                 raise BadInput(f"{what}; run again while nothing writes to it")
         if not found:
             what = f"{self.where} has no row with a text and a vector ({self.counts.says().rstrip('.')})"
-            raise BadInput(f"{what}; fill it, or name other columns with --texts and --vectors")
+            raise BadInput(f"{what}; fill it, or name other columns with --text-column and --vector-column")
 
     def close(self) -> None:
         """Close files and connections."""
