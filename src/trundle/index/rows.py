@@ -289,8 +289,8 @@ class _RowReader:
         readable = [isinstance(text, str) and bool(text.strip()) for text in batch.texts]
         bad |= {
             "no_text": ~np.array(readable, dtype=bool),
-            "zero": ~batch.vectors.any(axis=1),
-            "not_finite": ~np.isfinite(batch.vectors).all(axis=1),
+            "zero": np.logical_not(batch.vectors.any(axis=1)),
+            "not_finite": np.logical_not(np.isfinite(batch.vectors).all(axis=1)),
         }
         left = np.ones(len(batch.texts), dtype=bool)
         for name, rows in bad.items():
