@@ -22,6 +22,8 @@ from trundle.data.texts import Text
 from trundle.errors import BadInput, BadRecipe, ImpossibleCut
 from trundle.methods import METHODS
 from trundle.methods.contract import Context
+from trundle.methods.contrast import ContrastOptions
+from trundle.methods.contrast.contrast import prepared
 from trundle.methods.depth import _DepthPlan, _layers_left
 from trundle.methods.depth.curve import measure_curve
 from trundle.methods.depth.depth import _spread
@@ -112,6 +114,18 @@ def test_pick_follows_the_curve(
     assert plan.blocks == tuple(range(len(plan.blocks)))
     assert plan.losses == curve.losses
     assert _DepthPlan.model_validate_json(plan.model_dump_json()) == plan
+
+
+def test_pick_measures_the_model_that_contrast_will_train(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
+    model = pico_model("qwen2")
+    training = ContrastOptions(query_prompt="Find the answer:\n", pool_prompts=False, max_length=12)
+    context = Context(original=model, corpus=CORPUS, seed=1, later=(training,))
+    plan = DEPTH.plan(model, make_options(DEPTH, {"pick": "small", "scale": 50}), context)
+    expected = measure_curve(prepared(model, training), EXAMPLES, scale=50, max_length=12, seed=1)
+    assert plan.losses == expected.losses
+    assert plan.losses != measure_curve(model, EXAMPLES, scale=50, seed=1).losses
 
 
 def test_large_that_cuts_nothing_says_so() -> None:

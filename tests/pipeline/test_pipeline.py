@@ -308,6 +308,10 @@ def test_a_table_of_vectors_is_a_teacher(
     )
     with pytest.raises(BadInput, match="contains its texts"):
         align(small, tmp_path / "no", read_corpus([texts], seed=0), teacher=table, steps=1)
+    with pytest.raises(BadInput, match="no vectors for new texts"):
+        align(small, tmp_path / "no", None, teacher=table, steps=1, augment="spans")
+    few = align(small, tmp_path / "few", None, teacher=table, steps=1, texts=40)
+    assert few.steps[0].facts["texts"] + few.steps[0].facts["validation_texts"] == 40
 
 
 def test_a_training_on_other_texts_does_not_resume_the_first(

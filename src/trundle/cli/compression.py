@@ -65,7 +65,8 @@ def compress(
         Option(min=0.1, help="Minutes for the search (default: 30), or for a recipe's training."),
     ] = None,
     student: Annotated[
-        list[str] | None, Option("--student", help="With a budget: also try this small model; repeatable.")
+        list[str] | None,
+        Option("--student", help="With --budget: also try this small model; with --recipe: train this one."),
     ] = None,
     index: Annotated[
         str | None, Option(help="Learn from this index, such as postgresql://user@host/db?table=chunks.")
@@ -132,21 +133,24 @@ def compress(
             teacher_options=teacher_options,
         )
         return
-    if student:
-        raise BadInput("--student goes with --budget; a recipe trains the model that you name")
     if index or teacher or queries or teacher_model:
         raise BadInput("--index and --teacher go with --budget; a recipe takes --set align.teacher=NAME")
     if model is None:
         raise BadInput("name the model to compress")
     from trundle.recipe import read_recipe
 
-    found = read_recipe(recipe, change or [])
+    changes = change or []
+    if student:
+        if len(student) > 1:
+            raise BadInput("a recipe trains one student; pass --student once")
+        changes, model = [*changes, f"align.teacher={model}"], student[0]
+    found = read_recipe(recipe, changes)
     if minutes is not None:
         trained = [call.method.name for call in found.calls if "minutes" in call.method.options.model_fields]
         if not trained:
             raise BadInput(f"the recipe {found.name} trains nothing; leave --minutes out")
         share = minutes / len(trained)
-        found = read_recipe(recipe, [*(change or []), *(f"{name}.minutes={share}" for name in trained)])
+        found = read_recipe(recipe, [*changes, *(f"{name}.minutes={share}" for name in trained)])
     _run_recipe(model, found, flags)
 
 

@@ -271,6 +271,7 @@ def inspect(
         list[str] | None,
         Option("--data", "-d", help="Labelled tuples for --layers, texts for --vocabulary; repeatable."),
     ] = None,
+    scale: Annotated[float, Option(min=0.1, help="With --layers: multiplier of cosines in the loss.")] = 20.0,
     output: Annotated[
         Path | None, Option("--output", "-o", help="With --layers: plot to this .html or .svg file.")
     ] = None,
@@ -289,7 +290,9 @@ def inspect(
     loaded = load(model, trust_remote_code=flags.trust)
     family, about = _described(loaded)
     now, savings = cost(loaded), list_savings(loaded)
-    curve = _layer_curve(loaded, model, data or [], output, seed=seed, progress=progress) if layers else None
+    curve = None
+    if layers:
+        curve = _layer_curve(loaded, model, data or [], output, scale=scale, seed=seed, progress=progress)
     if flags.as_json:
         rows = [{"step": saving.name, "keeps": saving.keeps, **saving.after.as_json()} for saving in savings]
         shown = {"model": model, "family": family, **now.as_json(), "savings": rows}
@@ -349,6 +352,7 @@ def _layer_curve(
     data: Sequence[str],
     output: Path | None,
     *,
+    scale: float,
     seed: int,
     progress: Progress,
 ) -> LayerCurve:
@@ -358,7 +362,7 @@ def _layer_curve(
     from trundle.report.page import curve_page, curve_svg
 
     corpus = read_corpus(data, seed=seed, progress=progress)
-    curve = measure_curve(model, corpus.examples(), seed=seed, progress=progress)
+    curve = measure_curve(model, corpus.examples(), scale=scale, seed=seed, progress=progress)
     if output is not None:
         title = f"{Path(name).name}: the loss of each layer as the last one, {curve.tuples:,} tuples"
         drawn = curve.losses, _marks(curve), title

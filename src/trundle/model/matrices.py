@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -190,9 +191,10 @@ def grid_weights(model: SentenceTransformer) -> list[tuple[nn.Parameter, bool]]:
 
 def token_rows(model: SentenceTransformer) -> int:
     """Return the number of rows of the token table."""
-    if (table := static_table(model)) is not None:
-        return int(table.num_embeddings)
-    return int(transformer_of(model).model.get_input_embeddings().num_embeddings)
+    if (static := static_table(model)) is not None:
+        return int(static.num_embeddings)
+    table = transformer_of(model).model.get_input_embeddings()
+    return len(cast("Tensor", table.weight))
 
 
 def grid_scales(model: SentenceTransformer) -> list[Tensor]:

@@ -15,6 +15,8 @@ _KEPT = 2
 """One in this many goes on to the next round."""
 _SHORTEST_TRIAL, _SHORTEST_GPU_TRIAL = 20.0, 5.0
 """A trial of fewer seconds says nothing; a GPU learns more in five than two cores in a minute."""
+_SHORTEST_GPU_TRAINING = 60.0
+"""The last training on a GPU captures its steps first, which takes 25 seconds."""
 _LABELLING, _TRYING, _PROVING = 0.25, 0.3, 0.1
 """Shares of the time: teacher vectors, trials, and the end. The rest is for the winner's training."""
 _GPU_LABELLING, _GPU_TRYING = 0.1, 0.03

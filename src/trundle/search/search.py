@@ -37,6 +37,7 @@ from trundle.search.budget import (
     _ENOUGH_TEXTS,
     _LABELLING,
     _NOTHING_TO_LEARN,
+    _SHORTEST_GPU_TRAINING,
     _SHORTEST_TRIAL,
     _TRYING,
     _plan_time,
@@ -265,7 +266,9 @@ def _timed(
         near=first.in_space,
         work=1.0 if before is None else first.cost.flops_per_token / before.flops_per_token,
     )
-    shortest = _SHORTEST_TRIAL if times.trains else 0.0
+    shortest = 0.0
+    if times.trains:
+        shortest = _SHORTEST_GPU_TRAINING if torch.cuda.is_available() else _SHORTEST_TRIAL
     least = (times.labelling + times.mapping + shortest + times.closing) / 60
     if least > minutes:
         prospects.progress.say(f"{minutes:.4g} minutes are too short here; about {least:.2g} are needed")

@@ -2,10 +2,10 @@
 
 Choose how many layers to keep (`keep`), the share to remove (`drop`: floor(L·(1−p)) of L layers are kept,
 computed exactly), which ones (`blocks`), or let the layer-loss curve choose (`pick`: the minimum in the lower
-or the upper half of the model, from one forward pass over labelled tuples). Embeddings, pooling and the
-final norm of pre-norm models are kept. In an encoder a number of layers means evenly spaced ones, from two on
-including the last layer, which produces the vectors; in a decoder it means the first ones (`order` overrides
-this).
+or the upper half of the model, from one forward pass over labelled tuples; if `contrast` follows in a recipe,
+on the model with its prompts, pooling, attention and length). Embeddings, pooling and the final norm of
+pre-norm models are kept. In an encoder a number of layers means evenly spaced ones, from two on including the
+last layer, which produces the vectors; in a decoder it means the first ones (`order` overrides this).
 
 If there are texts, the layers that are left are fitted to the whole model by least squares, each one to stand
 for the removed ones that follow it (`heal: none` leaves them as they were).
@@ -32,6 +32,7 @@ from pydantic import BeforeValidator, Field
 
 from trundle.methods.contract import HEAL_HELP, ExactFraction, Heal, Healing, Method, Options, Plan, listed
 
+_SCALE = 20.0
 _Blocks = Annotated[tuple[int, ...], BeforeValidator(listed)]
 
 
@@ -49,6 +50,9 @@ class _DepthOptions(Options):
     pick: Literal["small", "large"] | None = Field(
         None,
         description="Use the layer losses on tuples from --data: the minimum of the lower or upper half.",
+    )
+    scale: float = Field(
+        _SCALE, gt=0, allow_inf_nan=False, description="With pick: multiplier of cosines in the layer losses."
     )
     blocks: _Blocks | None = Field(None, description="The layers to keep, counted from 0, such as 0,1,2,5,8.")
     order: Literal["auto", "first", "spread"] = Field(
@@ -93,4 +97,5 @@ DEPTH = Method(
     help="Keep some layers and remove the others, down to none.",
     options=_DepthOptions,
     plans=_DepthPlan,
+    looks_ahead=lambda options: options.pick is not None,
 )

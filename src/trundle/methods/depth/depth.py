@@ -8,6 +8,8 @@ from sentence_transformers import SentenceTransformer
 
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
+from trundle.methods.contrast import ContrastOptions
+from trundle.methods.contrast.contrast import prepared
 from trundle.methods.depth import _DepthOptions, _DepthPlan, _layers_left
 from trundle.methods.depth.curve import measure_curve
 from trundle.methods.training import healed, plan_healing
@@ -49,7 +51,7 @@ def _chosen(model: SentenceTransformer, options: _DepthOptions, context: Context
     if options.blocks is not None:
         return _DepthPlan(blocks=check_blocks(layout, options.blocks), of=layers)
     if options.pick is not None:
-        return _picked(model, options.pick, context)
+        return _picked(model, options.pick, options.scale, context)
     keep = _count(options, layers)
     if keep == 0:
         return _DepthPlan(blocks=(), of=layers, frequencies="rank" if context.corpus is None else "texts")
@@ -76,10 +78,21 @@ def _count(options: _DepthOptions, layers: int) -> int:
     return keep
 
 
-def _picked(model: SentenceTransformer, pick: Literal["small", "large"], context: Context) -> _DepthPlan:
+def _picked(
+    model: SentenceTransformer, pick: Literal["small", "large"], scale: float, context: Context
+) -> _DepthPlan:
     if context.corpus is None:
         raise BadInput("pick compares the layers on tuples of query and positive; pass them with --data")
-    curve = measure_curve(model, context.corpus.examples(), seed=context.seed, progress=context.progress)
+    training = next((later for later in context.later if isinstance(later, ContrastOptions)), None)
+    curve = measure_curve(
+        model if training is None else prepared(model, training),
+        context.corpus.examples(),
+        scale=scale,
+        prompts=None if training is None else training.prompts,
+        max_length=None if training is None else training.max_length,
+        seed=context.seed,
+        progress=context.progress,
+    )
     keep = curve.small if pick == "small" else curve.large
     if pick == "small" and curve.advice is not None:
         context.progress.say(curve.advice)

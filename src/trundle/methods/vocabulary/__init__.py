@@ -10,7 +10,7 @@ is needed; `align` afterwards recovers quality.
     - vocabulary: {parameters: 80%, score: frequency}
     - vocabulary: {parameters: 80%, oov: cluster}
 
-Paper: Vocabulary pruning for compact text encoders.
+Paper: Words That Matter: Vocabulary Pruning in ModernBERT.
 """
 
 from __future__ import annotations
@@ -65,6 +65,10 @@ class _VocabularyOptions(Options):
     score: _TokenScore = Field(
         "tfidf", description="How tokens are scored; seen keeps all that occur in your texts."
     )
+    scored_by: str | None = Field(
+        None,
+        description="With score attention: measure it in this model, such as one fine-tuned on the task.",
+    )
     oov: _Oov = Field(
         "decompose",
         description="What removed tokens become: kept pieces, a similar token, or the unknown token.",
@@ -118,4 +122,5 @@ VOCABULARY = Method(
     help="Keep the tokens that matter in your texts, remove the others.",
     options=_VocabularyOptions,
     plans=_VocabularyPlan,
+    reads=lambda options: () if options.scored_by is None else (options.scored_by,),
 )
