@@ -111,7 +111,10 @@ def test_no_page_is_unfinished() -> None:
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name} → {target}"
+            place = (page.parent / target).resolve()
+            assert place.exists(), f"{page.name} → {target}"
+            outside = page.parent != ROOT and not place.is_relative_to(ROOT / "docs")
+            assert not outside, f"{page.name} → {target} is not on the site; write `{place.name}`"
 
 
 def test_the_page_of_recipes_includes_each_of_them() -> None:
