@@ -55,10 +55,10 @@ def planned(model: SentenceTransformer, corpus: Corpus | None = None, **options:
     ("options", "blocks"),
     [
         ({"keep": 3}, (0, 2, 3)),
-        ({"fraction": "50%"}, (0, 3)),
+        ({"drop": "50%"}, (0, 3)),
         ({"keep": 3, "order": "first"}, (0, 1, 2)),
-        ({"fraction": "50%", "order": "first"}, (0, 1)),
-        ({"fraction": "1/4", "order": "spread"}, (0, 2, 3)),
+        ({"drop": "50%", "order": "first"}, (0, 1)),
+        ({"drop": "1/4", "order": "spread"}, (0, 2, 3)),
         ({"keep": 2, "order": "spread"}, (0, 3)),
         ({"keep": 1, "order": "spread"}, (0,)),
         ({"blocks": "0,2,3"}, (0, 2, 3)),
@@ -140,7 +140,7 @@ def test_large_that_cuts_nothing_says_so() -> None:
     ("options", "says"),
     [
         ({"pick": "small", "keep": 2}, "keep and pick exclude each other"),
-        ({"blocks": "0,1", "fraction": "50%"}, "fraction and blocks exclude each other"),
+        ({"blocks": "0,1", "drop": "50%"}, "drop and blocks exclude each other"),
         ({"pick": "small", "order": "spread"}, "leave it out with pick"),
         ({"blocks": "0,1", "order": "first"}, "leave it out with blocks"),
         ({"blocks": "0,4"}, "layers 0 to 3"),

@@ -194,10 +194,10 @@ def test_a_closed_form_encodes_no_more_texts_than_needed(
         ("{keep: -1}", "it can't keep -1"),
         ("{keep: 5}", "has 4 layers, so it can't keep 5"),
         ("{}", "choose how many of the 4 layers"),
-        ("{keep: 2, fraction: 50%}", "leave one of them out"),
-        ("{fraction: 100%}", "under 1"),
-        ("{fraction: -0.1}", "at least 0"),
-        ("{fraction: 0.99}", "leaves none; use keep: 0"),
+        ("{keep: 2, drop: 50%}", "leave one of them out"),
+        ("{drop: 100%}", "under 1"),
+        ("{drop: -0.1}", "at least 0"),
+        ("{drop: 0.99}", "leaves none; use keep: 0"),
     ],
 )
 def test_impossible_depths(options: str, says: str, pico_folders: Callable[[str], Path]) -> None:

@@ -41,13 +41,13 @@ def plan(model: SentenceTransformer, options: _DepthOptions, context: Context) -
 def _chosen(model: SentenceTransformer, options: _DepthOptions, context: Context) -> _DepthPlan:
     layout = layout_of(transformer_of(model).model)
     layers = layout.layers
-    ways = [name for name in ("keep", "fraction", "pick", "blocks") if getattr(options, name) is not None]
+    ways = [name for name in ("keep", "drop", "pick", "blocks") if getattr(options, name) is not None]
     if not ways:
-        raise ImpossibleCut(f"choose how many of the {layers} layers to keep: keep, fraction, pick or blocks")
+        raise ImpossibleCut(f"choose how many of the {layers} layers to keep: keep, drop, pick or blocks")
     if len(ways) > 1:
         raise ImpossibleCut(f"{ways[0]} and {ways[1]} exclude each other; leave one of them out (or null)")
     if options.order != "auto" and ways[0] in ("pick", "blocks"):
-        raise ImpossibleCut(f"order applies to keep and fraction only; leave it out with {ways[0]}")
+        raise ImpossibleCut(f"order applies to keep and drop only; leave it out with {ways[0]}")
     if options.blocks is not None:
         return _DepthPlan(blocks=check_blocks(layout, options.blocks), of=layers)
     if options.pick is not None:
@@ -64,12 +64,12 @@ def _chosen(model: SentenceTransformer, options: _DepthOptions, context: Context
 
 def _count(options: _DepthOptions, layers: int) -> int:
     keep = options.keep
-    if options.fraction is not None:
-        if not 0 <= options.fraction < 1:
-            raise ImpossibleCut(f"fraction must be at least 0 and under 1, not {options.fraction}")
-        keep = _layers_left(layers, options.fraction)
+    if options.drop is not None:
+        if not 0 <= options.drop < 1:
+            raise ImpossibleCut(f"drop must be at least 0 and under 1, not {options.drop}")
+        keep = _layers_left(layers, options.drop)
         if keep == 0:
-            raise ImpossibleCut(f"fraction {options.fraction} leaves none; use keep: 0 for a static model")
+            raise ImpossibleCut(f"drop {options.drop} leaves none; use keep: 0 for a static model")
     assert keep is not None
     if not 0 <= keep <= layers:
         raise ImpossibleCut(f"the model has {layers} layers, so it can't keep {keep}; pass 0 to {layers}")

@@ -57,8 +57,7 @@ class _VocabularyOptions(Options):
 
     keep: int | None = Field(None, strict=True, ge=1, description="How many tokens to keep.")
     fraction: ExactFraction | None = Field(
-        None,
-        description="Share of the tokens to keep instead, such as 25%; in depth it is the share removed.",
+        None, description="Share of the tokens to keep instead, such as 25%."
     )
     parameters: ExactFraction | None = Field(
         None, description="Share of all parameters to keep instead, such as 80%."
