@@ -198,6 +198,26 @@ def large_dense_layer(folder: Path) -> None:
     (folder / "2_Dense" / "config.json").write_text('{"in_features": 1000000, "out_features": 1000000}')
 
 
+def large_lstm(folder: Path) -> None:
+    another_module(folder, path="2_LSTM", type="sentence_transformers.models.LSTM")
+    (folder / "2_LSTM").mkdir()
+    (folder / "2_LSTM" / "lstm_config.json").write_text('{"embedding_dimension": 32, "hidden_dim": 40000}')
+
+
+def routed(folder: Path, name: str) -> None:
+    (folder / "modules.json").write_text('[{"path": "", "type": "sentence_transformers.models.Router"}]')
+    types = {name: "sentence_transformers.models.Transformer"}
+    (folder / "router_config.json").write_text(json.dumps({"types": types, "structure": {"query": [name]}}))
+
+
+def routed_layers(folder: Path) -> None:
+    routed(folder, "query_0")
+    (folder / "query_0").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        shutil.copy(folder / name, folder / "query_0")
+    edited(folder / "query_0" / "config.json", num_hidden_layers=10**6)
+
+
 STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "other shapes": (other_shapes, "other shapes than its config says"),
     "a large tokenizer": (lambda folder: large_tokenizer(folder, 2 * 10**5), "far too large for"),
@@ -213,7 +233,14 @@ STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "not part of Sentence",
     ),
     "a zip bomb": (zip_bomb, "pickle files"),
-    "a large dense layer": (large_dense_layer, "more than the 0 bytes"),
+    "a large dense layer": (large_dense_layer, "asks for 1,000,000 .in_features."),
+    "a large LSTM": (large_lstm, "asks for 40,000 .hidden_dim."),
+    "layers of an inner config": (
+        lambda folder: edited(folder / "config.json", text_config={"num_hidden_layers": 10**6}),
+        "1,000,000",
+    ),
+    "layers of a routed model": (routed_layers, "1,000,000"),
+    "a route outside": (lambda folder: routed(folder, "../other"), "outside"),
     "nested modules": (lambda folder: (folder / "modules.json").write_text("[" * 10**5), "can't be read"),
     "no list of modules": (
         lambda folder: (folder / "modules.json").write_text("{}"),

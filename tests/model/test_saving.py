@@ -131,15 +131,16 @@ def test_what_appears_meanwhile_stays(tmp_path: Path, replace: bool) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.new"]
 
 
+@pytest.mark.parametrize("theirs", ["out", "out/theirs.txt"])
 def test_what_appears_right_before_the_exchange_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str
 ) -> None:
-    (tmp_path / "out").mkdir()
     swap = folders.swap_folders
 
     def late(scratch: Path, path: Path) -> None:
         if (scratch / "config.json").exists():
-            (path / "theirs.txt").write_text("precious")
+            (tmp_path / theirs).parent.mkdir(exist_ok=True)
+            (tmp_path / theirs).write_text("precious")
         swap(scratch, path)
 
     monkeypatch.setattr(folders, "swap_folders", late)
@@ -148,7 +149,7 @@ def test_what_appears_right_before_the_exchange_stays(
         atomic_folder(tmp_path / "out", replace=True, keep=True) as scratch,
     ):
         (scratch / "config.json").write_text("mine")
-    assert (tmp_path / "out" / "theirs.txt").read_text() == "precious"
+    assert (tmp_path / theirs).read_text() == "precious"
     assert (tmp_path / "out.new" / "config.json").read_text() == "mine"
 
 
@@ -297,7 +298,7 @@ def test_no_input_is_replaced(tmp_path: Path) -> None:
     (model / "1_Pooling").mkdir(parents=True)
     for name in ("config.json", "1_Pooling/config.json", "texts.txt"):
         (model / name).write_text("{}")
-    for read in (model, model / "texts.txt", model / "1_Pooling"):
+    for read in (model, model / "texts.txt", f"{model / 'texts.txt'}::text=passage", model / "1_Pooling"):
         with pytest.raises(BadInput, match="an input of this command"):
             check_free(model, replace=True, read=[str(read)])
     with pytest.raises(BadInput, match="is part of"):

@@ -56,17 +56,21 @@ def evaluate(
     With --inherit: how much is left when the vectors of both are truncated and quantised.
     """
     progress = flags.progress()
-    from trundle.data.corpus import unseen_texts
+    from trundle.data.corpus import ENVIRONMENT, unseen_texts
+    from trundle.data.files import parse_source
     from trundle.evaluate.comparison import compare
     from trundle.evaluate.fidelity import MEASURED_TEXTS
     from trundle.evaluate.scoring import find_tasks
     from trundle.evaluate.shortening import Shorten, read_ranges
     from trundle.export.open import open_embedder
-    from trundle.folders import write_atomic
+    from trundle.folders import check_not_read, write_atomic
     from trundle.records import read_lineage
 
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise BadInput(f"{output} can't be written; pass a file in a folder that exists")
+    if output is not None:
+        named = [source for source in data or [] if source != ENVIRONMENT]
+        check_not_read(output, [file for source in named for file in parse_source(source).files])
     if not tasks and not (teacher and data):
         raise BadInput("pass what to evaluate on: --tasks, or --teacher and --data")
     if teacher is None and (data or inherit or dimensions):
