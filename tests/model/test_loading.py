@@ -7,7 +7,6 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -260,12 +259,22 @@ def test_models_from_strangers(folder: Path, name: str) -> None:
     assert "antigravity" not in sys.modules
 
 
-def test_an_exported_folder_that_names_files_outside(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tokenizer": "../tokenizer.json"}, "outside"),
+        ({"tokenizer": "/etc/passwd"}, "outside"),
+        ({"dimensions": 10**12}, "dimensions is 1000000000000"),
+        ({"max_tokens": "all"}, "max_tokens is 'all'"),
+        ({"prompts": {"query": 7}}, "a prompt is no text"),
+        ({"graphs": [{"path": "a", "engine": "other", "precision": "float32"}]}, "unknown kind"),
+    ],
+)
+def test_an_exported_folder_from_strangers(tmp_path: Path, change: dict[str, object], said: str) -> None:
     about = Description(dimensions=4, normalised=True, max_tokens=8, pad_id=0, parameters=1)
-    for strange in (replace(about, tokenizer="../tokenizer.json"), replace(about, tokenizer="/etc/passwd")):
-        (tmp_path / "encoder.json").write_text(strange.as_text())
-        with pytest.raises(BadModel, match="outside"):
-            read_description(tmp_path)
+    (tmp_path / "encoder.json").write_text(json.dumps(json.loads(about.as_text()) | change))
+    with pytest.raises(BadModel, match=said):
+        read_description(tmp_path)
 
 
 def test_pickled_weights_are_rejected(folder: Path) -> None:
