@@ -17,7 +17,7 @@ from pathlib import Path
 
 from evidence import Figures, Row, merge
 
-from trundle.report.plot import _around_log, _Axis, _Plot, _svg
+from trundle.report.markup import _around_log, _Axis, _Plot, _svg
 
 LEVELS = (2, 4, 8, 16, 32)
 SEARCHES = 6
@@ -111,11 +111,6 @@ def contenders(figures: Figures) -> str:
                 f"| {100 * row['own']:.1f}%{few} | {searched} |"
             )
     return "\n".join(lines)
-
-
-def values(figures: Figures) -> dict[str, str]:
-    """Compute every placeholder of the section."""
-    return {"table": contenders(figures)}
 
 
 def figure(figures: Figures) -> str:

@@ -56,7 +56,7 @@ def check_free(
     if path.is_file():
         raise BadInput(f"{path} is a file; pass a folder to write to")
     if _is_mount_point(place):
-        raise BadInput(f"{path} is a mount point, which can't be replaced; choose a folder inside it")
+        raise BadInput(f"{path} is a mount point, which can't be replaced; write to {path / 'small'}")
     if not _is_empty(path):
         if not replace:
             raise BadInput(f"{path} already exists; choose another folder, or pass --force to replace it")
@@ -150,7 +150,7 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
     """Yields a new hidden folder in `parent` for work on `name`, and deletes it when the block ends."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(parent, name)
+        _remove_abandoned(parent, name)
         scratch, lock = _claimed(parent, name, lambda place: place.mkdir(mode=0o700))
     except OSError as error:
         raise _failed(parent / name, error) from error
@@ -161,7 +161,7 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
         _released(lock)
 
 
-def remove_abandoned(parent: Path, name: str) -> None:
+def _remove_abandoned(parent: Path, name: str) -> None:
     """Removes what killed processes left when they wrote `name`, and restores what they had moved aside."""
     if fcntl is None or not parent.is_dir():
         return
@@ -343,7 +343,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     scratch, lock = None, None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(path.parent, path.name)
+        _remove_abandoned(path.parent, path.name)
         scratch, lock = _claimed(path.parent, path.name, lambda place: place.touch(exist_ok=False))
         yield scratch
         sync(scratch)
@@ -383,3 +383,9 @@ def locked_folder(folder: Path, if_taken: Callable[[], None]) -> Iterator[None]:
         if new:
             with suppress(OSError):
                 folder.rmdir()
+
+
+def absolute_name(model: str) -> str:
+    """Returns a folder as its absolute path, so that other processes find it; a hub name is unchanged."""
+    folder = Path(model).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else model

@@ -81,7 +81,7 @@ def test_compress_by_recipe(
         "--data",
         texts,
         "--set",
-        "depth.fraction=75%",
+        "depth.drop=75%",
         "--set",
         "align.texts=60",
     ]
@@ -193,8 +193,8 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
         (["depth", "MODEL", "--keep", "3"], "-o FOLDER"),
         (["depth", "MODEL", "--keep", "-2", "-o", "OUT"], "it can't keep -2"),
         (["depth", "MODEL", "--keep", "99", "-o", "OUT"], "it can't keep 99"),
-        (["depth", "MODEL", "--fraction", "most", "-o", "OUT"], "can't be 'most'; pass a share such as 30%"),
-        (["depth", "MODEL", "--fraction", "1/0", "-o", "OUT"], "can't be '1/0'; pass a share such as 30%"),
+        (["depth", "MODEL", "--drop", "most", "-o", "OUT"], "can't be 'most'; pass a share such as 30%"),
+        (["depth", "MODEL", "--drop", "1/0", "-o", "OUT"], "can't be '1/0'; pass a share such as 30%"),
         (
             ["depth", "MODEL", "--order", "any", "-o", "OUT"],
             "can't be 'any'; pass 'auto', 'first' or 'spread'",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.data.augment import _AUGMENTATIONS, _JOINS, _PIECES, augmented, check_augmentations
+from trundle.data.sampling import _AUGMENTATIONS, _JOINS, _PIECES, augmented, check_augmentations
 from trundle.data.texts import Text
 from trundle.errors import BadInput
 
@@ -39,6 +39,17 @@ def test_pieces_are_made_of_the_texts_own_words(name):
         for piece in found
     )
     assert all(len(piece.text) < len(LONG.text) for piece in found)
+
+
+def test_a_seed_and_a_text_give_these_pieces_in_every_version_of_python():
+    made = [text.text for text in augmented([LONG], ["sentences", "spans", "prefixes", "words"], seed=3)]
+    assert made[1:] == [
+        "And is there a third one?",
+        "Here a second one speaks of vectors!",
+        "a second one speaks",
+        "The first sentence is",
+        "about",
+    ]
 
 
 def test_neighbours_are_joined_in_threes():

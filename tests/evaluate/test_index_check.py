@@ -13,9 +13,8 @@ import pytest
 from clusters import WIDTH, clustered, wanted
 from trundle.embedder import Embedder, Vectors, _plain, top_agreement
 from trundle.errors import BadInput
-from trundle.evaluate.index_check import check_index
+from trundle.evaluate.index_check import _opening_words, check_index
 from trundle.evaluate.retrieval import nearest
-from trundle.evaluate.unlabelled import _opening_words
 from trundle.index.connection import _find_columns, _TextColumns
 from trundle.index.embedded import _create_embedded, _EmbeddedStore, _FolderReader
 from trundle.index.rows import draw_sample
@@ -114,11 +113,11 @@ def test_the_table_is_chosen_or_named() -> None:
     place = _TextColumns(schema="public", table="chunks", text="content", vector="embedding")
     assert _find_columns(one, table=None, text=None, vector=None) == place
     two = [*one, ("public", "chunks", "small", "halfvec")]
-    with pytest.raises(BadInput, match="name one with --vectors"):
+    with pytest.raises(BadInput, match="name one with --vector-column"):
         _find_columns(two, table=None, text=None, vector=None)
     assert _find_columns(two, table="chunks", text="id", vector="small").vector == "small"
     unnamed = [("public", "t", "a", "text"), ("public", "t", "b", "text"), ("public", "t", "v", "vector")]
-    with pytest.raises(BadInput, match="name one with --texts: a, b"):
+    with pytest.raises(BadInput, match="name one with --text-column: a, b"):
         _find_columns(unnamed, table=None, text=None, vector=None)
     with pytest.raises(BadInput, match="no column of pgvector's type"):
         _find_columns(one[:2], table=None, text=None, vector=None)

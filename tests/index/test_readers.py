@@ -23,7 +23,7 @@ from trundle.errors import BadInput, MissingExtra, TrundleError
 from trundle.index.connection import _PostgresReader
 from trundle.index.flat_files import write_table
 from trundle.index.readers import open_reader
-from trundle.index.rows import IndexReader, RowBatch, draw_sample
+from trundle.index.rows import IndexReader, _RowBatch, draw_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the databases' clients
 ROWS = 1500
@@ -62,7 +62,7 @@ def filled(databases: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> A
     return fill
 
 
-def together(batches: Iterator[RowBatch]) -> tuple[list[str], list[int], np.ndarray]:
+def together(batches: Iterator[_RowBatch]) -> tuple[list[str], list[int], np.ndarray]:
     found = list(batches)
     ids = [one for batch in found for one in batch.ids]
     numbers = [int(text.split()[1]) for batch in found for text in batch.texts]
@@ -149,7 +149,7 @@ def test_the_table_that_is_written_is_an_index_again(tmp_path: Path) -> None:
     np.savez(tmp_path / "v.npz", vectors=VECTORS.astype(np.float16), other=np.zeros(3))
     rows = "".join(json.dumps({"title": "a", "meta": {"body": text}}) + "\n" for text in TEXTS)
     (tmp_path / "v.jsonl").write_text(rows, encoding="utf-8")
-    with pytest.raises(BadInput, match=r"--texts: title, meta\.body"):
+    with pytest.raises(BadInput, match=r"--text-column: title, meta\.body"):
         open_reader(str(tmp_path / "v.npz"))
     reader = open_reader(str(tmp_path / "v.npz"), texts="meta.body")
     reader.metric = "l2"

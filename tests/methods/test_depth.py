@@ -22,7 +22,9 @@ from trundle.data.texts import Text
 from trundle.errors import BadInput, BadRecipe, ImpossibleCut
 from trundle.methods import METHODS
 from trundle.methods.contract import Context
-from trundle.methods.depth import DepthPlan, _layers_left
+from trundle.methods.contrast import ContrastOptions
+from trundle.methods.contrast.contrast import prepared
+from trundle.methods.depth import _DepthPlan, _layers_left
 from trundle.methods.depth.curve import measure_curve
 from trundle.methods.depth.depth import _spread
 from trundle.model.surgery import Cut, cut
@@ -43,9 +45,9 @@ CORPUS = Corpus(
 )
 
 
-def planned(model: SentenceTransformer, corpus: Corpus | None = None, **options: Any) -> DepthPlan:
+def planned(model: SentenceTransformer, corpus: Corpus | None = None, **options: Any) -> _DepthPlan:
     plan = DEPTH.plan(model, make_options(DEPTH, options), Context(original=model, corpus=corpus, seed=1))
-    assert isinstance(plan, DepthPlan)
+    assert isinstance(plan, _DepthPlan)
     return plan
 
 
@@ -53,10 +55,10 @@ def planned(model: SentenceTransformer, corpus: Corpus | None = None, **options:
     ("options", "blocks"),
     [
         ({"keep": 3}, (0, 2, 3)),
-        ({"fraction": "50%"}, (0, 3)),
+        ({"drop": "50%"}, (0, 3)),
         ({"keep": 3, "order": "first"}, (0, 1, 2)),
-        ({"fraction": "50%", "order": "first"}, (0, 1)),
-        ({"fraction": "1/4", "order": "spread"}, (0, 2, 3)),
+        ({"drop": "50%", "order": "first"}, (0, 1)),
+        ({"drop": "1/4", "order": "spread"}, (0, 2, 3)),
         ({"keep": 2, "order": "spread"}, (0, 3)),
         ({"keep": 1, "order": "spread"}, (0,)),
         ({"blocks": "0,2,3"}, (0, 2, 3)),
@@ -111,22 +113,34 @@ def test_pick_follows_the_curve(
     assert len(plan.blocks) == (curve.small if pick == "small" else curve.large)
     assert plan.blocks == tuple(range(len(plan.blocks)))
     assert plan.losses == curve.losses
-    assert DepthPlan.model_validate_json(plan.model_dump_json()) == plan
+    assert _DepthPlan.model_validate_json(plan.model_dump_json()) == plan
+
+
+def test_pick_measures_the_model_that_contrast_will_train(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
+    model = pico_model("qwen2")
+    training = ContrastOptions(query_prompt="Find the answer:\n", pool_prompts=False, max_length=12)
+    context = Context(original=model, corpus=CORPUS, seed=1, later=(training,))
+    plan = DEPTH.plan(model, make_options(DEPTH, {"pick": "small", "scale": 50}), context)
+    expected = measure_curve(prepared(model, training), EXAMPLES, scale=50, max_length=12, seed=1)
+    assert plan.losses == expected.losses
+    assert plan.losses != measure_curve(model, EXAMPLES, scale=50, seed=1).losses
 
 
 def test_large_that_cuts_nothing_says_so() -> None:
-    whole = DepthPlan(blocks=(0, 1, 2), of=3, pick="large", losses=(2.0, 1.5, 1.25))
+    whole = _DepthPlan(blocks=(0, 1, 2), of=3, pick="large", losses=(2.0, 1.5, 1.25))
     assert str(whole) == "large is the full model (loss 1.250, full model 1.250): nothing to cut"
-    small = DepthPlan(blocks=(0,), of=3, pick="small", losses=(2.0, 1.5, 1.25))
+    small = _DepthPlan(blocks=(0,), of=3, pick="small", losses=(2.0, 1.5, 1.25))
     assert str(small) == "small (loss 2.000, full model 1.250): keep 1 of 3 layers: 0"
-    assert str(DepthPlan(blocks=(0, 1, 2), of=3)) == "keep all 3 layers: nothing to cut"
+    assert str(_DepthPlan(blocks=(0, 1, 2), of=3)) == "keep all 3 layers: nothing to cut"
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"pick": "small", "keep": 2}, "keep and pick exclude each other"),
-        ({"blocks": "0,1", "fraction": "50%"}, "fraction and blocks exclude each other"),
+        ({"blocks": "0,1", "drop": "50%"}, "drop and blocks exclude each other"),
         ({"pick": "small", "order": "spread"}, "leave it out with pick"),
         ({"blocks": "0,1", "order": "first"}, "leave it out with blocks"),
         ({"blocks": "0,4"}, "layers 0 to 3"),

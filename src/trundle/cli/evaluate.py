@@ -1,22 +1,54 @@
-"""The commands for models that exist already: `evaluate`, `bench` and `pair`."""
+"""The commands for models that exist already: `inspect`, `evaluate`, `bench` and `pair`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from trundle.cli.console import _show, _show_json, _show_table, _terminal
-from trundle.cli.options import _CommonFlags, _Data, _Force, _Json, _Quiet, _TeacherModel
-from trundle.cli.tables import _compare_scores, _count, _fidelities, _inheritance, _scores, _text_errors
+from trundle.cli.console import (
+    _check_data,
+    _check_model,
+    _CommonFlags,
+    _curve,
+    _Data,
+    _Force,
+    _Json,
+    _Model,
+    _Quiet,
+    _Seed,
+    _several,
+    _show,
+    _show_json,
+    _show_table,
+    _TeacherModel,
+    terminal,
+)
+from trundle.cli.tables import (
+    _compare_scores,
+    _count,
+    _described,
+    _fidelities,
+    _inheritance,
+    _parts,
+    _Rows,
+    _savings,
+    _scores,
+    _text_errors,
+    _vocabulary,
+)
 from trundle.errors import BadInput
 
 if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
     from trundle.embedder import Embedder
     from trundle.evaluate.comparison import Comparison
+    from trundle.methods.depth.curve import LayerCurve
     from trundle.progress import Progress
 
 _TORCH = "torch"
@@ -29,11 +61,13 @@ def evaluate(
     flags: _CommonFlags,
     models: _Models,
     tasks: Annotated[
-        str | None, Option(help="Comma-separated tasks: names or kinds in --root, paths, or mteb:NAME.")
+        list[str] | None,
+        Option(help="Tasks: names or kinds in --root, paths, or mteb:NAME; comma-separated or repeated."),
     ] = None,
     root: Annotated[Path | None, Option(envvar="TRUNDLE_TASKS", help="Folder of task files.")] = None,
     teacher: Annotated[
-        str | None, Option(help="Large model or endpoint URL; also scores queries on its documents.")
+        str | None,
+        Option(help="Large model, endpoint URL or table of vectors: its documents are searched too."),
     ] = None,
     teacher_model: _TeacherModel = None,
     graph: Annotated[
@@ -55,22 +89,10 @@ def evaluate(
     With --teacher and --data: how far each model agrees with its teacher on your own texts, without labels.
     With --inherit: how much is left when the vectors of both are truncated and quantised.
     """
-    progress = flags.progress()
-    from trundle.data.corpus import ENVIRONMENT, unseen_texts
-    from trundle.data.files import parse_source
-    from trundle.evaluate.comparison import compare
-    from trundle.evaluate.fidelity import MEASURED_TEXTS
-    from trundle.evaluate.scoring import find_tasks
-    from trundle.evaluate.shortening import Shorten, read_ranges
-    from trundle.export.open import open_embedder
-    from trundle.folders import check_not_read, write_atomic
-    from trundle.records import read_lineage
-
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise BadInput(f"{output} can't be written; pass a file in a folder that exists")
-    if output is not None:
-        named = [source for source in data or [] if source != ENVIRONMENT]
-        check_not_read(output, [file for source in named for file in parse_source(source).files])
+    if output is not None and data:
+        _check_not_data(output, data)
     if not tasks and not (teacher and data):
         raise BadInput("pass what to evaluate on: --tasks, or --teacher and --data")
     if teacher is None and (data or inherit or dimensions):
@@ -79,7 +101,20 @@ def evaluate(
         cuts = tuple(int(number) for number in (dimensions or "").split(",") if number.strip())
     except ValueError as error:
         raise BadInput(f"--dimensions takes whole numbers such as 256,64, not {dimensions!r}") from error
-    wanted = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+    for name in (*models, *filter(None, [teacher])):
+        _check_model(name)
+    _check_data(data or [])
+    progress = flags.progress()
+    from trundle.data.corpus import unseen_texts
+    from trundle.evaluate.comparison import compare
+    from trundle.evaluate.fidelity import MEASURED_TEXTS
+    from trundle.evaluate.scoring import find_tasks
+    from trundle.evaluate.shortening import Shorten, read_ranges
+    from trundle.export.open import open_embedder
+    from trundle.folders import write_atomic
+    from trundle.records import read_lineage
+
+    wanted = _several(tasks)
     chosen = find_tasks(wanted, root, split=split) if wanted else []
     students = [name for name in dict.fromkeys(models) if not (teacher and _same(name, teacher))]
     if not students:
@@ -115,6 +150,16 @@ def evaluate(
         _show_comparison(found, None if teacher is None else teacher_model or teacher)
 
 
+def _check_not_data(output: Path, data: Sequence[str]) -> None:
+    """Reject an output that would replace one of the data files."""
+    from trundle.data.corpus import ENVIRONMENT
+    from trundle.data.files import parse_source
+    from trundle.folders import check_not_read
+
+    named = [source for source in data if source != ENVIRONMENT]
+    check_not_read(output, [file for source in named for file in parse_source(source).files])
+
+
 def _same(name: str, teacher: str) -> bool:
     return name == teacher or (Path(name).is_dir() and Path(name).resolve() == Path(teacher).resolve())
 
@@ -131,12 +176,15 @@ def _open_teacher(
 
         return open_endpoint(name, endpoint_model)[0]
     if kind != "model":
-        raise BadInput(f"{name} has vectors of its own texts only; name the model or endpoint that made them")
+        from trundle.teacher.stored import stored_embedder
+        from trundle.teacher.teacher import open_teacher
+
+        return stored_embedder(open_teacher(name, progress=progress).stored(progress=progress), name)
     return open_embedder(name, graph=graph, trust_remote_code=trust, progress=progress)[0]
 
 
 def _show_comparison(found: Comparison, teacher: str | None) -> None:
-    from trundle.bench.results import short_names
+    from trundle.bench.workload import short_names
 
     if teacher is None:
         _show_table(_scores(found.results, short_names(found.models)), texts=(0, 1))
@@ -174,9 +222,9 @@ def bench(
 
     Each model runs in its own process; measurements are interleaved. Without --data, texts are generated.
     """
-    from trundle.bench.results import caution, rows
     from trundle.bench.rounds import BenchOptions
     from trundle.bench.rounds import bench as measure
+    from trundle.bench.workload import caution, rows
 
     texts = None
     if data:
@@ -188,7 +236,7 @@ def bench(
         texts=texts,
         options=BenchOptions(rounds=rounds, seconds=seconds, batch_size=batch_size, threads=threads),
         all_engines=True,
-        progress=_terminal(quiet=quiet or as_json),
+        progress=terminal(quiet=quiet or as_json),
     )
     if as_json:
         _show_json(result.as_dict())
@@ -220,3 +268,156 @@ def pair(
         return
     small, large = _count(made.query_parameters), _count(made.document_parameters)
     _show(f"Written to {made.output}: {small} parameters for queries, {large} for documents.")
+
+
+def inspect(
+    flags: _CommonFlags,
+    model: _Model,
+    layers: Annotated[
+        bool, Option("--layers", help="Plot the loss if the model ended at each layer; needs --data.")
+    ] = False,
+    vocabulary: Annotated[
+        bool, Option("--vocabulary", help="Show how much of your texts smaller vocabularies cover.")
+    ] = False,
+    data: Annotated[
+        list[str] | None,
+        Option("--data", "-d", help="Labelled tuples for --layers, texts for --vocabulary; repeatable."),
+    ] = None,
+    scale: Annotated[float, Option(min=0.1, help="With --layers: multiplier of cosines in the loss.")] = 20.0,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="With --layers: plot to this .html or .svg file.")
+    ] = None,
+    seed: _Seed = 0,
+) -> None:
+    """Show the size of each part and what each method could save."""
+    _check_flags(layers=layers, vocabulary=vocabulary, data=data, output=output)
+    progress = flags.progress()
+    from trundle.methods.depth.curve import list_savings
+    from trundle.model.cost import cost
+    from trundle.model.load import load
+
+    if vocabulary:
+        _inspect_vocabulary(model, data, flags, seed=seed, progress=progress)
+        return
+    loaded = load(model, trust_remote_code=flags.trust)
+    family, about = _described(loaded)
+    now, savings = cost(loaded), list_savings(loaded)
+    curve = None
+    if layers:
+        curve = _layer_curve(loaded, model, data or [], output, scale=scale, seed=seed, progress=progress)
+    if flags.as_json:
+        rows = [{"step": saving.name, "keeps": saving.keeps, **saving.after.as_json()} for saving in savings]
+        shown = {"model": model, "family": family, **now.as_json(), "savings": rows}
+        _show_json(shown if curve is None else shown | {"curve": curve.as_json()})
+        return
+    _show(f"{model}: {about}, vectors of {loaded.get_embedding_dimension()} dimensions")
+    _show_table(_parts(now), texts=(0, 2), gap=True)
+    if savings:
+        title = f"What each method could save (FLOPs at {now.length} tokens per text)"
+        _show_table(_savings(now, savings), title=title, texts=(0, 1), gap=True)
+    if curve is not None:
+        _show_layers(loaded, curve)
+
+
+def _check_flags(*, layers: bool, vocabulary: bool, data: Sequence[str] | None, output: Path | None) -> None:
+    if layers and vocabulary:
+        raise BadInput("--layers and --vocabulary exclude each other; pass one at a time")
+    if layers and not data:
+        raise BadInput("--layers compares the layers on tuples of query and positive; pass them with --data")
+    if data and not layers and not vocabulary:
+        raise BadInput("--data is for inspecting layers or tokens; add --layers or --vocabulary")
+    if not layers and output is not None:
+        raise BadInput("--output is for the plot of the layers; add --layers")
+    if output is None:
+        return
+    if output.suffix not in (".html", ".svg"):
+        raise BadInput(f"{output} is not a supported file type; use a name that ends in .html or .svg")
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise BadInput(f"{output} can't be written; pass a file in a folder that exists")
+
+
+def _inspect_vocabulary(
+    model: str, data: list[str] | None, flags: _CommonFlags, *, seed: int, progress: Progress
+) -> None:
+    from trundle.data.corpus import read_corpus
+    from trundle.methods.contract import Context
+    from trundle.methods.vocabulary.vocabulary import list_sizes
+    from trundle.model.load import load
+
+    corpus = read_corpus(data, seed=seed, progress=progress) if data else None
+    loaded = load(model, trust_remote_code=flags.trust)
+    sizes = list_sizes(loaded, Context(original=loaded, corpus=corpus, seed=seed, progress=progress))
+    if flags.as_json:
+        _show_json({"model": model, **sizes.as_json()})
+        return
+    _show(
+        f"{model}: {sizes.rows[0].keep:,} tokens, scored on {sizes.texts:,} texts of {sizes.tokens:,} "
+        f"tokens; tokens per text measured on {sizes.held_out:,} others"
+    )
+    rows = _vocabulary(sizes)
+    _show_table(rows, texts=(1, 3, len(rows[0]) - 1), gap=True)
+
+
+def _layer_curve(
+    model: SentenceTransformer,
+    name: str,
+    data: Sequence[str],
+    output: Path | None,
+    *,
+    scale: float,
+    seed: int,
+    progress: Progress,
+) -> LayerCurve:
+    from trundle.data.corpus import read_corpus
+    from trundle.folders import write_atomic
+    from trundle.methods.depth.curve import measure_curve
+    from trundle.report.page import curve_page, curve_svg
+
+    corpus = read_corpus(data, seed=seed, progress=progress)
+    curve = measure_curve(model, corpus.examples(), scale=scale, seed=seed, progress=progress)
+    if output is not None:
+        title = f"{Path(name).name}: the loss of each layer as the last one, {curve.tuples:,} tuples"
+        drawn = curve.losses, _marks(curve), title
+        page = curve_svg(*drawn) if output.suffix == ".svg" else None
+        write_atomic(output, page or curve_page(*drawn, _layer_rows(model, curve), _layer_notes(curve)))
+    return curve
+
+
+def _marks(curve: LayerCurve) -> dict[int, str]:
+    large = {curve.large: "large"}
+    return large if curve.small is None else {curve.small: "small"} | large
+
+
+def _show_layers(model: SentenceTransformer, curve: LayerCurve) -> None:
+    _show(f"\nThe loss of each layer as the last one, before any training ({curve.tuples:,} tuples)\n")
+    for line in _curve(curve.losses, _marks(curve)):
+        _show(f"  {line}")
+    _show_table(_layer_rows(model, curve), texts=(0, 1), gap=True)
+    for note in _layer_notes(curve):
+        _show(note)
+
+
+def _layer_rows(model: SentenceTransformer, curve: LayerCurve) -> _Rows:
+    from trundle.methods.depth.curve import layer_savings
+    from trundle.model.cost import cost
+
+    savings = layer_savings(model, curve)
+    heading, *lines = _savings(cost(model), savings)
+    shown = [
+        (method, keeps, f"{curve.losses[saving.after.layers - 1]:.3f}", *rest)
+        for (method, keeps, *rest), saving in zip(lines, savings, strict=True)
+    ]
+    return [("", heading[1], "loss", *heading[2:]), *shown]
+
+
+def _layer_notes(curve: LayerCurve) -> list[str]:
+    notes = []
+    if curve.large == curve.layers:
+        notes.append("No layer of the upper half has a lower loss than the last one: large cuts nothing.")
+    if curve.advice is not None:
+        notes.append(f"{curve.advice[0].upper()}{curve.advice[1:]}.")
+    if curve.small is None:
+        notes.append("A model of one layer has nothing to cut; depth --keep 0 makes it static.")
+    else:
+        notes.append("Cut with: trundle depth MODEL --pick small --data TUPLES -o FOLDER; then train it.")
+    return notes

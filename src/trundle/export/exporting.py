@@ -21,9 +21,16 @@ from tokenizers import Tokenizer
 
 from trundle.cache import cache_key
 from trundle.errors import BadInput, BadModel, WriteFailed
-from trundle.export.closeness import _PROBES, _check_tokens, _Closeness, _torch_vectors
 from trundle.export.quantise import ExportOptions, _make_float, _make_quantised, _prepared
-from trundle.export.tracing import _OPSET, _GraphJob, _trace
+from trundle.export.tracing import (
+    _OPSET,
+    _PROBES,
+    _check_tokens,
+    _Closeness,
+    _GraphJob,
+    _torch_vectors,
+    _trace,
+)
 from trundle.folders import (
     atomic_folder,
     check_free,
@@ -102,7 +109,7 @@ def export_model(
     if row.x86_only and not is_x86(platform.machine()):
         raise BadInput(f"{row.name} graphs fail on this kind of processor; use --to onnx, or export on x86")
     if row.is_quantised and not options.calibrate:
-        raise BadInput(f"{precision} is measured on texts like yours; pass them with --calibrate texts.txt")
+        raise BadInput(f"{precision} is measured on texts like yours; pass them with --data texts.txt")
     if output is None:
         if not home.is_dir():
             raise BadInput(f"{source!r} is not a folder; choose one for the graph with -o FOLDER")

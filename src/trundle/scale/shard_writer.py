@@ -21,8 +21,15 @@ from trundle.data.environment import environment_pairs
 from trundle.data.texts import Text, read_texts
 from trundle.errors import BadInput, BadModel, MissingExtra, TrundleError
 from trundle.progress import SILENT, Progress
-from trundle.scale.file_parts import _FilePart, _is_remote, _list_parts, _read_part, _read_parts
-from trundle.scale.shard_plan import _shard_texts, _ShardRange
+from trundle.scale.shard_plan import (
+    _FilePart,
+    _is_remote,
+    _list_parts,
+    _read_part,
+    _read_parts,
+    _shard_texts,
+    _ShardRange,
+)
 from trundle.teacher import teacher_kind
 from trundle.teacher.labelling import build_targets, encode_by_role, fingerprint, other_texts_error, text_key
 from trundle.teacher.shards import (
@@ -58,12 +65,6 @@ def _open_teacher(spec: TeacherSpec) -> Teacher:
     if spec.runtime:
         return graph_teacher(spec.model, threads=spec.threads)
     return open_teacher(spec.model, trust_remote_code=spec.trust_remote_code)
-
-
-def absolute_name(model: str) -> str:
-    """Return a folder as its absolute path, so that workers find it; a hub name is unchanged."""
-    folder = Path(model).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else model
 
 
 def build_local(

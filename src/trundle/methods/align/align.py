@@ -11,13 +11,12 @@ from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 
-from trundle.data.augment import check_augmentations
+from trundle.data.sampling import check_augmentations
 from trundle.embedder import Similarity
 from trundle.errors import BadInput
-from trundle.methods.align import _RATE, _STATIC_RATE, CYCLES, EPOCHS, AlignOptions, AlignPlan
+from trundle.methods.align import _RATE, _STATIC_RATE, CYCLES, EPOCHS, AlignOptions, _AlignPlan
 from trundle.methods.align.imitation import _check_imitation, _Imitator
-from trundle.methods.align.leaf import make_align_task
-from trundle.methods.align.ridge import fit_ridge
+from trundle.methods.align.leaf import fit_ridge, make_align_task
 from trundle.methods.align.teacher_vectors import (
     RIDGE_TEXTS,
     _augmentations,
@@ -45,7 +44,7 @@ from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, find_teacher, opened_key
 from trundle.train.blocks import can_compile, check_compiler, compiled_blocks
 from trundle.train.loop import TrainingTask, TrainSettings
-from trundle.train.trainer import Schedule, cosine, leaf_cycles, precision_for
+from trundle.train.trainer import Schedule, cosine, leaf_cycles, linear, precision_for
 
 _SIMILARITY_NAMES: dict[Similarity, Literal["cosine", "dot", "euclidean"]] = {
     "cosine": "cosine",
@@ -53,7 +52,7 @@ _SIMILARITY_NAMES: dict[Similarity, Literal["cosine", "dot", "euclidean"]] = {
     "l2": "euclidean",
 }
 """What sentence-transformers calls the metric of an index."""
-_LAST_RATES = {"leaf": 0.1, "cosine": 0.02}
+_LAST_RATES = {"leaf": 0.1, "linear": 0.1, "cosine": 0.02}
 _COMPILED_MINUTES = 3.0
 """A run on a GPU of at least this many minutes compiles the layers unless told otherwise."""
 _VALIDATIONS = 20
@@ -66,7 +65,7 @@ _SUFFICIENT_LOSS = 0.02
 """A mean distance of vectors of length 1 (a cosine of 0.9998) that every tried training made larger."""
 
 
-def plan(model: SentenceTransformer, options: AlignOptions, context: Context) -> AlignPlan:
+def plan(model: SentenceTransformer, options: AlignOptions, context: Context) -> _AlignPlan:
     """Checks the options, the teacher and the student against each other."""
     check_augmentations(_augmentations(options.augment))
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
@@ -74,6 +73,10 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
         raise BadInput("align trains on texts; pass them with --data")
     if context.corpus is not None and teacher.brings_texts:
         raise BadInput("a table or store of vectors contains its texts; leave --data out")
+    if options.augment and teacher.brings_texts:
+        raise BadInput(
+            "a table or store has no vectors for new texts; leave augment out, or pass a model as teacher"
+        )
     if context.pair and teacher.model is None:
         raise BadInput(f"--pair needs a model as teacher, not {teacher.name}; pass a model folder")
     if options.compile:
@@ -91,7 +94,7 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
     student = _pooled(model, options)
     if options.start == "keep" and student.get_embedding_dimension() != teacher.width:
         raise BadInput(f"the vectors are not {teacher.width} wide like the teacher's; use start: ridge")
-    return AlignPlan(
+    return _AlignPlan(
         options=options,
         teacher=teacher.name,
         inputs=heads.without_head(student).get_embedding_dimension() or 0,
@@ -101,13 +104,13 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
     )
 
 
-def forecast(model: SentenceTransformer, plan: AlignPlan) -> Cost:
+def forecast(model: SentenceTransformer, plan: _AlignPlan) -> Cost:
     """Returns the cost of the model with its linear head."""
     keep = plan.options.start == "keep"
     return cost(model) if keep else predict(model, dense=(plan.inputs, plan.outputs))
 
 
-def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Applied:
+def apply(model: SentenceTransformer, plan: _AlignPlan, context: Context) -> Applied:
     """Gets the teacher's vectors, computes the closed-form start, and trains."""
     options = plan.options
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
@@ -154,7 +157,7 @@ def _rounding_texts(targets: Targets, context: Context) -> list[str]:
 
 def _train(
     student: SentenceTransformer,
-    plan: AlignPlan,
+    plan: _AlignPlan,
     teacher: Teacher,
     vectors: tuple[Targets, Targets | None],
     key: list[Any],
@@ -164,22 +167,23 @@ def _train(
     options, (targets, validation) = plan.options, vectors
     imitator = None
     if options.loss != "leaf" and teacher.model is not None:
-        imitator = _Imitator(options.loss, student, teacher.model)
-    task = make_align_task(
-        student,
-        targets,
-        validation,
-        batch_size=options.batch_size,
-        query_weight=options.query_weight,
-        imitate=imitator,
-        context=context,
-    )
+        imitator = _Imitator(options.loss, student, teacher.model, seed=context.seed)
+    with context.progress.task("preparing the training data", None):
+        task = make_align_task(
+            student,
+            targets,
+            validation,
+            batch_size=options.batch_size,
+            query_weight=options.query_weight,
+            imitate=imitator,
+            context=context,
+        )
     task = replace(
         task,
         on_validation=_watch_margin(student, validation, context) if options.margin else None,
         computing=computing,
     )
-    per_epoch = task.batches.order.per_epoch
+    per_epoch = -(-task.batches.order.per_epoch // options.accumulate)
     settings = settings_for(
         options,
         per_epoch,
@@ -197,6 +201,7 @@ def _train(
             key=[*key, [part.folder.name for part in vectors if part is not None]],
             schedule=schedule_for(options, per_epoch),
             context=context,
+            module=None if imitator is None else imitator.trained,
             keep_zeros=options.keep_zeros,
         )
     if imitator is not None:
@@ -211,14 +216,16 @@ def _compiles(options: AlignOptions, task: TrainingTask[Any]) -> bool:
 
 
 def schedule_for(options: AlignOptions, per_epoch: int) -> Schedule:
-    """Returns the schedule of the learning rate: LEAF's cycles of epochs, or one cosine."""
+    """Returns the schedule of the learning rate."""
     name = options.schedule
     if name == "auto":
         name = "leaf" if options.minutes is None else "cosine"
+    if name == "constant":
+        return linear(end=1.0)
     end = _LAST_RATES[name] if options.last_rate is None else options.last_rate
-    return (
-        cosine(end=end) if name == "cosine" else leaf_cycles(per_epoch, epochs=EPOCHS, cycles=CYCLES, end=end)
-    )
+    if name == "leaf":
+        return leaf_cycles(per_epoch, epochs=EPOCHS, cycles=CYCLES, end=end)
+    return cosine(end=end) if name == "cosine" else linear(end=end)
 
 
 def _length_for(student: SentenceTransformer, wanted: int | None, teacher: Teacher) -> int | None:
@@ -238,10 +245,10 @@ def _length_for(student: SentenceTransformer, wanted: int | None, teacher: Teach
 
 
 def _pooled(model: SentenceTransformer, options: AlignOptions) -> SentenceTransformer:
-    return heads.with_mean_pooling(model) if options.pooling == "mean" else model
+    return model if options.pooling == "keep" else heads.with_pooling(model, options.pooling)
 
 
-def reopen(applied: Applied, plan: AlignPlan, context: Context) -> Applied:
+def reopen(applied: Applied, plan: _AlignPlan, context: Context) -> Applied:
     """Adds the teacher to a stored result; one with vectors of its own texts adds nothing."""
     name = plan.options.teacher
     is_open = name is None or opened_key(name, plan.options.teacher_model) in context.opened
@@ -252,7 +259,7 @@ def reopen(applied: Applied, plan: AlignPlan, context: Context) -> Applied:
 
 
 def _started(
-    student: SentenceTransformer, plan: AlignPlan, targets: Targets, context: Context
+    student: SentenceTransformer, plan: _AlignPlan, targets: Targets, context: Context
 ) -> tuple[SentenceTransformer, dict[str, Any]]:
     """Adds the linear layer; returns also the facts about a ridge start."""
     if plan.options.start == "keep":
@@ -262,7 +269,8 @@ def _started(
     positions = _sampled(targets, plan.options.start_texts or RIDGE_TEXTS, context.seed)
     pooled = embedder(heads.without_head(student), name="student", progress=context.progress)
     inputs = _joined(targets, encode_by_role(pooled, targets.chosen(positions)))
-    found = fit_ridge(inputs, _joined(targets, targets.vectors(positions)), seed=context.seed)
+    with context.progress.task("fitting the linear map", None):
+        found = fit_ridge(inputs, _joined(targets, targets.vectors(positions)), seed=context.seed)
     student = heads.with_linear_head(student, found.weight, found.bias, normalise=plan.normalise)
     return student, {
         "ridge_strength": found.strength if math.isfinite(found.strength) else None,
@@ -294,6 +302,7 @@ def settings_for(
     return TrainSettings(
         steps=steps,
         minutes=options.minutes,
+        accumulate=options.accumulate,
         learning_rate=options.learning_rate or default_rate,
         warmup=options.warmup,
         dropout=options.dropout,

@@ -10,7 +10,7 @@ is needed; `align` afterwards recovers quality.
     - vocabulary: {parameters: 80%, score: frequency}
     - vocabulary: {parameters: 80%, oov: cluster}
 
-Paper: Vocabulary pruning for compact text encoders.
+Paper: Words That Matter: Vocabulary Pruning in ModernBERT.
 """
 
 from __future__ import annotations
@@ -52,19 +52,22 @@ def _write_ranges(ids: tuple[int, ...]) -> str:
 _IdRanges = Annotated[tuple[int, ...], BeforeValidator(_read_ranges), PlainSerializer(_write_ranges)]
 
 
-class VocabularyOptions(Options):
+class _VocabularyOptions(Options):
     """How many tokens to keep, which ones, and what happens to the others."""
 
     keep: int | None = Field(None, strict=True, ge=1, description="How many tokens to keep.")
     fraction: ExactFraction | None = Field(
-        None,
-        description="Share of the tokens to keep instead, such as 25%; in depth it is the share removed.",
+        None, description="Share of the tokens to keep instead, such as 25%."
     )
     parameters: ExactFraction | None = Field(
         None, description="Share of all parameters to keep instead, such as 80%."
     )
     score: _TokenScore = Field(
         "tfidf", description="How tokens are scored; seen keeps all that occur in your texts."
+    )
+    scored_by: str | None = Field(
+        None,
+        description="With score attention: measure it in this model, such as one fine-tuned on the task.",
     )
     oov: _Oov = Field(
         "decompose",
@@ -85,7 +88,7 @@ class VocabularyOptions(Options):
     )
 
 
-class VocabularyPlan(Plan):
+class _VocabularyPlan(Plan):
     """The tokens to keep, and how much of the texts they cover."""
 
     kept: _IdRanges
@@ -117,6 +120,7 @@ class VocabularyPlan(Plan):
 VOCABULARY = Method(
     name="vocabulary",
     help="Keep the tokens that matter in your texts, remove the others.",
-    options=VocabularyOptions,
-    plans=VocabularyPlan,
+    options=_VocabularyOptions,
+    plans=_VocabularyPlan,
+    reads=lambda options: () if options.scored_by is None else (options.scored_by,),
 )

@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from trundle.methods.contract import (
+    ACCUMULATE_HELP,
     HEAL_HELP,
     LENGTH_HELP,
     MINUTES_HELP,
@@ -43,7 +44,7 @@ _HALF = Fraction(1, 2)
 _Widths = Annotated[tuple[ExactFraction, ...], BeforeValidator(listed)]
 
 
-class WidthOptions(Options):
+class _WidthOptions(Options):
     """Which sizes, how they are selected, and how they are trained."""
 
     widths: _Widths = Field(
@@ -83,6 +84,7 @@ class WidthOptions(Options):
     batch_size: int | None = Field(
         None, ge=2, description="Texts or tuples per step. Default: 32 texts, or 64 tuples."
     )
+    accumulate: int = Field(1, ge=1, description=ACCUMULATE_HELP)
     mini_batch: int | None = Field(
         None, ge=1, description="With contrast: texts in memory at once; fewer save memory."
     )
@@ -96,10 +98,10 @@ class WidthOptions(Options):
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=PRECISION_HELP)
 
 
-class WidthPlan(Plan):
+class _WidthPlan(Plan):
     """The sizes, and how they are made."""
 
-    options: WidthOptions
+    options: _WidthOptions
     widths: tuple[ExactFraction, ...]
     """Widest first."""
     hidden: int
@@ -144,7 +146,7 @@ def _folder_name(width: Fraction) -> str:
     return "full" if width == 1 else f"{width.numerator}-{width.denominator}"
 
 
-def _additional_models(plan: WidthPlan) -> tuple[str, ...]:
+def _additional_models(plan: _WidthPlan) -> tuple[str, ...]:
     if plan.objective is None:
         return ()
     return tuple(_folder_name(width) for width in (Fraction(1), *plan.widths) if width != plan.result)
@@ -153,8 +155,8 @@ def _additional_models(plan: WidthPlan) -> tuple[str, ...]:
 WIDTH = Method(
     name="width",
     help="Train a model and narrow ones inside it, or extract one size.",
-    options=WidthOptions,
-    plans=WidthPlan,
+    options=_WidthOptions,
+    plans=_WidthPlan,
     additional=_additional_models,
     needs_texts=True,
     enters_space=lambda options: options.extract is None and options.objective != "contrast",
