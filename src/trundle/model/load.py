@@ -257,9 +257,9 @@ def _list_modules(folder: Path) -> list[tuple[str, Path]]:
         routes = folder / path / "router_config.json"
         types = _read_json(routes).get("types", {}) if routes.is_file() else {}
         named += [(str(kind), str(PurePath(path) / name)) for name, kind in types.items()]
-    for path in (PurePath(path) for _, path in named):
-        if path.is_absolute() or ".." in path.parts:
-            raise BadModel(f"{folder / 'modules.json'} names {path}, which is outside; download it again")
+    for place in (PurePath(path) for _, path in named):
+        if place.is_absolute() or ".." in place.parts:
+            raise BadModel(f"{folder / 'modules.json'} names {place}, which is outside; download it again")
     return [(kind.rpartition(".")[2], folder / path) for kind, path in named]
 
 
