@@ -153,7 +153,7 @@ def evaluate(
 def _check_not_data(output: Path, data: Sequence[str]) -> None:
     """Reject an output that would replace one of the data files."""
     from trundle.data.corpus import ENVIRONMENT
-    from trundle.data.files import parse_source
+    from trundle.data.texts import parse_source
     from trundle.folders import check_not_read
 
     named = [source for source in data if source != ENVIRONMENT]
