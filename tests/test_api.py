@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
+from transformers import AutoConfig, AutoModel
 
 import pico
 import trundle
 from recorded_progress import RecordedProgress
-from trundle.errors import BadInput
+from trundle.errors import BadInput, UnknownFamily
 
 TEXTS = pico.different_texts(700)
 
@@ -120,6 +121,33 @@ def test_a_model_is_evaluated_exported_and_checked_on_an_index(bert: Path, tmp_p
     pq.write_table(pa.table({"text": TEXTS, "vector": list(whole.encode(TEXTS))}), index)
     for model in (whole, encoder.folder):
         assert trundle.check_index(model, str(index), sample_size=100).agreement > 0.99
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("electra", {"embedding_size": 16}),
+        ("albert", {"embedding_size": 16}),
+        ("deberta-v2", {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # transformers, of DeBERTa
+def test_a_model_of_an_unknown_family_learns_teaches_and_is_exported(
+    kind: str, settings: dict[str, Any], bert: Path, tmp_path: Path
+) -> None:
+    tokenizer, other = pico.tokenizer_for("bert"), tmp_path / "other"
+    config = AutoConfig.for_model(kind, **(pico.COMMON | {"vocab_size": len(tokenizer)} | settings))
+    AutoModel.from_config(config).save_pretrained(other)
+    tokenizer.save_pretrained(other)
+    whole = SentenceTransformer(str(bert), device="cpu")
+    student = trundle.distill(other, whole, TEXTS, steps=2, output=tmp_path / "student").model
+    assert student.get_embedding_dimension() == whole.get_embedding_dimension()
+    taught = trundle.distill(bert, trundle.load(other), TEXTS, steps=2, output=tmp_path / "taught")
+    assert taught.fidelity is not None
+    vector = trundle.export_model(student, output=tmp_path / "graph").encode("a text")
+    np.testing.assert_allclose(vector, student.encode("a text"), atol=1e-4)
+    with pytest.raises(UnknownFamily, match=f"can't cut models of type '{kind}'.*can still teach"):
+        trundle.prune_layers(other, keep=1)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def files() -> dict[Path, str]:
     figures = {name: read_figures(name) for name in SECTIONS}
     claims = {name: module.claims(figures[name]) for name, module in PAPERS.items()}
     contenders = head_to_head.contenders(figures["head_to_head"])
+    headline = head_to_head.headline(figures["head_to_head"])
     head = {"summary": summary(figures), "verdicts": verdicts(claims), "recipes": recipes()}
     sections = [render("head", head), render("head_to_head", {"table": contenders})]
     for name, module in PAPERS.items():
@@ -54,7 +55,7 @@ def files() -> dict[Path, str]:
     return {
         PAGE: "\n\n".join(sections) + "\n",
         FIGURE: head_to_head.figure(figures["head_to_head"]) + "\n",
-        README: f"{before}{BEGIN}\n\n{contenders}\n\n{END}{rest.partition(END)[2]}",
+        README: f"{before}{BEGIN}\n\n{headline}\n\n{END}{rest.partition(END)[2]}",
     }
 
 

@@ -22,6 +22,12 @@ def test_every_shipped_recipe_is_valid_and_says_what_it_is() -> None:
         assert recipe.calls
 
 
+def test_an_old_name_of_an_option_works_with_a_warning() -> None:
+    with pytest.warns(FutureWarning, match="depth.fraction is now depth.drop"):
+        recipe = parse_recipe("steps: [depth: {fraction: 50%}]", name="old")
+    assert recipe.calls[0].options.model_dump()["drop"] == "1/2"
+
+
 def test_a_recipe_survives_its_own_json(tmp_path: Path) -> None:
     import yaml
 
@@ -29,7 +35,7 @@ def test_a_recipe_survives_its_own_json(tmp_path: Path) -> None:
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(recipe.as_json()))
     again = read_recipe(tmp_path / "again.yaml")
     assert again.calls == recipe.calls
-    assert again.calls[0].options.model_dump()["fraction"] == "1/3"
+    assert again.calls[0].options.model_dump()["drop"] == "1/3"
 
 
 def test_changes_reach_the_step() -> None:

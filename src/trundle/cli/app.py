@@ -36,7 +36,7 @@ _HINTS = {
     "prune": "the methods that prune are depth (layers), vocabulary (tokens), width and weights",
     "quantize": "a model is quantised when it is exported: trundle export MODEL --int8 --data TEXTS",
     "quantise": "a model is quantised when it is exported: trundle export MODEL --int8 --data TEXTS",
-    "push": "the result is a standard folder: hf upload OWNER/NAME FOLDER, or push_to_hub in Python",
+    "push": "upload the folder with `hf upload OWNER/NAME FOLDER`, or with result.push_to_hub in Python",
     "search": "an index is searched by trundle index search INDEX 'a query'",
     "train": "students are trained by trundle align, on labelled tuples by trundle contrast",
 }

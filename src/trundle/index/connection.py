@@ -296,9 +296,12 @@ class _PostgresReader(_RowReader):
         rows = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(self._table)).fetchall()
         return int(rows[0][0])
 
-    def _scan(self) -> Iterator[_RawRows]:
+    def _scan(self, first: int) -> Iterator[_RawRows]:
         with self._database.reading() as connection, connection.cursor("trundle", binary=True) as cursor:
-            self._prepared(cursor).execute(sql.SQL("{} FROM {}").format(self._selected, self._table))
+            # Otherwise a scan starts where that of another connection is.
+            connection.execute("SET LOCAL synchronize_seqscans = off")
+            query = sql.SQL("{} FROM {} OFFSET {}").format(self._selected, self._table, first)
+            self._prepared(cursor).execute(query)
             while rows := cursor.fetchmany(_BATCH_ROWS):
                 yield self._raw(rows)
 

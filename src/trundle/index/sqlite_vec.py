@@ -95,8 +95,8 @@ class _SqliteVecReader(_RowReader):
     def _count(self) -> int:
         return int(self._one(f"SELECT count(*) FROM {self._table}"))
 
-    def _scan(self) -> Iterator[_RawRows]:
-        rows = self._database.execute(self._query)
+    def _scan(self, first: int) -> Iterator[_RawRows]:
+        rows = self._database.execute(f"{self._query} LIMIT -1 OFFSET {first}" if first else self._query)
         while some := [row for _, row in zip(range(_BATCH_ROWS), rows, strict=False)]:
             yield self._raw(some)
 
