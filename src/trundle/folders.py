@@ -56,7 +56,7 @@ def check_free(
     if path.is_file():
         raise BadInput(f"{path} is a file; pass a folder to write to")
     if _is_mount_point(place):
-        raise BadInput(f"{path} is a mount point, which can't be replaced; choose a folder inside it")
+        raise BadInput(f"{path} is a mount point, which can't be replaced; write to {path / 'small'}")
     if not _is_empty(path):
         if not replace:
             raise BadInput(f"{path} already exists; choose another folder, or pass --force to replace it")
@@ -378,3 +378,9 @@ def locked_folder(folder: Path, if_taken: Callable[[], None]) -> Iterator[None]:
         if new:
             with suppress(OSError):
                 folder.rmdir()
+
+
+def absolute_name(model: str) -> str:
+    """Returns a folder as its absolute path, so that other processes find it; a hub name is unchanged."""
+    folder = Path(model).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else model

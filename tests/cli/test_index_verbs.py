@@ -40,7 +40,7 @@ def test_build_search_and_check(
     assert json.loads(out)["built_by_teacher"] == pytest.approx(1)
     for words, said in (
         (("index", "search", str(tmp_path / "no"), "a"), "there is no index"),
-        (("index", "check", model, "--against", index, "--table", "t"), "leave out --table"),
+        (("index", "check", model, "--against", index, "--table", "t"), "leave out its table"),
         (("index", "build", model, "--data", "missing.txt", "-o", index), "missing.txt"),
         (("index", "check", "no-such-model", "--against", "http://localhost:6333"), "pass postgresql://"),
         (("index", "read", index, "-o", str(data)), "does not end in .parquet"),

@@ -141,11 +141,11 @@ def test_the_table_is_chosen_or_named() -> None:
     place = _TextColumns(schema="public", table="chunks", text="content", vector="embedding")
     assert _find_columns(one, table=None, text=None, vector=None) == place
     two = [*one, ("public", "chunks", "small", "halfvec")]
-    with pytest.raises(BadInput, match="name one with --vectors"):
+    with pytest.raises(BadInput, match="name one with --vector-column"):
         _find_columns(two, table=None, text=None, vector=None)
     assert _find_columns(two, table="chunks", text="id", vector="small").vector == "small"
     unnamed = [("public", "t", "a", "text"), ("public", "t", "b", "text"), ("public", "t", "v", "vector")]
-    with pytest.raises(BadInput, match="name one with --texts: a, b"):
+    with pytest.raises(BadInput, match="name one with --text-column: a, b"):
         _find_columns(unnamed, table=None, text=None, vector=None)
     with pytest.raises(BadInput, match="no column of pgvector's type"):
         _find_columns(one[:2], table=None, text=None, vector=None)

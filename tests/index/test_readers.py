@@ -163,7 +163,7 @@ def test_the_table_that_is_written_is_an_index_again(tmp_path: Path) -> None:
     np.savez(tmp_path / "v.npz", vectors=VECTORS.astype(np.float16), other=np.zeros(3))
     rows = "".join(json.dumps({"title": "a", "meta": {"body": text}}) + "\n" for text in TEXTS)
     (tmp_path / "v.jsonl").write_text(rows, encoding="utf-8")
-    with pytest.raises(BadInput, match=r"--texts: title, meta\.body"):
+    with pytest.raises(BadInput, match=r"--text-column: title, meta\.body"):
         open_reader(str(tmp_path / "v.npz"))
     reader = open_reader(str(tmp_path / "v.npz"), texts="meta.body")
     reader.metric = "l2"

@@ -103,7 +103,7 @@ def _vector_of(stored: Any, wish: _Wish, where: str) -> tuple[str, Any]:
     """Return the name of the vectors, empty for the unnamed ones, and their settings."""
     if not isinstance(stored, dict):
         if wish.vectors or stored is None:
-            raise BadInput(f"{where} has no named dense vectors; leave out --vectors, or name another place")
+            raise BadInput(f"{where} has no named dense vectors; leave out its name, or name another place")
         name, params = "", stored
     else:
         name = wish.vectors_of(list(stored), "vector", where)

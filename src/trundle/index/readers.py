@@ -127,9 +127,7 @@ def _from_path(path: Path, wish: _Wish, progress: Progress) -> IndexReader:
 def _from_folder(path: Path, wish: _Wish, progress: Progress) -> IndexReader:
     if (path / "index.json").is_file():
         if wish != _Wish():
-            raise BadInput(
-                "an index that trundle built has one table; leave out --table, --texts and --vectors"
-            )
+            raise BadInput("an index that trundle built has one table; leave out its table and columns")
         return _FolderReader(path, progress=progress)
     if (path / "chroma.sqlite3").is_file():
         from trundle.index.chroma import _ChromaReader
@@ -215,7 +213,8 @@ def _named(where: str, wish: _Wish) -> tuple[str, _Wish]:
 
 def _unsupported(what: str) -> BadInput:
     """Return the error for a place that is not an index trundle reads."""
-    return BadInput(f"{what} is not an index that trundle reads; pass {_KINDS}")
+    export = "or export texts and vectors to a parquet file and pass that"
+    return BadInput(f"{what} is not an index that trundle reads; pass {_KINDS}; {export}")
 
 
 def _is_address(where: str) -> bool:

@@ -169,7 +169,7 @@ class _Wish:
 
     def vectors_of(self, there: Sequence[str], what: str, where: str) -> str:
         """Return the column of vectors."""
-        return _one_of(there, self.vectors, what, where, "--vectors")
+        return _one_of(there, self.vectors, what, where, "--vector-column")
 
 
 class _RowReader:
@@ -207,7 +207,7 @@ class _RowReader:
                 raise BadInput(f"{what}; run again while nothing writes to it")
         if not found:
             what = f"{self.where} has no row with a text and a vector ({self.counts.says().rstrip('.')})"
-            raise BadInput(f"{what}; fill it, or name other columns with --texts and --vectors")
+            raise BadInput(f"{what}; fill it, or name other columns with --text-column and --vector-column")
 
     def close(self) -> None:
         """Close files and connections."""
@@ -278,7 +278,9 @@ class _RowReader:
             batch = _part(batch, np.flatnonzero(left))
         if counts.other_width > max(1, _TOLERATED * counts.read):
             what = f"holds vectors of several widths ({self.width} and others)"
-            raise BadInput(f"{self.where} {what}; name one column with --vectors, or one table with --table")
+            raise BadInput(
+                f"{self.where} {what}; name one column with --vector-column, or one table with --table"
+            )
         counts._note(batch.vectors)
         return batch
 
@@ -287,8 +289,8 @@ class _RowReader:
         readable = [isinstance(text, str) and bool(text.strip()) for text in batch.texts]
         bad |= {
             "no_text": ~np.array(readable, dtype=bool),
-            "zero": ~batch.vectors.any(axis=1),
-            "not_finite": ~np.isfinite(batch.vectors).all(axis=1),
+            "zero": np.logical_not(batch.vectors.any(axis=1)),
+            "not_finite": np.logical_not(np.isfinite(batch.vectors).all(axis=1)),
         }
         left = np.ones(len(batch.texts), dtype=bool)
         for name, rows in bad.items():
@@ -401,7 +403,9 @@ def _text_column(there: Sequence[str], wanted: str | None, where: str) -> str:
         return (usual or list(there))[0]
     if not there:
         raise BadInput(f"{where} has no column of texts; only an index with its texts can be read")
-    raise BadInput(f"{where} may hold texts in several columns; name one with --texts: {_listed(there)}")
+    raise BadInput(
+        f"{where} may hold texts in several columns; name one with --text-column: {_listed(there)}"
+    )
 
 
 def _one_of(there: Sequence[str], wanted: str | None, what: str, where: str, flag: str) -> str:

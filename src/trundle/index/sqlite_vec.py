@@ -88,7 +88,7 @@ class _SqliteVecReader(_RowReader):
         if wanted is None and len(named) > 1:
             usual = _text_column([others[one][1] for one in named], None, where)
             named = [one for one in named if others[one][1] == usual]
-        name = _one_of(named, None, "column of texts", where, "--texts")
+        name = _one_of(named, None, "column of texts", where, "--text-column")
         table, column = map(_quoted, others[name])
         self._join, self._text = f" LEFT JOIN {table} t ON t.rowid = v.rowid", f"t.{column}"
 

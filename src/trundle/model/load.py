@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from trundle.cache import model_folder
 from trundle.errors import BadInput, BadModel, MissingExtra
-from trundle.model.anatomy import _BY_MODEL_TYPE, family_of
+from trundle.model.anatomy import _BY_MODEL_TYPE
 from trundle.model.heads import _ending_tokenizer
 from trundle.model.nested import Nested, _default_selection, _read_nested, at_width, is_trained, untrained
 from trundle.model.token_map import _MAPPED_TYPE, MappedTransformer
@@ -131,7 +131,9 @@ def _with_pooling(
     device: str | None,
 ) -> SentenceTransformer:
     if pooling is None:
-        pooling = "weightedmean" if family_of(str(config.get("model_type"))).causal else "mean"
+        family = _BY_MODEL_TYPE.get(str(config.get("model_type")))
+        named = any("CausalLM" in name for name in config.get("architectures") or ())
+        pooling = "weightedmean" if (named if family is None else family.causal) else "mean"
     settings = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     transformer = Transformer(
         str(folder),

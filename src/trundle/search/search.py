@@ -40,12 +40,11 @@ from trundle.search.budget import (
     _SHORTEST_GPU_TRAINING,
     _SHORTEST_TRIAL,
     _TRYING,
-    _Budget,
-    _parse_budget,
     _plan_time,
     _time_left,
 )
 from trundle.search.candidates import _Candidate
+from trundle.search.limits import _Budget, parse_budget
 from trundle.search.prospects import _export_graph, _Prospects, _Speed, _time_queries
 from trundle.search.training_source import TeacherOptions, _find_training_source, _prepare, _TrainingSource
 from trundle.search.trials import (
@@ -61,6 +60,8 @@ from trundle.search.trials import (
 )
 
 _CALIBRATION_TEXTS = 400
+_FEWEST = 200
+"""The fewest texts of which some can be held out for training, calibration and the comparison."""
 
 
 def _ship(
@@ -145,7 +146,7 @@ def compress_to_budget(
         raise BadInput(f"a search can't take {minutes} minutes; pass a number above 0")
     _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
     training = _find_training_source(request, teacher_options or TeacherOptions(), students, minutes=minutes)
-    _parse_budget(budget, whole_bytes=None if training.owner is None else 1)  # before a model is loaded
+    _check_budget_and_texts(budget, training)  # before a model is loaded
     trust, progress = request.trust_remote_code, request.progress
     with watch.task("loading the models", None):
         bases = {name: load(name, trust_remote_code=trust) for name in training.bases}
@@ -154,8 +155,8 @@ def compress_to_budget(
     request = replace(request, source=training.name, corpus=training.corpus, kept=training.opened())
     prospects = replace(training.prospects(bases, progress), fast=fast)
     before = None if training.owner is None else cost(bases[training.owner])
-    limits = _parse_budget(budget, whole_bytes=None if before is None else before.file_bytes)
-    speeds = {} if limits.milliseconds is None else prospects.speeds()
+    limits = parse_budget(budget, whole_bytes=None if before is None else before.file_bytes)
+    speeds = _speeds(prospects, limits, before)
     with watch.task("choosing candidates", None):
         planned = _planned(prospects, limits, speeds, before=before)
     untouched = planned.chosen.candidate.untouched
@@ -200,6 +201,25 @@ def compress_to_budget(
         outcome = _carried_out(planned, prospects, trials, speeds=speeds, began=watch.began, minutes=minutes)
         shutil.rmtree(work, ignore_errors=True)
         return _checked(outcome, training, request)
+
+
+def _check_budget_and_texts(budget: Sequence[str], training: _TrainingSource) -> None:
+    """Rejects a budget that can't be parsed, and too few texts: no part of them could be held out."""
+    parse_budget(budget, whole_bytes=None if training.owner is None else 1)
+    count = _FEWEST if training.corpus is None else sum(int(f["texts"]) for f in training.corpus.facts())
+    if count < _FEWEST:
+        raise BadInput(f"{count:,} texts are too few to learn from; pass at least {_FEWEST:,}")
+
+
+def _speeds(
+    prospects: _Prospects, limits: _Budget, before: Cost | None
+) -> dict[tuple[str, Precision], _Speed]:
+    """Times graphs if the budget limits the time of a query and its other limits can be met."""
+    if limits.milliseconds is None:
+        return {}
+    if limits != _Budget(milliseconds=limits.milliseconds):
+        prospects.promising(replace(limits, milliseconds=None), {}, before=before)
+    return prospects.speeds()
 
 
 def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> None:
