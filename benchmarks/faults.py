@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 from trundle.errors import TrundleError
 
 if TYPE_CHECKING:
-    from trundle.index.rows import RowBatch
+    from trundle.index.rows import _RowBatch
 
 HERE = Path(__file__).parent
 FAULTS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EROFS": errno.EROFS}
@@ -128,7 +128,7 @@ def vectors_of(texts: Sequence[str]) -> object:
 
 def fill_index(root: Path, *, force: bool = False, count: int = 60) -> None:
     from trundle.index.base import Wanted
-    from trundle.index.stores import build_index, create_store
+    from trundle.index.readers import build_index, create_store
 
     wanted = Wanted(model="model", dimensions=32, precision="int8")
     with create_store(str(root / "out"), wanted, force=force) as store:
@@ -146,12 +146,11 @@ def indexed(root: Path) -> State:
     return found
 
 
-def stored_rows(folder: Path) -> list[RowBatch]:
+def stored_rows(folder: Path) -> list[_RowBatch]:
     """The rows of an index, of which there may be none."""
     from contextlib import closing
 
-    from trundle.index.readers import open_reader
-    from trundle.index.stores import open_store
+    from trundle.index.readers import open_reader, open_store
 
     with closing(open_store(str(folder))) as store:
         if not store.count():
@@ -515,7 +514,7 @@ def main() -> None:
     base = Path(os.environ["FAULTS_IN"]).resolve()
     count = Count()
     try:
-        import trundle.index.stores
+        import trundle.index.readers
         import trundle.teacher.labelling  # noqa: F401 (children need not import them again)
 
         chosen = list(chosen_jobs(given.jobs))

@@ -30,7 +30,7 @@ from trundle.model.layout import layout_of
 from trundle.model.load import load
 from trundle.model.surgery import transformer_of
 from trundle.recipe import make_options
-from trundle.teacher.held_out import HeldOutVectors
+from trundle.teacher.targets import HeldOutVectors
 
 Asked = tuple[list[str], list[str]]
 

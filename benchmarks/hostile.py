@@ -30,8 +30,7 @@ import numpy as np
 
 import harness
 from serve import ADDRESS, request_bytes, running_server
-from trundle.bench.results import _percentile
-from trundle.bench.workload import workload
+from trundle.bench.workload import _percentile, workload
 from trundle.embedder import Vectors
 from trundle.runtime.encoder import Encoder
 

@@ -66,7 +66,7 @@ def read(path: Path, count: int, longest: int) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> list[Json]:
-    from trundle.data.augment import augmented
+    from trundle.data.sampling import augmented
     from trundle.data.texts import Text
     from trundle.model.encode import labelling_embedder
     from trundle.model.load import load
@@ -132,10 +132,10 @@ def measure(
     import numpy as np
 
     from trundle.embedder import top_agreement
+    from trundle.evaluate.index_check import _score_rows
     from trundle.evaluate.retrieval import nearest
-    from trundle.evaluate.unlabelled import score_rows
 
-    free = score_rows(student, rows, index, asked)
+    free = _score_rows(student, rows, index, asked)
     best, found = (nearest(each, index, 10) for each in (np.stack(truth), student.query(queries)))
     return {
         "rows agree": round(free.agreement, 4),

@@ -50,7 +50,7 @@ from trundle.model.load import load
 from trundle.model.matrices import grid_weights, put_on_grid
 from trundle.runtime.encoder import Encoder
 from trundle.runtime.engines import _named_inputs
-from trundle.teacher.held_out import HeldOutVectors
+from trundle.teacher.targets import HeldOutVectors
 
 ROWS = (
     *("as-is", "int8", "int4-nearest", "int4", "ort-int8", "ort-int4", "nncf-int8", "nncf-int4"),

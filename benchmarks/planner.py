@@ -39,8 +39,8 @@ from trundle.pipeline.run import Request
 from trundle.precision import graph_format
 from trundle.records import PLANNING_FILE
 from trundle.search.candidates import _list_candidates
+from trundle.search.prospects import _export_graph, _measure_speed, _time_queries
 from trundle.search.search import compress_to_budget
-from trundle.search.speed import _export_graph, _measure_speed, _time_queries
 from trundle.search.trials import _CPU_PACE, _GPU_PACE
 
 SEARCH, FIRST = "search", "first"
@@ -72,7 +72,7 @@ def forecast(options: argparse.Namespace, corpus: Corpus) -> None:
     model, texts = load(options.model), workload().short + workload().long
     speed = _measure_speed(model, graph_format("onnx", options.precision).matmuls)
     width = model.get_embedding_dimension() or 0
-    listed = _list_candidates(model, options.model, dimensions=width, precision=options.precision)
+    listed = _list_candidates(model, options.model, dimensions=width, precisions=[options.precision])
     ordered = sorted(listed, key=lambda each: -each.bytes)
     layered = [each for each in ordered if each.layers]
     last, gaps = len(layered) - 1, max(1, options.cuts - 1)

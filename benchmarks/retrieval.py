@@ -28,10 +28,9 @@ from trundle.evaluate.scoring import find_tasks
 from trundle.evaluate.shortening import _PRECISIONS, _by_tasks, _bytes_of, _with_shortened, read_ranges
 from trundle.export.open import open_embedder, open_encoder
 from trundle.index.base import Wanted, _Precision
-from trundle.index.codes import _code_width
-from trundle.index.embedded import _create_embedded, _EmbeddedStore
+from trundle.index.embedded import _code_width, _create_embedded, _EmbeddedStore
 from trundle.records import versions
-from trundle.teacher.held_out import HeldOutVectors
+from trundle.teacher.targets import HeldOutVectors
 
 CODES: tuple[_Precision, ...] = ("float", "int8", "binary")
 SETS = "SciFact,ArguAna,squadshifts,CACM,Cranfield,msmarco-mini"

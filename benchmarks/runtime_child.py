@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trundle.bench.child import _latencies, _peak_memory, _until_closed
-from trundle.bench.results import _percentile
+from trundle.bench.workload import _percentile
 
 Encode = Callable[[Sequence[str]], Any]
 BATCH = 32

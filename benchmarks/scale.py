@@ -46,9 +46,8 @@ from trundle.model.heads import copy_of, with_new_head
 from trundle.model.load import load
 from trundle.model.surgery import Cut, cut
 from trundle.progress import is_first, own_rank, process_count
-from trundle.scale.file_parts import _PART_ROWS
 from trundle.scale.on_ray import _HERE, _QUIET, build_on_ray
-from trundle.scale.shard_plan import _ShardPlanner
+from trundle.scale.shard_plan import _PART_ROWS, _ShardPlanner
 from trundle.scale.shard_writer import TeacherSpec, build_local
 from trundle.teacher.labelling import build_targets
 from trundle.teacher.shards import SHARD_SIZE, Manifest, recorded

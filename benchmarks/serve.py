@@ -32,8 +32,7 @@ from fastapi import FastAPI, Request, Response
 from sentence_transformers import SentenceTransformer
 
 import harness
-from trundle.bench.results import _percentile
-from trundle.bench.workload import workload
+from trundle.bench.workload import _percentile, workload
 from trundle.runtime.description import read_description
 from trundle.runtime.encoder import Encoder
 from trundle.serve.wire import EmbeddingsRequest, _parse

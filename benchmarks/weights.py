@@ -37,12 +37,14 @@ from trundle.methods.weights.pruning import (
     _best_neurons,
     _choose,
     _dai,
+    _draw_samples,
+    _healing_texts,
     _neurons_by_layer,
+    _open_source,
     _random_scores,
     _Scored,
     _wanda,
 )
-from trundle.methods.weights.samples import _draw_samples, _healing_texts, _open_source
 from trundle.model.encode import embedder
 from trundle.model.heads import copy_of
 from trundle.model.healing import heal

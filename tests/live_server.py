@@ -17,9 +17,8 @@ from typing import Any
 import uvicorn
 
 from trundle.runtime.encoder import Encoder
-from trundle.serve.models import _Served
 from trundle.serve.routes import _server_config, open_socket
-from trundle.serve.settings import ServerSettings
+from trundle.serve.settings import ServerSettings, _Served
 
 
 @dataclass(frozen=True, kw_only=True)

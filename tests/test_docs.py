@@ -57,7 +57,7 @@ def test_documented_commands_parse(
     """Each ends with an input error: the hub can't be reached or files are missing, but no flag is wrong."""
     monkeypatch.setattr("typer.main.get_command", build_command)
     monkeypatch.setattr("trundle.bench.rounds._measure", stop)  # it would start a process for each model
-    monkeypatch.setattr("trundle.scale.file_parts._resolved", stop)  # it would wait for the network
+    monkeypatch.setattr("trundle.scale.shard_plan._resolved", stop)  # it would wait for the network
     monkeypatch.setattr(sys, "argv", shlex.split(command))
     monkeypatch.setattr("warnings.simplefilter", lambda *_, **__: None)
     with pytest.raises(SystemExit):

@@ -10,7 +10,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from trundle.data.corpus import Corpus, as_texts
-from trundle.data.environment import Documented, environment_pairs, installed_packages, split_by_package
+from trundle.data.environment import _Documented, environment_pairs, installed_packages, split_by_package
 from trundle.evaluate.scoring import evaluate
 from trundle.evaluate.tasks import KnownItemTask
 from trundle.model.cost import cost
@@ -26,7 +26,7 @@ PAIRS = 50
 PACKAGES = 40
 
 
-def shortened(pair: Documented) -> Documented:
+def shortened(pair: _Documented) -> _Documented:
     return replace(pair, document=pair.document[:100])
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from evidence import Figures, Row, merge
 
-from trundle.report.plot import _around_log, _Axis, _Plot, _svg
+from trundle.report.markup import _around_log, _Axis, _Plot, _svg
 
 LEVELS = (2, 4, 8, 16, 32)
 SEARCHES = 6

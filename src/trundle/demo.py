@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trundle.bench.results import BenchResult
 from trundle.bench.rounds import BenchOptions, bench
+from trundle.bench.workload import BenchResult
 from trundle.data.corpus import ENVIRONMENT, HELD_OUT_SHARE, Corpus, as_texts
 from trundle.data.environment import environment_pairs, split_by_package
 from trundle.data.sampling import sample
@@ -30,7 +30,7 @@ from trundle.report.report import make_report, write_report
 from trundle.runtime.encoder import Encoder
 from trundle.search.search import compress_to_budget
 from trundle.search.trials import Outcome
-from trundle.teacher.held_out import HeldOutVectors
+from trundle.teacher.targets import HeldOutVectors
 
 _BUDGET = "7x"
 _MINUTES = 5.0

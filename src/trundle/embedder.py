@@ -50,6 +50,8 @@ class Embedder:
     two_steps: Callable[[], TwoSteps | None] = lambda: None
     similarity: Similarity = "cosine"
     """How its vectors are compared in a search."""
+    width: int | None = None
+    """The number of dimensions, if it is known without encoding a text."""
 
     def through(self, wrap: Callable[[Encode], Encode], name: str | None = None) -> Embedder:
         """The same model with each of its three functions wrapped."""

@@ -145,7 +145,7 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
     """Yields a new hidden folder in `parent` for work on `name`, and deletes it when the block ends."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(parent, name)
+        _remove_abandoned(parent, name)
         scratch, lock = _claimed(parent, name, lambda place: place.mkdir(mode=0o700))
     except OSError as error:
         raise _failed(parent / name, error) from error
@@ -156,7 +156,7 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
         _released(lock)
 
 
-def remove_abandoned(parent: Path, name: str) -> None:
+def _remove_abandoned(parent: Path, name: str) -> None:
     """Removes what killed processes left when they wrote `name`, and restores what they had moved aside."""
     if fcntl is None or not parent.is_dir():
         return
@@ -338,7 +338,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     scratch, lock = None, None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(path.parent, path.name)
+        _remove_abandoned(path.parent, path.name)
         scratch, lock = _claimed(path.parent, path.name, lambda place: place.touch(exist_ok=False))
         yield scratch
         sync(scratch)

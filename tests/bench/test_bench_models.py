@@ -16,8 +16,8 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from trundle.bench.child import _WEIGHT_FILES, _engines_of, _load_torch
-from trundle.bench.results import _TABLE, BenchResult, caution, rows, short_names
 from trundle.bench.rounds import BenchOptions, bench
+from trundle.bench.workload import _TABLE, BenchResult, caution, rows, short_names
 from trundle.errors import BadInput, BadModel
 from trundle.export.exporting import export_model
 from trundle.precision import FORMATS, graph_format

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from trundle.bench import rounds
-from trundle.bench.results import _BenchSettings
 from trundle.bench.rounds import _MEASURES, _BenchedModel, _measure, _Worker
-from trundle.bench.workload import workload
+from trundle.bench.workload import _BenchSettings, workload
 from trundle.errors import BadModel, TrundleError, UserError
 from trundle.progress import SILENT
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import median_abs_deviation
 
-from trundle.bench.results import _of_rounds, _of_samples, _percentile
 from trundle.bench.rounds import _rotated
+from trundle.bench.workload import _of_rounds, _of_samples, _percentile
 
 samples = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=40)
 

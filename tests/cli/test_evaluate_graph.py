@@ -6,10 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import pico
 from trundle.export.exporting import export_model
+from trundle.model.load import load
 from trundle.records import Lineage, read_lineage
 
 Run = Callable[..., tuple[int, str, str]]
@@ -46,6 +49,26 @@ def test_a_folder_of_graphs_alone_is_scored_by_its_graph(
     code, _, complaint = run("evaluate", str(out), *words, "--graph", "openvino-int8")
     assert code == 2
     assert "choose one of onnx-float32" in complaint
+
+
+def test_a_table_of_vectors_stands_for_the_teacher_that_made_it(
+    run: Run, pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
+) -> None:
+    lines = Path(texts).read_text("utf-8").splitlines()
+    vectors = load(pico_folders("bert")).encode(lines)
+    table = tmp_path / "vectors.parquet"
+    pq.write_table(pa.table({"text": lines, "vector": vectors.tolist()}), table)
+    found = []
+    for teacher in (pico_folders("bert"), table):
+        words = ["--teacher", str(teacher), "--data", texts, "--json"]
+        code, said, _ = run("evaluate", str(pico_folders("mpnet")), *words)
+        assert code == 0
+        found.append(json.loads(said)["fidelity"][0])
+    assert found[1]["distance"] == pytest.approx(found[0]["distance"], rel=1e-4)
+    pq.write_table(pa.table({"text": lines[:3], "vector": vectors[:3].tolist()}), table)
+    code, _, complaint = run("evaluate", str(pico_folders("mpnet")), *words)
+    assert code == 2
+    assert "has no vector of" in complaint
 
 
 def test_an_exported_folder_keeps_its_training_data_record(

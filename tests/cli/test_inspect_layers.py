@@ -12,7 +12,7 @@ import pytest
 
 import pico
 from trundle.cli.console import _curve
-from trundle.cli.inspect import _marks
+from trundle.cli.evaluate import _marks
 from trundle.methods.depth.curve import LayerCurve
 from trundle.report.page import curve_page, curve_svg
 

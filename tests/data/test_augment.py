@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.data.augment import _AUGMENTATIONS, _JOINS, _PIECES, augmented, check_augmentations
+from trundle.data.sampling import _AUGMENTATIONS, _JOINS, _PIECES, augmented, check_augmentations
 from trundle.data.texts import Text
 from trundle.errors import BadInput
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from recorded_progress import RecordedProgress
 from trundle.data.environment import (
     _LONGEST_DOCUMENT,
-    Documented,
+    _Documented,
     _documented,
     _Package,
     environment_pairs,
@@ -45,9 +45,9 @@ def names(site: Path) -> list[str]:
     return [pair.name for pair in environment_pairs(packages=installed_packages([str(site)]))]
 
 
-def pairs_of(sizes: dict[str, int]) -> list[Documented]:
+def pairs_of(sizes: dict[str, int]) -> list[_Documented]:
     return [
-        Documented(package=package, name=f"{package}.f{n}", query=f"{package} {n}", document="d")
+        _Documented(package=package, name=f"{package}.f{n}", query=f"{package} {n}", document="d")
         for package, size in sizes.items()
         for n in range(size)
     ]

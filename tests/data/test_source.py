@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.data.files import _BATCH_ROWS, _read_rows, parse_source
+from trundle.data.texts import _BATCH_ROWS, _read_rows, parse_source
 from trundle.errors import BadInput
 
 WRITABLE = st.text(st.characters(exclude_categories=["Cs"]))
@@ -263,7 +263,7 @@ def test_a_text_file_is_streamed(tmp_path: Path, name: str) -> None:
 PEAK_OF_READING = """
 import re, sys
 from pathlib import Path
-from trundle.data.files import _read_rows, parse_source
+from trundle.data.texts import _read_rows, parse_source
 
 def peak():
     return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024

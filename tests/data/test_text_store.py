@@ -158,7 +158,7 @@ def test_a_second_opening_reads_nothing(
     first = read_corpus([str(source)], seed=0, progress=told)
     facts, train = first.facts(), list(first.train())
     assert told.tasks == [("reading texts (MB)", told.units)]
-    monkeypatch.setattr("trundle.data.files._lines", lambda path: pytest.fail(f"{path} is read again"))
+    monkeypatch.setattr("trundle.data.texts._lines", lambda path: pytest.fail(f"{path} is read again"))
     monkeypatch.chdir(tmp_path)
     second = read_corpus(["t.txt"], seed=0)
     assert [{**fact, "source": str(source)} for fact in second.facts()] == list(facts)
@@ -255,6 +255,8 @@ def test_distinct_texts_are_those_of_the_plain_way(tmp_path: Path, most: int | N
     expected = list(plain) if most is None else sample(plain, most, seed=7)
     assert list(corpus.distinct_train(most, 7)) == expected
     assert most == 0 or expected
+    if most is not None:
+        assert list(corpus.sample_train(most, 7)) == sample(corpus.train(), most, seed=7)
 
 
 def test_parts_are_disjoint_whatever_the_kind_and_agree_with_single_texts(tmp_path: Path) -> None:
@@ -271,10 +273,10 @@ def test_parts_are_disjoint_whatever_the_kind_and_agree_with_single_texts(tmp_pa
 def test_the_environment_and_a_copy_of_its_texts_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trundle.data.environment import Documented
+    from trundle.data.environment import _Documented
 
     pairs = [
-        Documented(package=f"p{n % 20}", name=f"n{n}", query=f"query {n}", document=f"document {n}")
+        _Documented(package=f"p{n % 20}", name=f"n{n}", query=f"query {n}", document=f"document {n}")
         for n in range(1000)
     ]
     monkeypatch.setattr("trundle.data.corpus.environment_pairs", lambda **_: pairs)

@@ -13,9 +13,8 @@ import pytest
 from clusters import WIDTH, clustered, wanted
 from trundle.embedder import Embedder, Vectors, _plain, top_agreement
 from trundle.errors import BadInput
-from trundle.evaluate.index_check import check_index
+from trundle.evaluate.index_check import _opening_words, check_index
 from trundle.evaluate.retrieval import nearest
-from trundle.evaluate.unlabelled import _opening_words
 from trundle.index.connection import _find_columns, _TextColumns
 from trundle.index.embedded import _create_embedded, _EmbeddedStore, _FolderReader
 from trundle.index.rows import draw_sample

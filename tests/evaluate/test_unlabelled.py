@@ -9,8 +9,8 @@ import pytest
 from sklearn.neighbors import NearestNeighbors
 
 from trundle.embedder import Embedder, Similarity, Vectors
+from trundle.evaluate.index_check import _opening_words, _score_rows, _script_of
 from trundle.evaluate.retrieval import nearest
-from trundle.evaluate.unlabelled import _opening_words, _script_of, score_rows
 
 RNG = np.random.default_rng(0)
 TEXTS = [f"Title of row {number}. {'More about it. ' * (number % 90)}" for number in range(300)]
@@ -49,7 +49,7 @@ def test_inner_products_prefer_long_vectors() -> None:
 
 @pytest.mark.parametrize("similarity", ["cosine", "inner product", "l2"])
 def test_the_stored_vectors_themselves_find_everything(similarity: Similarity) -> None:
-    found = score_rows(student(0.0), TEXTS, VECTORS, range(0, 300, 3), similarity=similarity)
+    found = _score_rows(student(0.0), TEXTS, VECTORS, range(0, 300, 3), similarity=similarity)
     assert (found.queries, found.agreement, found.first) == (100, 1.0, 1.0)
     assert found.known_item is not None
     assert found.known_item == 1.0 or similarity == "inner product"
@@ -57,7 +57,7 @@ def test_the_stored_vectors_themselves_find_everything(similarity: Similarity) -
 
 def test_agreement_falls_with_noise_in_every_group() -> None:
     asked = range(120)
-    near, far = (score_rows(student(noise), TEXTS, VECTORS, asked) for noise in (0.2, 5.0))
+    near, far = (_score_rows(student(noise), TEXTS, VECTORS, asked) for noise in (0.2, 5.0))
     assert 1 > near.agreement > far.agreement
     assert near.known_item is not None
     assert far.known_item is not None

@@ -22,11 +22,11 @@ from sentence_transformers import SentenceTransformer
 import pico
 from trundle.errors import BadInput, BadModel
 from trundle.export import exporting, int8, tracing
-from trundle.export.closeness import _neighbour_agreement
 from trundle.export.exporting import export_model
 from trundle.export.int8 import _rows_in_int8
 from trundle.export.open import open_encoder
 from trundle.export.quantise import ExportOptions, Limits, _spread, _tries
+from trundle.export.tracing import _neighbour_agreement
 from trundle.model.matrices import grid_weights, put_on_grid
 from trundle.precision import Precision
 from trundle.runtime.description import is_exported, read_description

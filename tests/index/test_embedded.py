@@ -25,9 +25,8 @@ from clusters import WIDTH, clustered, wanted
 from recorded_progress import RecordedProgress
 from trundle.errors import BadInput, EmptyTexts, WriteFailed
 from trundle.index.base import _Precision
-from trundle.index.codes import _encode_codes, _scan
-from trundle.index.embedded import _create_embedded, _EmbeddedStore, _FolderReader
-from trundle.index.stores import build_index, create_store, open_store
+from trundle.index.embedded import _create_embedded, _EmbeddedStore, _encode_codes, _FolderReader, _scan
+from trundle.index.readers import build_index, create_store, open_store
 
 PRECISIONS: tuple[_Precision, ...] = ("float", "int8", "binary")
 
@@ -249,7 +248,7 @@ def test_a_disk_that_is_read_only(tmp_path: Path, texts: list[str]) -> None:
     script = "\n".join(
         [
             "from trundle.index.readers import open_reader",
-            "from trundle.index.stores import open_store",
+            "from trundle.index.readers import open_store",
             f"store = open_store({str(folder)!r})",
             f"row = next(open_reader({str(folder)!r}).rows(1)).vectors",
             "hits = store.search(row, 3)[0]",
@@ -325,5 +324,5 @@ def test_an_empty_store_finds_nothing(tmp_path: Path) -> None:
 
 def test_usearch_is_not_imported_before_a_graph_is_needed() -> None:
     """On ARM, torch does not finish loading after it, and a model may need torch."""
-    script = "import sys, trundle.index.stores\nassert 'usearch' not in sys.modules"
+    script = "import sys, trundle.index.readers\nassert 'usearch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -21,9 +21,8 @@ from recorded_progress import RecordedProgress
 from trundle.errors import BadInput, WriteFailed
 from trundle.index.connection import _Database
 from trundle.index.postgres import _PostgresStore
-from trundle.index.readers import open_reader
+from trundle.index.readers import build_index, create_store, open_reader, open_store
 from trundle.index.rows import draw_sample
-from trundle.index.stores import build_index, create_store, open_store
 
 
 def places(store: Any, queries: np.ndarray) -> list[list[int]]:

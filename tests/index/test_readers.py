@@ -23,7 +23,7 @@ from trundle.errors import BadInput, MissingExtra, TrundleError
 from trundle.index.connection import _PostgresReader
 from trundle.index.flat_files import write_table
 from trundle.index.readers import open_reader
-from trundle.index.rows import IndexReader, RowBatch, draw_sample
+from trundle.index.rows import IndexReader, _RowBatch, draw_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the databases' clients
 ROWS = 1500
@@ -62,7 +62,7 @@ def filled(databases: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> A
     return fill
 
 
-def together(batches: Iterator[RowBatch]) -> tuple[list[str], list[int], np.ndarray]:
+def together(batches: Iterator[_RowBatch]) -> tuple[list[str], list[int], np.ndarray]:
     found = list(batches)
     ids = [one for batch in found for one in batch.ids]
     numbers = [int(text.split()[1]) for batch in found for text in batch.texts]

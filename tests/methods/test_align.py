@@ -16,9 +16,9 @@ from trundle.data.corpus import Corpus
 from trundle.data.texts import Text
 from trundle.errors import BadInput
 from trundle.methods import METHODS
-from trundle.methods.align import AlignPlan
+from trundle.methods.align import _AlignPlan
 from trundle.methods.align.align import schedule_for, settings_for
-from trundle.methods.align.ridge import fit_ridge
+from trundle.methods.align.leaf import fit_ridge
 from trundle.methods.contract import Context
 from trundle.model.cost import cost
 from trundle.model.encode import embedder
@@ -49,7 +49,7 @@ def corpus() -> Corpus:
 )
 def test_the_plan_shows_steps_and_minutes(options: dict[str, Any], says: str) -> None:
     asked = make_options(METHODS["align"], options)
-    plan = AlignPlan(options=asked, teacher="large", inputs=8, outputs=16, normalise=True)
+    plan = _AlignPlan(options=asked, teacher="large", inputs=8, outputs=16, normalise=True)
     assert str(plan) == f"8 → 16 into the space of large, {says}"
 
 
@@ -108,7 +108,7 @@ def test_two_models_of_one_endpoint_are_two_teachers(
     pico_model: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "trundle.teacher.endpoint.endpoint_teacher", lambda _, name: embedder(pico_model(name), name=name)
+        "trundle.teacher.endpoint._endpoint_embedder", lambda _, name: embedder(pico_model(name), name=name)
     )
     context = Context(original=pico_model("bert"), corpus=corpus())
     found = [

@@ -22,7 +22,7 @@ from trundle.data.texts import Text
 from trundle.errors import BadInput, BadRecipe, ImpossibleCut
 from trundle.methods import METHODS
 from trundle.methods.contract import Context
-from trundle.methods.depth import DepthPlan, _layers_left
+from trundle.methods.depth import _DepthPlan, _layers_left
 from trundle.methods.depth.curve import measure_curve
 from trundle.methods.depth.depth import _spread
 from trundle.model.surgery import Cut, cut
@@ -43,9 +43,9 @@ CORPUS = Corpus(
 )
 
 
-def planned(model: SentenceTransformer, corpus: Corpus | None = None, **options: Any) -> DepthPlan:
+def planned(model: SentenceTransformer, corpus: Corpus | None = None, **options: Any) -> _DepthPlan:
     plan = DEPTH.plan(model, make_options(DEPTH, options), Context(original=model, corpus=corpus, seed=1))
-    assert isinstance(plan, DepthPlan)
+    assert isinstance(plan, _DepthPlan)
     return plan
 
 
@@ -111,15 +111,15 @@ def test_pick_follows_the_curve(
     assert len(plan.blocks) == (curve.small if pick == "small" else curve.large)
     assert plan.blocks == tuple(range(len(plan.blocks)))
     assert plan.losses == curve.losses
-    assert DepthPlan.model_validate_json(plan.model_dump_json()) == plan
+    assert _DepthPlan.model_validate_json(plan.model_dump_json()) == plan
 
 
 def test_large_that_cuts_nothing_says_so() -> None:
-    whole = DepthPlan(blocks=(0, 1, 2), of=3, pick="large", losses=(2.0, 1.5, 1.25))
+    whole = _DepthPlan(blocks=(0, 1, 2), of=3, pick="large", losses=(2.0, 1.5, 1.25))
     assert str(whole) == "large is the full model (loss 1.250, full model 1.250): nothing to cut"
-    small = DepthPlan(blocks=(0,), of=3, pick="small", losses=(2.0, 1.5, 1.25))
+    small = _DepthPlan(blocks=(0,), of=3, pick="small", losses=(2.0, 1.5, 1.25))
     assert str(small) == "small (loss 2.000, full model 1.250): keep 1 of 3 layers: 0"
-    assert str(DepthPlan(blocks=(0, 1, 2), of=3)) == "keep all 3 layers: nothing to cut"
+    assert str(_DepthPlan(blocks=(0, 1, 2), of=3)) == "keep all 3 layers: nothing to cut"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from trundle.errors import BadInput
-from trundle.methods.align.ridge import _mean_cosine, _strongest_good, fit_ridge
+from trundle.methods.align.leaf import _mean_cosine, _strongest_good, fit_ridge
 
 RNG = np.random.default_rng(5)
 INPUTS = RNG.normal(size=(300, 12)).astype(np.float32) + 3

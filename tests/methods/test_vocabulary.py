@@ -26,7 +26,7 @@ from trundle.data.texts import Text
 from trundle.errors import BadInput, BadModel, ImpossibleCut
 from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
-from trundle.methods.vocabulary import VocabularyPlan, _read_ranges, _write_ranges
+from trundle.methods.vocabulary import _read_ranges, _VocabularyPlan, _write_ranges
 from trundle.methods.vocabulary.vocabulary import _tokens_left, list_sizes
 from trundle.model.cost import cost
 from trundle.model.load import load
@@ -52,7 +52,7 @@ def corpus(texts: Sequence[str], held_out: Sequence[str] = ()) -> Corpus:
 
 def run(
     model: SentenceTransformer, options: dict[str, Any], texts: Sequence[str] | None = pico.TEXTS
-) -> tuple[VocabularyPlan, Applied]:
+) -> tuple[_VocabularyPlan, Applied]:
     given_texts = None if texts is None else corpus(texts, held_out=pico.TEXTS[:3])
     context = Context(original=model, corpus=given_texts, seed=5)
     plan = TOOL.plan(model, make_options(TOOL, options), context)

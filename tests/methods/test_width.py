@@ -21,7 +21,7 @@ from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadModel, BadRecipe, ImpossibleCut
 from trundle.methods import METHODS
 from trundle.methods.contract import Context
-from trundle.methods.width import WidthPlan
+from trundle.methods.width import _WidthPlan
 from trundle.methods.width.importance import _measure_importance
 from trundle.model.load import load
 from trundle.model.surgery import transformer_of
@@ -56,10 +56,10 @@ def nested(
 
 def planned(
     model: SentenceTransformer, corpus: Corpus | None, source: str | None = None, **options: Any
-) -> WidthPlan:
+) -> _WidthPlan:
     context = Context(original=model, corpus=corpus, source=source)
     plan = WIDTH.plan(model, make_options(WIDTH, options), context)
-    assert isinstance(plan, WidthPlan)
+    assert isinstance(plan, _WidthPlan)
     return plan
 
 

@@ -13,7 +13,7 @@ from trundle.errors import BadInput
 from trundle.export.exporting import export_model
 from trundle.export.quantise import ExportOptions, Limits
 from trundle.model.heads import copy_of
-from trundle.model.matrices import grid_weights, is_on_grid, put_on_grid
+from trundle.model.matrices import _is_on_grid, grid_weights, put_on_grid
 from trundle.model.rounding import _gptq, _nearest, round_to_int4
 from trundle.runtime.encoder import Encoder
 
@@ -39,7 +39,7 @@ def test_every_family_loses_less_than_by_rounding_to_nearest(family: str, tmp_pa
     assert np.linalg.norm(closer - exact) < 0.8 * np.linalg.norm(close - exact)
     held = grid_weights(fitted)
     assert len(held) > 2 * WIDE["num_hidden_layers"]
-    assert all(is_on_grid(weight.T if transposed else weight) for weight, transposed in held)
+    assert all(_is_on_grid(weight.T if transposed else weight) for weight, transposed in held)
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
 

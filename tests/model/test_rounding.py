@@ -23,11 +23,11 @@ from trundle.model.heads import with_linear_head
 from trundle.model.load import load
 from trundle.model.matrices import (
     BLOCK,
+    _is_on_grid,
     _rounded,
     computing_on_grid,
     fits_grid,
     grid_weights,
-    is_on_grid,
     on_grid,
     put_on_grid,
 )
@@ -105,7 +105,7 @@ def test_a_model_trained_with_rounding_is_written_without_loss(family: str, tmp_
     assert len(held) > WIDE["num_hidden_layers"]
     for weight, turned in held:
         seen = weight.T if turned else weight
-        assert is_on_grid(seen)
+        assert _is_on_grid(seen)
     exported = export_model(
         str(tmp_path / "small"), to="onnx", precision="int4", options=ExportOptions(calibrate=TEXTS)
     )
@@ -172,7 +172,7 @@ def test_a_static_model_trained_with_rounding_is_written_without_loss(tmp_path: 
     )
     learned = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     table = learned[0].embedding.weight.detach()
-    assert is_on_grid(table)
+    assert _is_on_grid(table)
     exported = export_model(
         str(tmp_path / "out"), to="onnx", precision="int4", options=ExportOptions(calibrate=TEXTS)
     )

@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 
 from trundle import folders
 from trundle.errors import BadInput, WriteFailed
-from trundle.folders import _exchanged, atomic_folder, check_free, remove_abandoned, write_atomic
+from trundle.folders import _exchanged, _remove_abandoned, atomic_folder, check_free, write_atomic
 from trundle.model.save import save, weight_bytes
 from trundle.records import Lineage, read_lineage
 
@@ -104,7 +104,7 @@ def test_a_kill_while_saving_leaves_no_result(tmp_path: Path) -> None:
     with atomic_folder(tmp_path / "out.v2") as scratch:
         (scratch / "whole").write_text("whole")
     (left,) = (path for path in tmp_path.iterdir() if path.name.startswith(".out."))
-    remove_abandoned(tmp_path, "out")
+    _remove_abandoned(tmp_path, "out")
     assert left.exists()  # its process lives
     process.send_signal(signal.SIGKILL)
     process.wait()

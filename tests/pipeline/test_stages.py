@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import pico
 from trundle.cache import cache_folder
 from trundle.data.corpus import read_corpus
-from trundle.pipeline import stages
+from trundle.pipeline import run as run_module
 from trundle.pipeline.compress import run_recipe
 from trundle.pipeline.run import Request, Run
 from trundle.recipe import Recipe, parse_recipe
@@ -47,7 +47,7 @@ def run(
     pico_folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Run]:
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(stages, "_KEPT_AFTER", 0.0)
+    monkeypatch.setattr(run_module, "_KEPT_AFTER", 0.0)
     words = [f"{text} {number}" for number in range(20) for text in pico.TEXTS]
     rows = [
         {"query": one, "positive": two, "negative": three}
@@ -220,6 +220,16 @@ def test_two_runs_with_the_same_first_steps_do_not_block_each_other(
     assert not list((cache_folder() / "steps").iterdir())
 
 
+def load_stages_by(other: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace how stages are loaded; the source is loaded as before."""
+    load, stages = run_module.load, cache_folder() / "steps"
+
+    def loaded(folder: str, **settings: Any) -> Any:
+        return (other if stages in Path(folder).parents else load)(folder, **settings)
+
+    monkeypatch.setattr(run_module, "load", loaded)
+
+
 def test_a_stage_deleted_while_it_is_read_is_computed_again(
     run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +239,7 @@ def test_a_stage_deleted_while_it_is_read_is_computed_again(
         shutil.rmtree(Path(folder).parent)
         raise FileNotFoundError(folder)
 
-    monkeypatch.setattr(stages, "load", too_late)
+    load_stages_by(too_late, monkeypatch)
     taken: list[str] = []
     run(tmp_path / "small", counted(recipe, taken))
     assert taken == ["vocabulary", "weights", "align"]
@@ -239,6 +249,6 @@ def test_a_damaged_stage_is_an_error(
     run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = stopped_before_align(run, tmp_path / "small")
-    monkeypatch.setattr(stages, "load", lambda *_, **__: 1 / 0)
+    load_stages_by(lambda *_, **__: 1 / 0, monkeypatch)
     with pytest.raises(ZeroDivisionError):
         run(tmp_path / "small", recipe)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard
 
-from trundle.pipeline.card import _model_card, _pair_card
+from trundle.pipeline.pair import _model_card, _pair_card
 from trundle.records import Lineage
 
 STEP = {

@@ -12,19 +12,25 @@ from hypothesis import strategies as st
 
 from trundle.records import CandidateRecord, PlanningRecord, TrialRecord
 from trundle.report.making import _search
-from trundle.report.markup import _count, _megabytes, _milliseconds, _one_line, _percent, _short, _times
-from trundle.report.page import _frontier, _ratio
-from trundle.report.plot import (
+from trundle.report.markup import (
     _LEFT,
     _RIGHT,
     _WIDTH,
     _around,
     _around_log,
     _Axis,
+    _count,
+    _megabytes,
+    _milliseconds,
+    _one_line,
+    _percent,
     _Plot,
     _round_step,
+    _short,
     _spread,
+    _times,
 )
+from trundle.report.page import _frontier, _ratio
 
 values = st.floats(1e-3, 1e9)
 

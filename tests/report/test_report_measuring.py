@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trundle.bench.results import BenchResult, _BenchSettings, _ModelFigures, _of_rounds
-from trundle.bench.workload import this_machine
+from trundle.bench.workload import BenchResult, _BenchSettings, _ModelFigures, _of_rounds, this_machine
 from trundle.errors import BadInput
 from trundle.evaluate.comparison import compare
 from trundle.evaluate.scoring import find_tasks

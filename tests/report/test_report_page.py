@@ -14,9 +14,8 @@ from pydantic import TypeAdapter
 from trundle.evaluate.shortening import Inheritance
 from trundle.report import contents
 from trundle.report.contents import _Quality, _Report
-from trundle.report.markup import _megabytes, _percent
+from trundle.report.markup import _HEIGHT, _megabytes, _percent
 from trundle.report.page import _overview, _page
-from trundle.report.plot import _HEIGHT
 from trundle.report.report import make_report, write_report
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 import pico
 from trundle.export.exporting import export_model
-from trundle.scale import file_parts
+from trundle.scale import shard_plan
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +38,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_parts, "_PART_ROWS", 60)
+    monkeypatch.setattr(shard_plan, "_PART_ROWS", 60)
 
 
 @pytest.fixture(scope="session")

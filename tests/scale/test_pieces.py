@@ -10,13 +10,13 @@ import pytest
 
 from trundle.data.texts import read_texts
 from trundle.errors import BadInput
-from trundle.scale import file_parts
-from trundle.scale.file_parts import _list_parts, _read_part, _read_parts
+from trundle.scale import shard_plan
+from trundle.scale.shard_plan import _list_parts, _read_part, _read_parts
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(file_parts, "_PART_ROWS", 50)
+    monkeypatch.setattr(shard_plan, "_PART_ROWS", 50)
     for name, rows in (("a/2", 130), ("a/10", 20), ("b", 75), (".hidden/c", 10)):
         path = tmp_path / f"{name}.parquet"
         path.parent.mkdir(exist_ok=True)

@@ -10,8 +10,7 @@ import pytest
 
 from trundle.errors import BadInput, BadModel
 from trundle.scale import shard_writer
-from trundle.scale.file_parts import _list_parts
-from trundle.scale.shard_plan import _ShardPlanner, _ShardRange, _split_ranges
+from trundle.scale.shard_plan import _list_parts, _ShardPlanner, _ShardRange, _split_ranges
 from trundle.scale.shard_writer import (
     _MAX_FAILURES,
     TeacherSpec,

@@ -8,10 +8,9 @@ import pytest
 
 from pico import TEXTS
 from trundle.data.corpus import Corpus, read_corpus
-from trundle.search import budget, candidates, prospects, search, speed
+from trundle.search import budget, candidates, prospects, search
 from trundle.search.candidates import _WIDTHS
-from trundle.search.prospects import _Prospects
-from trundle.search.speed import _Speed
+from trundle.search.prospects import _Prospects, _Speed
 
 
 @pytest.fixture
@@ -33,8 +32,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
         prospects, "_measure_speed", lambda *_, **__: _Speed(fixed=0.1, attention=1e-6, mlp=1e-6)
     )
-    monkeypatch.setattr(prospects, "_extrapolated_milliseconds", lambda *_, **__: 1.0)
-    monkeypatch.setattr(speed, "_ROUNDS", 1)
-    monkeypatch.setattr(speed, "_SECONDS", 0.01)
+    monkeypatch.setattr(prospects, "_ROUNDS", 1)
+    monkeypatch.setattr(prospects, "_SECONDS", 0.01)
     monkeypatch.setattr(_Prospects, "reading_rate", lambda _: 1e6)
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))

@@ -16,7 +16,7 @@ from pico import TEXTS
 from trundle.data.corpus import read_corpus
 from trundle.errors import ImpossibleCut
 from trundle.methods.contract import Context
-from trundle.methods.vocabulary import VOCABULARY, VocabularyOptions
+from trundle.methods.vocabulary import VOCABULARY, _VocabularyOptions
 from trundle.model.cost import cost
 from trundle.model.load import load
 from trundle.model.token_map import cut_with_map, read_vocabulary
@@ -40,7 +40,7 @@ def test_predicted_sizes_equal_those_of_the_methods(
     pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = pico_folders("bert")
-    found = _list_candidates(load(folder), str(folder), dimensions=WIDTH, precision="float32")
+    found = _list_candidates(load(folder), str(folder), dimensions=WIDTH, precisions=["float32"])
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(f"{text} {number}" for text in TEXTS for number in range(30)))
     cut = [
@@ -68,7 +68,7 @@ def test_the_edge_fits_and_has_no_dominated_candidate(
     pico_model: Callable[[str], SentenceTransformer],
 ) -> None:
     model = pico_model("bert")
-    found = _list_candidates(model, "pico", dimensions=WIDTH, precision="int8")
+    found = _list_candidates(model, "pico", dimensions=WIDTH, precisions=["int8"])
     limit = _Budget(parameters=int(0.6 * cost(model).parameters))
     kept = _edge(found, limit, {"pico": lambda _: 1.0})
     assert kept
@@ -87,13 +87,13 @@ def test_the_edge_fits_and_has_no_dominated_candidate(
 
 
 def test_names_and_steps_say_only_what_changes(pico_model: Callable[[str], SentenceTransformer]) -> None:
-    found = _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int8")
+    found = _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precisions=["int8"])
     whole = next(each for each in found if set(each.kept) == {Fraction(1)})
     assert whole.name == "4 of 4 layers, int8"
     assert whole.untouched
     assert whole.cost.parameters == cost(pico_model("bert")).parameters
     backbone = _list_candidates(
-        pico_model("bert"), "pico", dimensions=WIDTH, precision="int8", is_teacher=False
+        pico_model("bert"), "pico", dimensions=WIDTH, precisions=["int8"], is_teacher=False
     )
     same = next(each for each in backbone if each.kept == whole.kept)
     assert same.steps() == []
@@ -102,7 +102,7 @@ def test_names_and_steps_say_only_what_changes(pico_model: Callable[[str], Sente
 
 
 def test_a_vocabulary_counts_by_what_it_covers(pico_model: Callable[[str], SentenceTransformer]) -> None:
-    found = _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int8")
+    found = _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precisions=["int8"])
     whole = next(each for each in found if set(each.kept) == {Fraction(1)})
     assert _promise(whole, lambda _: 1.0) == 1.0
     assert _promise(whole, lambda _: 0.5) < _promise(whole, lambda _: 0.9) < 1.0
@@ -112,7 +112,7 @@ def test_int4_ranks_after_a_vocabulary_that_covers_nearly_all(
     pico_model: Callable[[str], SentenceTransformer],
 ) -> None:
     whole, rounded = (
-        _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision=precision)[0]
+        _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precisions=[precision])[0]
         for precision in ("int8", "int4")
     )
     assert whole.kept[:-1] == rounded.kept[:-1]
@@ -123,7 +123,7 @@ def test_int4_ranks_after_a_vocabulary_that_covers_nearly_all(
 def test_bits_of_the_token_table_go_before_tokens(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pico_model("bert")
     found = {
-        precision: _list_candidates(model, "pico", dimensions=WIDTH, precision=precision)
+        precision: _list_candidates(model, "pico", dimensions=WIDTH, precisions=[precision])
         for precision in ("int8", "int8+int4_tokens", "int4")
     }
     whole, table, matrices = (each[0] for each in found.values())
@@ -136,7 +136,7 @@ def test_bits_of_the_token_table_go_before_tokens(pico_model: Callable[[str], Se
 def test_tokens_that_no_text_becomes_leave_nothing_to_heal(
     pico_model: Callable[[str], SentenceTransformer],
 ) -> None:
-    whole = _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int4")[0]
+    whole = _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precisions=["int4"])[0]
     some = whole.tokens - 5
     for tokens, options in ((some, {"keep": some, "heal": "none"}), (some - 1, {"keep": some - 1})):
         assert replace(whole, tokens=tokens, reachable=some).steps() == [{"vocabulary": options}]
@@ -154,12 +154,12 @@ def test_no_vocabulary_is_proposed_that_its_method_rejects(
     texts.write_text("\n".join(TEXTS))
     model = pico_model(family)
     context = Context(original=model, source=None, corpus=read_corpus([str(texts)], seed=0))
-    found = _list_candidates(model, "pico", dimensions=WIDTH, precision="int8")
+    found = _list_candidates(model, "pico", dimensions=WIDTH, precisions=["int8"])
     least = min(each.tokens for each in found)
     assert least < read_vocabulary(model).size
-    assert len(VOCABULARY.plan(model, VocabularyOptions(keep=least), context).kept) <= least
+    assert len(VOCABULARY.plan(model, _VocabularyOptions(keep=least), context).kept) <= least
     with pytest.raises(ImpossibleCut, match="must be kept"):
-        VOCABULARY.plan(model, VocabularyOptions(keep=least - 1), context)
+        VOCABULARY.plan(model, _VocabularyOptions(keep=least - 1), context)
 
 
 def test_mapped_tokens_are_not_cut_again(
@@ -169,14 +169,14 @@ def test_mapped_tokens_are_not_cut_again(
     whole = pico_model("bert")
     kept = range(150)
     mapped = cut_with_map(whole, kept, [min(number, 149) for number in range(read_vocabulary(whole).size)])
-    found = _list_candidates(mapped, "pico", dimensions=WIDTH, precision="int8")
+    found = _list_candidates(mapped, "pico", dimensions=WIDTH, precisions=["int8"])
     assert {each.tokens for each in found} == {150}
 
 
 def test_a_narrow_candidate_is_mapped_on_its_training_texts(
     pico_model: Callable[[str], SentenceTransformer],
 ) -> None:
-    found = _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precision="int8")
+    found = _list_candidates(pico_model("bert"), "pico", dimensions=WIDTH, precisions=["int8"])
     narrow = next(each for each in found if each.width != 1 and each.layers == 4 and each.neurons == 48)
     assert narrow.steps() == [{"width": {"extract": "1/2"}}]
     assert narrow.steps(texts=2000) == [{"width": {"extract": "1/2", "texts": 2000}}]
@@ -185,7 +185,7 @@ def test_a_narrow_candidate_is_mapped_on_its_training_texts(
 @pytest.mark.usefixtures("few_tokens")
 def test_tokens_fill_the_budget(pico_model: Callable[[str], SentenceTransformer]) -> None:
     model = pico_model("bert")
-    listed = partial(_list_candidates, model, "pico", dimensions=WIDTH, precision="int8")
+    listed = partial(_list_candidates, model, "pico", dimensions=WIDTH, precisions=["int8"])
     sizes = {each.tokens: each.bytes for each in listed() if each.kept[0] == each.kept[2] == each.width == 1}
     *_, few, many = sorted(sizes)
     limit = (sizes[few] + sizes[many]) // 2

@@ -29,7 +29,7 @@ from trundle.search import training_source
 from trundle.search.search import compress_to_budget
 from trundle.search.training_source import TeacherOptions
 from trundle.search.trials import Outcome
-from trundle.serve.models import open_served
+from trundle.serve.settings import open_served
 from trundle.teacher.labelling import build_targets
 from trundle.teacher.shards import Manifest
 

@@ -19,9 +19,8 @@ from trundle.pipeline.run import Request
 from trundle.progress import SILENT
 from trundle.search import prospects
 from trundle.search.budget import _Budget, _proof_texts, _texts_within
-from trundle.search.prospects import _coverage, _of_all_lengths, _Prospects, _raised
+from trundle.search.prospects import _coverage, _of_all_lengths, _Prospects, _raised, _Speed
 from trundle.search.search import compress_to_budget
-from trundle.search.speed import _Speed
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 

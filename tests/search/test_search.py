@@ -18,14 +18,14 @@ import pytest
 from recorded_progress import RecordedProgress
 from trundle.cli import tables
 from trundle.cli.compression import _run_budget
-from trundle.cli.options import _RunFlags
+from trundle.cli.console import _RunFlags
 from trundle.data.corpus import Corpus
 from trundle.errors import BadInput
 from trundle.model import encode
 from trundle.model import load as load_module
 from trundle.model.cost import cost
 from trundle.model.load import load
-from trundle.model.matrices import grid_weights, is_on_grid
+from trundle.model.matrices import _is_on_grid, grid_weights
 from trundle.model.save import model_digest
 from trundle.pipeline.run import Request
 from trundle.precision import FORMATS
@@ -250,7 +250,7 @@ def test_a_narrow_candidate_is_mapped_with_its_training_vectors(
 ) -> None:
     monkeypatch.setattr(candidates, "_WIDTHS", (Fraction(1), Fraction(1, 2)))
     folder = str(pico_folders("bert"))
-    found = _list_candidates(load(folder), folder, dimensions=32, precision="int8")
+    found = _list_candidates(load(folder), folder, dimensions=32, precisions=["int8"])
     contest = _Trials(
         source=folder,
         request=Request(source=folder, corpus=corpus),
@@ -309,7 +309,7 @@ def test_without_time_for_a_training_the_model_is_made_in_closed_form(
     monkeypatch.setattr(budget, "_TRIED", 1)
     monkeypatch.setattr(budget, "_fewest_steps", lambda **_: 10**9)
     folder, progress = str(pico_folders("bert")), RecordedProgress()
-    rounded = _list_candidates(load(folder), folder, dimensions=32, precision="int4")[0]
+    rounded = _list_candidates(load(folder), folder, dimensions=32, precisions=["int4"])[0]
     monkeypatch.setattr(_Prospects, "promising", lambda *_, **__: [rounded])
     request = Request(source=folder, output=tmp_path / "small", corpus=corpus, progress=progress)
     outcome = compress_to_budget(request, ["2x"], minutes=0.03)
@@ -322,7 +322,7 @@ def test_without_time_for_a_training_the_model_is_made_in_closed_form(
     assert {key: step["options"][key] for key in wanted} == wanted
     small = load(tmp_path / "small")
     assert len(small) == len(load(folder)), "no linear map is added"
-    assert all(is_on_grid(weight) for weight, _ in grid_weights(small))
+    assert all(_is_on_grid(weight) for weight, _ in grid_weights(small))
     assert Encoder(tmp_path / "small").graph.precision == "int4"
 
 

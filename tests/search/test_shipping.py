@@ -23,8 +23,8 @@ from trundle.records import PLANNING_FILE
 from trundle.search import budget, prospects, search
 from trundle.search.budget import _Budget
 from trundle.search.candidates import _Candidate, _list_candidates
+from trundle.search.prospects import _export_graph, _Speed, _Timed
 from trundle.search.search import _ship, compress_to_budget
-from trundle.search.speed import _export_graph, _Speed, _Timed
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
@@ -50,7 +50,7 @@ def shipped(
     monkeypatch.setattr(search, "_export_graph", refuse)
     output = tmp_path / "small"
     shutil.copytree(pico_folders("bert"), output)
-    candidate = _list_candidates(load(output), "pico", dimensions=32, precision="int8")[0]
+    candidate = _list_candidates(load(output), "pico", dimensions=32, precisions=["int8"])[0]
     speeds = {("pico", "float32"): SPEED, ("pico", "int8"): SPEED}
 
     def ship(limits: _Budget) -> tuple[_Candidate, Path, dict[str, Any]]:
@@ -87,7 +87,7 @@ def test_matmuls_that_lose_too_much_in_int8_run_in_float(
     monkeypatch.setattr(search, "_export_graph", export_graph)
     monkeypatch.setattr(search, "_time_queries", lambda _: [_Timed(milliseconds=0.3, undisturbed=True)])
     folder = pico_folders("bert")
-    candidate = _list_candidates(load(folder), "pico", dimensions=32, precision="int4+int8")[0]
+    candidate = _list_candidates(load(folder), "pico", dimensions=32, precisions=["int4+int8"])[0]
     speeds = {("pico", "float32"): SPEED, ("pico", "int8"): SPEED}
     limits = _Budget(milliseconds=1000.0)
     made = _ship(candidate, folder, corpus, limits=limits, speeds=speeds, progress=SILENT)

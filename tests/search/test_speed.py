@@ -14,9 +14,9 @@ from trundle.model.cost import cost, predict_static
 from trundle.model.layout import layout_of
 from trundle.model.load import load
 from trundle.model.surgery import cut, transformer_of
-from trundle.search import speed
+from trundle.search import prospects
 from trundle.search.candidates import _list_candidates
-from trundle.search.speed import _extrapolated_milliseconds, _fit, _measure_speed, _Speed, _Timed, _timed_cuts
+from trundle.search.prospects import _fit, _measure_speed, _Speed, _Timed, _timed_cuts
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
@@ -31,25 +31,14 @@ def test_timings_of_a_busy_machine_are_not_cached(
         ]
 
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path))
-    monkeypatch.setattr(speed, "_time_queries", timed)
+    monkeypatch.setattr(prospects, "_time_queries", timed)
     if not undisturbed:  # the graphs are the same
-        monkeypatch.setattr(speed, "_export_graph", lambda *_, **__: 0)
+        monkeypatch.setattr(prospects, "_export_graph", lambda *_, **__: 0)
     found = _measure_speed(load(pico_folders("bert")), "float32")
     assert found.undisturbed == undisturbed
     assert found.static == 6.0  # the fifth graph: no other tells how long a model without layers takes
     assert found.milliseconds(predict_static(load(pico_folders("bert")))) == 6.0
     assert bool(list((tmp_path / "speed").glob("*.json"))) == undisturbed
-
-
-def test_the_original_is_extrapolated_from_two_cuts(
-    pico_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One layer takes 2 ms and three take 3 ms, so four take 3.5."""
-    monkeypatch.setattr(speed, "_export_graph", lambda *_, **__: 0)
-    timed = [_Timed(milliseconds=2.0, undisturbed=True), _Timed(milliseconds=3.0, undisturbed=True)]
-    monkeypatch.setattr(speed, "_time_queries", lambda folders: timed[: len(folders)])
-    model = load(pico_folders("bert"))
-    assert _extrapolated_milliseconds(model, cost(model)) == pytest.approx(3.5)
 
 
 @pytest.mark.parametrize("layer", [0.0, 0.2])
@@ -60,7 +49,7 @@ def test_speed_is_predicted_from_timings(layer: float, pico_folders: Callable[[s
     costs = [cost(cut(model, what)) for what in cuts]
     assert len(costs) == 4
     told = _fit(costs, [real.milliseconds(each) for each in costs])
-    for each in _list_candidates(model, "", dimensions=32, precision="float32"):
+    for each in _list_candidates(model, "", dimensions=32, precisions=["float32"]):
         np.testing.assert_allclose(told.milliseconds(each.cost), real.milliseconds(each.cost), rtol=1e-3)
 
 
@@ -77,8 +66,8 @@ def test_a_model_that_cant_be_narrowed_is_timed(pico_folders: Callable[[str], Pa
 
 def test_a_round_times_at_least_one_query(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the time may be over before the first query."""
-    monkeypatch.setattr(speed, "_SECONDS", 0.0)
+    monkeypatch.setattr(prospects, "_SECONDS", 0.0)
     asked: list[str] = []
     encoder = SimpleNamespace(encode=asked.append)
-    assert speed._one_round(encoder, ["a", "b"]).milliseconds >= 0  # type: ignore[arg-type]
+    assert prospects._one_round(encoder, ["a", "b"]).milliseconds >= 0  # type: ignore[arg-type]
     assert asked == ["a"]

@@ -95,7 +95,7 @@ def test_a_search_interrupted_after_training_only_exports(
     searching: Searching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "small"
-    monkeypatch.setattr("trundle.pipeline.stages._KEPT_AFTER", 0.0)
+    monkeypatch.setattr("trundle.pipeline.run._KEPT_AFTER", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(search, "_ship", stopped)
         with pytest.raises(KeyboardInterrupt):

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from live_server import Gated, LiveServer, running
 from trundle.export.exporting import export_model
 from trundle.runtime.encoder import Encoder
-from trundle.serve.models import _Model, _Served
+from trundle.serve.settings import _Model, _Served
 
 
 def exported_folder(source: Path, folder: Path, prompts: dict[str, str]) -> Path:

@@ -13,8 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import pico
 from live_server import LiveServer, running
 from trundle.runtime.encoder import Encoder
-from trundle.serve.models import _Served
-from trundle.serve.settings import ServerSettings
+from trundle.serve.settings import ServerSettings, _Served
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,7 @@ import pytest
 from live_server import Answer, Gated, LiveServer, eventually, raw, running
 from trundle.errors import BadInput
 from trundle.runtime.encoder import Encoder
-from trundle.serve.models import _Model, _Served
-from trundle.serve.settings import ServerSettings, read_keys
+from trundle.serve.settings import ServerSettings, _Model, _Served, read_keys
 
 HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
@@ -210,7 +209,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 def test_silent_connections_are_closed(
     alone: _Served, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trundle.serve.connections.KEEP_ALIVE_SECONDS", 0.1)
+    monkeypatch.setattr("trundle.serve.guard.KEEP_ALIVE_SECONDS", 0.1)
     with running(alone, ServerSettings(body_timeout=0.3)) as live:
         assert all_of(raw(live.port, content)).count(b"HTTP/1.1") == content.count(b"\r\n\r\n")
 
@@ -448,7 +447,7 @@ def _is_up(port: int) -> bool:
 
 def test_serving_an_exported_folder_needs_no_torch(student_folder: Path) -> None:
     script = (
-        "import sys\nfrom trundle.serve.models import open_served\n"
+        "import sys\nfrom trundle.serve.settings import open_served\n"
         "from trundle.serve.routes import ServerSettings, _make_app\n"
         f"_make_app(open_served({str(student_folder)!r}), ServerSettings())\n"
         "assert not {'torch', 'transformers', 'sklearn'} & set(sys.modules), 'heavy imports'\n"

@@ -14,7 +14,7 @@ from recorded_progress import RecordedProgress
 from trundle.errors import BadInput, BadModel
 from trundle.export.open import open_encoder
 from trundle.pipeline.pair import _save_pair
-from trundle.serve.models import open_served
+from trundle.serve.settings import open_served
 
 
 def test_a_folder_without_a_graph_is_exported_once(pico_folders: Callable[[str], Path]) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from live_server import LiveServer, running
-from trundle.serve.models import _Served
-from trundle.serve.settings import ServerSettings
+from trundle.serve.settings import ServerSettings, _Served
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402

@@ -24,7 +24,7 @@ from trundle.data.texts import Text
 from trundle.embedder import Embedder
 from trundle.errors import BadInput, BadModel, TrundleError, UserError
 from trundle.teacher import endpoint
-from trundle.teacher.endpoint import _endpoint_id, _Poster, _read_answer, endpoint_teacher
+from trundle.teacher.endpoint import _endpoint_embedder, _endpoint_id, _Poster, _read_answer
 from trundle.teacher.labelling import build_targets
 from trundle.teacher.shards import Manifest
 
@@ -133,29 +133,21 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def teacher(server: Server, **options: Any) -> Embedder:
-    return endpoint_teacher(server.url, "big", **{"key_variable": VARIABLE, "timeout": 5.0, **options})
+    return _endpoint_embedder(server.url, "big", **{"key_variable": VARIABLE, "timeout": 5.0, **options})
 
 
-def test_batches_prompts_and_order(server: Server) -> None:
+def test_batches_and_order(server: Server) -> None:
     texts = [f"{'x' * i}." for i in range(7)]
-    big = teacher(server, batch_size=3, prompts={"query": "find: "})
+    big = teacher(server, batch_size=3)
     np.testing.assert_array_equal(big.document(texts), np.array([embedding(t) for t in texts], np.float32))
-    np.testing.assert_array_equal(big.query(texts[:1]), np.array([embedding("find: .")], np.float32))
+    np.testing.assert_array_equal(big.query(texts[:1]), np.array([embedding(".")], np.float32))
     assert big.text([]).shape == (0, 3)
     paths, headers, bodies = zip(*server.requests, strict=True)
     assert set(paths) == {"/v1/embeddings"}
-    assert [body["input"] for body in bodies] == [texts[:3], texts[3:6], texts[6:], ["find: ."]]
+    assert [body["input"] for body in bodies] == [texts[:3], texts[3:6], texts[6:], ["."]]
     assert all(body["model"] == "big" and body["encoding_format"] == "float" for body in bodies)
     assert all("dimensions" not in body for body in bodies)
     assert {header["Authorization"] for header in headers} == {f"Bearer {KEY}"}
-
-
-def test_dimensions_are_requested_and_checked(server: Server) -> None:
-    assert teacher(server, dimensions=5).text(["a"]).shape == (1, 5)
-    assert server.requests[0][2]["dimensions"] == 5
-    server.script = [lambda handler, body: handler.answer(json.dumps({"data": rows(body["input"])}).encode())]
-    with pytest.raises(BadModel, match="width 3, not 5"):
-        teacher(server, dimensions=5).text(["a"])
 
 
 def test_no_key_is_sent_where_none_is_set(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +213,7 @@ def test_a_rejected_connection_is_an_error(server: Server, monkeypatch: pytest.M
         url = gone.url
     monkeypatch.setattr(_Poster, "sleep", lambda *_: pytest.fail("waited for nobody"))
     with pytest.raises(BadModel, match=r"no server responds at .*/v1/embeddings .*refused.*start the server"):
-        endpoint_teacher(url, "big").text(["a"])
+        _endpoint_embedder(url, "big").text(["a"])
 
 
 def test_a_server_that_answered_before_may_be_restarting(server: Server) -> None:
@@ -236,7 +228,7 @@ def test_a_server_that_answered_before_may_be_restarting(server: Server) -> None
 
 @pytest.mark.parametrize("ending", ["", "/", "/embeddings", "/embeddings/"])
 def test_the_whole_address_may_be_given(server: Server, ending: str) -> None:
-    endpoint_teacher(server.url + ending, "big", key_variable=None).text(["ab"])
+    _endpoint_embedder(server.url + ending, "big", key_variable=None).text(["ab"])
     assert [path for path, _, _ in server.requests] == ["/v1/embeddings"]
     assert _endpoint_id(server.url + ending, "big") == _endpoint_id(server.url, "big")
 
@@ -443,20 +435,16 @@ def test_a_key_with_a_line_end_is_stripped(server: Server, monkeypatch: pytest.M
     ],
 )
 def test_an_invalid_address_or_one_with_a_secret_is_rejected(url: str, message: str) -> None:
-    for use in (endpoint_teacher, _endpoint_id):
+    for use in (_endpoint_embedder, _endpoint_id):
         with pytest.raises(BadInput, match=message) as raised:
             use(url, "big")
         assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"batch_size": 0}, {"retries": -1}, {"dimensions": 0}, {"timeout": 0}, {"prompts": {"passage": "p: "}}],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"retries": -1}, {"timeout": 0}], ids=str)
 def test_impossible_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
-        endpoint_teacher("http://server/v1", "big", **options)
+        _endpoint_embedder("http://server/v1", "big", **options)
 
 
 def test_identity_follows_what_is_asked_for() -> None:
@@ -464,10 +452,8 @@ def test_identity_follows_what_is_asked_for() -> None:
         _endpoint_id("http://server/v1", "big"),
         _endpoint_id("http://other/v1", "big"),
         _endpoint_id("http://server/v1", "small"),
-        _endpoint_id("http://server/v1", "big", dimensions=64),
-        _endpoint_id("http://server/v1", "big", prompts={"query": "q: "}),
     ]
-    assert len(set(asked)) == 5
+    assert len(set(asked)) == 3
     assert _endpoint_id("http://server/v1/", "big") == asked[0]
 
 

@@ -19,11 +19,9 @@ from live_server import LiveServer, running
 from trundle.errors import BadInput, BadModel, WriteFailed
 from trundle.export.exporting import export_model
 from trundle.runtime.encoder import Encoder
-from trundle.serve.models import open_served
-from trundle.serve.settings import ServerSettings
-from trundle.teacher import answers, endpoint
-from trundle.teacher.answers import _asked_once
-from trundle.teacher.endpoint import open_endpoint
+from trundle.serve.settings import ServerSettings, open_served
+from trundle.teacher import endpoint
+from trundle.teacher.endpoint import _asked_once, open_endpoint
 
 KEY = "sk-very-secret-0123456789"
 TEXTS = [f"text number {number}" for number in range(300)]
@@ -142,6 +140,6 @@ def test_a_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         def __getattr__(self, _name: str) -> Any:
             raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(answers._Answers, "_open", lambda _: Full())
+    monkeypatch.setattr(endpoint._Answers, "_open", lambda _: Full())
     with pytest.raises(WriteFailed, match="disk is full"):
         _asked_once(Teacher().embedder, "full").text(["a"])

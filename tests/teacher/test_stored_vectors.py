@@ -15,7 +15,7 @@ from recorded_progress import RecordedProgress
 from trundle.data.texts import Text
 from trundle.embedder import Similarity, Vectors
 from trundle.errors import BadInput
-from trundle.index.rows import RowBatch, RowCounts
+from trundle.index.rows import _RowBatch, _RowCounts
 from trundle.teacher import labelling, teacher_kind, without_secrets
 from trundle.teacher.stored import IndexRows, stored_embedder
 
@@ -31,7 +31,7 @@ class Reader:
     metric: Similarity = "cosine"
     where: str = "memory"
     breaks_after: int | None = None
-    counts: RowCounts = field(default_factory=RowCounts)
+    counts: _RowCounts = field(default_factory=_RowCounts)
     scans: int = 0
 
     @property
@@ -42,14 +42,14 @@ class Reader:
     def width(self) -> int:
         return int(self.vectors.shape[1])
 
-    def rows(self, sample: int | None = None, seed: int = 0) -> Iterator[RowBatch]:  # noqa: ARG002
+    def rows(self, sample: int | None = None, seed: int = 0) -> Iterator[_RowBatch]:  # noqa: ARG002
         self.scans += 1
         for start in range(0, min(sample or self.count, self.count), 4):
             if self.breaks_after is not None and start // 4 == self.breaks_after:
                 raise BadInput("the server went away")
             part = slice(start, start + 4)
             ids = tuple(map(str, range(start, start + 4)))
-            yield RowBatch(ids=ids, texts=tuple(self.texts[part]), vectors=self.vectors[part])
+            yield _RowBatch(ids=ids, texts=tuple(self.texts[part]), vectors=self.vectors[part])
 
     def close(self) -> None:
         pass

@@ -15,7 +15,7 @@ from fake_teacher import ROLE_OF, WIDTH, assert_holds, make_texts, vector
 from recorded_progress import RecordedProgress
 from trundle.data.texts import Text
 from trundle.errors import BadInput
-from trundle.teacher.table import _teacher_from_parquet
+from trundle.teacher.stored import _teacher_from_parquet
 
 
 def table(path: Path, vectors: Any, *, column: str = "vector", **columns: Any) -> Path:

@@ -25,7 +25,7 @@ from trundle.model.matrices import computing_on_grid
 from trundle.teacher.labelling import build_targets
 from trundle.teacher.shards import Manifest
 from trundle.train import graphs
-from trundle.train.batches import ByBucket, padded_lengths
+from trundle.train.batches import ByBucket, _padded_lengths
 from trundle.train.loop import TrainingTask, TrainSettings, train
 
 DEVICES = [
@@ -145,7 +145,7 @@ def test_a_batch_that_does_not_fit_is_processed_in_parts(pico_model, targets, mo
 
 def test_a_model_that_can_not_be_captured_is_trained_by_plain_steps(pico_model, targets, monkeypatch) -> None:
     def refuse(_self, _say):
-        raise graphs.CaptureFailed("operation not permitted")
+        raise graphs._CaptureFailed("operation not permitted")
 
     monkeypatch.setattr(graphs._GraphTrainer, "prepare", refuse)
     model = copy.deepcopy(pico_model("bert"))
@@ -182,7 +182,7 @@ def test_padded_lengths_waste_least(lengths, most) -> None:
     def padded(widths: Any) -> int:
         return int(np.asarray(widths)[np.searchsorted(widths, array, side="right")].sum())
 
-    found = padded_lengths(array, most)
+    found = _padded_lengths(array, most)
     cells = sorted({(length // 8 + 1) * 8 for length in lengths})
     assert len(found) <= most
     if len(cells) <= 9:

@@ -17,7 +17,7 @@ from trundle.embedder import _plain
 from trundle.methods import METHODS
 from trundle.methods.align import resident
 from trundle.methods.align.leaf import _loader, make_align_task
-from trundle.methods.align.resident import Resident, _fits, _make_resident, keep_teachers_tokens
+from trundle.methods.align.resident import _fits, _keep_teachers_tokens, _make_resident, _Resident
 from trundle.methods.contract import Context
 from trundle.model import encode
 from trundle.model.encode import labelling_embedder
@@ -80,7 +80,7 @@ def test_each_process_fills_the_device_of_its_own_student(pico_model, targets, m
         student, targets, None, batch_size=4, context=Context(original=student, cache=tmp_path)
     )
     assert asked == [torch.device("cuda", 1)] * 2
-    assert task.batches.load.__func__ is Resident.load
+    assert task.batches.load.__func__ is _Resident.load
 
 
 def test_vectors_are_resident_only_if_they_fit(targets):
@@ -164,7 +164,7 @@ def test_a_student_gets_the_tokens_that_its_teacher_read(
         tmp_path / "labelled",
         keep_tokens=kept.append,
     )
-    keep_teachers_tokens(teacher, targets, kept, context.cache)
+    _keep_teachers_tokens(teacher, targets, kept, context.cache)
     tokenised.clear()
     found = _make_resident(student, targets, torch.device("cpu"), context)
     assert (max(tokenised) < len(targets)) == (family == "bert")

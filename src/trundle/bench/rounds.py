@@ -20,8 +20,17 @@ from statistics import fmean
 from typing import IO, Any, Self
 
 from trundle.bench.child import _engines_of
-from trundle.bench.results import BenchResult, _BenchSettings, _ModelFigures, _of_rounds, _of_samples
-from trundle.bench.workload import _mean_words, _Workload, this_machine, workload
+from trundle.bench.workload import (
+    BenchResult,
+    _BenchSettings,
+    _mean_words,
+    _ModelFigures,
+    _of_rounds,
+    _of_samples,
+    _Workload,
+    this_machine,
+    workload,
+)
 from trundle.errors import BadInput, BadModel, TrundleError, UserError
 from trundle.progress import SILENT, Progress
 from trundle.records import versions

@@ -1,22 +1,26 @@
-"""The texts of a benchmark (short ones like queries, long ones like documents), and the machine it runs on.
+"""The texts of a benchmark, the machine it runs on, and its results, as JSON and as a table.
 
-All texts of a kind have about the same number of words, so that a faster model does not get easier or harder
-texts. With a BERT-like tokenizer a short text is about 10 tokens and a long one about 200.
+All texts of a kind (short ones like queries, long ones like documents) have about the same number of words,
+so that a faster model does not get easier or harder texts. With a BERT-like tokenizer a short text is about
+10 tokens and a long one about 200.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import random
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from trundle.errors import BadInput
 from trundle.runtime.description import usable_cores
@@ -57,6 +61,7 @@ _WORDS = {
         "near the station|on the other side|over time|under the new rules|without much help"
     ),
 }
+_NOTICEABLE_CORES = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,3 +169,200 @@ def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.is_file() else None
     return found[1] if found else platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measurement:
+    """A figure, its spread over the rounds (median absolute deviation), and the value of each round."""
+
+    value: float
+    spread: float
+    rounds: tuple[float, ...]
+
+
+def _percentile(samples: Sequence[float], percent: float) -> float:
+    """The value that `percent` of the samples do not exceed, interpolated between neighbours."""
+    ordered = sorted(samples)
+    place = (len(ordered) - 1) * percent / 100
+    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return below + (above - below) * (place - math.floor(place))
+
+
+def _of_rounds(rounds: Sequence[float]) -> _Measurement:
+    """One value per round: their median, so that one disturbed round has little influence."""
+    middle = median(rounds)
+    spread = median(abs(each - middle) for each in rounds)
+    return _Measurement(value=middle, spread=spread, rounds=tuple(rounds))
+
+
+def _of_samples(rounds: Sequence[Sequence[float]], percent: float) -> _Measurement:
+    # A percentile of all samples together would give more weight to fast rounds, which have more samples.
+    return _of_rounds([_percentile(samples, percent) for samples in rounds])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BenchSettings:
+    """How the benchmark was run: with the same models and texts it can be repeated."""
+
+    rounds: int
+    seconds: float
+    starts: int
+    batch_size: int
+    threads: int
+    pause: float
+    timeout: float
+    texts_given: bool
+    texts_fingerprint: str
+    short_texts: int
+    short_mean_words: float
+    long_texts: int
+    long_mean_words: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ModelFigures:
+    """One model's figures. Short texts are encoded as queries, long ones as documents."""
+
+    model: str
+    engine: str
+    device: str
+    dimensions: int
+    max_tokens: int | None
+    parameters: int
+    weights_bytes: int | None
+    folder_bytes: int | None
+    start_seconds: _Measurement
+    load_seconds: _Measurement
+    short_texts_per_second: _Measurement
+    long_texts_per_second: _Measurement
+    short_latency_p50: _Measurement
+    short_latency_p95: _Measurement
+    long_latency_p50: _Measurement
+    long_latency_p95: _Measurement
+    peak_memory_bytes: int
+    bare_memory_bytes: int
+
+    @property
+    def own_memory_bytes(self) -> int:
+        return self.peak_memory_bytes - self.bare_memory_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchResult:
+    """Models measured in one run."""
+
+    models: tuple[_ModelFigures, ...]
+    settings: _BenchSettings
+    machine: _Machine
+    other_cores: float | None
+    """Cores that other programs kept busy meanwhile, on average."""
+    versions: Mapping[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON, with each model's ratios to the first."""
+        result = asdict(self)
+        for entry, figures in zip(result["models"], self.models, strict=True):
+            entry["own_memory_bytes"] = figures.own_memory_bytes
+            entry["ratios_to_first"] = {
+                label: _ratio(figures, self.models[0], field) for label, (field, _) in _TABLE.items()
+            }
+        return result
+
+
+_Figure = _Measurement | int | None
+_Write = Callable[[float], str]
+
+
+def _short_number(value: float) -> str:
+    """Three significant digits or all digits before the point, whichever is more."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _millions(value: float) -> str:
+    return f"{_short_number(value / 1e6)} M" if value >= 1e6 else f"{value:,.0f}"
+
+
+def _in_units(per_one: float, unit: str) -> _Write:
+    return lambda value: f"{_short_number(value * per_one)} {unit}"
+
+
+_MEGABYTES, _MILLISECONDS, _SECONDS = _in_units(1e-6, "MB"), _in_units(1e3, "ms"), _in_units(1, "s")
+_TABLE: Mapping[str, tuple[str, _Write]] = {
+    "parameters": ("parameters", _millions),
+    "weights on disk": ("weights_bytes", _MEGABYTES),
+    "folder on disk": ("folder_bytes", _MEGABYTES),
+    "short texts/s": ("short_texts_per_second", _short_number),
+    "long texts/s": ("long_texts_per_second", _short_number),
+    "short latency p50": ("short_latency_p50", _MILLISECONDS),
+    "short latency p95": ("short_latency_p95", _MILLISECONDS),
+    "long latency p50": ("long_latency_p50", _MILLISECONDS),
+    "long latency p95": ("long_latency_p95", _MILLISECONDS),
+    "peak memory": ("peak_memory_bytes", _MEGABYTES),
+    "peak beyond bare Python": ("own_memory_bytes", _MEGABYTES),
+    "load the model": ("load_seconds", _SECONDS),
+    "start to first vector": ("start_seconds", _SECONDS),
+}
+"""The field of each row, and how its figures are formatted."""
+
+
+def rows(result: BenchResult) -> list[tuple[str, ...]]:
+    """The table: a heading, then one row per metric and one column per model, with its ratio to the first."""
+    first = result.models[0]
+    engines = ["" if figures.engine == "torch" else f" {figures.engine}" for figures in result.models]
+    models = list(dict.fromkeys(figures.model for figures in result.models))
+    names = dict(zip(models, short_names(models), strict=True))
+    titles = (names[figures.model] + engine for figures, engine in zip(result.models, engines, strict=True))
+    table = [("", *titles)]
+    for label, (field, write) in _TABLE.items():
+        cells = [_cell(getattr(first, field), write)]
+        for figures in result.models[1:]:
+            times = _ratio(figures, first, field)
+            cells.append(
+                _cell(getattr(figures, field), write) + ("" if times is None else f" ({times:.2f}×)")
+            )
+        table.append((label, *cells))
+    return table
+
+
+def caution(result: BenchResult) -> str | None:
+    """A warning if other programs used cores that the models needed."""
+    spare = result.machine.cores - result.settings.threads
+    if result.other_cores is None or result.other_cores - spare < _NOTICEABLE_CORES:
+        return None
+    busy = f"{result.other_cores:.1f} of {result.machine.cores} cores"
+    return f"other programs kept {busy} busy; stop them and run it again for reliable figures"
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """Return the end of each path, long enough to differ from the others."""
+    parts = [Path(path).resolve().parts for path in paths]
+    shown = []
+    for own in parts:
+        length = 1
+        while length < len(own) and sum(other[-length:] == own[-length:] for other in set(parts)) > 1:
+            length += 1
+        shown.append("/".join(own[-length:]))
+    return [
+        f"{name} ({shown[:place].count(name) + 1})" if name in shown[:place] else name
+        for place, name in enumerate(shown)
+    ]
+
+
+def _number(figure: _Measurement | int) -> float:
+    return figure.value if isinstance(figure, _Measurement) else figure
+
+
+def _ratio(figures: _ModelFigures, first: _ModelFigures, field: str) -> float | None:
+    mine, base = getattr(figures, field), getattr(first, field)
+    return None if mine is None or base is None or not _number(base) else _number(mine) / _number(base)
+
+
+def _cell(figure: _Figure, write: _Write) -> str:
+    if figure is None:
+        return "–"
+    spread = ""
+    if isinstance(figure, _Measurement) and len(figure.rounds) > 1:
+        spread = f" ±{write(figure.spread).split()[0]}"
+    return write(_number(figure)) + spread

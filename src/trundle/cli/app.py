@@ -15,10 +15,9 @@ from typer import Option
 
 from trundle.cli import vectors
 from trundle.cli.compression import _run_recipe, compress, demo, recipes
+from trundle.cli.console import _Model, _RunFlags, _with_flags
 from trundle.cli.deploy import export, report, serve
-from trundle.cli.evaluate import bench, evaluate, pair
-from trundle.cli.inspect import inspect
-from trundle.cli.options import _Model, _RunFlags, _with_flags
+from trundle.cli.evaluate import bench, evaluate, inspect, pair
 from trundle.errors import TrundleError, UserError
 from trundle.methods import METHODS
 from trundle.methods.contract import Method, never

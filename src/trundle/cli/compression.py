@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from trundle.cli import tables
-from trundle.cli.console import _show, _show_json, _show_table
-from trundle.cli.options import _CommonFlags, _Force, _Json, _RunFlags, _TeacherModel
+from trundle.cli.console import (
+    _CommonFlags,
+    _Force,
+    _Json,
+    _RunFlags,
+    _show,
+    _show_json,
+    _show_table,
+    _TeacherModel,
+)
 from trundle.errors import BadInput, UserError
 from trundle.folders import write_atomic
 from trundle.progress import Stopwatch, is_first
@@ -256,7 +264,7 @@ def _show_candidates(outcome: Outcome) -> None:
 
 
 def _show_run(run: Run) -> None:
-    from trundle.pipeline.card import how_to_open
+    from trundle.pipeline.pair import how_to_open
 
     if run.fidelity is not None:
         _show_table(tables._fidelities([run.fidelity], [""], run.fidelity.teacher), gap=True)

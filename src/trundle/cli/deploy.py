@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from trundle.cli.console import _show, _show_json, _show_table
-from trundle.cli.options import _CommonFlags, _Data, _Force, _Graph, _Model
+from trundle.cli.console import _CommonFlags, _Data, _Force, _Graph, _Model, _show, _show_json, _show_table
 from trundle.cli.tables import _count, _exported
 from trundle.errors import BadInput
 
@@ -156,8 +155,8 @@ def serve(
         waiting_bytes=waiting_bytes,
         most_connections=most_connections,
     )
-    from trundle.serve.models import open_served
     from trundle.serve.routes import open_socket, run_server
+    from trundle.serve.settings import open_served
 
     with closing(open_socket(host, port)) as listening:
         served = open_served(

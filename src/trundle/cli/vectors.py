@@ -11,9 +11,18 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperCommand
 
-from trundle.cli.console import _show, _show_json
+from trundle.cli.console import (
+    _DATA,
+    _CommonFlags,
+    _Graph,
+    _Model,
+    _Seed,
+    _show,
+    _show_json,
+    _TeacherModel,
+    _with_flags,
+)
 from trundle.cli.evaluate import _open_teacher
-from trundle.cli.options import _DATA, _CommonFlags, _Graph, _Model, _Seed, _TeacherModel, _with_flags
 from trundle.errors import BadInput
 
 if TYPE_CHECKING:
@@ -62,10 +71,10 @@ def _build_index(
     """
     progress = flags.progress()
     from trundle.data.corpus import ENVIRONMENT
-    from trundle.data.files import parse_source
+    from trundle.data.texts import parse_source
     from trundle.export.open import open_encoder
     from trundle.index.base import Wanted
-    from trundle.index.stores import build_index, create_store
+    from trundle.index.readers import build_index, create_store
     from trundle.scale.shard_writer import absolute_name
 
     for source in data:
@@ -117,7 +126,7 @@ def search(
     progress = flags.progress()
     from trundle.export.open import open_encoder
     from trundle.index.base import same_model
-    from trundle.index.stores import open_store
+    from trundle.index.readers import open_store
 
     store = open_store(where, table=table, progress=progress)
     encoder = open_encoder(model or store.facts.model, trust_remote_code=flags.trust, progress=progress)

@@ -16,12 +16,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from trundle.data.environment import Documented, environment_pairs, split_by_package
+from trundle.data.environment import _Documented, environment_pairs, split_by_package
 from trundle.data.examples import Example, LabelledRow, _read_examples, _read_labelled
-from trundle.data.files import parse_source
 from trundle.data.sampling import _drawn, distinct, draw, key_bits, sample
 from trundle.data.text_store import TextStore, _is_stored, _read_store
-from trundle.data.texts import Text, read_texts
+from trundle.data.texts import Text, parse_source, read_texts
 from trundle.errors import BadInput
 from trundle.progress import SILENT, Progress
 
@@ -61,6 +60,8 @@ class Corpus:
     """The lineage's record of each source: its number of texts and a fingerprint of their content."""
     distinct_texts: Callable[[int | None, int], Iterator[Text]] | None = None
     """A faster `distinct_train`."""
+    sampled_texts: Callable[[int, int], Iterator[Text]] | None = None
+    """A faster `sample_train`."""
     files: tuple[str, ...] = ()
     """The files that are read."""
 
@@ -70,6 +71,12 @@ class Corpus:
             return self.distinct_texts(most, seed)
         texts = distinct(self.train(), key=lambda text: f"{text.kind}\0{text.text}")
         return texts if most is None else iter(sample(texts, most, seed))
+
+    def sample_train(self, count: int, seed: int) -> Iterator[Text]:
+        """Return a sample of the texts to train on; those of files are drawn without reading the others."""
+        if self.sampled_texts is not None:
+            return self.sampled_texts(count, seed)
+        return iter(sample(self.train(), count, seed))
 
 
 def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILENT) -> Corpus:
@@ -93,6 +100,7 @@ def with_pieces(corpus: Corpus, pieces: Sequence[Text], name: str) -> Corpus:
         train=lambda: itertools.chain(corpus.train(), pieces),
         facts=lambda: (*corpus.facts(), more.facts(name)),
         distinct_texts=None,
+        sampled_texts=None,
     )
 
 
@@ -109,6 +117,7 @@ def _corpus_from(reader: _CorpusReader, files: tuple[str, ...] = ()) -> Corpus:
         facts=reader.facts,
         files=files,
         distinct_texts=lambda most, seed: _distinct(reader.chosen("train"), most, seed, kinds=True),
+        sampled_texts=lambda count, seed: _sampled(reader.chosen("train"), count, seed),
     )
 
 
@@ -127,7 +136,7 @@ class _CorpusReader:
                 yield from map(str, parse_source(source).files)
 
     @cached_property
-    def _documented(self) -> dict[Part, list[Documented]]:
+    def _documented(self) -> dict[Part, list[_Documented]]:
         pairs = environment_pairs(progress=self._progress)
         train, others = split_by_package(pairs, HELD_OUT_SHARE, self._seed)
         validation, measured = split_by_package(others, 0.5, self._seed)
@@ -239,14 +248,25 @@ def _distinct(chosen: Sequence[_Chosen], most: int | None, seed: int, *, kinds: 
     first = np.flatnonzero(np.diff(np.maximum.accumulate(numbers), prepend=-1))
     if most is not None:
         first = first[sample(range(len(first)), most, seed)]
+    yield from _at(chosen, first)
+
+
+def _sampled(chosen: Sequence[_Chosen], count: int, seed: int) -> Iterator[Text]:
+    """What `sample` returns for these texts."""
+    total = sum(len(places) for _, places in chosen)
+    return _at(chosen, np.array(sample(range(total), count, seed), np.int64))
+
+
+def _at(chosen: Sequence[_Chosen], numbers: NDArray[np.int64]) -> Iterator[Text]:
+    """The texts with these numbers, which are sorted and count through all stores."""
     start = 0
     for store, places in chosen:
-        low, high = np.searchsorted(first, [start, start + len(places)])
-        yield from store.texts(places[first[low:high] - start])
+        low, high = np.searchsorted(numbers, [start, start + len(places)])
+        yield from store.texts(places[numbers[low:high] - start])
         start += len(places)
 
 
-def as_texts(pairs: Iterable[Documented]) -> Iterator[Text]:
+def as_texts(pairs: Iterable[_Documented]) -> Iterator[Text]:
     """Yield two texts per documented name: its query and its document."""
     for pair in pairs:
         yield Text(text=pair.query, kind="query")

@@ -67,7 +67,7 @@ _WORD = re.compile(r"[a-z]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Documented:
+class _Documented:
     """One documented name: its summary as a query, its name and description as the document."""
 
     package: str
@@ -106,11 +106,11 @@ def standard_library() -> _Package:
 
 def environment_pairs(
     *, packages: Sequence[_Package] | None = None, limit_per_package: int = 700, progress: Progress = SILENT
-) -> list[Documented]:
+) -> list[_Documented]:
     """Read pairs from packages, up to a limit of each, which keeps large packages from dominating."""
     if packages is None:
         packages = [*installed_packages(), standard_library()]
-    found: list[Documented] = []
+    found: list[_Documented] = []
     uses: Counter[str] = Counter()
     with progress.task("reading installed documentation", len(packages)) as advance:
         for package in packages:
@@ -121,8 +121,8 @@ def environment_pairs(
 
 
 def split_by_package(
-    pairs: Sequence[Documented], share: float, seed: int
-) -> tuple[list[Documented], list[Documented]]:
+    pairs: Sequence[_Documented], share: float, seed: int
+) -> tuple[list[_Documented], list[_Documented]]:
     """Split pairs into pairs to train on and held-out pairs of other packages, at least one package each."""
     sizes = Counter(pair.package for pair in pairs)
     if not 0 < share < 1:
@@ -146,7 +146,7 @@ def _letters(text: str) -> str:
     return " ".join(_WORD.findall(text.lower()))
 
 
-def _without_duplicates(pairs: Iterable[Documented]) -> Iterator[Documented]:
+def _without_duplicates(pairs: Iterable[_Documented]) -> Iterator[_Documented]:
     seen: set[str] = set()
     for pair in pairs:
         keys = {"query " + _letters(pair.query), _letters(pair.document.partition(": ")[2])}
@@ -160,7 +160,7 @@ def _is_public_code(file: PurePath) -> bool:
     return not (any(map(_SKIPPED_FOLDER.fullmatch, folders)) or _SKIPPED_FILE.fullmatch(file.stem))
 
 
-def _package_pairs(package: _Package, uses: Counter[str]) -> Iterator[Documented]:
+def _package_pairs(package: _Package, uses: Counter[str]) -> Iterator[_Documented]:
     files = [file for file in package.files if _is_public_code(file)]
     for file in sorted(files, key=lambda file: _digest(file.as_posix(), 16)):
         try:
@@ -204,7 +204,7 @@ def _docstrings_inside(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
                 yield from _docstrings_inside(child, f"{name}.{child.name}")
 
 
-def _documented(package: str, name: str, docstring: str) -> Documented | None:
+def _documented(package: str, name: str, docstring: str) -> _Documented | None:
     paragraphs = docstring.split("\n\n")
     while paragraphs and _NOT_A_SUMMARY.fullmatch(paragraphs[0].strip()):
         paragraphs.pop(0)
@@ -217,7 +217,7 @@ def _documented(package: str, name: str, docstring: str) -> Documented | None:
         return None
     if len(document := f"{name}: {document}") > _LONGEST_DOCUMENT:
         document = document[:_LONGEST_DOCUMENT].rpartition(" ")[0]
-    return Documented(package=package, name=name, query=query, document=document)
+    return _Documented(package=package, name=name, query=query, document=document)
 
 
 def _prose(text: str) -> str:

@@ -20,9 +20,18 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from trundle.data.augment import _SENTENCE_END
-from trundle.data.files import _DataRow, _parse_sources, _read_rows, parse_source
-from trundle.data.texts import _PLAIN, Text, _checked_negatives, _negative_columns, checked_text
+from trundle.data.sampling import _SENTENCE_END
+from trundle.data.texts import (
+    _PLAIN,
+    Text,
+    _checked_negatives,
+    _DataRow,
+    _negative_columns,
+    _parse_sources,
+    _read_rows,
+    checked_text,
+    parse_source,
+)
 from trundle.errors import BadInput
 
 _QUERY = ("query", "question", "anchor", "sentence1", "title")

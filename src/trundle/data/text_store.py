@@ -35,8 +35,26 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trundle.cache import cache_entry, file_state, locked
-from trundle.data import files
-from trundle.data.texts import _NEGATIVE, KINDS, Text, _make_texts, _text_columns, may_hold_texts, texts_of
+from trundle.data.texts import (
+    _NEGATIVE,
+    _SPLIT,
+    _TRAIN,
+    BUFFER_BYTES,
+    KINDS,
+    Text,
+    _check_unique,
+    _DataRow,
+    _make_texts,
+    _read_rows,
+    _Source,
+    _text_columns,
+    may_hold_texts,
+    needed_columns,
+    parquet_rows,
+    parse_source,
+    texts_of,
+    training_row,
+)
 from trundle.errors import BadInput, TrundleError, WriteFailed
 from trundle.folders import atomic_folder, remove_folder
 from trundle.progress import SILENT, Advance, Progress
@@ -96,12 +114,12 @@ class TextStore:
 
 
 def _is_stored(name: str) -> bool:
-    return _cached(files.parse_source(name)).is_dir()
+    return _cached(parse_source(name)).is_dir()
 
 
 def _read_store(name: str, progress: Progress = SILENT) -> TextStore:
     """Open the texts of a source; those of a large source are first written to the cache."""
-    source = files.parse_source(name)
+    source = parse_source(name)
     if sum(file.stat().st_size for file in source.files) < _LARGE:
         stream, pieces = BytesIO(), list(_pieces(source))
         index = _joined(pieces, (_read_piece(piece, stream) for piece in pieces))
@@ -127,7 +145,7 @@ def _read_store(name: str, progress: Progress = SILENT) -> TextStore:
     return store
 
 
-def _cached(source: files._Source) -> Path:
+def _cached(source: _Source) -> Path:
     states = [file_state(str(file.resolve())) for file in source.files]
     return cache_entry("texts", _FORMAT, states, list(source.columns.items()))
 
@@ -145,7 +163,7 @@ def _open(folder: Path) -> TextStore | None:
         return None
 
 
-def _build(folder: Path, source: files._Source, progress: Progress) -> None:
+def _build(folder: Path, source: _Source, progress: Progress) -> None:
     pieces = list(_pieces(source))
     workers = min(len(pieces), usable_cores())
     total = sum(piece.megabytes for piece in pieces)
@@ -168,15 +186,15 @@ class _Piece(NamedTuple):
     groups: range | None = None
     before: int = 0
 
-    def rows(self) -> Iterator[files._DataRow]:
+    def rows(self) -> Iterator[_DataRow]:
         if self.groups is None:
-            return files._read_rows(files._Source(files=(self.file,), columns=self.columns), may_hold_texts)
-        needed = files.needed_columns(self.columns, may_hold_texts)
-        rows = files.parquet_rows(self.file, str(self.file), needed, groups=self.groups, before=self.before)
-        return (row for each in rows if (row := files.training_row(each, self.columns)) is not None)
+            return _read_rows(_Source(files=(self.file,), columns=self.columns), may_hold_texts)
+        needed = needed_columns(self.columns, may_hold_texts)
+        rows = parquet_rows(self.file, str(self.file), needed, groups=self.groups, before=self.before)
+        return (row for each in rows if (row := training_row(each, self.columns)) is not None)
 
 
-def _pieces(source: files._Source) -> Iterator[_Piece]:
+def _pieces(source: _Source) -> Iterator[_Piece]:
     for file in source.files:
         size, rows = file.stat().st_size, []
         if file.suffix.lower() == ".parquet":
@@ -238,19 +256,19 @@ def _blocks(texts: Iterable[Text]) -> Iterator[_Block]:
 
 def _whole_columns(piece: _Piece) -> Iterator[_Block]:
     """The texts of a piece, by column. After any error the row reader must read it, to explain the error."""
-    needed = files.needed_columns(piece.columns, may_hold_texts)
-    with pq.ParquetFile(piece.file, buffer_size=files.BUFFER_BYTES, pre_buffer=False) as file:
-        names = files._check_unique(piece.file, tuple(file.schema_arrow.names))
+    needed = needed_columns(piece.columns, may_hold_texts)
+    with pq.ParquetFile(piece.file, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
+        names = _check_unique(piece.file, tuple(file.schema_arrow.names))
         used = [name for name in names if needed(name)]
         column_of = piece.columns or {name: name for name in names}
-        kinds = _text_columns(files._DataRow(place="", columns=tuple(column_of), values={}))
+        kinds = _text_columns(_DataRow(place="", columns=tuple(column_of), values={}))
         types = {str(file.schema_arrow.field(name).type) for name in used}
         if not types <= {"string", "large_string"} or any(map(_NEGATIVE.fullmatch, kinds)):
             raise ValueError("only columns of texts that can't be empty are read without a look at the rows")
         implied = np.array([_CODES[kind] for kind in kinds.values()])
         for batch in file.iter_batches(_BATCH, row_groups=piece.groups, columns=used, use_threads=False):
-            if files._SPLIT in used:
-                batch = batch.filter(pc.equal(batch.column(files._SPLIT), files._TRAIN))
+            if _SPLIT in used:
+                batch = batch.filter(pc.equal(batch.column(_SPLIT), _TRAIN))
             texts = [batch.column(column_of[role]).cast(pa.large_binary()).to_pylist() for role in kinds]
             if not all(map(str.strip, map(bytes.decode, chain.from_iterable(texts)))):
                 raise ValueError("a text is empty")

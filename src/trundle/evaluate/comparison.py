@@ -15,13 +15,13 @@ from trundle.evaluate.shortening import Inheritance, Shorten, _inherited
 from trundle.evaluate.tasks import Task
 from trundle.progress import SILENT, Progress
 from trundle.records import CALIBRATION_FILE
-from trundle.teacher.held_out import HeldOutVectors
+from trundle.teacher.targets import HeldOutVectors
 
 _PROBE = "How wide is a vector?"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class _Share:
     """A student's mean over some tasks, and its teacher's over the same."""
 
     model: str
@@ -51,7 +51,7 @@ class Comparison:
     teacher: str | None
     results: tuple[tuple[Result, ...], ...]
     """One row per model, the teacher's first if there is a teacher."""
-    shares: tuple[Share, ...]
+    shares: tuple[_Share, ...]
     fidelity: tuple[Fidelity, ...]
     inheritance: tuple[Inheritance, ...]
     notes: tuple[str, ...]
@@ -128,10 +128,10 @@ def _with_teachers_width(
     """Notes about the models that can't search the teacher's index, and the models that can."""
     if teacher is None:
         return [], []
-    width = teacher.text([_PROBE]).shape[1]
+    width = _width_of(teacher)
     notes, aligned = [], []
     for model in models:
-        own = model.text([_PROBE]).shape[1]
+        own = _width_of(model)
         if own == width:
             aligned.append(model)
         else:
@@ -140,9 +140,13 @@ def _with_teachers_width(
     return notes, aligned
 
 
+def _width_of(model: Embedder) -> int:
+    return model.width or model.text([_PROBE]).shape[1]
+
+
 def _check_shorten(shorten: Shorten, models: Sequence[Embedder], teacher: Embedder) -> None:
     """Reject impossible settings before anything is encoded."""
-    width = teacher.text([_PROBE]).shape[1]
+    width = _width_of(teacher)
     for wanted in shorten.dimensions:
         if not 1 <= wanted <= width:
             raise BadInput(f"vectors can't be truncated to {wanted} dimensions; choose from 1 to {width}")
@@ -153,7 +157,7 @@ def _check_shorten(shorten: Shorten, models: Sequence[Embedder], teacher: Embedd
             raise BadInput(f"{other}, not {width}; name the teacher it was aligned to")
 
 
-def _shares_of(results: Sequence[Sequence[Result]]) -> tuple[Share, ...]:
+def _shares_of(results: Sequence[Sequence[Result]]) -> tuple[_Share, ...]:
     """Means of both modes over all tasks, and over those with documents if there are others.
 
     The first row is the teacher's.
@@ -172,7 +176,7 @@ def _shares_of(results: Sequence[Sequence[Result]]) -> tuple[Share, ...]:
             for mode in modes:
                 ours = [result for result in _of_mode(row, mode) if (result.kind, result.task) in keys]
                 found.append(
-                    Share(
+                    _Share(
                         model=row[0].model,
                         teacher=results[0][0].model,
                         mode=mode,

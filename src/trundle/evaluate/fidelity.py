@@ -17,8 +17,8 @@ from trundle.errors import BadInput
 from trundle.evaluate.metrics import _paired_cosines
 from trundle.evaluate.retrieval import _check_same_width, _Positions, nearest, unit
 from trundle.progress import SILENT, Progress
-from trundle.teacher.held_out import HeldOutVectors
 from trundle.teacher.labelling import encode_by_role
+from trundle.teacher.targets import HeldOutVectors
 
 AGREEMENT_AT = 10
 FEWEST_DOCUMENTS = 5 * AGREEMENT_AT

@@ -14,7 +14,7 @@ from trundle.errors import BadInput
 from trundle.evaluate.tasks import _TASK_KINDS, Task, _RetrievalTask
 from trundle.progress import SILENT, Progress
 from trundle.records import TRACKED, versions
-from trundle.teacher.held_out import HeldOutVectors
+from trundle.teacher.targets import HeldOutVectors
 
 _Mode = Literal["standard", "asymmetric"]
 

@@ -25,7 +25,7 @@ from trundle.evaluate.scoring import _SEED
 from trundle.evaluate.tasks import Task
 from trundle.progress import Progress
 from trundle.records import CALIBRATION_FILE
-from trundle.teacher.held_out import HeldOutVectors
+from trundle.teacher.targets import HeldOutVectors
 
 _Precision = Literal["float32", "int8", "binary"]
 _PRECISIONS: tuple[_Precision, ...] = get_args(_Precision)

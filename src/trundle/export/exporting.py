@@ -21,9 +21,16 @@ from tokenizers import Tokenizer
 
 from trundle.cache import cache_key
 from trundle.errors import BadInput, BadModel, WriteFailed
-from trundle.export.closeness import _PROBES, _check_tokens, _Closeness, _torch_vectors
 from trundle.export.quantise import ExportOptions, _make_float, _make_quantised, _prepared
-from trundle.export.tracing import _OPSET, _GraphJob, _trace
+from trundle.export.tracing import (
+    _OPSET,
+    _PROBES,
+    _check_tokens,
+    _Closeness,
+    _GraphJob,
+    _torch_vectors,
+    _trace,
+)
 from trundle.folders import (
     atomic_folder,
     check_free,

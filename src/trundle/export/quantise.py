@@ -14,17 +14,18 @@ from sentence_transformers import SentenceTransformer
 from trundle.data.texts import read_texts
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, BadModel
-from trundle.export.closeness import (
+from trundle.export.int4 import _write_int4, _write_int4_with_int8_matmuls, _write_int8_with_int4_tokens
+from trundle.export.int8 import _calibrated, _Gains, _Inputs, _write_float16, _write_int8
+from trundle.export.tracing import (
     _FLOAT_COSINE,
     _NEIGHBOURS,
     _Closeness,
     _compare,
+    _GraphJob,
     _neighbour_agreement,
     _torch_vectors,
+    onnx,
 )
-from trundle.export.int4 import _write_int4, _write_int4_with_int8_matmuls, _write_int8_with_int4_tokens
-from trundle.export.int8 import _calibrated, _Gains, _Inputs, _write_float16, _write_int8
-from trundle.export.tracing import _GraphJob, onnx
 from trundle.model.matrices import token_rows
 from trundle.model.rounding import round_to_int4
 from trundle.precision import GraphFormat, graph_format

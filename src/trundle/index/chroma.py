@@ -5,25 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trundle.index.rows import (
-    _BATCH_ROWS,
-    Metric,
-    _chosen_ids,
-    _explained,
-    _fields,
-    _imported,
-    _one_of,
-    _Places,
-    _RawRows,
-    _RowReader,
-    _text_column,
-    _Wish,
-)
+from trundle.index.rows import _BATCH_ROWS, Metric, _explained, _fields, _import, _RawRows, _RowReader, _Wish
 
 _METRICS: dict[str, Metric] = {"cosine": "cosine", "ip": "inner product", "l2": "l2"}
 _DOCUMENT = "document"
 _LOOKED_AT = 20
-_IDS_AT_ONCE = 10_000
 
 
 class _ChromaReader(_RowReader):
@@ -39,7 +25,7 @@ class _ChromaReader(_RowReader):
         key: str | None = None,
     ) -> None:
         """Either `folder` or `server`: a host, a port, and whether it uses TLS."""
-        chroma = _imported("chromadb", "an index in Chroma", "chroma")
+        chroma = _import("chromadb", "an index in Chroma", "chroma")
         with _explained(place, hide=key):
             if server is None:
                 client = chroma.PersistentClient(folder)
@@ -48,7 +34,7 @@ class _ChromaReader(_RowReader):
                 host, port, secure = server
                 client = chroma.HttpClient(host=host, port=port, ssl=secure, headers=headers)
             names = [each.name for each in client.list_collections()]
-            name = _one_of(names, wish.table, "collection", place, "--table")
+            name = wish.table_of(names, "collection", place)
             # The function that embeds queries is not needed, and may ask for a key.
             self._collection = client.get_collection(name, embedding_function=None)
             where = f"{place}, collection {name}"
@@ -56,7 +42,7 @@ class _ChromaReader(_RowReader):
         there = [_DOCUMENT] if any(some["documents"] or ()) else []
         there += [name for name in _fields(some["metadatas"] or ()) if name not in there]
         count = self._collection.count()
-        self._text = _text_column(there, wish.texts, where) if count else ""
+        self._text = wish.texts_of(there, where) if count else ""
         super().__init__(
             where,
             count=count,
@@ -72,12 +58,12 @@ class _ChromaReader(_RowReader):
         for first in range(0, self.count, _BATCH_ROWS):
             yield self._raw(limit=_BATCH_ROWS, offset=first)
 
-    def _take(self, places: _Places) -> Iterator[_RawRows]:
-        def pages() -> Iterator[Sequence[Any]]:
-            for first in range(0, self.count, _IDS_AT_ONCE):
-                yield self._collection.get(limit=_IDS_AT_ONCE, offset=first, include=[])["ids"]
+    def _id_pages(self, size: int) -> Iterator[Sequence[Any]]:
+        for first in range(0, self.count, size):
+            yield self._collection.get(limit=size, offset=first, include=[])["ids"]
 
-        yield from _chosen_ids(pages(), places, lambda ids: self._raw(ids=ids))
+    def _fetch(self, ids: list[Any]) -> _RawRows:
+        return self._raw(ids=ids)
 
     def _raw(self, **which: Any) -> _RawRows:
         source = "documents" if self._text == _DOCUMENT else "metadatas"

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from trundle.data.files import BUFFER_BYTES
+from trundle.data.texts import BUFFER_BYTES
 from trundle.embedder import Vectors
 from trundle.errors import BadInput
 from trundle.folders import atomic_file
@@ -27,12 +27,10 @@ from trundle.index.rows import (
     _explained,
     _field,
     _fields,
-    _imported,
-    _one_of,
+    _import,
     _Places,
     _RawRows,
     _RowReader,
-    _text_column,
     _Wish,
 )
 from trundle.progress import SILENT, Progress
@@ -67,10 +65,10 @@ def _arrow_columns(schema: Any, wish: _Wish, where: str) -> _ArrowColumns:
     vectors = [name for name in names if _holds_vectors(schema.field(name).type)]
     if not vectors:
         raise BadInput(f"{where} has no column of lists of numbers; its columns are: {', '.join(names)}")
-    vector = _one_of(vectors, wish.vectors, "column of vectors", where, "--vectors")
+    vector = wish.vectors_of(vectors, "column of vectors", where)
     texts = [name for name in names if _holds_texts(schema.field(name).type)]
     key = next((name for name in _ID_NAMES if name in names), None)
-    text = _text_column([name for name in texts if name != key or name == wish.texts], wish.texts, where)
+    text = wish.texts_of([name for name in texts if name != key or name == wish.texts], where)
     kind = schema.field(vector).type
     width = kind.list_size if types.is_fixed_size_list(kind) else None
     return _ArrowColumns(id=key, text=text, vector=vector, width=width)
@@ -198,7 +196,7 @@ class _BesideReader(_RowReader):
         self._vectors = vectors
         self._source = _texts_beside(path, wish.table)
         with _explained(str(self._source)):
-            self._text = _text_column(_text_names(self._source), wish.texts, str(self._source))
+            self._text = wish.texts_of(_text_names(self._source), str(self._source))
         super().__init__(where, count=shape[0], width=shape[1], metric=metric)
 
     def _scan(self) -> Iterator[_RawRows]:
@@ -281,7 +279,7 @@ def _open_arrays(path: Path, wish: _Wish) -> _BesideReader:
         stored = np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
     if path.suffix == ".npz":
         names = [name for name in stored.files if stored[name].ndim == 2]
-        stored = stored[_one_of(names, wish.vectors, "2-D array", str(path), "--vectors")]
+        stored = stored[wish.vectors_of(names, "2-D array", str(path))]
     if stored.ndim != 2:
         raise BadInput(f"{path} holds an array of {stored.ndim} dimensions; it must have rows of vectors")
 
@@ -293,7 +291,7 @@ def _open_arrays(path: Path, wish: _Wish) -> _BesideReader:
 
 def _open_faiss(path: Path, wish: _Wish) -> _BesideReader:
     """Open a FAISS index; quantised vectors come back as it decodes them."""
-    faiss = _imported("faiss", "a FAISS index", "faiss")
+    faiss = _import("faiss", "a FAISS index", "faiss")
     with _explained(str(path)):
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
     metrics: dict[int, Metric] = {faiss.METRIC_INNER_PRODUCT: "inner product", faiss.METRIC_L2: "l2"}

@@ -6,17 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trundle.index.flat_files import _arrow_columns, _arrow_raw, _ArrowColumns
-from trundle.index.rows import (
-    _BATCH_ROWS,
-    Metric,
-    _explained,
-    _imported,
-    _one_of,
-    _Places,
-    _RawRows,
-    _RowReader,
-    _Wish,
-)
+from trundle.index.rows import _BATCH_ROWS, Metric, _explained, _import, _Places, _RawRows, _RowReader, _Wish
 
 _METRICS: dict[str, Metric] = {"cosine": "cosine", "dot": "inner product", "l2": "l2"}
 
@@ -25,10 +15,10 @@ class _LanceReader(_RowReader):
     """Reads the version of the table that is the latest when it is opened."""
 
     def __init__(self, place: str, wish: _Wish) -> None:
-        client = _imported("lancedb", "an index in LanceDB", "lancedb")
+        client = _import("lancedb", "an index in LanceDB", "lancedb")
         with _explained(place):
             database = client.connect(place)
-            name = _one_of(_tables(database), wish.table, "table", place, "--table")
+            name = wish.table_of(_tables(database), "table", place)
             self._table = database.open_table(name)
             self._table.checkout(self._table.version)
             where = f"{place}, table {name}"

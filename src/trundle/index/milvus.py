@@ -8,33 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from trundle.errors import BadInput
-from trundle.index.rows import (
-    _BATCH_ROWS,
-    Metric,
-    _chosen_ids,
-    _explained,
-    _fields,
-    _imported,
-    _one_of,
-    _Places,
-    _RawRows,
-    _RowReader,
-    _text_column,
-    _Wish,
-)
+from trundle.index.rows import _BATCH_ROWS, Metric, _explained, _fields, _import, _RawRows, _RowReader, _Wish
 
 _METRICS: dict[str, Metric] = {"COSINE": "cosine", "IP": "inner product", "L2": "l2"}
 _VECTOR_TYPES = ("FLOAT_VECTOR", "FLOAT16_VECTOR", "BFLOAT16_VECTOR", "INT8_VECTOR")
 _LOOKED_AT = 20
-_IDS_AT_ONCE = 10_000
 
 
 class _MilvusReader(_RowReader):
     """Reads entities with the client's query iterator, and chosen ones with `get`."""
 
     def __init__(self, place: str, wish: _Wish, *, uri: str, key: str | None = None) -> None:
-        client = _imported("pymilvus", "an index in Milvus", "milvus")
+        client = _import("pymilvus", "an index in Milvus", "milvus")
         # The client prints a traceback of each error that it raises.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         with _explained(place, hide=key):
@@ -42,7 +27,7 @@ class _MilvusReader(_RowReader):
         try:
             with _explained(place, hide=key):
                 names = self._client.list_collections()
-                self._collection = _one_of(names, wish.table, "collection", place, "--table")
+                self._collection = wish.table_of(names, "collection", place)
                 where = f"{place}, collection {self._collection}"
                 width = self._look(wish, where)
                 super().__init__(where, count=self._count(), width=width, metric=self._metric(), secret=key)
@@ -58,24 +43,20 @@ class _MilvusReader(_RowReader):
         """Choose the fields, and return the width of the vectors."""
         fields = {each["name"]: each for each in self._client.describe_collection(self._collection)["fields"]}
         vectors = [name for name, each in fields.items() if each["type"].name in _VECTOR_TYPES]
-        self._vector = _one_of(vectors, wish.vectors, "field of dense vectors", where, "--vectors")
+        self._vector = wish.vectors_of(vectors, "field of dense vectors", where)
         self._key = next(name for name, each in fields.items() if each.get("is_primary"))
         self._kind = fields[self._vector]["type"].name
         self._client.load_collection(self._collection)
         others = [name for name in fields if name not in vectors]
         some = self._client.query(self._collection, filter="", limit=_LOOKED_AT, output_fields=[*others, "*"])
         there = [name for name in _fields(some) if name != self._key or name == wish.texts]
-        self._text = _text_column(there, wish.texts, where) if some else ""
+        self._text = wish.texts_of(there, where) if some else ""
         return int(fields[self._vector]["params"]["dim"])
 
     def _metric(self) -> Metric:
         for name in self._client.list_indexes(self._collection, field_name=self._vector):
             metric = self._client.describe_index(self._collection, name).get("metric_type", "COSINE")
-            if metric not in _METRICS:
-                raise BadInput(
-                    f"{self._collection} searches by {metric}; only {', '.join(_METRICS)} are supported"
-                )
-            return _METRICS[metric]
+            return self._known_metric(metric, _METRICS, self._collection)
         return "cosine"
 
     def _count(self) -> int:
@@ -94,13 +75,13 @@ class _MilvusReader(_RowReader):
         for rows in self._pages(_BATCH_ROWS, [self._key, self._text, self._vector]):
             yield self._raw(rows)
 
-    def _take(self, places: _Places) -> Iterator[_RawRows]:
-        def fetch(ids: list[Any]) -> _RawRows:
-            fields = [self._key, self._text, self._vector]
-            return self._raw(self._client.get(self._collection, ids=ids, output_fields=fields))
+    def _id_pages(self, size: int) -> Iterator[Sequence[Any]]:
+        for rows in self._pages(size, [self._key]):
+            yield [row[self._key] for row in rows]
 
-        pages = self._pages(_IDS_AT_ONCE, [self._key])
-        yield from _chosen_ids(([row[self._key] for row in page] for page in pages), places, fetch)
+    def _fetch(self, ids: list[Any]) -> _RawRows:
+        fields = [self._key, self._text, self._vector]
+        return self._raw(self._client.get(self._collection, ids=ids, output_fields=fields))
 
     def _raw(self, rows: Sequence[Any]) -> _RawRows:
         vectors = [self._decoded(row.get(self._vector)) for row in rows]

@@ -9,22 +9,17 @@ from trundle.errors import BadInput
 from trundle.index.rows import (
     _BATCH_ROWS,
     Metric,
-    _chosen_ids,
     _explained,
     _field,
     _fields,
-    _imported,
-    _one_of,
-    _Places,
+    _import,
     _RawRows,
     _RowReader,
-    _text_column,
     _Wish,
 )
 
 _METRICS: dict[str, Metric] = {"Cosine": "cosine", "Dot": "inner product", "Euclid": "l2"}
 _LOOKED_AT = 20
-_IDS_AT_ONCE = 10_000
 _LOCAL_ROWS = 4 * _BATCH_ROWS
 """The local mode sorts all points for each page, so its pages are larger."""
 _TIMEOUT_SECONDS = 60
@@ -35,7 +30,7 @@ class _QdrantReader(_RowReader):
 
     def __init__(self, place: str, wish: _Wish, *, key: str | None = None, **address: Any) -> None:
         """`address` is the `path` or `url` of the client."""
-        client = _imported("qdrant_client", "an index in Qdrant", "qdrant")
+        client = _import("qdrant_client", "an index in Qdrant", "qdrant")
         self._local = "path" in address
         with _explained(place, hide=key):
             # Its own check of versions fails in a thread, with a traceback, if the server is away.
@@ -45,17 +40,16 @@ class _QdrantReader(_RowReader):
         try:
             with _explained(place, hide=key):
                 names = [each.name for each in self._client.get_collections().collections]
-                self._collection = _one_of(names, wish.table, "collection", place, "--table")
+                self._collection = wish.table_of(names, "collection", place)
                 where = f"{place}, collection {self._collection}"
                 stored = self._client.get_collection(self._collection).config.params.vectors
-                self._vector, params = _vector_of(stored, wish.vectors, where)
+                self._vector, params = _vector_of(stored, wish, where)
                 count = self._client.count(self._collection, exact=True).count
                 payloads = [point.payload or {} for point in self._some(_LOOKED_AT)]
-                self._text = _text_column(_fields(payloads), wish.texts, where) if count else ""
+                self._text = wish.texts_of(_fields(payloads), where) if count else ""
             metric = getattr(params.distance, "value", params.distance)
-            if metric not in _METRICS:
-                raise BadInput(f"{where} searches by {metric}; only {', '.join(_METRICS)} are supported")
-            super().__init__(where, count=count, width=params.size, metric=_METRICS[metric], secret=key)
+            by = self._known_metric(metric, _METRICS, where)
+            super().__init__(where, count=count, width=params.size, metric=by, secret=key)
         except BaseException:
             self.close()
             raise
@@ -87,17 +81,15 @@ class _QdrantReader(_RowReader):
         for points in self._pages(_LOCAL_ROWS if self._local else _BATCH_ROWS, ids_only=False):
             yield self._raw(points)
 
-    def _take(self, places: _Places) -> Iterator[_RawRows]:
-        def fetch(ids: list[Any]) -> _RawRows:
-            vectors = [self._vector] if self._vector else True
-            points = self._client.retrieve(
-                self._collection, ids=ids, with_payload=[self._text], with_vectors=vectors
-            )
-            return self._raw(points)
+    def _id_pages(self, size: int) -> Iterator[Sequence[Any]]:
+        for points in self._pages(self.count if self._local else size, ids_only=True):
+            yield [point.id for point in points]
 
-        ids_at_once = self.count if self._local else _IDS_AT_ONCE
-        pages = ([point.id for point in page] for page in self._pages(ids_at_once, ids_only=True))
-        yield from _chosen_ids(pages, places, fetch)
+    def _fetch(self, ids: list[Any]) -> _RawRows:
+        vectors = [self._vector] if self._vector else True
+        return self._raw(
+            self._client.retrieve(self._collection, ids=ids, with_payload=[self._text], with_vectors=vectors)
+        )
 
     def _raw(self, points: Sequence[Any]) -> _RawRows:
         found = [point.vector for point in points]
@@ -106,14 +98,14 @@ class _QdrantReader(_RowReader):
         return _RawRows([point.id for point in points], texts, vectors)
 
 
-def _vector_of(stored: Any, wanted: str | None, where: str) -> tuple[str, Any]:
+def _vector_of(stored: Any, wish: _Wish, where: str) -> tuple[str, Any]:
     """Return the name of the vectors, empty for the unnamed ones, and their settings."""
     if not isinstance(stored, dict):
-        if wanted or stored is None:
+        if wish.vectors or stored is None:
             raise BadInput(f"{where} has no named dense vectors; leave out --vectors, or name another place")
         name, params = "", stored
     else:
-        name = _one_of(list(stored), wanted, "vector", where, "--vectors")
+        name = wish.vectors_of(list(stored), "vector", where)
         params = stored[name]
     if getattr(params, "multivector_config", None) is not None:
         raise BadInput(f"{where} stores several vectors for each point; only one for each can be read")

@@ -25,6 +25,7 @@ _Places = NDArray[np.int64]
 
 _Mask = NDArray[np.bool_]
 _BATCH_ROWS = 1024
+_IDS_AT_ONCE = 10_000
 _TEXT_NAMES = (
     "text",
     "content",
@@ -43,7 +44,7 @@ _TOLERATED = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowBatch:
+class _RowBatch:
     """Some rows that have a text and a vector; row i is `ids[i]`, `texts[i]`, `vectors[i]`."""
 
     ids: tuple[str, ...]
@@ -52,7 +53,7 @@ class RowBatch:
 
 
 @dataclass(kw_only=True)
-class RowCounts:
+class _RowCounts:
     """How many rows were read, how many of them were left out, and why."""
 
     read: int = 0
@@ -108,10 +109,10 @@ class IndexReader(Protocol):
     """The number of dimensions of its vectors."""
     metric: Metric
     """What the index searches by; cosine if it does not say."""
-    counts: RowCounts
+    counts: _RowCounts
     """What the last `rows` read and left out."""
 
-    def rows(self, sample: int | None = None, seed: int = 0) -> Iterator[RowBatch]:
+    def rows(self, sample: int | None = None, seed: int = 0) -> Iterator[_RowBatch]:
         """Yield all rows, or up to `sample` rows drawn uniformly, a batch at a time.
 
         A sample comes in storage order or a random one: shuffle it where the order matters.
@@ -138,6 +139,18 @@ class _Wish:
     texts: str | None = None
     vectors: str | None = None
 
+    def table_of(self, there: Sequence[str], what: str, where: str) -> str:
+        """Return the table or collection to read."""
+        return _one_of(there, self.table, what, where, "--table")
+
+    def texts_of(self, there: Sequence[str], where: str) -> str:
+        """Return the column of texts."""
+        return _text_column(there, self.texts, where)
+
+    def vectors_of(self, there: Sequence[str], what: str, where: str) -> str:
+        """Return the column of vectors."""
+        return _one_of(there, self.vectors, what, where, "--vectors")
+
 
 class _RowReader:
     """Yields the rows that a database's own reader scans or takes, without those that can't be used."""
@@ -150,11 +163,11 @@ class _RowReader:
             raise BadInput(f"{where} is empty; fill it first")
         self.where, self.count, self.width, self.metric = where, count, width, metric
         self._secret = secret
-        self.counts = RowCounts()
+        self.counts = _RowCounts()
 
-    def rows(self, sample: int | None = None, seed: int = 0) -> Iterator[RowBatch]:
+    def rows(self, sample: int | None = None, seed: int = 0) -> Iterator[_RowBatch]:
         """Yield all rows, or up to `sample` rows drawn uniformly."""
-        self.counts = RowCounts()
+        self.counts = _RowCounts()
         found = 0
         with _explained(self.where, hide=self._secret):
             source = self._scan() if sample is None or sample >= self.count else self._draw(sample, seed)
@@ -185,8 +198,23 @@ class _RowReader:
         raise NotImplementedError
 
     def _take(self, places: _Places) -> Iterator[_RawRows]:
-        """Yield the rows at some positions from 0 to `count`."""
+        """Yield the rows at some positions from 0 to `count`; without positions, those with the ids there."""
+        yield from _chosen_ids(self._id_pages(_IDS_AT_ONCE), places, self._fetch)
+
+    def _id_pages(self, size: int) -> Iterator[Sequence[Any]]:
+        """Yield all ids, `size` at a time."""
         raise NotImplementedError
+
+    def _fetch(self, ids: list[Any]) -> _RawRows:
+        """Return the rows with these ids."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _known_metric(name: str, metrics: Mapping[str, Metric], where: str) -> Metric:
+        """Return what the database calls `name`."""
+        if name not in metrics:
+            raise BadInput(f"{where} searches by {name}; only {', '.join(metrics)} are supported")
+        return metrics[name]
 
     def _draw(self, sample: int, seed: int) -> Iterator[_RawRows]:
         """Yield rows drawn uniformly, each at most once; more of them if some can't be used."""
@@ -200,7 +228,7 @@ class _RowReader:
             tried = np.concatenate([tried, new])
             yield from self._take(np.sort(new))
 
-    def _kept(self, raw: _RawRows) -> RowBatch:
+    def _kept(self, raw: _RawRows) -> _RowBatch:
         vectors, missing, other = _matrix(raw.vectors, self.width)
         texts = _readable(raw.texts)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -212,7 +240,7 @@ class _RowReader:
         if counts.other_width > max(1, _TOLERATED * counts.read):
             what = f"holds vectors of several widths ({self.width} and others)"
             raise BadInput(f"{self.where} {what}; name one column with --vectors, or one table with --table")
-        batch = RowBatch(ids=tuple(map(str, raw.ids)), texts=tuple(raw.texts), vectors=vectors)
+        batch = _RowBatch(ids=tuple(map(str, raw.ids)), texts=tuple(raw.texts), vectors=vectors)
         batch = batch if left.all() else _part(batch, np.flatnonzero(left))
         counts._note(batch.vectors)
         return batch
@@ -234,10 +262,10 @@ def _readable(texts: Sequence[Any]) -> _Mask:
     return np.array([isinstance(text, str) and bool(text.strip()) for text in texts], dtype=bool)
 
 
-def _part(batch: RowBatch, places: slice | _Places) -> RowBatch:
+def _part(batch: _RowBatch, places: slice | _Places) -> _RowBatch:
     if isinstance(places, slice):
-        return RowBatch(ids=batch.ids[places], texts=batch.texts[places], vectors=batch.vectors[places])
-    return RowBatch(
+        return _RowBatch(ids=batch.ids[places], texts=batch.texts[places], vectors=batch.vectors[places])
+    return _RowBatch(
         ids=tuple(batch.ids[place] for place in places),
         texts=tuple(batch.texts[place] for place in places),
         vectors=batch.vectors[places],
@@ -277,7 +305,7 @@ def _explained(where: str, *, hide: str | None = None) -> Iterator[None]:
         raise BadInput(f"{what}; check that it is there and complete, then run again") from None
 
 
-def _imported(module: str, feature: str, extra: str) -> Any:
+def _import(module: str, feature: str, extra: str) -> Any:
     """Import a database's client, which is an optional package."""
     try:
         return import_module(module)

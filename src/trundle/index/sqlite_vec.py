@@ -13,12 +13,10 @@ from trundle.errors import BadInput
 from trundle.index.rows import (
     _BATCH_ROWS,
     Metric,
-    _chosen_ids,
     _explained,
-    _imported,
+    _import,
     _listed,
     _one_of,
-    _Places,
     _RawRows,
     _RowReader,
     _text_column,
@@ -28,7 +26,6 @@ from trundle.index.rows import (
 _VECTOR = re.compile(r"([\w]+)\s+(float|f32|int8|i8)\s*\[(\d+)\]([^,]*)", re.IGNORECASE)
 _TEXT = re.compile(r"[+]?\s*\"?(\w+)\"?\s+text\b", re.IGNORECASE)
 _METRICS: dict[str, Metric] = {"cosine": "cosine", "l2": "l2"}
-_IDS_AT_ONCE = 10_000
 _LOOKUP = 500
 
 
@@ -37,8 +34,8 @@ class _SqliteVecReader(_RowReader):
 
     def __init__(self, path: Path, wish: _Wish) -> None:
         # Many builds of Python have a sqlite3 that can't load extensions.
-        apsw = _imported("apsw", "an index of sqlite-vec", "sqlite-vec")
-        extension = _imported("sqlite_vec", "an index of sqlite-vec", "sqlite-vec")
+        apsw = _import("apsw", "an index of sqlite-vec", "sqlite-vec")
+        extension = _import("sqlite_vec", "an index of sqlite-vec", "sqlite-vec")
         with _explained(str(path)):
             self._database = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
             self._database.enable_load_extension(True)
@@ -46,11 +43,11 @@ class _SqliteVecReader(_RowReader):
             self._database.enable_load_extension(False)
             declared = "SELECT name, sql FROM sqlite_master WHERE sql LIKE '%USING vec0%'"
             tables = {str(name): str(text) for name, text in self._database.execute(declared)}
-            table = _one_of(list(tables), wish.table, "table of sqlite-vec", str(path), "--table")
+            table = wish.table_of(list(tables), "table of sqlite-vec", str(path))
             where = f"{path}, table {table}"
             count = int(self._one(f"SELECT count(*) FROM {_quoted(table)}"))
             self._table, body = _quoted(table), tables[table].partition("(")[2]
-            width, metric = self._vectors(body, wish.vectors, where)
+            width, metric = self._vectors(body, wish, where)
             self._choose_texts(body, list(tables), wish.texts, where)
         super().__init__(where, count=count, width=width, metric=metric)
 
@@ -61,16 +58,14 @@ class _SqliteVecReader(_RowReader):
     def _one(self, query: str) -> Any:
         return next(iter(self._database.execute(query)))[0]
 
-    def _vectors(self, body: str, wanted: str | None, where: str) -> tuple[int, Metric]:
+    def _vectors(self, body: str, wish: _Wish, where: str) -> tuple[int, Metric]:
         found = {name: (kind, width, rest) for name, kind, width, rest in _VECTOR.findall(body)}
-        name = _one_of(list(found), wanted, "column of float or int8 vectors", where, "--vectors")
+        name = wish.vectors_of(list(found), "column of float or int8 vectors", where)
         kind, width, rest = found[name]
         self._vector, self._kind = _quoted(name), "<f4" if kind.lower() in ("float", "f32") else "i1"
         metric = re.search(r"distance_metric\s*=\s*(\w+)", rest, re.IGNORECASE)
         asked = metric.group(1).lower() if metric else "l2"
-        if asked not in _METRICS:
-            raise BadInput(f"{where} searches by {asked}; only {', '.join(_METRICS)} are supported")
-        return int(width), _METRICS[asked]
+        return int(width), self._known_metric(asked, _METRICS, where)
 
     def _choose_texts(self, body: str, tables: Sequence[str], wanted: str | None, where: str) -> None:
         """Choose a column of the table itself, or `table.column` of another one."""
@@ -109,22 +104,18 @@ class _SqliteVecReader(_RowReader):
     def _query(self) -> str:
         return f"SELECT v.rowid, {self._text}, v.{self._vector} FROM {self._table} v{self._join}"
 
-    def _take(self, places: _Places) -> Iterator[_RawRows]:
-        def pages() -> Iterator[list[int]]:
-            rows = self._database.execute(f"SELECT rowid FROM {self._table}")
-            while some := [int(row[0]) for _, row in zip(range(_IDS_AT_ONCE), rows, strict=False)]:
-                yield some
+    def _id_pages(self, size: int) -> Iterator[Sequence[Any]]:
+        rows = self._database.execute(f"SELECT rowid FROM {self._table}")
+        while some := [int(row[0]) for _, row in zip(range(size), rows, strict=False)]:
+            yield some
 
-        def fetch(ids: list[int]) -> _RawRows:
-            found: list[Any] = []
-            for start in range(0, len(ids), _LOOKUP):
-                part = ids[start : start + _LOOKUP]
-                found += self._database.execute(
-                    f"{self._query} WHERE v.rowid IN ({','.join('?' * len(part))})", part
-                )
-            return self._raw(found)
-
-        yield from _chosen_ids(pages(), places, fetch)
+    def _fetch(self, ids: list[Any]) -> _RawRows:
+        found: list[Any] = []
+        for start in range(0, len(ids), _LOOKUP):
+            part = ids[start : start + _LOOKUP]
+            chosen = f"{self._query} WHERE v.rowid IN ({','.join('?' * len(part))})"
+            found += self._database.execute(chosen, part)
+        return self._raw(found)
 
     def _raw(self, rows: Sequence[Any]) -> _RawRows:
         stored = b"".join(row[2] for row in rows)  # its tables take vectors of the declared width only

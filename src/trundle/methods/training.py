@@ -16,7 +16,6 @@ from torch import nn
 from trundle.cache import cache_entry, locked, remove_entry
 from trundle.data.corpus import Corpus
 from trundle.data.examples import Example
-from trundle.data.sampling import sample
 from trundle.errors import BadInput
 from trundle.methods.contract import Context, Given, Heal, Healing
 from trundle.model.encode import explain_out_of_memory
@@ -137,7 +136,7 @@ def healed(
     if texts is None:
         if context.corpus is None:
             raise BadInput("this plan heals the cut on texts; pass them with --data")
-        texts = [text.text for text in sample(context.corpus.train(), HEALING_TEXTS, seed=context.seed)]
+        texts = [text.text for text in context.corpus.sample_train(HEALING_TEXTS, context.seed)]
     try:
         found = heal(whole, small, what, texts, progress=context.progress)
     except BadInput as error:

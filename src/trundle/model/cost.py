@@ -126,9 +126,10 @@ def predict_static(
     model: SentenceTransformer, *, rows: int | None = None, width: int | None = None, length: int = _LENGTH
 ) -> Cost:
     """Predict the cost of a static model made from this one; the default is all its tokens and its width."""
-    all_rows, full_width = static_shape(model)
-    itemsize = next(model.parameters()).element_size()
-    return _static_cost(rows or all_rows, width or full_width, itemsize, [], length)
+    if rows is None or width is None:
+        all_rows, full_width = static_shape(model)
+        rows, width = rows or all_rows, width or full_width
+    return _static_cost(rows, width, next(model.parameters()).element_size(), [], length)
 
 
 @dataclass(frozen=True)

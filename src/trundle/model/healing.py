@@ -350,17 +350,7 @@ class _HealedBlocks:
         """The inputs of a stage in the cut model, and for one that adds, what it adds to."""
         block, mask = self._blocks[1][place.number], self._batches[number].mask
         call, states = self._calls[1][number][place.number], self._states[1][number]
-        name = stage.matrices[0].inside
-        if not stage.adds:
-            with _watching(block, inputs=[name], stop=name) as seen:
-                call(block, states)
-            return seen[f"in {name}"][mask], None
-        norms = [] if stage.norm is None else [stage.norm]
-        with _watching(block, inputs=[name, *norms], outputs=[name], stop=stage.norm) as seen:
-            after = call(block, states)
-        total = after if stage.norm is None else seen[f"in {stage.norm}"]
-        assert total is not None
-        return seen[f"in {name}"][mask], (total - seen[f"out {name}"])[mask]
+        return call.inputs_of(stage, block, states, mask)
 
     def _put(self, place: _Place, stage: _LinearGroup, fitted: _Moments, held_out: _Moments) -> None:
         """Replace the matrices of a stage if that improves the held-out texts."""

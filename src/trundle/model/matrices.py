@@ -146,7 +146,7 @@ def _off_grid(ratios: Tensor) -> Tensor:
     return ((ratios - codes).abs() > _ON_GRID) | (codes < _LOWEST) | (codes > _HIGHEST)
 
 
-def is_on_grid(matrix: Tensor) -> bool:
+def _is_on_grid(matrix: Tensor) -> bool:
     """Return whether a matrix (rows, inputs) is exactly what its codes and scales give, as after rounding."""
     blocks = matrix.detach().float().reshape(*matrix.shape[:-1], -1, BLOCK)
     _, scales = on_grid(matrix)

@@ -31,9 +31,9 @@ from trundle.model.matrices import (
     BLOCK,
     Matrix,
     _has_bias,
+    _is_on_grid,
     fits_grid,
     grid_weights,
-    is_on_grid,
     is_pruned,
     prunable,
     put_on_grid,
@@ -65,7 +65,7 @@ def round_to_int4(
     lie on the grid already is returned as it is. A pruned model keeps its zeros, so it is only rounded.
     """
     weights = [weight.T if transposed else weight for weight, transposed in grid_weights(model)]
-    if all(is_on_grid(weight.detach()) for weight in weights):
+    if all(_is_on_grid(weight.detach()) for weight in weights):
         return model
     whole = copy_of(model).float().eval()
     if is_pruned(model):  # a fitted matrix would lose its zeros
@@ -327,6 +327,22 @@ class _BlockCall:
         after: Tensor = found[0] if isinstance(found, tuple) else found
         return after
 
+    def inputs_of(
+        self, stage: _LinearGroup, block: nn.Module, states: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the inputs of a stage, and for one that adds, what it adds to."""
+        name = stage.matrices[0].inside
+        if not stage.adds:
+            with _watching(block, inputs=[name], stop=name) as seen:
+                self(block, states)
+            return seen[f"in {name}"][mask], None
+        norms = [] if stage.norm is None else [stage.norm]
+        with _watching(block, inputs=[name, *norms], outputs=[name], stop=stage.norm) as seen:
+            after = self(block, states)
+        total = after if stage.norm is None else seen[f"in {stage.norm}"]
+        assert total is not None
+        return seen[f"in {name}"][mask], (total - seen[f"out {name}"])[mask]
+
 
 def _open_blocks(
     model: SentenceTransformer, blocks: Sequence[nn.Module], batches: Sequence[Features]
@@ -468,19 +484,9 @@ class _RoundedBlocks:
 
     def _inputs(self, number: int, stage: _LinearGroup, place: int, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs of a stage in the rounded model, and what it should compute from them."""
-        block, mask, name = self._blocks(1)[number], self._masks[place], stage.matrices[0].inside
         call, states = self._calls[place][number], self._states[1][place]
-        if not stage.adds:
-            with _watching(block, inputs=[name], stop=name) as seen:
-                call(block, states)
-            return seen[f"in {name}"][mask], wanted
-        norms = [] if stage.norm is None else [stage.norm]
-        with _watching(block, inputs=[name, *norms], outputs=[name], stop=stage.norm) as seen:
-            after = call(block, states)
-        total = after if stage.norm is None else seen[f"in {stage.norm}"]
-        assert total is not None
-        rest = (total - seen[f"out {name}"])[mask]
-        return seen[f"in {name}"][mask], wanted - rest
+        inputs, rest = call.inputs_of(stage, self._blocks(1)[number], states, self._masks[place])
+        return inputs, wanted if rest is None else wanted - rest
 
     def _put(self, stage: _LinearGroup, moments: _Moments) -> None:
         whole, small = self._backbones

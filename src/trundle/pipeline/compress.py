@@ -22,14 +22,12 @@ from trundle.model.encode import embedder, free_gpu_memory
 from trundle.model.save import save
 from trundle.model.surgery import with_modules
 from trundle.model.token_map import has_token_map
-from trundle.pipeline.card import _model_card
-from trundle.pipeline.pair import _save_pair, pair_folder
-from trundle.pipeline.run import MethodRun, Request, Run, Sibling
-from trundle.pipeline.stages import _Stage, _stages
+from trundle.pipeline.pair import _model_card, _save_pair, pair_folder
+from trundle.pipeline.run import Request, Run, _MethodRun, _Sibling, _Stage, _stages
 from trundle.progress import is_first, process_count
 from trundle.recipe import Call, Recipe
 from trundle.records import THE_ORIGINAL, Lineage, QualityScores, read_lineage
-from trundle.teacher.held_out import HeldOutVectors
+from trundle.teacher.targets import HeldOutVectors
 from trundle.teacher.teacher import Teacher, original_teacher
 
 _BATCH = 8  # among few texts, lengths differ so much that large batches are mostly padding
@@ -68,7 +66,7 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
     compares = request.compare and vectors and writes
     fidelity = compare_held_out(teacher, student, request) if compares else None
     judged = _judge(made, before, student) if made.evaluators and writes else {}
-    siblings: list[Sibling] = []
+    siblings: list[_Sibling] = []
     paired = None
     if request.target is not None and is_first():
         replace = request.replace
@@ -130,7 +128,7 @@ class _Results:
     """What the methods have made so far."""
 
     model: SentenceTransformer
-    steps: list[MethodRun] = field(default_factory=list)
+    steps: list[_MethodRun] = field(default_factory=list)
     space: Teacher | None = None
     partner: SentenceTransformer | None = None
     files: dict[str, str | bytes] = field(default_factory=dict)
@@ -143,7 +141,7 @@ class _Results:
     planned: Cost | None = None
     """In a dry run, the size after a method that was only planned; later plans start from it."""
 
-    def add(self, applied: Applied, step: MethodRun) -> None:
+    def add(self, applied: Applied, step: _MethodRun) -> None:
         self.steps.append(step)
         self.model, self.space = applied.model, applied.space or self.space
         self.partner = applied.teacher or self.partner
@@ -178,7 +176,7 @@ def _apply_all(request: Request, recipe: Recipe, context: Context) -> _Results:
 
 def _apply(
     call: Call, made: _Results, request: Request, context: Context, stage: _Stage | None, *, read: list[str]
-) -> tuple[Applied, MethodRun]:
+) -> tuple[Applied, _MethodRun]:
     began = time.monotonic()
     found = None if stage is None else stage.find()
     plan = call.method.plan(made.model, call.options, context) if found is None else found[0]
@@ -196,7 +194,7 @@ def _apply(
         applied = call.method.apply(made.model, plan, context)
         if stage is not None:
             applied = stage.keep(plan, applied, seconds=time.monotonic() - began)
-    return applied, MethodRun(
+    return applied, _MethodRun(
         call=call,
         says=str(plan),
         plan=plan.model_dump(mode="json"),
@@ -242,7 +240,7 @@ def _lineage(
 
 def _write_sibling(
     name: str, made: _Results, lineage: Lineage, request: Request, held_out: HeldOutVectors, teacher: Teacher
-) -> Sibling:
+) -> _Sibling:
     """Compares and writes an additional model, with the lineage up to the method that made it."""
     beside, taken = made.additional[name]
     place, size = Path(f"{request.target}-{name}"), cost(beside.model)
@@ -257,7 +255,7 @@ def _write_sibling(
         compared=_compared(fidelity),
     )
     _save(beside.model, place, origin, beside.files, replace=request.replace)
-    return Sibling(output=place, after=size, fidelity=fidelity)
+    return _Sibling(output=place, after=size, fidelity=fidelity)
 
 
 def _save(

@@ -1,26 +1,40 @@
-"""What a run is asked for, and what it returns."""
+"""What a run is asked for, what it returns, and how it resumes.
+
+The cache keeps the result of each finished method until the run is saved, and the same command skips the
+methods whose results it finds. Results that took seconds are not kept; a training that was interrupted
+resumes from its own checkpoint. Several runs may start with the same methods, so an entry may appear or
+vanish at any moment; that costs time and nothing else.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from trundle.cache import cache_entry, file_state
 from trundle.data.corpus import Corpus
 from trundle.embedder import Embedder
 from trundle.evaluate.fidelity import MEASURED_TEXTS, Fidelity
+from trundle.folders import atomic_folder, remove_folder
+from trundle.methods.contract import AdditionalModel, Applied, Context, Plan
 from trundle.model.cost import Cost
 from trundle.model.load import load
+from trundle.model.save import model_digest
 from trundle.progress import SILENT, Progress
 from trundle.recipe import Call, Recipe
-from trundle.records import MethodRecord
+from trundle.records import MethodRecord, versions
 from trundle.teacher.teacher import Teacher
 
 _IN_MEMORY = "model"
+_KEPT_AFTER = 5.0
+"""A result that took fewer seconds is not kept."""
+_RECORD, _MODEL, _FILES, _ADDITIONAL = "record.json", "model", "files", "besides"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +92,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodRun:
+class _MethodRun:
     """One method of a recipe as it was run."""
 
     call: Call
@@ -101,7 +115,7 @@ class MethodRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sibling:
+class _Sibling:
     """An additional model, written to a folder next to the output."""
 
     output: Path
@@ -123,13 +137,13 @@ class Run:
     model: SentenceTransformer
     before: Cost
     after: Cost
-    steps: tuple[MethodRun, ...]
+    steps: tuple[_MethodRun, ...]
     fidelity: Fidelity | None
     judged: Mapping[str, tuple[float, float]]
     """Scores of the original and of the result that a method asked for."""
     output: Path | None
     pair: Path | None
-    additional: tuple[Sibling, ...]
+    additional: tuple[_Sibling, ...]
     teacher: Teacher
     """The teacher of the result, or the original, by its name in the request or the recipe."""
     original: Embedder
@@ -163,3 +177,90 @@ class Run:
             "pair": None if self.pair is None else str(self.pair),
             "besides": [sibling.as_json() for sibling in self.additional],
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stage:
+    """The cache entry of one method's result."""
+
+    folder: Path
+    call: Call
+    context: Context
+
+    def find(self) -> tuple[Plan, Applied] | None:
+        if self.context.fresh:
+            self.forget()
+        try:
+            return self._reopened() if self._is_there() else None
+        except Exception:
+            if self._is_there():
+                raise
+            return None  # another run was saved meanwhile and has deleted it
+
+    def _is_there(self) -> bool:
+        return (self.folder / _RECORD).is_file()
+
+    def _reopened(self) -> tuple[Plan, Applied]:
+        record = json.loads((self.folder / _RECORD).read_text(encoding="utf-8"))
+        plan: Plan = self.call.method.plans.model_validate(record["plan"])
+        places = {name: self.folder / _ADDITIONAL / name for name in record["besides"]}
+        additional = {
+            name: AdditionalModel(model=self._open(place / _MODEL), files=_files(place / _FILES))
+            for name, place in places.items()
+        }
+        applied = Applied(
+            model=self._open(self.folder / _MODEL),
+            facts=record["facts"],
+            files=_files(self.folder / _FILES),
+            additional=additional,
+            done=self.forget,
+        )
+        self.context.progress.say(f"{self.call.method.name}: resumed from an interrupted run")
+        return plan, self.call.method.reopen(applied, plan, self.context)
+
+    def keep(self, plan: Plan, applied: Applied, *, seconds: float) -> Applied:
+        """Stores a result that took long to make, and deletes the method's own checkpoints."""
+        if seconds < _KEPT_AFTER:
+            return applied
+        with atomic_folder(self.folder, replace=True, marks=(_RECORD,)) as scratch:
+            _write(AdditionalModel(model=applied.model, files=applied.files), scratch)
+            for name, extra in applied.additional.items():
+                _write(extra, scratch / _ADDITIONAL / name)
+            record: dict[str, Any] = {
+                "plan": plan.model_dump(mode="json"),
+                "facts": dict(applied.facts),
+                "besides": list(applied.additional),
+            }
+            (scratch / _RECORD).write_text(json.dumps(record), encoding="utf-8")
+        applied.done()
+        return replace(applied, done=self.forget)
+
+    def forget(self) -> None:
+        remove_folder(self.folder)
+
+    def _open(self, folder: Path) -> Any:
+        return load(str(folder), trust_remote_code=self.context.trust_remote_code)
+
+
+def _stages(calls: tuple[Call, ...], context: Context) -> list[_Stage]:
+    """The key of an entry is the model, the texts, the methods up to this one, and the files they read."""
+    facts = () if context.corpus is None else context.corpus.facts()
+    led: list[Any] = [model_digest(context.original), str(facts), context.seed, context.pair, str(versions())]
+    found = []
+    for call in calls:
+        read = [file_state(name) for name in call.method.reads(call.options)]
+        led = [*led, call.method.name, call.options.model_dump(mode="json"), read]
+        folder = cache_entry("steps", *led, root=context.cache)
+        found.append(_Stage(folder=folder, call=call, context=context))
+    return found
+
+
+def _write(made: AdditionalModel, folder: Path) -> None:
+    made.model.save_pretrained(str(folder / _MODEL), create_model_card=False)
+    (folder / _FILES).mkdir()
+    for name, content in made.files.items():
+        (folder / _FILES / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def _files(folder: Path) -> dict[str, str | bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}

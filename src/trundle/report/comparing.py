@@ -13,17 +13,21 @@ import yaml
 from trundle.evaluate.fidelity import TextError
 from trundle.report.contents import _Projection, _Report, _RunRecord, _SampleSearch, _TopDocuments
 from trundle.report.markup import (
+    _around,
+    _Axis,
     _choice,
     _code,
+    _colour,
     _count,
     _figure,
     _grid,
     _one_line,
     _paragraph,
     _percent,
+    _Plot,
+    _room_for,
     _table,
 )
-from trundle.report.plot import _around, _Axis, _colour, _Plot, _room_for
 
 if TYPE_CHECKING:
     from trundle.evaluate.shortening import Inheritance

@@ -8,7 +8,10 @@ from html import escape
 from trundle.records import NEUTRAL, CandidateRecord, GradientAlignment, PlanningRecord, PrunedMatrix
 from trundle.report.contents import _Coverage, _Point, _Report, _RunRecord, _TokenCurve
 from trundle.report.markup import (
+    _around,
+    _Axis,
     _choice,
+    _colour,
     _count,
     _figure,
     _grid,
@@ -19,10 +22,12 @@ from trundle.report.markup import (
     _paragraph,
     _percent,
     _plain,
+    _Plot,
+    _room_for,
+    _svg,
     _table,
     _thousandths,
 )
-from trundle.report.plot import _around, _Axis, _colour, _Plot, _room_for, _svg
 
 _CANDIDATE_NAME, _RUN_NAME = 44, 14
 """The most characters of a name in a plot."""

@@ -29,7 +29,7 @@ from trundle.report.contents import _Projection, _Quality, _RunMeasurements, _Ru
 from trundle.report.markup import _numbered, _one_line
 from trundle.report.reading import _TORCH
 from trundle.runtime.encoder import Encoder
-from trundle.teacher.held_out import HeldOutVectors
+from trundle.teacher.targets import HeldOutVectors
 from trundle.teacher.teacher import Teacher
 
 _SAMPLE_QUERIES = 12

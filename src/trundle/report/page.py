@@ -26,7 +26,11 @@ from trundle.report.making import (
 )
 from trundle.report.markup import (
     _NOTHING,
+    _around,
+    _around_log,
+    _Axis,
     _choice,
+    _colour,
     _count,
     _figure,
     _grid,
@@ -35,13 +39,13 @@ from trundle.report.markup import (
     _one_line,
     _paragraph,
     _percent,
+    _Plot,
     _short,
     _table,
     _thousandths,
     _tick_bytes,
     _times,
 )
-from trundle.report.plot import _around, _around_log, _Axis, _colour, _Plot
 
 
 def _value(report: _Report, run: _RunRecord | None, name: str) -> float | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trundle import records
-from trundle.bench.results import short_names
+from trundle.bench.workload import short_names
 from trundle.errors import BadInput
 from trundle.precision import FORMATS, preference
 from trundle.records import LINEAGE_FILE, THE_ORIGINAL, MethodRecord, QualityScores

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trundle.bench.results import BenchResult, caution
 from trundle.bench.rounds import BenchOptions, bench
+from trundle.bench.workload import BenchResult, caution
 from trundle.data.corpus import unseen_texts
 from trundle.data.texts import Text
 from trundle.errors import BadInput

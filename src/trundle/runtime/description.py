@@ -108,7 +108,7 @@ def read_weights(folder: Path) -> tuple[str, dict[str, list[int]]]:
     return blake2b("".join(parts).encode(), digest_size=_DIGEST_BYTES).hexdigest(), states
 
 
-def check_weights(folder: Path, description: Description) -> None:
+def _check_weights(folder: Path, description: Description) -> None:
     """Reject graphs of a model that has other torch weights now."""
     if not description.weights:
         return

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from trundle.embedder import Vectors, check_vectors
 from trundle.errors import BadInput, BadModel, EmptyTexts
-from trundle.runtime.description import Description, check_weights, read_description
+from trundle.runtime.description import Description, _check_weights, read_description
 from trundle.runtime.engines import _choose, _GraphSession, _Ids, _load_graph
 
 _STEPS = ((32, 4), (64, 8))
@@ -152,7 +152,7 @@ class _OneModel:
         self.description = read_description(folder)
         self.graph = _choose(self.description.graphs, graph, folder, warn)
         self.reader = Reader(folder, self.description)
-        check_weights(folder, self.description)
+        _check_weights(folder, self.description)
         self._sessions: dict[int, _GraphSession] = {}
         self._loading = Lock()
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix="trundle")

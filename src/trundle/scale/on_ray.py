@@ -18,12 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trundle.data.files import no_training_rows
+from trundle.data.texts import no_training_rows
 from trundle.errors import BadInput, MissingExtra, OtherTexts, TrundleError, WriteFailed
 from trundle.folders import scratch_folder
 from trundle.progress import SILENT, Progress
-from trundle.scale.file_parts import _FilePart, _list_parts
-from trundle.scale.shard_plan import _range_length, _ShardPlanner, _ShardRange, _split_ranges
+from trundle.scale.shard_plan import (
+    _FilePart,
+    _list_parts,
+    _range_length,
+    _ShardPlanner,
+    _ShardRange,
+    _split_ranges,
+)
 from trundle.scale.shard_writer import (
     TeacherSpec,
     _check_range,

@@ -21,8 +21,15 @@ from trundle.data.environment import environment_pairs
 from trundle.data.texts import Text, read_texts
 from trundle.errors import BadInput, BadModel, MissingExtra, TrundleError
 from trundle.progress import SILENT, Progress
-from trundle.scale.file_parts import _FilePart, _is_remote, _list_parts, _read_part, _read_parts
-from trundle.scale.shard_plan import _shard_texts, _ShardRange
+from trundle.scale.shard_plan import (
+    _FilePart,
+    _is_remote,
+    _list_parts,
+    _read_part,
+    _read_parts,
+    _shard_texts,
+    _ShardRange,
+)
 from trundle.teacher import teacher_kind
 from trundle.teacher.labelling import build_targets, encode_by_role, fingerprint, other_texts_error, text_key
 from trundle.teacher.shards import (

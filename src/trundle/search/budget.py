@@ -89,7 +89,7 @@ _SHORTEST_TRIAL, _SHORTEST_GPU_TRIAL = 20.0, 5.0
 """A trial of fewer seconds says nothing; a GPU learns more in five than two cores in a minute."""
 _LABELLING, _TRYING, _PROVING = 0.25, 0.3, 0.1
 """Shares of the time: teacher vectors, trials, and the end. The rest is for the winner's training."""
-_GPU_LABELLING, _GPU_TRYING = 0.075, 0.03
+_GPU_LABELLING, _GPU_TRYING = 0.1, 0.03
 """The same with a GPU, which labels thousands of texts a second."""
 _GPU_TRIAL_OVERHEAD = 5.0
 """Seconds of a trial on a GPU besides its steps: cutting, tokens, capturing, saving."""

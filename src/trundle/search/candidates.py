@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
@@ -127,65 +127,71 @@ def _list_candidates(
     model: SentenceTransformer,
     base: str,
     *,
-    precision: Precision,
+    precisions: Sequence[Precision],
     dimensions: int,
     is_teacher: bool = True,
     budget: _Budget | None = None,
 ) -> list[_Candidate]:
     """Lists all cuts of `model`, each with a linear map into `dimensions`; the teacher needs no map.
 
-    With a budget there is one more for each shape: with as many tokens as fit.
+    With a budget there is one more for each shape and precision: with as many tokens as fit.
     """
     layout = layout_of(transformer_of(model).model)
     sizes = layout.sizes
     token_counts, reachable = _token_counts(model, sizes["vocab"])
-    candidate = partial(_Candidate, base=base, precision=precision, whole=layout, reachable=reachable)
+    candidate = partial(_Candidate, base=base, whole=layout, reachable=reachable)
 
-    def with_tokens(tokens: int, *, layers: int, neurons: int, width: Fraction) -> _Candidate:
-        hidden = sizes["hidden"] * width
-        in_space = is_teacher and (layers, neurons, width) == (layout.layers, sizes["mlp"], _WIDTHS[0])
-        untouched = (
-            in_space and graph_format("onnx", precision).weights != "int4" and tokens == sizes["vocab"]
-        )
-        cost = predict(
+    @cache  # one cost holds the sizes of all precisions
+    def cost_of(tokens: int, layers: int, neurons: int, width: Fraction, in_space: bool) -> Cost:
+        hidden = int(sizes["hidden"] * width)
+        return predict(
             model,
             blocks=range(layers),
             vocab=tokens,
             mlp=neurons,
-            hidden=int(hidden) if width != 1 else None,
+            hidden=hidden if width != 1 else None,
             head=int(sizes["head"] * width) if width != 1 else None,
-            dense=None if in_space else (int(hidden), dimensions),
+            dense=None if in_space else (hidden, dimensions),
         )
+
+    def with_tokens(
+        tokens: int, precision: Precision, *, layers: int, neurons: int, width: Fraction
+    ) -> _Candidate:
+        in_space = is_teacher and (layers, neurons, width) == (layout.layers, sizes["mlp"], _WIDTHS[0])
+        exact = graph_format("onnx", precision).weights != "int4" and tokens == sizes["vocab"]
         return candidate(
+            precision=precision,
             layers=layers,
             tokens=tokens,
             neurons=neurons,
             width=width,
-            cost=cost,
-            untouched=untouched,
+            cost=cost_of(tokens, layers, neurons, width, in_space),
+            untouched=in_space and exact,
             in_space=in_space,
         )
 
-    def static(tokens: int, *, rows: int) -> _Candidate:
+    def static(tokens: int, precision: Precision, *, rows: int) -> _Candidate:
         # The map is multiplied into the table, so its width is that of the teacher.
         cost = predict_static(model, rows=min(rows, tokens), width=dimensions)
-        return candidate(layers=0, tokens=tokens, neurons=sizes["mlp"], width=_WIDTHS[0], cost=cost)
+        return candidate(
+            precision=precision, layers=0, tokens=tokens, neurons=sizes["mlp"], width=_WIDTHS[0], cost=cost
+        )
 
     shapes = itertools.product(
         _counts(layout.layers, _LAYERS, at_least=1), _counts(sizes["mlp"], _NEURONS, at_least=1), _WIDTHS
     )
-    makers: list[Callable[[int], _Candidate]] = [
+    makers: list[Callable[[int, Precision], _Candidate]] = [
         partial(with_tokens, layers=layers, neurons=neurons, width=width) for layers, neurons, width in shapes
     ]
     if not has_token_map(model):
         with suppress(BadModel):  # its tokenizer does not allow a static model
             makers.append(partial(static, rows=static_shape(model)[0]))
     found = []
-    for make in makers:
+    for precision, make in itertools.product(precisions, makers):
         with suppress(ImpossibleCut):
-            shape = [make(tokens) for tokens in token_counts]
+            shape = [make(tokens, precision) for tokens in token_counts]
             most = None if budget is None else _most_tokens(shape, budget)
-            found += shape if most is None else [*shape, make(most)]
+            found += shape if most is None else [*shape, make(most, precision)]
     return found
 
 
@@ -214,16 +220,15 @@ def _edge(
     candidates: Iterable[_Candidate], budget: _Budget, coverage: Mapping[str, _Coverage]
 ) -> list[_Candidate]:
     """The candidates that fit and keep more of something than any other that fits, most promising first."""
-    fitting = [each for each in candidates if _fits(each, budget)]
+    fitting = [(each, each.kept) for each in candidates if _fits(each, budget)]
     best = [
         each
-        for each in fitting
+        for each, kept in fitting
         if not any(
-            other is not each
-            and other.base == each.base
-            and other.kept != each.kept
-            and all(theirs >= ours for theirs, ours in zip(other.kept, each.kept, strict=True))
-            for other in fitting
+            other.base == each.base
+            and more != kept
+            and all(theirs >= ours for theirs, ours in zip(more, kept, strict=True))
+            for other, more in fitting
         )
     ]
     return sorted(best, key=lambda each: _promise(each, coverage[each.base]), reverse=True)

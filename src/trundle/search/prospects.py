@@ -1,36 +1,211 @@
-"""Predictions before anything is made: the size and speed of every candidate, and which are worth a trial."""
+"""Predictions before anything is made: the size and speed of every candidate, and which are worth a trial.
+
+The time of a query is predicted from timings of four small cuts of the model: graphs with one layer, three
+layers, half the neurons and half the width determine the fixed cost, the cost of a layer and the cost per
+FLOP of attention and MLP. A static model is timed on its own. Timings are cached, unless the
+machine was busy.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from importlib.util import find_spec
 from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 from sentence_transformers import SentenceTransformer
 
+from trundle.bench.workload import this_machine, workload
+from trundle.cache import cache_entry
 from trundle.data.corpus import Corpus
-from trundle.errors import BadInput, BadModel, MissingExtra
-from trundle.model.cost import Cost
+from trundle.errors import BadInput, BadModel, ImpossibleCut, MissingExtra
+from trundle.export.exporting import export_model
+from trundle.export.quantise import ExportOptions, Limits
+from trundle.folders import write_atomic
+from trundle.model.cost import Cost, cost
 from trundle.model.encode import labelling_embedder
+from trundle.model.heads import copy_of
+from trundle.model.layout import Layout, layout_of
 from trundle.model.matrices import token_rows
-from trundle.model.token_map import read_vocabulary
+from trundle.model.static import static_shape, static_with
+from trundle.model.surgery import Cut, cut, transformer_of
+from trundle.model.token_map import has_token_map, read_vocabulary
 from trundle.precision import Precision, graph_format
-from trundle.progress import Progress
+from trundle.progress import SILENT, Progress
+from trundle.records import versions
+from trundle.runtime.encoder import Encoder
 from trundle.search.budget import _Budget
 from trundle.search.candidates import _Candidate, _Coverage, _edge, _list_candidates, _smallest
-from trundle.search.speed import _extrapolated_milliseconds, _measure_speed, _Speed
 
+_ROUNDS, _SECONDS = 5, 0.3
+_UNDISTURBED = 0.9
+"""The machine was idle if the waiting thread ran for this share of a round."""
 _TIMED_TEXTS, _MOST_TIMED_TEXTS, _TIMED_SECONDS = 32, 65_536, 1.0
 _LENGTHS = 4
 _COUNTED_TEXTS = 5000
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Speed:
+    """Milliseconds of one short query as a function of what a model computes."""
+
+    fixed: float
+    attention: float
+    mlp: float
+    layer: float = 0.0
+    static: float | None = None
+    """Of a model without layers; None if there is none of this model."""
+    undisturbed: bool = True
+    """Whether the machine was idle otherwise."""
+
+    def milliseconds(self, of: Cost) -> float:
+        if of.layers == 0 and self.static is not None:
+            return self.static
+        attention, mlp, layers = _work(of)
+        return self.fixed + self.attention * attention + self.mlp * mlp + self.layer * layers
+
+
+def _measure_speed(
+    model: SentenceTransformer, precision: Precision, *, progress: Progress = SILENT
+) -> _Speed:
+    """Measures how fast this machine runs graphs of this model's shape and precision."""
+    kept = _cached(model, precision)
+    if kept.is_file():
+        return _Speed(**json.loads(kept.read_text(encoding="utf-8")))
+    cuts, static = _timed_cuts(layout_of(transformer_of(model).model)), _static(model)
+    costs, timed = _timed_graphs(chain((cut(model, what) for what in cuts), static), precision, progress)
+    taken = [each.milliseconds for each in timed]
+    speed = _fit(costs[: len(cuts)], taken[: len(cuts)])
+    if static:
+        speed = replace(speed, static=taken[-1])
+    if all(each.undisturbed for each in timed):
+        write_atomic(kept, json.dumps(asdict(speed)))
+        return speed
+    return replace(speed, undisturbed=False)
+
+
+def _timed_graphs(
+    models: Iterable[SentenceTransformer], precision: Precision, progress: Progress
+) -> tuple[list[Cost], list[_Timed]]:
+    """Exports the models, and times one query with each of the graphs in turns."""
+    with TemporaryDirectory() as scratch, progress.task(f"timing {precision} graphs", None) as advance:
+        folders, costs = [], []
+        for number, small in enumerate(models):
+            folder = Path(scratch) / str(number)
+            small.save_pretrained(str(folder), create_model_card=False)
+            costs.append(cost(small))
+            _export_graph(folder, precision, calibrate=workload().long + workload().short, timed_only=True)
+            folders.append(folder)
+            advance(1)
+        return costs, _time_queries(folders)
+
+
+def _static(model: SentenceTransformer) -> list[SentenceTransformer]:
+    """A static model of this model's size with random vectors; empty if there is none."""
+    if has_token_map(model):
+        return []
+    try:
+        rows, width = static_shape(model)
+    except BadModel:
+        return []
+    return [static_with(model, torch.randn(rows, width, generator=torch.Generator().manual_seed(0)))]
+
+
+def _timed_cuts(layout: Layout) -> list[Cut]:
+    """Cuts that separate the parts of a query's time; no narrow one if the model can't be narrowed."""
+    few = tuple(range(min(3, layout.layers)))
+    sizes = layout.sizes
+    wanted = [
+        Cut(blocks=(0,)),
+        Cut(blocks=few),
+        Cut(blocks=(0,), mlp=(tuple(range(sizes["mlp"] // 2)),) * layout.layers),
+        Cut(blocks=few, hidden=tuple(range(sizes["hidden"] // 2)), head=tuple(range(sizes["head"] // 2))),
+    ]
+    try:
+        wanted[-1].apply_to(layout)
+    except ImpossibleCut:
+        return wanted[:-1]
+    return wanted
+
+
+def _export_graph(
+    folder: Path,
+    precision: Precision,
+    *,
+    calibrate: Sequence[str],
+    timed_only: bool = False,
+    progress: Progress = SILENT,
+) -> int:
+    """Writes a graph and returns its size; one that is `timed_only` may lose any accuracy."""
+    limits = Limits(cosine=1.0, agreement=1.0) if timed_only else Limits()
+    options = ExportOptions(calibrate=tuple(calibrate), limits=limits, fit=not timed_only)
+    return export_model(
+        str(folder), to="onnx", precision=precision, options=options, force=True, progress=progress
+    ).file_bytes
+
+
+def _fit(costs: Sequence[Cost], milliseconds: Sequence[float]) -> _Speed:
+    """Fits the parts of a query's time, none negative; three timings determine three parts."""
+    rows = np.array([(1.0, *_work(each))[: len(costs)] for each in costs])
+    scale = rows.max(axis=0)
+    solved, _ = nnls(rows / scale, np.array(milliseconds))
+    names = ("fixed", "attention", "mlp", "layer")
+    return _Speed(**dict(zip(names, (solved / scale).tolist(), strict=False)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Timed:
+    """The time of one short query, and whether the processor was idle otherwise."""
+
+    milliseconds: float
+    undisturbed: bool
+
+
+def _time_queries(folders: Sequence[Path]) -> list[_Timed]:
+    """Times one short query with each folder's graph, in turns; the fastest round counts."""
+    texts = workload().short
+    encoders = [Encoder(folder) for folder in folders]
+    rounds: list[list[_Timed]] = [[] for _ in encoders]
+    for encoder in encoders:
+        encoder.encode(texts[0])
+    for _ in range(_ROUNDS):
+        for encoder, kept in zip(encoders, rounds, strict=True):
+            kept.append(_one_round(encoder, texts))
+    return [min(each, key=lambda one: one.milliseconds) for each in rounds]
+
+
+def _one_round(encoder: Encoder | SentenceTransformer, texts: Sequence[str]) -> _Timed:
+    taken: list[float] = []
+    start, busy = time.perf_counter(), time.thread_time()
+    while not taken or time.perf_counter() < start + _SECONDS:
+        began = time.perf_counter()
+        encoder.encode(texts[len(taken) % len(texts)])
+        taken.append(time.perf_counter() - began)
+    running = (time.thread_time() - busy) / (time.perf_counter() - start)
+    return _Timed(milliseconds=1000 * statistics.median(taken), undisturbed=running >= _UNDISTURBED)
+
+
+def _work(of: Cost) -> tuple[float, float, float]:
+    return of.parts["attention"].flops_per_token, of.parts["mlp"].flops_per_token, float(of.layers)
+
+
+def _cached(model: SentenceTransformer, precision: Precision) -> Path:
+    config = transformer_of(model).model.config.to_json_string()
+    machine, used = asdict(this_machine()), versions(("onnxruntime", "trundle"))
+    names = [each.name for each in fields(_Speed)]
+    return cache_entry("speed", config, precision, machine, used, names).with_suffix(".json")
 
 
 @dataclass(kw_only=True)
@@ -107,11 +282,15 @@ class _Prospects:
         speed = None if self.owner is None else speeds.get((self.owner, "float32"))
         return None if speed is None or before is None else speed.milliseconds(before)
 
-    def source_milliseconds(self, before: Cost | None) -> float | None:
-        """Measures a query with the owner's float graph; None without it or the packages for graphs."""
-        if not self.makes_graphs or self.owner is None or before is None:
+    def source_milliseconds(self) -> float | None:
+        """Measures a query with the owner in torch on the CPU; None if the owner is not here."""
+        if self.owner is None:
             return None
-        return _extrapolated_milliseconds(self.bases[self.owner], before, progress=self.progress)
+        model, texts = self.bases[self.owner], workload().short
+        if model.device.type != "cpu":
+            model = copy_of(model).to("cpu")
+        _one_round(model, texts[:1])  # to warm up
+        return _one_round(model, texts).milliseconds
 
     def candidates(self, speeds: Mapping[tuple[str, Precision], _Speed], limits: _Budget) -> list[_Candidate]:
         """Lists all cuts of the source and the students with predicted sizes and speeds."""
@@ -122,12 +301,11 @@ class _Prospects:
         found = [
             candidate
             for base, model in self.bases.items()
-            for precision in precisions
             for candidate in _list_candidates(
                 model,
                 base,
                 dimensions=self.width,
-                precision=precision,
+                precisions=precisions,
                 is_teacher=base == self.owner,
                 budget=limits,
             )

@@ -45,8 +45,7 @@ from trundle.search.budget import (
     _time_left,
 )
 from trundle.search.candidates import _Candidate
-from trundle.search.prospects import _Prospects
-from trundle.search.speed import _export_graph, _Speed, _time_queries
+from trundle.search.prospects import _export_graph, _Prospects, _Speed, _time_queries
 from trundle.search.training_source import TeacherOptions, _find_training_source, _prepare, _TrainingSource
 from trundle.search.trials import (
     _CONTEST_OVER,
@@ -321,8 +320,7 @@ def _carried_out(
         if outcome.chosen.candidate.untouched and "milliseconds" in made:
             graph = Encoder(request.target).embedder("result")
             made["run"] = replace(run, fidelity=compare_held_out(run.teacher, graph, request))
-        if outcome.before_milliseconds is None:
-            made["before_milliseconds"] = prospects.source_milliseconds(outcome.before)
+        made["before_milliseconds"] = prospects.source_milliseconds()
     outcome = replace(outcome, **made, spent=trials.watch.count())
     write_atomic(planning, outcome.record().as_text())
     run.settle()

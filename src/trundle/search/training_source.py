@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from trundle.data.augment import augmented
 from trundle.data.corpus import Corpus, corpus_of, with_pieces
-from trundle.data.sampling import sample
+from trundle.data.sampling import augmented, sample
 from trundle.data.texts import Text, read_texts
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
@@ -319,9 +318,7 @@ def _pieces(corpus: Corpus, count: int, seed: int) -> list[Text]:
     """Sentences and spans of training texts, as short as queries are."""
     found: list[Text] = []
     known: set[str] = set()
-    for text in augmented(
-        sample(corpus.train(), count, seed), _PIECES, seed=seed, allowed=corpus.may_train_on
-    ):
+    for text in augmented(corpus.sample_train(count, seed), _PIECES, seed=seed, allowed=corpus.may_train_on):
         if len(found) == count:
             break
         if text.text not in known:

@@ -27,8 +27,7 @@ from trundle.embedder import Vectors, check_texts
 from trundle.evaluate.retrieval import unit
 from trundle.runtime.encoder import Encoder
 from trundle.serve.batching import _Batcher, _Busy
-from trundle.serve.models import _Served
-from trundle.serve.settings import ServerSettings
+from trundle.serve.settings import ServerSettings, _Served
 from trundle.serve.wire import _JSON, _LARGE, _in_thread, _parse_body, _RequestError
 
 _ENVIRONMENT = "environment"

@@ -25,11 +25,16 @@ from trundle.records import versions
 from trundle.runtime.encoder import Output
 from trundle.serve import wire
 from trundle.serve.batching import _Batcher, _Pending
-from trundle.serve.connections import KEEP_ALIVE_SECONDS, limited_protocol
-from trundle.serve.guard import _CONTENT_TYPE, _FastRoute, _Guard, _Metrics
-from trundle.serve.models import _Model, _Served
+from trundle.serve.guard import (
+    _CONTENT_TYPE,
+    KEEP_ALIVE_SECONDS,
+    _FastRoute,
+    _Guard,
+    _limited_protocol,
+    _Metrics,
+)
 from trundle.serve.playground import _add_page, _Playground
-from trundle.serve.settings import ServerSettings, uvicorn
+from trundle.serve.settings import ServerSettings, _Model, _Served, uvicorn
 from trundle.serve.wire import _JSON, EmbeddingsRequest, _RequestError
 
 _WATCHED_AFTER = 0.2
@@ -83,7 +88,7 @@ def run_server(served: _Served, settings: ServerSettings, listening: socket.sock
 def _server_config(served: _Served, settings: ServerSettings) -> uvicorn.Config:
     return uvicorn.Config(
         _make_app(served, settings),
-        http=limited_protocol(settings),
+        http=_limited_protocol(settings),
         ws="none",
         access_log=False,
         log_level="error",  # a warning per invalid request would let strangers fill the log

@@ -1,8 +1,12 @@
 """A teacher behind an OpenAI-style embeddings endpoint.
 
-Each text is sent once, in batches; failed requests are retried with growing delays, and every response is
-validated. The API key is read from the environment for each request and never stored, so no record, log or
-traceback can show it.
+Texts are sent in batches; failed requests are retried with growing delays, and every response is validated.
+The API key is read from the environment for each request and never stored, so no record, log or traceback
+can show it.
+
+No text is sent, and paid for, twice: one SQLite file for each endpoint, model and width keeps the hash of
+each text and its vector. Every response is committed before the next request, so a killed process loses at
+most the response that it waits for.
 """
 
 from __future__ import annotations
@@ -11,24 +15,25 @@ import json
 import os
 import re
 import socket
+import sqlite3
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from hashlib import blake2b
+from pathlib import Path
 from random import Random
 from threading import Event
-from typing import Any
 
 import httpx2
 import numpy as np
 
-from trundle.embedder import Embedder, Encode, Vectors
-from trundle.errors import BadInput, BadModel
-from trundle.teacher.answers import _asked_once
+from trundle.cache import cache_entry
+from trundle.embedder import Embedder, Vectors
+from trundle.errors import BadInput, BadModel, WriteFailed
 from trundle.teacher.shards import _DIGEST_BYTES
 
 _FIRST_WAIT = 0.5
@@ -37,8 +42,14 @@ _LONGEST_REQUESTED_WAIT = 300.0
 _QUOTED_BYTES = 4096
 _QUOTED_CHARACTERS = 200
 _RESPONSE_BYTES_PER_TEXT = 1 << 20
-_ROLES = ("text", "query", "document")
+_REQUEST = blake2b(b"[null, {}]", digest_size=_DIGEST_BYTES).hexdigest()
+"""No width and no prompts are asked for; a part of the names of what is in the cache."""
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "trundle"}
+_KEY_BYTES = 16
+_KEYS_AT_ONCE = 500
+_TEXTS_PER_REQUEST = 64
+_WAIT_SECONDS = 30.0
+_TABLE = "CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, vector BLOB) WITHOUT ROWID"
 
 
 class _Retry(Exception):
@@ -177,12 +188,12 @@ def _requested_wait(header: str) -> float:
 
 def open_endpoint(url: str, model: str | None, *, most: int | None = None) -> tuple[Embedder, str]:
     """Return an endpoint that sends no text twice and at most `most` texts in all, and its identity."""
-    opened = endpoint_teacher(url, model)
+    opened = _endpoint_embedder(url, model)
     identity = _endpoint_id(url, str(model))
     return _asked_once(opened, identity, most=most), identity
 
 
-def endpoint_teacher(
+def _endpoint_embedder(
     url: str,
     model: str | None,
     *,
@@ -190,52 +201,36 @@ def endpoint_teacher(
     batch_size: int = 64,
     retries: int = 6,
     timeout: float = 60.0,
-    dimensions: int | None = None,
-    prompts: Mapping[str, str] | None = None,
 ) -> Embedder:
     """Return an embedder that posts texts to `url`/embeddings.
 
-    `prompts` are put before each text by role (text, query, document). `key_variable` names the environment
-    variable that holds the key, if the server needs one. `timeout` is for one complete response, in seconds.
+    `key_variable` names the environment variable that holds the key, if the server needs one. `timeout` is
+    for one complete response, in seconds.
     """
     if model is None:
         raise BadInput("an endpoint serves several models; name the teacher with --teacher-model")
     address = _checked_url(url)
-    prompted = dict(prompts or {})
-    if unknown := sorted(set(prompted) - set(_ROLES)):
-        raise BadInput(f"there is no role {unknown[0]!r} to prompt for; write one of {', '.join(_ROLES)}")
-    if batch_size < 1 or retries < 0 or timeout <= 0 or (dimensions is not None and dimensions < 1):
-        raise BadInput("pass a batch size, timeout and dimensions above 0, and 0 retries or more")
+    if batch_size < 1 or retries < 0 or timeout <= 0:
+        raise BadInput("pass a batch size and timeout above 0, and 0 retries or more")
     url = f"{address}/embeddings"
     poster = _Poster(url=url, key_variable=key_variable, retries=retries, timeout=timeout)
-    client = _EmbeddingsClient(poster, model, batch_size, dimensions)
-
-    def role(name: str) -> Encode:
-        prompt = prompted.get(name, "")
-        return lambda texts: client.encode([prompt + text for text in texts])
-
-    text, query, document = map(role, _ROLES)
-    return Embedder(name=f"{model} at {address}", text=text, query=query, document=document)
+    encode = _EmbeddingsClient(poster, model, batch_size).encode
+    return Embedder(name=f"{model} at {address}", text=encode, query=encode, document=encode)
 
 
-def _endpoint_id(
-    url: str, model: str, *, dimensions: int | None = None, prompts: Mapping[str, str] | None = None
-) -> str:
+def _endpoint_id(url: str, model: str) -> str:
     """Return the identity of an endpoint: its address and the request; the model behind it is not visible."""
-    request = json.dumps([dimensions, dict(prompts or {})], sort_keys=True).encode()
-    return f"endpoint {_checked_url(url)} {model} {blake2b(request, digest_size=_DIGEST_BYTES).hexdigest()}"
+    return f"endpoint {_checked_url(url)} {model} {_REQUEST}"
 
 
 class _EmbeddingsClient:
     """Sends batches; all responses must have the width of the first one."""
 
-    def __init__(self, poster: _Poster, model: str, batch_size: int, dimensions: int | None) -> None:
+    def __init__(self, poster: _Poster, model: str, batch_size: int) -> None:
         self._poster = poster
         self._batch_size = batch_size
-        self._settings: dict[str, Any] = {"model": model, "encoding_format": "float"}
-        if dimensions is not None:
-            self._settings["dimensions"] = dimensions
-        self._width = dimensions
+        self._settings = {"model": model, "encoding_format": "float"}
+        self._width: int | None = None
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         size = self._batch_size
@@ -302,3 +297,71 @@ def _checked_url(url: str) -> str:
     if parts.userinfo or parts.query or parts.fragment:
         raise BadInput("the endpoint's address must hold no key or query; put the key into the environment")
     return url.rstrip("/").removesuffix("/embeddings")
+
+
+def _asked_once(endpoint: Embedder, identity: str, *, most: int | None = None) -> Embedder:
+    """Return an endpoint without prompts that sends no text twice, and at most `most` texts in all."""
+    answers, sent = _Answers(identity), 0
+
+    def encode(texts: Sequence[str]) -> Vectors:
+        nonlocal sent
+        known = answers.find(texts)
+        new = [text for text in dict.fromkeys(texts) if text not in known]
+        if most is not None and sent + len(new) > most:
+            what = f"{endpoint.name} would get {sent + len(new):,} texts, more than the {most:,} allowed"
+            raise BadInput(f"{what}; allow more with --teacher-calls")
+        for start in range(0, len(new), _TEXTS_PER_REQUEST):
+            part = new[start : start + _TEXTS_PER_REQUEST]
+            vectors = endpoint.text(part)
+            answers.add(part, vectors)
+            sent += len(part)
+            known |= dict(zip(part, vectors, strict=True))
+        if not texts:
+            return endpoint.text([])
+        return np.stack([known[text] for text in texts])
+
+    return Embedder(name=endpoint.name, text=encode, query=encode, document=encode)
+
+
+class _Answers:
+    """Vectors by text; several processes may use one file."""
+
+    def __init__(self, identity: str, *, root: Path | None = None) -> None:
+        """Open the answers of the endpoint with this identity."""
+        self._path = cache_entry("answers", identity, root=root).with_suffix(".sqlite")
+
+    def find(self, texts: Sequence[str]) -> dict[str, Vectors]:
+        """Return the vectors of those texts that were answered before."""
+        if not self._path.is_file():
+            return {}
+        keys = {_key(text): text for text in texts}
+        known = list(keys)
+        found: dict[str, Vectors] = {}
+        with closing(self._open()) as database:
+            for start in range(0, len(known), _KEYS_AT_ONCE):
+                part = known[start : start + _KEYS_AT_ONCE]
+                marks = ",".join("?" * len(part))
+                rows = database.execute(f"SELECT key, vector FROM answers WHERE key IN ({marks})", part)
+                found |= {keys[key]: np.frombuffer(vector, dtype="<f4") for key, vector in rows}
+        return found
+
+    def add(self, texts: Sequence[str], vectors: Vectors) -> None:
+        """Keep the vectors of texts; they are on disk when this returns."""
+        rows = [(_key(text), row.astype("<f4").tobytes()) for text, row in zip(texts, vectors, strict=True)]
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(self._open()) as database, database:
+                database.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?)", rows)
+        except (OSError, sqlite3.Error) as error:
+            raise WriteFailed(
+                f"{self._path} can't be written ({error}); free some space, run again"
+            ) from error
+
+    def _open(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, timeout=_WAIT_SECONDS)
+        database.execute(_TABLE)
+        return database
+
+
+def _key(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES).digest()

@@ -1,7 +1,7 @@
-"""Stored teacher vectors, read from disk by position.
+"""Teacher vectors: stored ones, read from disk by position, and those of measured texts, kept in memory.
 
-Memory holds 13 bytes per text. The files are not memory-mapped: kernels that cache files in large pages count
-up to 2 MB to the process for each row read; reading by position is also faster.
+Of a store, memory holds 13 bytes per text. The files are not memory-mapped: kernels that cache files in large
+pages count up to 2 MB to the process for each row read; reading by position is also faster.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from hashlib import blake2b
@@ -20,8 +21,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from trundle.cache import cache_key
 from trundle.data.texts import Kind, Text
-from trundle.embedder import Vectors
-from trundle.errors import BadInput
+from trundle.embedder import Embedder, Encode, Vectors, check_vectors
+from trundle.errors import BadInput, BadModel
+from trundle.progress import SILENT, Progress
 from trundle.teacher.shards import (
     _KIND_CODES,
     Manifest,
@@ -33,6 +35,8 @@ from trundle.teacher.shards import (
     is_intact,
     read_manifest,
 )
+
+_TEXTS_AT_ONCE = 2048
 
 
 class Targets:
@@ -239,3 +243,42 @@ def _finished_manifest(folder: Path) -> Manifest:
     if not manifest.complete:
         raise BadInput(f"{folder} is not finished ({manifest.count} texts); run the same build to resume")
     return manifest
+
+
+class HeldOutVectors:
+    """The vectors of one run, by encoding function and text; each is computed once."""
+
+    def __init__(self, progress: Progress = SILENT) -> None:
+        self._progress = progress
+        self._tables: dict[Encode, dict[str, Vectors]] = {}
+
+    def remember(self, embedder: Embedder, label: str) -> Embedder:
+        """Return the same embedder, which encodes only new texts; `label` names its progress bar."""
+        return embedder.through(lambda encode: self._through(embedder.name, encode, label))
+
+    def known(self, encode: Encode) -> Vectors | None:
+        """Return all vectors so far from one function of a model."""
+        table = self._tables.get(encode)
+        return np.stack(list(table.values())) if table else None
+
+    def _through(self, name: str, encode: Encode, label: str) -> Encode:
+        def remembered(texts: Sequence[str]) -> Vectors:
+            if len(texts) == 0:
+                raise BadInput(f"{label} has no texts to encode; add at least one")
+            for text in texts:
+                if not isinstance(text, str):
+                    raise BadInput(f"{label} holds a {type(text).__name__} among its texts; convert it first")
+            table = self._tables.setdefault(encode, {})
+            # Longest first, as in sentence-transformers, so that slices need no more padding.
+            new = sorted({text for text in texts if text not in table}, key=lambda text: (-len(text), text))
+            with self._progress.task(label, len(new)) as advance:
+                for start in range(0, len(new), _TEXTS_AT_ONCE):
+                    part = new[start : start + _TEXTS_AT_ONCE]
+                    table.update(zip(part, check_vectors(encode(part), part, name), strict=True))
+                    advance(len(part))
+            rows = [table[text] for text in texts]
+            if len({len(row) for row in rows}) > 1:
+                raise BadModel(f"{name} gave vectors of differing widths; check its last module")
+            return np.stack(rows)
+
+        return remembered

@@ -28,8 +28,7 @@ from trundle.runtime.description import read_description
 from trundle.runtime.encoder import Encoder
 from trundle.teacher import MANIFEST, teacher_kind
 from trundle.teacher.shards import _DIGEST_BYTES, _UNIT_TOLERANCE, Dtype, Manifest, _content_digest
-from trundle.teacher.stored import ROWS, IndexRows
-from trundle.teacher.table import _TableTeacher, _teacher_from_parquet
+from trundle.teacher.stored import ROWS, IndexRows, _TableTeacher, _teacher_from_parquet
 from trundle.teacher.targets import Targets, _finished_manifest, open_targets, wait_for_targets
 
 _PROBE = "What does the teacher's vector of a text look like?"

@@ -165,7 +165,7 @@ class ByBucket:
         _check_order(batch_size, seed)
         self._epochs = _Epochs(len(sizes), kinds, weights, seed)
         self._count = self._epochs.at_least(batch_size, f"one batch of {batch_size}")
-        self.widths = sorted({min(width, longest or width) for width in padded_lengths(sizes)})
+        self.widths = sorted({min(width, longest or width) for width in _padded_lengths(sizes)})
         """The padded lengths, ascending."""
         self.shortest = int(sizes.argmin())
         buckets = np.searchsorted(self.widths, sizes, side="right")
@@ -198,7 +198,7 @@ class ByBucket:
         return min(int(self._places[place]) * self.batch_size, self._count - self.batch_size)
 
 
-def padded_lengths(lengths: NDArray[np.integer], most: int = _WIDTHS) -> list[int]:
+def _padded_lengths(lengths: NDArray[np.integer], most: int = _WIDTHS) -> list[int]:
     """Returns up to `most` lengths to pad texts to, with the least padding in all."""
     cells = lengths // _STEP + 1  # at least one token of padding, so that every batch has a mask
     counts = np.bincount(cells)

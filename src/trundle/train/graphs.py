@@ -33,7 +33,7 @@ _HISTORY = 4096
 """Steps whose losses the GPU keeps until they are read."""
 
 
-class CaptureFailed(Exception):
+class _CaptureFailed(Exception):
     """The model can't be captured in a graph; the plain trainer still works."""
 
 
@@ -113,7 +113,7 @@ class _GraphTrainer(_Trainer[_B]):
             replay = self._captured(run, pool)
         except torch.OutOfMemoryError as error:
             if size == 1:
-                raise CaptureFailed("the GPU has no memory for them") from error
+                raise _CaptureFailed("the GPU has no memory for them") from error
             replay = None
         # After the except block, because its traceback holds the tensors that did not fit.
         self._clear_gradients()
@@ -142,7 +142,7 @@ class _GraphTrainer(_Trainer[_B]):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise CaptureFailed(str(error).splitlines()[0]) from error
+            raise _CaptureFailed(str(error).splitlines()[0]) from error
         return graph.replay
 
     def _clear_gradients(self) -> None:

@@ -99,7 +99,7 @@ class AlignOptions(Options):
 CYCLES, EPOCHS = 3, 10
 
 
-class AlignPlan(Plan):
+class _AlignPlan(Plan):
     """The teacher, the sizes of the linear layer, and the options."""
 
     options: AlignOptions
@@ -128,7 +128,7 @@ ALIGN = Method(
     name="align",
     help="Train the model into its teacher's vector space, without labels.",
     options=AlignOptions,
-    plans=AlignPlan,
+    plans=_AlignPlan,
     needs_texts=True,
     enters_space=lambda _: True,
     reads=lambda options: () if options.teacher is None else (without_secrets(options.teacher),),

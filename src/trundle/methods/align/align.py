@@ -11,13 +11,12 @@ from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 
-from trundle.data.augment import check_augmentations
+from trundle.data.sampling import check_augmentations
 from trundle.embedder import Similarity
 from trundle.errors import BadInput
-from trundle.methods.align import _RATE, _STATIC_RATE, CYCLES, EPOCHS, AlignOptions, AlignPlan
+from trundle.methods.align import _RATE, _STATIC_RATE, CYCLES, EPOCHS, AlignOptions, _AlignPlan
 from trundle.methods.align.imitation import _check_imitation, _Imitator
-from trundle.methods.align.leaf import make_align_task
-from trundle.methods.align.ridge import fit_ridge
+from trundle.methods.align.leaf import fit_ridge, make_align_task
 from trundle.methods.align.teacher_vectors import (
     RIDGE_TEXTS,
     _augmentations,
@@ -66,7 +65,7 @@ _SUFFICIENT_LOSS = 0.02
 """A mean distance of vectors of length 1 (a cosine of 0.9998) that every tried training made larger."""
 
 
-def plan(model: SentenceTransformer, options: AlignOptions, context: Context) -> AlignPlan:
+def plan(model: SentenceTransformer, options: AlignOptions, context: Context) -> _AlignPlan:
     """Checks the options, the teacher and the student against each other."""
     check_augmentations(_augmentations(options.augment))
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
@@ -91,7 +90,7 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
     student = _pooled(model, options)
     if options.start == "keep" and student.get_embedding_dimension() != teacher.width:
         raise BadInput(f"the vectors are not {teacher.width} wide like the teacher's; use start: ridge")
-    return AlignPlan(
+    return _AlignPlan(
         options=options,
         teacher=teacher.name,
         inputs=heads.without_head(student).get_embedding_dimension() or 0,
@@ -101,13 +100,13 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
     )
 
 
-def forecast(model: SentenceTransformer, plan: AlignPlan) -> Cost:
+def forecast(model: SentenceTransformer, plan: _AlignPlan) -> Cost:
     """Returns the cost of the model with its linear head."""
     keep = plan.options.start == "keep"
     return cost(model) if keep else predict(model, dense=(plan.inputs, plan.outputs))
 
 
-def apply(model: SentenceTransformer, plan: AlignPlan, context: Context) -> Applied:
+def apply(model: SentenceTransformer, plan: _AlignPlan, context: Context) -> Applied:
     """Gets the teacher's vectors, computes the closed-form start, and trains."""
     options = plan.options
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
@@ -154,7 +153,7 @@ def _rounding_texts(targets: Targets, context: Context) -> list[str]:
 
 def _train(
     student: SentenceTransformer,
-    plan: AlignPlan,
+    plan: _AlignPlan,
     teacher: Teacher,
     vectors: tuple[Targets, Targets | None],
     key: list[Any],
@@ -165,15 +164,16 @@ def _train(
     imitator = None
     if options.loss != "leaf" and teacher.model is not None:
         imitator = _Imitator(options.loss, student, teacher.model)
-    task = make_align_task(
-        student,
-        targets,
-        validation,
-        batch_size=options.batch_size,
-        query_weight=options.query_weight,
-        imitate=imitator,
-        context=context,
-    )
+    with context.progress.task("preparing the training data", None):
+        task = make_align_task(
+            student,
+            targets,
+            validation,
+            batch_size=options.batch_size,
+            query_weight=options.query_weight,
+            imitate=imitator,
+            context=context,
+        )
     task = replace(
         task,
         on_validation=_watch_margin(student, validation, context) if options.margin else None,
@@ -241,7 +241,7 @@ def _pooled(model: SentenceTransformer, options: AlignOptions) -> SentenceTransf
     return heads.with_mean_pooling(model) if options.pooling == "mean" else model
 
 
-def reopen(applied: Applied, plan: AlignPlan, context: Context) -> Applied:
+def reopen(applied: Applied, plan: _AlignPlan, context: Context) -> Applied:
     """Adds the teacher to a stored result; one with vectors of its own texts adds nothing."""
     name = plan.options.teacher
     is_open = name is None or opened_key(name, plan.options.teacher_model) in context.opened
@@ -252,7 +252,7 @@ def reopen(applied: Applied, plan: AlignPlan, context: Context) -> Applied:
 
 
 def _started(
-    student: SentenceTransformer, plan: AlignPlan, targets: Targets, context: Context
+    student: SentenceTransformer, plan: _AlignPlan, targets: Targets, context: Context
 ) -> tuple[SentenceTransformer, dict[str, Any]]:
     """Adds the linear layer; returns also the facts about a ridge start."""
     if plan.options.start == "keep":
@@ -262,7 +262,8 @@ def _started(
     positions = _sampled(targets, plan.options.start_texts or RIDGE_TEXTS, context.seed)
     pooled = embedder(heads.without_head(student), name="student", progress=context.progress)
     inputs = _joined(targets, encode_by_role(pooled, targets.chosen(positions)))
-    found = fit_ridge(inputs, _joined(targets, targets.vectors(positions)), seed=context.seed)
+    with context.progress.task("fitting the linear map", None):
+        found = fit_ridge(inputs, _joined(targets, targets.vectors(positions)), seed=context.seed)
     student = heads.with_linear_head(student, found.weight, found.bias, normalise=plan.normalise)
     return student, {
         "ridge_strength": found.strength if math.isfinite(found.strength) else None,

@@ -55,7 +55,7 @@ class _Names(BaseModel):
 
 
 @dataclass(frozen=True)
-class Resident:
+class _Resident:
     """All texts of a store, tokenised once, and their vectors, in the memory of a device."""
 
     short_cut: ShortCut
@@ -77,9 +77,9 @@ class Resident:
         return self.gather(rows, int(self.lengths[rows].max()))
 
 
-def resident_on(
+def _resident_on(
     device: torch.device, student: SentenceTransformer, targets: Targets, context: Context
-) -> Resident | None:
+) -> _Resident | None:
     """Copies a store to a GPU; returns None if it does not fit or its tokens can't be made fast."""
     if device.type != "cuda" or not _fits(targets, torch.cuda.mem_get_info(device)[0]):
         return None
@@ -96,7 +96,7 @@ def _fits(targets: Targets, free_bytes: int) -> bool:
 
 def _make_resident(
     student: SentenceTransformer, targets: Targets, device: torch.device, context: Context
-) -> Resident | None:
+) -> _Resident | None:
     short_cut = find_short_cut(student)
     if short_cut is None:
         return None
@@ -105,7 +105,7 @@ def _make_resident(
     if key not in context.opened:
         context.opened[key] = _vectors_on(device, targets, context.progress)
     vectors, lengths = context.opened[key], torch.from_numpy(counts).to(device)
-    return Resident(
+    return _Resident(
         short_cut, torch.from_numpy(tokens).to(device), lengths, lengths.cumsum(0) - lengths, vectors
     )
 
@@ -173,7 +173,7 @@ def _teachers_place(model: SentenceTransformer, targets: Targets, cache: Path) -
     return cache_entry("tokens", targets.identity(), "teacher", settings, root=cache)
 
 
-def keep_teachers_tokens(
+def _keep_teachers_tokens(
     teacher: SentenceTransformer, targets: Targets, parts: Sequence[Tokens], cache: Path
 ) -> None:
     """Keeps the tokens that a teacher read, unless those of some texts are missing."""
@@ -224,14 +224,14 @@ def _tokenised(
     with progress.task("tokenising", len(positions)) as advance:
         for start in range(0, len(positions), _CHUNK):
             chunk = positions[start : start + _CHUNK]
-            flat, lengths = short_cut.flat(prompted(targets, chunk, prompts))
+            flat, lengths = short_cut.flat(_prompted(targets, chunk, prompts))
             tokens.append(flat)
             counts.append(lengths)
             advance(len(chunk))
     return np.concatenate(tokens), np.concatenate(counts)
 
 
-def prompted(targets: Targets, positions: Indices, prompts: Mapping[Any, str]) -> list[str]:
+def _prompted(targets: Targets, positions: Indices, prompts: Mapping[Any, str]) -> list[str]:
     """Returns texts, each with the prompt of its role before it."""
     texts, kinds = targets.texts(positions), targets.kinds(positions)
     return [prompts[role_of(kind)] + text for text, kind in zip(texts, kinds, strict=True)]
@@ -249,7 +249,7 @@ def _mapped(
     lost[np.unique(np.searchsorted(starts, np.flatnonzero(tokens < 0), side="right") - 1)] = True
     kept = np.flatnonzero(~lost)
     sample = kept[np.linspace(0, len(kept) - 1, min(_COMPARED, len(kept)), dtype=np.int64)]
-    flat, lengths = short_cut.flat(prompted(targets, sample, prompts_by_role(student)))
+    flat, lengths = short_cut.flat(_prompted(targets, sample, prompts_by_role(student)))
     expected = np.concatenate(
         [np.empty(0, np.int32), *(tokens[starts[row] : starts[row] + counts[row]] for row in sample)]
     )

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trundle.cache import cache_entry, cache_key
-from trundle.data.augment import augmented
-from trundle.data.sampling import sample
+from trundle.data.sampling import augmented, sample
 from trundle.evaluate import fidelity
 from trundle.evaluate.shortening import measure_ranges
-from trundle.methods.align.resident import keep_teachers_tokens
+from trundle.methods.align.resident import _keep_teachers_tokens
 from trundle.methods.contract import Context
 from trundle.methods.training import NOT_VALIDATED
 from trundle.model.encode import embedder
@@ -95,7 +94,7 @@ def _build(label: str, texts: Callable[[], Iterable[Text]], teacher: Teacher, co
         texts(), teacher.embedder, wanted, folder, keep_tokens=tokens.append, progress=context.progress
     )
     if tokens and teacher.model is not None:
-        keep_teachers_tokens(teacher.model, targets, tokens, context.cache)
+        _keep_teachers_tokens(teacher.model, targets, tokens, context.cache)
     return targets
 
 

@@ -92,7 +92,7 @@ class ContrastOptions(Options):
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=PRECISION_HELP)
 
 
-class ContrastPlan(Plan):
+class _ContrastPlan(Plan):
     """The number of trained weights, and the options."""
 
     options: ContrastOptions
@@ -122,7 +122,7 @@ CONTRAST = Method(
     name="contrast",
     help="Train on labelled tuples of queries and their answers.",
     options=ContrastOptions,
-    plans=ContrastPlan,
+    plans=_ContrastPlan,
     needs_texts=True,
     reads=lambda options: () if options.teacher is None else (options.teacher,),
 )

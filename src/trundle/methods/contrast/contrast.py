@@ -19,7 +19,7 @@ from trundle.data.sampling import distinct, fingerprint, sample
 from trundle.embedder import LONGEST
 from trundle.errors import BadInput
 from trundle.methods.contract import Applied, Context
-from trundle.methods.contrast import _FULL_RATE, _LORA_RATE, ContrastOptions, ContrastPlan, _steps
+from trundle.methods.contrast import _FULL_RATE, _LORA_RATE, ContrastOptions, _ContrastPlan, _steps
 from trundle.methods.contrast.contrastive import make_contrast_task
 from trundle.methods.training import (
     NOT_VALIDATED,
@@ -56,7 +56,7 @@ from trundle.train.trainer import linear, precision_for
 _ADAPTER = "default"
 
 
-def plan(model: SentenceTransformer, options: ContrastOptions, context: Context) -> ContrastPlan:
+def plan(model: SentenceTransformer, options: ContrastOptions, context: Context) -> _ContrastPlan:
     """Checks the model, the options and the first tuples; `apply` reads the rest."""
     if process_count() > 1:
         raise BadInput("contrast runs in one process only; start it without torchrun or accelerate launch")
@@ -80,7 +80,7 @@ def plan(model: SentenceTransformer, options: ContrastOptions, context: Context)
         for parameter in layout.parameters
         if parameter.block is not None and parameter.multiplies
     )
-    return ContrastPlan(
+    return _ContrastPlan(
         options=options,
         max_length=options.max_length or min(limit, LONGEST),
         trained=adapters if options.train == "lora" else of,
@@ -88,12 +88,12 @@ def plan(model: SentenceTransformer, options: ContrastOptions, context: Context)
     )
 
 
-def forecast(model: SentenceTransformer, _plan: ContrastPlan) -> Cost:
+def forecast(model: SentenceTransformer, _plan: _ContrastPlan) -> Cost:
     """Returns the present cost: training changes no size, and adapters are merged."""
     return cost(model)
 
 
-def apply(model: SentenceTransformer, plan: ContrastPlan, context: Context) -> Applied:
+def apply(model: SentenceTransformer, plan: _ContrastPlan, context: Context) -> Applied:
     """Reads the tuples, trains, and merges the adapters."""
     options = plan.options
     assert context.corpus is not None

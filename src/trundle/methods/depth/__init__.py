@@ -34,7 +34,7 @@ from trundle.methods.contract import HEAL_HELP, ExactFraction, Heal, Healing, Me
 _Blocks = Annotated[tuple[int, ...], BeforeValidator(listed)]
 
 
-class DepthOptions(Options):
+class _DepthOptions(Options):
     """Which layers to keep; exactly one of keep, fraction, pick and blocks is set."""
 
     keep: int | None = Field(
@@ -57,7 +57,7 @@ class DepthOptions(Options):
     heal: Heal | None = Field(None, description=HEAL_HELP)
 
 
-class DepthPlan(Plan):
+class _DepthPlan(Plan):
     """The layers to keep, and the losses that chose them, if any."""
 
     blocks: tuple[int, ...]
@@ -91,6 +91,6 @@ def _layers_left(layers: int, fraction: Fraction) -> int:
 DEPTH = Method(
     name="depth",
     help="Keep some layers and remove the others, down to none.",
-    options=DepthOptions,
-    plans=DepthPlan,
+    options=_DepthOptions,
+    plans=_DepthPlan,
 )

@@ -6,10 +6,9 @@ from typing import Literal
 
 from sentence_transformers import SentenceTransformer
 
-from trundle.data.sampling import sample
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
-from trundle.methods.depth import DepthOptions, DepthPlan, _layers_left
+from trundle.methods.depth import _DepthOptions, _DepthPlan, _layers_left
 from trundle.methods.depth.curve import measure_curve
 from trundle.methods.training import healed, plan_healing
 from trundle.model.cost import Cost, predict, predict_static
@@ -27,7 +26,7 @@ def _spread(keep: int, layers: int) -> tuple[int, ...]:
     return tuple((2 * number * (layers - 1) + gaps) // (2 * gaps) for number in range(keep))
 
 
-def plan(model: SentenceTransformer, options: DepthOptions, context: Context) -> DepthPlan:
+def plan(model: SentenceTransformer, options: _DepthOptions, context: Context) -> _DepthPlan:
     """Choose the layers to keep."""
     found = _chosen(model, options, context)
     if not 0 < len(found.blocks) < found.of:
@@ -37,7 +36,7 @@ def plan(model: SentenceTransformer, options: DepthOptions, context: Context) ->
     return found.model_copy(update={"heal": plan_healing(wanted, context)})
 
 
-def _chosen(model: SentenceTransformer, options: DepthOptions, context: Context) -> DepthPlan:
+def _chosen(model: SentenceTransformer, options: _DepthOptions, context: Context) -> _DepthPlan:
     layout = layout_of(transformer_of(model).model)
     layers = layout.layers
     ways = [name for name in ("keep", "fraction", "pick", "blocks") if getattr(options, name) is not None]
@@ -48,20 +47,20 @@ def _chosen(model: SentenceTransformer, options: DepthOptions, context: Context)
     if options.order != "auto" and ways[0] in ("pick", "blocks"):
         raise ImpossibleCut(f"order applies to keep and fraction only; leave it out with {ways[0]}")
     if options.blocks is not None:
-        return DepthPlan(blocks=check_blocks(layout, options.blocks), of=layers)
+        return _DepthPlan(blocks=check_blocks(layout, options.blocks), of=layers)
     if options.pick is not None:
         return _picked(model, options.pick, context)
     keep = _count(options, layers)
     if keep == 0:
-        return DepthPlan(blocks=(), of=layers, frequencies="rank" if context.corpus is None else "texts")
+        return _DepthPlan(blocks=(), of=layers, frequencies="rank" if context.corpus is None else "texts")
     order = options.order
     if order == "auto":
         # A decoder's last layers predict the next token; an encoder's last layer produces the vectors.
         order = "first" if layout.family.causal else "spread"
-    return DepthPlan(blocks=_spread(keep, layers) if order == "spread" else tuple(range(keep)), of=layers)
+    return _DepthPlan(blocks=_spread(keep, layers) if order == "spread" else tuple(range(keep)), of=layers)
 
 
-def _count(options: DepthOptions, layers: int) -> int:
+def _count(options: _DepthOptions, layers: int) -> int:
     keep = options.keep
     if options.fraction is not None:
         if not 0 <= options.fraction < 1:
@@ -77,7 +76,7 @@ def _count(options: DepthOptions, layers: int) -> int:
     return keep
 
 
-def _picked(model: SentenceTransformer, pick: Literal["small", "large"], context: Context) -> DepthPlan:
+def _picked(model: SentenceTransformer, pick: Literal["small", "large"], context: Context) -> _DepthPlan:
     if context.corpus is None:
         raise BadInput("pick compares the layers on tuples of query and positive; pass them with --data")
     curve = measure_curve(model, context.corpus.examples(), seed=context.seed, progress=context.progress)
@@ -86,15 +85,15 @@ def _picked(model: SentenceTransformer, pick: Literal["small", "large"], context
         context.progress.say(curve.advice)
     if keep is None:
         raise ImpossibleCut("the model has 1 layer, so it has no lower half to pick from; use keep instead")
-    return DepthPlan(blocks=tuple(range(keep)), of=curve.layers, pick=pick, losses=curve.losses)
+    return _DepthPlan(blocks=tuple(range(keep)), of=curve.layers, pick=pick, losses=curve.losses)
 
 
-def forecast(model: SentenceTransformer, plan: DepthPlan) -> Cost:
+def forecast(model: SentenceTransformer, plan: _DepthPlan) -> Cost:
     """Return the cost of the model after the cut."""
     return predict(model, blocks=plan.blocks) if plan.blocks else predict_static(model)
 
 
-def apply(model: SentenceTransformer, plan: DepthPlan, context: Context) -> Applied:
+def apply(model: SentenceTransformer, plan: _DepthPlan, context: Context) -> Applied:
     """Cut the layers, or build the static model."""
     if plan.blocks:
         what = Cut(blocks=plan.blocks)
@@ -105,7 +104,7 @@ def apply(model: SentenceTransformer, plan: DepthPlan, context: Context) -> Appl
     elif context.corpus is None:
         raise BadInput("this plan weights tokens by their frequency; pass the texts with --data")
     else:
-        texts = sample(context.corpus.train(), _COUNTED_TEXTS, seed=context.seed)
+        texts = context.corpus.sample_train(_COUNTED_TEXTS, context.seed)
         counts = token_counts(model, (text.text for text in texts))
         if not counts.any():
             raise BadInput("there are no texts to count tokens in; pass more with --data, or leave it out")

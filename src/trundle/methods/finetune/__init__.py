@@ -29,7 +29,7 @@ from trundle.methods.contract import (
 _EPOCHS = 3
 
 
-class FinetuneOptions(Options):
+class _FinetuneOptions(Options):
     """The rows, the kind of label and the training."""
 
     kind: Literal["auto", "classes", "number"] = Field(
@@ -50,10 +50,10 @@ class FinetuneOptions(Options):
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=PRECISION_HELP)
 
 
-class FinetunePlan(Plan):
+class _FinetunePlan(Plan):
     """The classes, the size of the head, and the options."""
 
-    options: FinetuneOptions
+    options: _FinetuneOptions
     labels: tuple[str, ...]
     """The names of the classes; empty if the labels are numbers."""
     pairs: bool
@@ -80,8 +80,8 @@ class FinetunePlan(Plan):
 FINETUNE = Method(
     name="finetune",
     help="Train on labelled texts or pairs to predict a class or number.",
-    options=FinetuneOptions,
-    plans=FinetunePlan,
+    options=_FinetuneOptions,
+    plans=_FinetunePlan,
     needs_texts=True,
     gives_vectors=False,
 )

@@ -19,7 +19,7 @@ from trundle.embedder import LONGEST
 from trundle.errors import BadInput
 from trundle.evaluate.metrics import class_measures, number_measures
 from trundle.methods.contract import Applied, Context
-from trundle.methods.finetune import _EPOCHS, FinetuneOptions, FinetunePlan
+from trundle.methods.finetune import _EPOCHS, _FinetuneOptions, _FinetunePlan
 from trundle.methods.training import NOT_VALIDATED, VALIDATIONS, Trained, run_training, validation_size
 from trundle.model.cost import Cost, predict
 from trundle.model.heads import copy_of, name_labels, rescale_head, with_new_head, without_head
@@ -39,7 +39,7 @@ _Input = str | tuple[str, str]
 _Batch = tuple[Features, Tensor]
 
 
-def plan(model: SentenceTransformer, options: FinetuneOptions, context: Context) -> FinetunePlan:
+def plan(model: SentenceTransformer, options: _FinetuneOptions, context: Context) -> _FinetunePlan:
     """Checks the model, the options and all labels."""
     if process_count() > 1:
         raise BadInput("finetune runs in one process only; start it without torchrun or accelerate launch")
@@ -58,7 +58,7 @@ def plan(model: SentenceTransformer, options: FinetuneOptions, context: Context)
     widths = {len(row.texts) for row in everything}
     if len(widths) > 1:
         raise BadInput("some rows are single texts and some are pairs; train on one kind at a time")
-    return FinetunePlan(
+    return _FinetunePlan(
         options=options,
         labels=_classes_of(everything, options.kind),
         pairs=widths == {2},
@@ -67,12 +67,12 @@ def plan(model: SentenceTransformer, options: FinetuneOptions, context: Context)
     )
 
 
-def forecast(model: SentenceTransformer, plan: FinetunePlan) -> Cost:
+def forecast(model: SentenceTransformer, plan: _FinetunePlan) -> Cost:
     """Returns the cost of the model with its head."""
     return predict(model, dense=(plan.inputs, plan.outputs))
 
 
-def apply(model: SentenceTransformer, plan: FinetunePlan, context: Context) -> Applied:
+def apply(model: SentenceTransformer, plan: _FinetunePlan, context: Context) -> Applied:
     """Trains, and measures on the held-out rows."""
     assert context.corpus is not None
     options = plan.options
@@ -99,7 +99,7 @@ def apply(model: SentenceTransformer, plan: FinetunePlan, context: Context) -> A
     )
 
 
-def _usage(plan: FinetunePlan) -> str:
+def _usage(plan: _FinetunePlan) -> str:
     given = '[("a text", "another text")]' if plan.pairs else '["a text", "another text"]'
     if not plan.labels:
         return f"answers = model.encode({given})[:, 0]"
@@ -111,7 +111,7 @@ def _usage(plan: FinetunePlan) -> str:
 
 def _trained(
     model: SentenceTransformer,
-    plan: FinetunePlan,
+    plan: _FinetunePlan,
     rows: Sequence[LabelledRow],
     validation: Sequence[LabelledRow],
     context: Context,
@@ -199,7 +199,7 @@ def _head_loss(model: nn.Module, batch: _Batch) -> Tensor:
 
 
 def _measures_of(
-    model: SentenceTransformer, plan: FinetunePlan, rows: Sequence[LabelledRow]
+    model: SentenceTransformer, plan: _FinetunePlan, rows: Sequence[LabelledRow]
 ) -> dict[str, float]:
     inputs: list[Any] = [row.as_input() for row in rows]
     scores = model.encode(inputs, show_progress_bar=False, convert_to_numpy=True)
@@ -209,7 +209,7 @@ def _measures_of(
     return class_measures(scores.argmax(axis=1).tolist(), right, len(plan.labels))
 
 
-def _steps_and_interval(options: FinetuneOptions, epoch_steps: int) -> tuple[int | None, int]:
+def _steps_and_interval(options: _FinetuneOptions, epoch_steps: int) -> tuple[int | None, int]:
     """The length of the run, if it is known, and the steps between two validations."""
     steps = options.steps
     if steps is None and (options.epochs is not None or options.minutes is None):
@@ -217,7 +217,7 @@ def _steps_and_interval(options: FinetuneOptions, epoch_steps: int) -> tuple[int
     return steps, max(1, epoch_steps if steps is None else steps // VALIDATIONS)
 
 
-def _settings_for(options: FinetuneOptions, epoch_steps: int, seed: int) -> TrainSettings:
+def _settings_for(options: _FinetuneOptions, epoch_steps: int, seed: int) -> TrainSettings:
     steps, every = _steps_and_interval(options, epoch_steps)
     warmup = _WARMUP_STEPS if steps is None else steps // _WARMUP_SHARE
     return TrainSettings(

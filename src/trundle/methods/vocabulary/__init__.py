@@ -52,7 +52,7 @@ def _write_ranges(ids: tuple[int, ...]) -> str:
 _IdRanges = Annotated[tuple[int, ...], BeforeValidator(_read_ranges), PlainSerializer(_write_ranges)]
 
 
-class VocabularyOptions(Options):
+class _VocabularyOptions(Options):
     """How many tokens to keep, which ones, and what happens to the others."""
 
     keep: int | None = Field(None, strict=True, ge=1, description="How many tokens to keep.")
@@ -85,7 +85,7 @@ class VocabularyOptions(Options):
     )
 
 
-class VocabularyPlan(Plan):
+class _VocabularyPlan(Plan):
     """The tokens to keep, and how much of the texts they cover."""
 
     kept: _IdRanges
@@ -117,6 +117,6 @@ class VocabularyPlan(Plan):
 VOCABULARY = Method(
     name="vocabulary",
     help="Keep the tokens that matter in your texts, remove the others.",
-    options=VocabularyOptions,
-    plans=VocabularyPlan,
+    options=_VocabularyOptions,
+    plans=_VocabularyPlan,
 )

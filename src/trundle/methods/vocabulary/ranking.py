@@ -16,7 +16,7 @@ from trundle.data.sampling import distinct, representatives, sample
 from trundle.data.texts import Text
 from trundle.errors import BadInput
 from trundle.methods.contract import Context
-from trundle.methods.vocabulary import VocabularyOptions, _Characters, _TokenScore
+from trundle.methods.vocabulary import _Characters, _TokenScore, _VocabularyOptions
 from trundle.methods.vocabulary import scores as scoring
 from trundle.methods.vocabulary.scores import _TokenCounts, count_tokens, tokenised
 from trundle.model.token_map import Vocabulary, token_vectors
@@ -45,7 +45,7 @@ class _Ranking:
 def _rank_tokens(
     model: SentenceTransformer,
     vocabulary: Vocabulary,
-    options: VocabularyOptions,
+    options: _VocabularyOptions,
     context: Context,
     *,
     count: int,
@@ -58,9 +58,9 @@ def _rank_tokens(
             raise BadInput("vocabulary scores tokens on texts; pass them with --data")
         scores = _scores_without_texts(model, vocabulary, score, known, count, context.seed)
         return _Ranking(order=known[np.lexsort((known, -scores[known]))].tolist(), seen=0, counts=None)
-    texts: Iterable[Text] = context.corpus.train()
-    if score != "seen":  # which must not miss a token
-        texts = sample(texts, options.texts, seed=context.seed)
+    corpus, seed = context.corpus, context.seed
+    # The score `seen` must not miss a token.
+    texts: Iterable[Text] = corpus.train() if score == "seen" else [*corpus.sample_train(options.texts, seed)]
     with scoring._spilling() as spill:
         chunks = tokenised(vocabulary.backend, (text.text for text in texts), context.progress)
         counts = count_tokens(spill.through(chunks) if score == "tfidf" else chunks, vocabulary.size)

@@ -15,7 +15,7 @@ from trundle.data import sampling
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
 from trundle.methods.training import healed, plan_healing
-from trundle.methods.vocabulary import VocabularyOptions, VocabularyPlan
+from trundle.methods.vocabulary import _VocabularyOptions, _VocabularyPlan
 from trundle.methods.vocabulary import ranking as ranks
 from trundle.methods.vocabulary.ranking import _compare_lengths, _Lengths, _lengths_when_mapped
 from trundle.methods.vocabulary.scores import _best_tokens
@@ -32,14 +32,14 @@ _SHARES = (2, 4, 8, 16)
 _LOST_SHOWN_PER_SIZE = 5
 
 
-def plan(model: SentenceTransformer, options: VocabularyOptions, context: Context) -> VocabularyPlan:
+def plan(model: SentenceTransformer, options: _VocabularyOptions, context: Context) -> _VocabularyPlan:
     """Score every token on the texts, and choose which to keep."""
     if mapping.has_token_map(model):
         raise ImpossibleCut("the model's tokens are mapped already; cut the model it was made from instead")
     vocabulary = read_vocabulary(model)
     wanted = _wanted(model, vocabulary, options)
     if wanted is not None and wanted >= vocabulary.size:
-        return VocabularyPlan(kept=tuple(range(vocabulary.size)), of=vocabulary.size, oov=options.oov)
+        return _VocabularyPlan(kept=tuple(range(vocabulary.size)), of=vocabulary.size, oov=options.oov)
     if options.oov == "unk" and vocabulary.unknown is None:
         raise ImpossibleCut("the model's tokenizer has no unknown token; use oov: decompose")
     if options.characters == "seen" and context.corpus is None:
@@ -68,7 +68,7 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
         found = sampling.representatives(token_vectors(model, removed), spare, seed=context.seed)
         representatives = tuple(removed[place] for place in found)
     coverage, lost = ranks._coverage(vocabulary, ranking, kept, _LOST_SHOWN)
-    return VocabularyPlan(
+    return _VocabularyPlan(
         kept=tuple(sorted({*kept, *representatives})),
         of=vocabulary.size,
         oov=options.oov,
@@ -81,7 +81,7 @@ def plan(model: SentenceTransformer, options: VocabularyOptions, context: Contex
     )
 
 
-def _wanted(model: SentenceTransformer, vocabulary: Vocabulary, options: VocabularyOptions) -> int | None:
+def _wanted(model: SentenceTransformer, vocabulary: Vocabulary, options: _VocabularyOptions) -> int | None:
     ways = [way for way in _WAYS if getattr(options, way) is not None]
     if options.score == "seen":
         if ways:
@@ -124,12 +124,12 @@ def _too_few(model: SentenceTransformer, wanted: int, needed: int) -> Impossible
     )
 
 
-def forecast(model: SentenceTransformer, plan: VocabularyPlan) -> Cost:
+def forecast(model: SentenceTransformer, plan: _VocabularyPlan) -> Cost:
     """Return the cost of the model after the cut."""
     return predict(model, vocab=len(plan.kept))
 
 
-def apply(model: SentenceTransformer, plan: VocabularyPlan, context: Context) -> Applied:
+def apply(model: SentenceTransformer, plan: _VocabularyPlan, context: Context) -> Applied:
     """Cut the rows, and rebuild the tokenizer or map its ids."""
     if len(plan.kept) == plan.of:
         return Applied(model=cut(model, Cut()))
@@ -214,7 +214,7 @@ def list_sizes(model: SentenceTransformer, context: Context) -> VocabularySizes:
         raise BadInput("a vocabulary is measured on texts; pass them with --data")
     vocabulary = read_vocabulary(model)
     tree, needed = vocabulary.tree, vocabulary.least()
-    options = VocabularyOptions()
+    options = _VocabularyOptions()
     ranking = ranks._rank_tokens(model, vocabulary, options, context, count=vocabulary.size, tree=tree)
     assert ranking.counts is not None
     free = ranks._dispensable(vocabulary, ranking, "auto")

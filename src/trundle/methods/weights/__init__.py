@@ -31,7 +31,7 @@ _Selection = Literal["global", "tensor", "row"]
 _Structure = Literal["unstructured", "neuron", "2:4"]
 
 
-class WeightsOptions(Options):
+class _WeightsOptions(Options):
     """Which samples, how many weights, and in which structure."""
 
     domain: str | None = Field(
@@ -86,10 +86,10 @@ _CALLED: dict[_WeightScore, str] = {
 _AMONG: dict[_Selection, str] = {"global": "of all of them", "tensor": "in each matrix", "row": "in each row"}
 
 
-class WeightsPlan(Plan):
+class _WeightsPlan(Plan):
     """How many weights or neurons are removed; the samples decide which."""
 
-    options: WeightsOptions
+    options: _WeightsOptions
     zeros: int
     weights: int
     neurons: int | None = None
@@ -111,7 +111,7 @@ class WeightsPlan(Plan):
         return f"zero {share}: those with the {lowest} {_AMONG[_selection_of(options)]}"
 
 
-def _selection_of(options: WeightsOptions) -> _Selection:
+def _selection_of(options: _WeightsOptions) -> _Selection:
     """The given selection, or the default: Wanda compares the inputs of one neuron, as in its paper."""
     return options.selection or ("row" if options.method == "wanda" else "global")
 
@@ -119,8 +119,8 @@ def _selection_of(options: WeightsOptions) -> _Selection:
 WEIGHTS = Method(
     name="weights",
     help="Zero or remove the weights that matter least for your domain.",
-    options=WeightsOptions,
-    plans=WeightsPlan,
+    options=_WeightsOptions,
+    plans=_WeightsPlan,
     needs_texts=True,
     reads=lambda options: tuple(file for file in (options.domain, options.general) if file is not None),
 )

@@ -11,8 +11,8 @@ from sentence_transformers import SentenceTransformer
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
 from trundle.methods.training import healed
-from trundle.methods.weights import WeightsOptions, WeightsPlan, _selection_of, pruning, samples
-from trundle.methods.weights.samples import _make_evaluator, _Name, _SampleSource
+from trundle.methods.weights import _selection_of, _WeightsOptions, _WeightsPlan, pruning
+from trundle.methods.weights.pruning import _make_evaluator, _Name, _SampleSource
 from trundle.model import surgery
 from trundle.model.cost import Cost, cost, predict
 from trundle.model.heads import copy_of
@@ -24,7 +24,7 @@ from trundle.records import WEIGHTS_FILE
 _HALF = Fraction(1, 2)
 
 
-def plan(model: SentenceTransformer, options: WeightsOptions, context: Context) -> WeightsPlan:
+def plan(model: SentenceTransformer, options: _WeightsOptions, context: Context) -> _WeightsPlan:
     """Count what will be removed, and read the first samples of both sources."""
     layout = layout_of(transformer_of(model).model)
     matrices = prunable(layout, attention=options.attention)
@@ -32,26 +32,26 @@ def plan(model: SentenceTransformer, options: WeightsOptions, context: Context) 
     sizes = [(layout.size(matrix.rows), layout.size(matrix.columns)) for matrix in matrices]
     weights = sum(rows * columns for rows, columns in sizes)
     if share == 0:
-        return WeightsPlan(options=options, zeros=0, weights=weights)
+        return _WeightsPlan(options=options, zeros=0, weights=weights)
     sources = _open_sources(options, context)
-    if len(sources) == 2 and samples._same_data(*sources):
+    if len(sources) == 2 and pruning._same_data(*sources):
         context.progress.say("domain and general are the same data: every alignment is 1")
     if options.structure == "neuron":
         of = layout.sizes["mlp"]
         left = of - pruning._how_many(of, share)
-        return WeightsPlan(options=options, zeros=0, weights=weights, neurons=left, of=of)
+        return _WeightsPlan(options=options, zeros=0, weights=weights, neurons=left, of=of)
     if options.structure == "2:4":
         odd = [matrix.name for matrix, (_, columns) in zip(matrices, sizes, strict=True) if columns % 4]
         if odd:
             raise ImpossibleCut(f"the row length of {odd[0]} is not a multiple of 4; use another structure")
-        return WeightsPlan(options=options, zeros=weights // 2, weights=weights)
+        return _WeightsPlan(options=options, zeros=weights // 2, weights=weights)
     each = [(1, rows * columns) for rows, columns in sizes]
     groups = {"global": [(1, weights)], "tensor": each, "row": sizes}[_selection_of(options)]
     zeros = sum(count * pruning._how_many(size, share) for count, size in groups)
-    return WeightsPlan(options=options, zeros=zeros, weights=weights)
+    return _WeightsPlan(options=options, zeros=zeros, weights=weights)
 
 
-def _share(options: WeightsOptions, layout: Layout) -> Fraction:
+def _share(options: _WeightsOptions, layout: Layout) -> Fraction:
     """The share to remove; rejects options that contradict each other."""
     share = options.sparsity
     if share is None:
@@ -74,22 +74,22 @@ def _share(options: WeightsOptions, layout: Layout) -> Fraction:
     return share
 
 
-def _open_sources(options: WeightsOptions, context: Context) -> list[_SampleSource]:
+def _open_sources(options: _WeightsOptions, context: Context) -> list[_SampleSource]:
     """The sources that the method needs, and others that were passed for evaluation."""
     files: dict[_Name, str | None] = {"domain": options.domain, "general": options.general}
     return [
-        samples._open_source(name, file, context)
+        pruning._open_source(name, file, context)
         for name, file in files.items()
         if name in pruning._SOURCES_OF[options.method] or file is not None
     ]
 
 
-def forecast(model: SentenceTransformer, plan: WeightsPlan) -> Cost:
+def forecast(model: SentenceTransformer, plan: _WeightsPlan) -> Cost:
     """Return the cost of the result: removed neurons save memory and time, zeros do not."""
     return cost(model) if plan.neurons is None else predict(model, mlp=plan.neurons)
 
 
-def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Applied:
+def apply(model: SentenceTransformer, plan: _WeightsPlan, context: Context) -> Applied:
     """Score the weights, choose, and zero or cut."""
     options = plan.options
     if not plan.zeros and plan.neurons == plan.of:
@@ -99,7 +99,7 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
     if plan.neurons is not None:
         kept = [pruning._best_neurons(scores, plan.neurons) for scores in pruning._neurons_by_layer(scored)]
         what = Cut(mlp=tuple(kept))
-        texts = samples._healing_texts(sources, context)
+        texts = pruning._healing_texts(sources, context)
         if options.heal == "closed-form" and not texts:
             raise BadInput("a cut is healed on texts; pass them with --data, or leave heal out")
         healing = options.heal or "if possible" if texts else "none"
@@ -129,7 +129,7 @@ def apply(model: SentenceTransformer, plan: WeightsPlan, context: Context) -> Ap
     )
 
 
-def reopen(applied: Applied, plan: WeightsPlan, context: Context) -> Applied:
+def reopen(applied: Applied, plan: _WeightsPlan, context: Context) -> Applied:
     """Restore the evaluator of a stored result."""
     if not plan.zeros and plan.neurons == plan.of:
         return applied

@@ -43,7 +43,7 @@ _HALF = Fraction(1, 2)
 _Widths = Annotated[tuple[ExactFraction, ...], BeforeValidator(listed)]
 
 
-class WidthOptions(Options):
+class _WidthOptions(Options):
     """Which sizes, how they are selected, and how they are trained."""
 
     widths: _Widths = Field(
@@ -96,10 +96,10 @@ class WidthOptions(Options):
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=PRECISION_HELP)
 
 
-class WidthPlan(Plan):
+class _WidthPlan(Plan):
     """The sizes, and how they are made."""
 
-    options: WidthOptions
+    options: _WidthOptions
     widths: tuple[ExactFraction, ...]
     """Widest first."""
     hidden: int
@@ -144,7 +144,7 @@ def _folder_name(width: Fraction) -> str:
     return "full" if width == 1 else f"{width.numerator}-{width.denominator}"
 
 
-def _additional_models(plan: WidthPlan) -> tuple[str, ...]:
+def _additional_models(plan: _WidthPlan) -> tuple[str, ...]:
     if plan.objective is None:
         return ()
     return tuple(_folder_name(width) for width in (Fraction(1), *plan.widths) if width != plan.result)
@@ -153,8 +153,8 @@ def _additional_models(plan: WidthPlan) -> tuple[str, ...]:
 WIDTH = Method(
     name="width",
     help="Train a model and narrow ones inside it, or extract one size.",
-    options=WidthOptions,
-    plans=WidthPlan,
+    options=_WidthOptions,
+    plans=_WidthPlan,
     additional=_additional_models,
     needs_texts=True,
     enters_space=lambda options: options.extract is None and options.objective != "contrast",

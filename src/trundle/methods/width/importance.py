@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from trundle.data.sampling import sample
 from trundle.errors import BadInput
 from trundle.methods.contract import Context
 from trundle.model.anatomy import Conv1D, Linear, Norm, terms
@@ -207,7 +206,7 @@ def _prepare(
         return model, Selection(select=select, mlp=mlp)
     if context.corpus is None:
         raise BadInput("importance is measured on texts; pass some with --data, or choose another select")
-    texts = [text.text for text in sample(context.corpus.train(), _MEASURED_TEXTS, seed=context.seed)]
+    texts = [text.text for text in context.corpus.sample_train(_MEASURED_TEXTS, context.seed)]
     found = _measure_importance(model, texts, progress=context.progress)
     how = Selection(select=select, mlp=mlp, hidden_order=_ranked(found.hidden))
     heads = [_cut_for(model, width, how).head or () for width in widths]

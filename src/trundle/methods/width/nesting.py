@@ -18,15 +18,14 @@ from trundle.data.sampling import fingerprint, sample
 from trundle.embedder import LONGEST
 from trundle.methods.align import AlignOptions
 from trundle.methods.align.align import schedule_for, settings_for
-from trundle.methods.align.leaf import make_align_task
-from trundle.methods.align.ridge import fit_ridge
+from trundle.methods.align.leaf import fit_ridge, make_align_task
 from trundle.methods.align.teacher_vectors import RIDGE_TEXTS, targets_for
 from trundle.methods.contract import AdditionalModel, Applied, Context
 from trundle.methods.contrast import ContrastOptions, contrast
 from trundle.methods.contrast.contrast import examples_for
 from trundle.methods.contrast.contrastive import make_contrast_task
 from trundle.methods.training import prompts_by_file, run_training
-from trundle.methods.width import WidthPlan, _folder_name
+from trundle.methods.width import _folder_name, _WidthPlan
 from trundle.methods.width.importance import _cut_for, _prepare
 from trundle.methods.width.narrow import _NarrowModel
 from trundle.model import surgery
@@ -140,7 +139,7 @@ class _NestedTraining:
     """The cosine between each size's closed-form start and the teacher."""
 
 
-def _nest_together(model: SentenceTransformer, plan: WidthPlan, context: Context) -> Applied:
+def _nest_together(model: SentenceTransformer, plan: _WidthPlan, context: Context) -> Applied:
     teacher = original_teacher(context)
     wide, how = _prepare(model, plan.select, plan.widths, context, mlp=plan.mlp)
     wide = copy_of(wide).float()
@@ -224,7 +223,7 @@ def _fitted_map(small: SentenceTransformer, targets: Targets, context: Context) 
 
 
 def _align_training(
-    wide: SentenceTransformer, cuts: _Cuts, plan: WidthPlan, teacher: Teacher, context: Context
+    wide: SentenceTransformer, cuts: _Cuts, plan: _WidthPlan, teacher: Teacher, context: Context
 ) -> _NestedTraining:
     """Imitate the original model; each size starts from its linear map in closed form."""
     shared = plan.options.model_dump(include={*_SHARED, "texts", "augment"})
@@ -255,7 +254,7 @@ def _align_training(
 
 
 def _contrast_training(
-    wide: SentenceTransformer, cuts: _Cuts, plan: WidthPlan, context: Context
+    wide: SentenceTransformer, cuts: _Cuts, plan: _WidthPlan, context: Context
 ) -> _NestedTraining:
     """Train on labelled tuples: in-batch ranking, and the order of correct and incorrect pairs."""
     given = plan.options

@@ -14,7 +14,7 @@ from trundle.methods.align import AlignOptions
 from trundle.methods.align.teacher_vectors import targets_for
 from trundle.methods.contract import Applied, Context
 from trundle.methods.training import healed, plan_healing
-from trundle.methods.width import _FULL, _HALF, WidthOptions, WidthPlan, _Select
+from trundle.methods.width import _FULL, _HALF, _Select, _WidthOptions, _WidthPlan
 from trundle.methods.width.importance import _cut_for, _prepare
 from trundle.methods.width.nesting import _fitted_map, _nest_together
 from trundle.model import heads
@@ -27,7 +27,7 @@ from trundle.progress import process_count
 from trundle.teacher.teacher import original_teacher
 
 
-def plan(model: SentenceTransformer, options: WidthOptions, context: Context) -> WidthPlan:
+def plan(model: SentenceTransformer, options: _WidthOptions, context: Context) -> _WidthPlan:
     """Check the sizes and the data to train on."""
     layout = layout_of(transformer_of(model).model)
     if options.extract is not None:
@@ -46,7 +46,7 @@ def plan(model: SentenceTransformer, options: WidthOptions, context: Context) ->
     objective = options.objective
     if objective == "auto":
         objective = "align" if context.source is None or is_embedder(context.source) else "contrast"
-    found = WidthPlan(
+    found = _WidthPlan(
         options=options,
         widths=widths,
         hidden=layout.sizes["hidden"],
@@ -64,7 +64,7 @@ def _default_select(layout: Layout, narrowest: Fraction) -> _Select:
     return "consecutive" if layout.family.causal and narrowest < _HALF else "importance"
 
 
-def _check_training(model: SentenceTransformer, plan: WidthPlan, cuts: list[Cut], context: Context) -> None:
+def _check_training(model: SentenceTransformer, plan: _WidthPlan, cuts: list[Cut], context: Context) -> None:
     options, aligns = plan.options, plan.objective == "align"
     if context.corpus is None:
         raise BadInput("width trains on texts; pass them with --data")
@@ -97,8 +97,8 @@ def _check_training(model: SentenceTransformer, plan: WidthPlan, cuts: list[Cut]
 
 
 def _plan_extract(
-    model: SentenceTransformer, layout: Layout, options: WidthOptions, context: Context
-) -> WidthPlan:
+    model: SentenceTransformer, layout: Layout, options: _WidthOptions, context: Context
+) -> _WidthPlan:
     assert options.extract is not None
     width = options.extract
     nested = None if context.source is None else nested_in(context.source)
@@ -114,7 +114,7 @@ def _plan_extract(
     known = width == 1 or (options.start == "weights" and same and is_trained(nested, model, width))
     if select == "importance" and not (known or ordered) and context.corpus is None:
         raise BadInput("importance is measured on texts; pass some with --data, or choose another select")
-    found = WidthPlan(
+    found = _WidthPlan(
         options=options,
         widths=(width,),
         hidden=layout.sizes["hidden"],
@@ -131,13 +131,13 @@ def _plan_extract(
     return found
 
 
-def _cut_of_size(model: SentenceTransformer, plan: WidthPlan, width: Fraction) -> Cut:
+def _cut_of_size(model: SentenceTransformer, plan: _WidthPlan, width: Fraction) -> Cut:
     """A cut that keeps the right number of positions, but not necessarily the right ones."""
     how = Selection(select="rotary" if plan.select == "rotary" else "consecutive", mlp=plan.mlp)
     return _cut_for(model, width, how)
 
 
-def forecast(model: SentenceTransformer, plan: WidthPlan) -> Cost:
+def forecast(model: SentenceTransformer, plan: _WidthPlan) -> Cost:
     """Return the cost of the result."""
     if plan.result == 1:
         return cost(model)
@@ -152,7 +152,7 @@ def forecast(model: SentenceTransformer, plan: WidthPlan) -> Cost:
     )
 
 
-def apply(model: SentenceTransformer, plan: WidthPlan, context: Context) -> Applied:
+def apply(model: SentenceTransformer, plan: _WidthPlan, context: Context) -> Applied:
     """Extract one size, or train all of them."""
     if plan.objective is not None:
         return _nest_together(model, plan, context)
@@ -161,7 +161,7 @@ def apply(model: SentenceTransformer, plan: WidthPlan, context: Context) -> Appl
 
 
 def _extracted(
-    model: SentenceTransformer, plan: WidthPlan, context: Context
+    model: SentenceTransformer, plan: _WidthPlan, context: Context
 ) -> tuple[SentenceTransformer, dict[str, Any]]:
     width = plan.result
     nested = None if context.source is None else nested_in(context.source)
